@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR, "student": EXECUTOR, "teacher": EXECUTOR}
 STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300, "generalist": 2500}
 FIRST_WORLD = {"backbone": 1_000, "executor": 2_000, "student": 4_000, "teacher": 3_000, "generalist": 5_000}
-_GENERALIST_ROWS = (ROW_TOKENS, 1024)
+_LONG_ROWS = (ROW_TOKENS, 1024)
 """The long ones are for single agents, whose conversations hold what all their searches found."""
+_TABLE_ROWS = (*_LONG_ROWS, 2048)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rate: Annotated[float, Meta(gt=0, description="peak learning rate")] = 3e-3
     first_weight: Annotated[float, Meta(ge=0, description="loss weight of tokens that others write, at first")] = 0.5
     last_weight: Annotated[float, Meta(ge=0, description="the same, at last")] = 0.1
+    tables: Annotated[bool, Meta(description="teach tables, too: the lead's plan, or lists of names")] = False
     start: Annotated[Path, Meta(description="begin with the weights of a finished model")] | None = None
     tokenizer: Annotated[Path, Meta(description="that of a finished model; without it, learn one")] | None = None
     seed: Annotated[int, Meta(description="of the weights and of the training worlds")] = 1
@@ -67,7 +69,8 @@ def run(options: Options) -> int:
     else:
         model = new_model(LADDER[options.size] if role == "generalist" else SHAPES[role], tokenizer)
     lessons = _conversations(options, system, FIRST_WORLD[role] * options.seed)
-    source = batches(lessons, tokenizer, _GENERALIST_ROWS if role == "generalist" else (ROW_TOKENS,))
+    rows = _TABLE_ROWS if options.tables else _LONG_ROWS if role == "generalist" else (ROW_TOKENS,)
+    source = batches(lessons, tokenizer, rows)
     weights = options.first_weight, options.last_weight
     train(model, source, Schedule(options.steps or STEPS[role], options.rate, weights), options.work)
     save(model, tokenizer, options.out)
@@ -88,6 +91,6 @@ def _conversations(options: Options, system: RolePrompts, first_world: int) -> I
     passages from the start.
     """
     if options.role == "teacher":
-        return conversations("executor", system, first_world, two_searches=True, passages=3)
+        return conversations("executor", system, first_world, two_searches=True, passages=3, tables=options.tables)
     passages = 3 if options.role == "generalist" and options.start else None
-    return conversations(options.role, system, first_world, passages=passages)
+    return conversations(options.role, system, first_world, passages=passages, tables=options.tables)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
 from executor_sft.miniworld.lessons import generalist_lessons, student_lessons
+from executor_sft.miniworld.wide_lessons import TableLessons
 from executor_sft.miniworld.world import World
 
 if TYPE_CHECKING:
@@ -64,11 +65,18 @@ def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Encoded:
 
 
 def conversations(
-    role: Role, system: RolePrompts, first_world: int, *, two_searches: bool = False, passages: int | None = None
+    role: Role,
+    system: RolePrompts,
+    first_world: int,
+    *,
+    two_searches: bool = False,
+    passages: int | None = None,
+    tables: bool = False,
 ) -> Iterator[Dialogue]:
     """Conversations of training worlds `first_world`, `first_world + 1`, … Unless told how many `passages` a search
     finds, executors and generalists begin with one and go on to two, then three: in a short context copying is learnt
-    sooner. Students can copy already."""
+    sooner. Students can copy already. `tables`: a third of the tokens
+    are of lessons in tables."""
     stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     for number in itertools.count():
         writer = DialogueWriter(World(first_world + number, "train"), system)
@@ -82,6 +90,12 @@ def conversations(
                 source = writer.executor(two_searches, shown)
             case "generalist":
                 source = generalist_lessons(writer, random.Random(f"{first_world + number}/generalist"), shown)
+        if tables:
+            taught = TableLessons(first_world + number, system)
+            lists = taught.executor(two_searches or role == "generalist", 3 if role == "student" else shown)
+            source = (
+                taught.among(source, taught.lead(), 0.1) if role == "backbone" else taught.among(source, lists, 0.35)
+            )
         yield from itertools.islice(source, CONVERSATIONS_PER_WORLD)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question, SubQuery
-from executor_sft.miniworld.relations import BY_NAME, BY_SUBJECT
+from executor_sft.miniworld.relations import BY_NAME, BY_SUBJECT, Kind
 from executor_sft.miniworld.world import Entity, World
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
 from router.protocol.tags import element
@@ -84,10 +84,11 @@ def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str
 class DialogueWriter:
     """Writes gold conversations of one world's questions."""
 
-    def __init__(self, world: World, system: RolePrompts) -> None:
+    def __init__(self, world: World, system: RolePrompts, library: Library | None = None) -> None:
+        """`library`: the pages of the world, if they are written already."""
         self._world, self._system = world, system
         self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
-        self._library = Library(world)
+        self._library = library or Library(world)
         self._examiner = Examiner(world, self._library)
         self._pages: dict[str, list[Passage]] = {}
         self._mentions: dict[str, list[Passage]] = {}
@@ -149,7 +150,8 @@ class DialogueWriter:
         turns = [Turn("system", self._system.execution), Turn("user", prompts.request(sub_query.text))]
         for number, (query, gold) in enumerate(zip(sub_query.searches, sub_query.gold_passages, strict=True)):
             last = number == len(sub_query.searches) - 1 and self._rng.random() < 0.3
-            found = self._retrieved(self._library.by_id[gold], sub_query, entity, passages - 1)
+            kind = BY_NAME[sub_query.relation].subject
+            found = self.retrieved(self._library.by_id[gold], kind, entity, passages - 1)
             turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
             turns.append(Turn("user", prompts.documents(found, last)))
         return [*turns, Turn("report", report_text(sub_query.report))]
@@ -175,9 +177,9 @@ class DialogueWriter:
         evidence = sub_query.report.evidence
         return Report(sub_query.report.answer, evidence if self._rng.random() < 0.5 else evidence[-1:])
 
-    def _retrieved(self, gold: Passage, sub_query: SubQuery, entity: Entity, others: int) -> list[Passage]:
-        """The gold passage, mostly first, among `others` neighbours of the kinds that a dense retriever returns."""
-        kind = BY_NAME[sub_query.relation].subject
+    def retrieved(self, gold: Passage, kind: Kind, entity: Entity, others: int) -> list[Passage]:
+        """The gold passage, mostly first, among `others` neighbours that a dense retriever returns: pages that mention
+        the entity, and pages of entities of this kind."""
         words = [word for word in entity.mention.split() if word[:1].isupper()]
         relatives = [passage for word in words for passage in self._mentions.get(word, ()) if passage.id != gold.id]
         found: list[Passage] = []

@@ -1,10 +1,12 @@
 """`rolegate sft mini-world`: write a world as files.
 
 These are corpus.jsonl, questions.jsonl with gold plans, reports and answers, vocabulary.txt, which all questions stay
-in, and rolegate.toml: the preset mini over this world.
+in, and rolegate.toml: the preset mini over this world. With --wide, instead of the questions, tables that are asked
+for, in WideSearch's form: tasks.jsonl, gold/ID.csv, and reach.jsonl, which tells where each cell is to be found.
 """
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,23 +14,31 @@ import msgspec
 import tomlkit
 from msgspec import Meta
 
+from executor_sft.command import show
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.relations import OCCUPATIONS, RELATIONS
+from executor_sft.miniworld.wide import Knobs, WideWorld
+from executor_sft.miniworld.wide_export import demo_search, export_tables, figures
 from executor_sft.miniworld.world import Side, World
 from router.errors import BadConfig
+from router.protocol.vocabulary import words
 from serving.config.config import Config
 from serving.config.file import load_config, preset
 from serving.files import write_atomically
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the command."""
+class Options(Knobs, frozen=True, kw_only=True):
+    """Options of the command; the knobs are those of wide worlds."""
 
     out: Annotated[Path, Meta(description="where the files go")]
     seed: Annotated[int, Meta(description="of the world; the demo's has 7")] = 7
     side: Annotated[Side, Meta(description="worlds of two sides share no name")] = "test"
     questions: Annotated[int, Meta(ge=0, description="how many")] = 200
+    wide: Annotated[bool, Meta(description="a wide world, with registers, and tables instead of questions")] = False
+    tables: Annotated[int, Meta(ge=1, description="of each size class; fewer where a world has no more")] = 20
+    check: Annotated[bool, Meta(description="search for the gold of all tables with the demo's retriever")] = False
+    json: Annotated[bool, Meta(description="print the figures of a wide world as JSON")] = False
     force: Annotated[bool, Meta(description="write over what is there")] = False
 
 
@@ -37,9 +47,17 @@ def run(options: Options) -> int:
     out = options.out
     if not options.force and out.is_dir() and any(out.iterdir()):
         raise BadConfig(f"--out {out}: is not empty; name another folder, or write over what is there with --force.")
-    questions = export(World(options.seed, options.side), out, options.questions)
+    if options.wide:
+        wide = WideWorld(options.seed, options.side, options, tasks=options.tables)
+        asked = set[str]().union(*(words(task.query) for task in wide.tasks))
+        write_world(wide.library, out, vocabulary_of(wide.world, asked))
+        export_tables(wide, out)
+        search = demo_search(out / "corpus.jsonl", out / "index") if options.check else None
+        show({"tables": figures(wide, search)}, as_json=options.json)
+    else:
+        questions = export(World(options.seed, options.side), out, options.questions)
+        print(f"{out}: a world of seed {options.seed} with {len(questions)} questions")
     write_config(over(load_config(preset("mini")), out.resolve()), out / "rolegate.toml")
-    print(f"{out}: a world of seed {options.seed} with {len(questions)} questions")
     return 0
 
 
@@ -47,26 +65,30 @@ def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> 
     """Write `corpus.jsonl`, with ids that begin with `prefix`, `questions.jsonl` and `vocabulary.txt` into `folder`.
     Returns the questions.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     library = Library(world, prefix)
     examiner = Examiner(world, library)
     asked = [examiner.draw() for _ in range(questions)]
-    encoder = msgspec.json.Encoder()
-    documents = [{"id": page.id, "title": page.title, "text": page.text} for page in library.passages]
-    (folder / "corpus.jsonl").write_bytes(encoder.encode_lines(documents))
-    (folder / "questions.jsonl").write_bytes(encoder.encode_lines(asked))
-    (folder / "vocabulary.txt").write_text(vocabulary_of(world), "utf-8")
+    write_world(library, folder, vocabulary_of(world))
+    (folder / "questions.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(asked))
     return asked
 
 
-def vocabulary_of(world: World) -> str:
-    """The vocabulary file of a world: the words of all wordings, then all names (`router.protocol.vocabulary`)."""
+def write_world(library: Library, folder: Path, vocabulary: str) -> None:
+    """Write `corpus.jsonl` and `vocabulary.txt` into `folder`, which is made where it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    documents = [{"id": page.id, "title": page.title, "text": page.text} for page in library.passages]
+    (folder / "corpus.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(documents))
+    (folder / "vocabulary.txt").write_text(vocabulary, "utf-8")
+
+
+def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:
+    """The vocabulary file of a world: words of wordings and `more`, then all names (`router.protocol.vocabulary`)."""
     wordings = itertools.chain.from_iterable(
         (relation.noun, *relation.ask, *(text for text, _ in relation.compare)) for relation in RELATIONS
     )
-    words = {word.strip("?,.").format(x="", a="", b="") for wording in wordings for word in wording.split()}
+    known = {word.strip("?,.").format(x="", a="", b="") for wording in wordings for word in wording.split()}
     names = {name for entity in world.entities for name in (entity.name, entity.alias) if name}
-    return "\n".join([*sorted(filter(None, words)), *OCCUPATIONS, "", *sorted(names), ""])
+    return "\n".join([*sorted(filter(None, known.union(more))), *OCCUPATIONS, "", *sorted(names), ""])
 
 
 def over(config: Config, world: Path) -> Config:

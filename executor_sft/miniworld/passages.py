@@ -27,6 +27,7 @@ class Library:
         self._rng = random.Random(f"{world.seed}/{world.side}/passages")
         self._world = world
         self.passages: list[Passage] = []
+        self.by_id: dict[str, Passage] = {}
         self.of_entity: dict[str, list[str]] = {}
         """Entity mention to the ids of its own passages."""
         self.states: dict[tuple[str, str], Statement] = {}
@@ -36,7 +37,6 @@ class Library:
         self.aliases: dict[str, Statement] = {}
         for entity in world.entities:
             self._write_entity(entity)
-        self.by_id = {passage.id: passage for passage in self.passages}
 
     def _write_entity(self, entity: Entity) -> None:
         relations = [relation for relation in BY_SUBJECT[entity.kind] if relation.name in entity.values]
@@ -49,13 +49,13 @@ class Library:
         if entity.alias:
             sentence = self._rng.choice(ALIAS[entity.kind]).format(a=entity.alias, x=entity.mention)
             use = ALIAS_USE[entity.kind].format(a=entity.alias)
-            self.aliases[entity.alias] = Statement(self._add(entity.alias, [sentence, use]), _capital(sentence))
+            self.aliases[entity.alias] = Statement(self.add(entity.alias, [sentence, use]), _capital(sentence))
 
     def _write_page(self, entity: Entity, title: str, relations: list[Relation]) -> None:
         facts = [self._world.facts[entity.mention, relation.name] for relation in relations]
         self._rng.shuffle(facts)
         sentences = [self._sentence(fact) for fact in facts]
-        identity = self._add(title, sentences)
+        identity = self.add(title, sentences)
         self.of_entity.setdefault(entity.mention, []).append(identity)
         for fact, sentence in zip(facts, sentences, strict=True):
             key = (entity.mention, fact.relation.name)
@@ -66,7 +66,7 @@ class Library:
     def _write_chronicle(self, fact: Fact) -> Statement:
         sentence = fact.relation.anonymous.format(y=fact.value)
         return Statement(
-            self._add(f"{fact.via} Chronicle", [CHRONICLE.format(c=fact.via), sentence]), _capital(sentence)
+            self.add(f"{fact.via} Chronicle", [CHRONICLE.format(c=fact.via), sentence]), _capital(sentence)
         )
 
     def _sentence(self, fact: Fact) -> str:
@@ -77,13 +77,14 @@ class Library:
             return fact.relation.shared.format(x=subject, z=fact.via)
         return self._rng.choice(fact.relation.tell).format(x=subject, y=fact.value)
 
-    def _add(self, title: str, sentences: list[str]) -> str:
+    def add(self, title: str, sentences: list[str]) -> str:
         """Write one passage with a filler sentence or two among the facts; its id."""
         shown = [_capital(sentence) for sentence in sentences]
         for _ in range(self._rng.choice((0, 1, 1, 2) if len(shown) < 3 else (0, 0, 1))):
             shown.insert(self._rng.randint(1, len(shown)), self._rng.choice(FILLER))
         identity = f"{self._prefix}-{len(self.passages):05d}"
-        self.passages.append(Passage(identity, title, " ".join(shown)))
+        self.by_id[identity] = Passage(identity, title, " ".join(shown))
+        self.passages.append(self.by_id[identity])
         return identity
 
 

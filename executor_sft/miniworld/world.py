@@ -93,8 +93,11 @@ class Fact:
 class World:
     """Entities and facts drawn from one seed; two worlds of different sides share no name word."""
 
-    def __init__(self, seed: int, side: Side) -> None:
-        self.seed, self.side = seed, side
+    def __init__(self, seed: int, side: Side, hubs: int | None = None) -> None:
+        """`hubs`: how many countries have all the cities between them but for the capitals, and likewise publishers
+        the books, directors the films, and seats the companies; None: everyone has their share.
+        """
+        self.seed, self.side, self._hubs = seed, side, hubs
         self._rng = random.Random(f"{seed}/{side}")
         self.names = Names(self._rng, side)
         self.countries = [Entity("country", self.names.word()) for _ in range(_COUNTRIES)]
@@ -123,21 +126,21 @@ class World:
         return [*self.people, *self.cities, *self.countries, *self.books, *self.films, *self.companies]
 
     def _city(self) -> Entity:
-        values: dict[str, str | Entity] = {"country": self._rng.choice(self.countries)}
+        values: dict[str, str | Entity] = {"country": self._owner(self.countries)}
         return Entity("city", self.names.word(), values=values | {"city_year": self._year(900, 1600)})
 
     def _company(self) -> Entity:
         company = Entity("company", self._new_name("company"), values={"founder": self._person()})
-        company.values |= {"headquarters": self._rng.choice(self.cities), "company_year": self._year(1700, 1900)}
+        company.values |= {"headquarters": self._owner(self.cities), "company_year": self._year(1700, 1900)}
         return company
 
     def _book(self) -> Entity:
         book = Entity("book", self._new_name("book"), values={"author": self._person()})
-        book.values |= {"publisher": self._rng.choice(self.companies), "book_year": self._year(1700, 1900)}
+        book.values |= {"publisher": self._owner(self.companies), "book_year": self._year(1700, 1900)}
         return book
 
     def _film(self) -> Entity:
-        film = Entity("film", self._new_name("film"), values={"director": self._person()})
+        film = Entity("film", self._new_name("film"), values={"director": self._person(self._hubs)})
         film.values["film_year"] = self._year(1900, 1990)
         return film
 
@@ -211,9 +214,13 @@ class World:
             return Fact(entity, relation, text, "shared", self._rng.choice(twins).mention)
         return Fact(entity, relation, text)
 
-    def _person(self) -> Entity:
-        """Someone whose name alone is enough."""
-        while (person := self._rng.choice(self.people)).occupation:
+    def _owner(self, among: list[Entity]) -> Entity:
+        """One of them, or of the hubs among them."""
+        return self._rng.choice(among[: self._hubs])
+
+    def _person(self, among: int | None = None) -> Entity:
+        """Someone, perhaps of the first so many, whose name alone is enough."""
+        while (person := self._rng.choice(self.people[:among])).occupation:
             pass
         return person
 

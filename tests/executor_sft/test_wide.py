@@ -1,0 +1,340 @@
+"""Tables over a world: their gold is the world's, what disturbs stands beside it, and worlds without them stay."""
+
+import csv
+import hashlib
+import itertools
+import json
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from string import ascii_uppercase
+
+import pytest
+
+from executor_sft.__main__ import main
+from executor_sft.minimodel.stream import Role, conversations
+from executor_sft.miniworld.dialogues import RolePrompts
+from executor_sft.miniworld.export import export
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.wide import FORMS, ROWS, EntitySet, Knobs, WideWorld
+from executor_sft.miniworld.wide_export import export_tables, figures
+from executor_sft.miniworld.world import Entity, Side, World, side_of
+from router.protocol import Vocabulary
+
+WIDESEARCH = Path(__file__).parents[3] / "shared" / "data" / "widesearch" / "tasks.jsonl"
+UNDISTURBED = Knobs(listed=1, stale=0, twice=0, conflict=0, unstated=0)
+
+
+@pytest.fixture(scope="module")
+def wide() -> WideWorld:
+    return WideWorld(21, "test", Knobs())
+
+
+@cache
+def worlds(**shares: float) -> list[WideWorld]:
+    """Three worlds in which nothing disturbs but what is named."""
+    knobs = {name: getattr(UNDISTURBED, name) for name in Knobs.__struct_fields__} | shares
+    return [WideWorld(seed, "test", Knobs(**knobs)) for seed in (1, 2, 3)]
+
+
+def titled(wide: WideWorld, title: str) -> int:
+    return sum(page.title.startswith(title) for page in wide.library.passages)
+
+
+def names_of(one: EntitySet) -> list[str]:
+    """All names in the registers of a set, repeated ones included."""
+    return [name for register in one.registers for name in one.stated[register].names]
+
+
+def value(entity: Entity, relation: str) -> str:
+    found = entity.values[relation]
+    return found if isinstance(found, str) else found.mention
+
+
+@pytest.mark.parametrize(
+    ("seed", "side", "digest"),
+    [
+        (7, "test", "f1fb15846083316ee34c84564d3c20b91a701b2d9d73488ad4c37adf7d96559f"),
+        (12, "test", "b3679c181c6d8a418e86fa11f4c8ed4dfb9c43c48bf71444ac04bf31e269eb20"),
+        (1, "train", "897e4ab9943d59651ef6ec0b66ba9168ee974eeb71165a556b3f17d7d222b4e4"),
+    ],
+)
+def test_a_world_without_tables_is_what_it_was(seed: int, side: Side, digest: str, tmp_path: Path) -> None:
+    """Byte for byte: corpus, 40 questions and vocabulary, as they were before there were tables."""
+    export(World(seed, side), tmp_path, 40)
+    files = b"".join((tmp_path / name).read_bytes() for name in ("corpus.jsonl", "questions.jsonl", "vocabulary.txt"))
+    assert hashlib.sha256(files).hexdigest() == digest
+
+
+@pytest.mark.parametrize(
+    ("role", "digest"),
+    [
+        ("backbone", "4b771b8e196f0f8ebdd4d8fb1ef5a40b36cef510f806bfdced1c9eb6b2054a21"),
+        ("executor", "9fa1fd28d7061fb370c84fd5a2440a89ec634f009f27ba7219d6e1b07d00af49"),
+        ("student", "722f5875bf191cfdb9f051271838dd79b4d4fa8b3e0bc8e3cc1b50a0a1beac3b"),
+        ("generalist", "d367ab38159250ec4a5a6d027ac55da001d49bc17255ca5e00afbde5222c75e4"),
+    ],
+)
+def test_training_without_tables_is_what_it_was(role: Role, digest: str, system: RolePrompts) -> None:
+    """Word for word, in the first 300 conversations; so the shipped models can be trained again."""
+    taught = hashlib.sha256()
+    for dialogue in itertools.islice(conversations(role, system, 1000), 300):
+        for turn in dialogue:
+            taught.update(f"{turn.kind}\t{turn.text}\n".encode())
+    assert taught.hexdigest() == digest
+
+
+def test_the_same_seed_makes_the_same_tables(wide: WideWorld) -> None:
+    """Page by page and question by question; another seed makes others."""
+    same, other = WideWorld(21, "test", Knobs()), WideWorld(22, "test", Knobs())
+    assert same.library.passages == wide.library.passages
+    assert [(task.id, task.query) for task in same.tasks] == [(task.id, task.query) for task in wide.tasks]
+    assert {task.question for task in other.tasks}.isdisjoint(task.question for task in wide.tasks)
+
+
+def test_names_are_of_one_side(wide: WideWorld) -> None:
+    """So no name of a test world's tables is ever trained on."""
+    train = WideWorld(21, "train", Knobs())
+    for one, side in ((wide, "test"), (train, "train")):
+        rows = [row for task in one.tasks for row in task.rows if row.kind in ("city", "person")]
+        assert {side_of(word) for row in rows for word in row.name.split()} == {side}
+    assert {row.mention for task in train.tasks for row in task.rows}.isdisjoint(
+        row.mention for task in wide.tasks for row in task.rows
+    )
+
+
+def test_tables_are_of_three_sizes_and_all_kinds(wide: WideWorld) -> None:
+    """20 of each: about 8, 25 and 55 rows, the large ones of two sets; every kind is among the rows."""
+    for size, about in (("small", 8), ("medium", 25), ("large", 55)):
+        rows = [len(task.rows) for task in wide.tasks if task.size == size]
+        assert len(rows) == 20
+        assert all(number in ROWS[size] for number in rows)  # type: ignore[index]
+        assert abs(sum(rows) / len(rows) / about - 1) < 0.3
+    assert {len(task.sets) for task in wide.tasks if task.size == "large"} == {2}
+    assert {task.columns[0] for task in wide.tasks} == set(FORMS)
+    assert all(len({row.mention for row in task.rows}) == len(task.rows) for task in wide.tasks)
+
+
+def test_a_set_is_whole(wide: WideWorld) -> None:
+    """Its members are those, and all of those, whose facts say so: of one owner, and before the year if one is told."""
+    for one in wide.sets:
+        link, *dated = one.rests_on
+        limit = int(one.noun.rpartition(" before ")[2]) if dated else 9999
+        owner = value(one.members[0], link)
+        assert owner in one.noun
+        meant = [
+            entity.mention
+            for entity in wide.world.entities
+            if entity.kind == one.kind and value(entity, link) == owner
+            if not dated or int(entity.values.get(dated[0], "9999")) < limit  # type: ignore[arg-type]
+        ]
+        assert [member.mention for member in one.members] == meant
+
+
+def test_gold_is_the_worlds_facts(wide: WideWorld) -> None:
+    """Cell by cell; blank where, and only where, no page states it."""
+    taken = {(entity.mention, relation.name) for entity, relation in wide.unstated}
+    blanks = 0
+    for task in wide.tasks:
+        for row in task.rows:
+            for relation in task.relations:
+                gold = wide.gold(row, relation)
+                blanks += not gold
+                assert gold == ("" if (row.mention, relation.name) in taken else value(row, relation.name))
+    assert blanks
+    for entity, relation in wide.unstated:
+        assert relation.name not in entity.values
+        key = (entity.mention, relation.name)
+        assert not {key} & {*wide.library.states, *wide.library.points}
+
+
+def test_reach_tells_where_a_cell_is_found(wide: WideWorld) -> None:
+    """A key in a register whose text names it, or on its own page; a value on its own page, by a second search, or
+    nowhere.
+    """
+    kinds: Counter[str] = Counter()
+    for task in wide.tasks:
+        listed = {name for one in task.sets for name in names_of(one)}
+        for row, (key, *cells) in zip(task.rows, wide.reach(task), strict=True):
+            kinds.update([key, *cells])
+            assert key == ("register" if row.mention in listed else "own_page")
+            pages = [wide.library.by_id[page].text for page in wide.library.of_entity[row.mention]]
+            for relation, cell in zip(task.relations, cells, strict=True):
+                gold = wide.gold(row, relation)
+                assert (cell == "unstated") == (not gold)
+                if cell == "own_page":
+                    assert any(gold in text for text in pages)
+    assert set(kinds) == {"register", "own_page", "two_searches", "unstated"}
+
+
+def test_registers_name_a_few_each_and_say_of_what(wide: WideWorld) -> None:
+    """Six at most, four to six as a rule, none twice in one; in the very words that discoveries ask for."""
+    sizes: Counter[int] = Counter()
+    for one in wide.sets:
+        for at, register in enumerate(one.registers):
+            page, stated = wide.library.by_id[register], one.stated[register]
+            assert page.title == f"Register {ascii_uppercase[at]} of the {one.noun}"
+            assert stated.sentence in page.text
+            assert all(name in page.text for name in stated.names)
+            assert len(set(stated.names)) == len(stated.names)
+            sizes[len(stated.names)] += 1
+            question = one.discoveries(0, len(one.registers))[at]
+            assert one.named_in(question, [*one.stated]) == [stated]
+        *_, beyond, _ = one.discoveries(0, len(one.registers) + 1)
+        assert one.named_in(beyond, [*one.stated]) == []
+    assert max(sizes) == 6
+    assert sum(sizes[size] for size in (4, 5, 6)) > 0.9 * sizes.total()
+
+
+def test_an_undisturbed_world_has_registers_and_nothing_else() -> None:
+    """All facts of the world without tables, all its pages, and registers that name all members once and no other."""
+    for seed, wide in zip((1, 2, 3), worlds(), strict=True):
+        plain = World(seed, "test", hubs=5)
+        pages = Library(plain).passages
+        assert wide.world.facts.keys() == plain.facts.keys()
+        assert wide.library.passages[: len(pages)] == pages
+        assert all(page.title.startswith("Register ") for page in wide.library.passages[len(pages) :])
+        for one in wide.sets:
+            assert Counter(names_of(one)) == Counter(member.mention for member in one.members)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_listed_leaves_out_its_share(share: float) -> None:
+    """Of the members, only ones whose own page says that they belong."""
+    left = members = 0
+    for wide in worlds(listed=1 - share):
+        for one in wide.sets:
+            out = {member.mention for member in one.members} - set(names_of(one))
+            own = {name for page, stated in one.stated.items() if page not in one.registers for name in stated.names}
+            assert out <= own
+            left, members = left + len(out), members + len(one.members)
+    assert abs(left / members - share) < 0.03
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_stale_registers_name_one_that_does_not_belong(share: float) -> None:
+    """Of the same kind; the gold knows nothing of it."""
+    wrong = registers = 0
+    for wide in worlds(stale=share):
+        kinds = {entity.mention: entity.kind for entity in wide.world.entities}
+        for one in wide.sets:
+            strange = set(names_of(one)) - {member.mention for member in one.members}
+            assert {kinds[name] for name in strange} <= {one.kind}
+            wrong, registers = wrong + len(strange), registers + len(one.registers)
+    assert abs(wrong / registers - share) < 0.15 * share + 0.03
+
+
+def test_twice_names_and_states_again() -> None:
+    """In a second register, where there is a second one, and on pages of notes."""
+    again = members = notes = cells = 0
+    for wide in worlds(twice=0.3):
+        for one in wide.sets:
+            if len(one.registers) > 2:
+                again += sum(number == 2 for number in Counter(names_of(one)).values())
+                members += len(one.members)
+            assert max(Counter(names_of(one)).values()) <= 2
+        notes, cells = notes + titled(wide, "Notes on "), cells + plain_cells(wide)
+    assert abs(again / members - 0.3) < 0.03
+    assert abs(notes / cells - 0.3) < 0.05
+
+
+def plain_cells(wide: WideWorld) -> int:
+    """Cells that their row's own page states, of all sets, each once."""
+    rows = {row.mention: row for one in wide.sets for row in one.members}
+    columns = {
+        kind: {one.name for task in wide.tasks if task.columns[0] == kind for one in task.relations} for kind in FORMS
+    }
+    facts = [wide.world.facts.get((name, column)) for name, row in rows.items() for column in columns[row.kind]]
+    return sum(fact is not None and fact.detour is None for fact in facts)
+
+
+def test_an_old_account_differs_and_names_the_page_that_is_right() -> None:
+    """Its share of cells; that page states the gold, which the old account does not hold."""
+    old = cells = 0
+    for wide in worlds(conflict=0.2):
+        for page in wide.library.passages:
+            if page.title.startswith("Old account of "):
+                old += 1
+                name = page.title.removeprefix("Old account of ")
+                assert f"The corrected account is on the page {name}." in page.text
+                facts = [fact for (mention, _), fact in wide.world.facts.items() if mention == name]
+                assert any(f"{fact.value}" not in page.text and fact.detour is None for fact in facts)
+        cells += plain_cells(wide)
+    assert abs(old / cells - 0.2) < 0.04
+
+
+def test_unstated_takes_out_its_share() -> None:
+    """Of the facts that neither a set nor another page rests on, and no more than it may."""
+    taken = free = 0
+    for seed, wide in zip((1, 2, 3), worlds(unstated=0.3), strict=True):
+        facts = World(seed, "test", hubs=5).facts
+        needed = {(fact.via, fact.relation.name) for fact in facts.values()}
+        for key, fact in facts.items():
+            form = FORMS.get(fact.subject.kind)
+            family = fact.relation.name in ("father", "mother", "spouse")
+            free += form is not None and fact.relation.name != form.link and not family and key not in needed
+        taken += len(wide.unstated)
+        assert all((entity.mention, relation.name) not in needed for entity, relation in wide.unstated)
+    assert abs(taken / free - 0.3) < 0.03
+
+
+def test_files_have_widesearchs_form(wide: WideWorld, tmp_path: Path) -> None:
+    """The fields of its tasks, rules of its names, gold with a byte-order mark, and the columns in the last lines."""
+    export_tables(wide, tmp_path)
+    tasks = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text("utf-8").splitlines()]
+    assert [task["instance_id"] for task in tasks] == [task.id for task in wide.tasks]
+    for written, task in zip(tasks, wide.tasks, strict=True):
+        rules = json.loads(written["evaluation"])
+        assert rules["unique_columns"] == task.columns[:1]
+        assert rules["required"] == list(rules["eval_pipeline"]) == task.columns
+        raw = (tmp_path / "gold" / f"{task.id}.csv").read_bytes()
+        assert raw.startswith(b"\xef\xbb\xbf")
+        header, *rows = csv.reader(raw.decode("utf-8-sig").splitlines())
+        assert header == task.columns
+        assert rows == [[row.mention, *(wide.gold(row, one) for one in task.relations)] for row in task.rows]
+        assert f"columns:\n{', '.join(header)}\n" in written["query"]
+    if not WIDESEARCH.is_file():
+        pytest.skip("there is no WideSearch in a folder `shared` beside the checkout")
+    theirs = [json.loads(line) for line in WIDESEARCH.read_text("utf-8").splitlines()]
+    assert {frozenset(task) for task in tasks} == {frozenset(task) for task in theirs}
+    known = [json.loads(task["evaluation"])["eval_pipeline"] for task in theirs]
+    shapes = {
+        (*rule["preprocess"], *rule["metric"], type(rule.get("criterion"))) for one in known for rule in one.values()
+    }
+    for task in tasks:
+        for rule in json.loads(task["evaluation"])["eval_pipeline"].values():
+            assert (*rule["preprocess"], *rule["metric"], type(rule.get("criterion"))) in shapes
+
+
+def test_the_command_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a corpus that holds the registers, a scope that holds every query, and figures that add up."""
+    knobs = ["--tables", "3", "--listed", "1", "--unstated", "0", "--json"]
+    assert main(["mini-world", "--wide", "--seed", "12", "--out", str(tmp_path), *knobs]) == 0
+
+    written = {row["size"]: row for row in json.loads(capsys.readouterr().out)["tables"]}
+    assert {size: row["tables"] for size, row in written.items()} == {"small": 3, "medium": 3, "large": 3, "all": 9}
+    assert written["all"]["rows"] == sum(row["rows"] for size, row in written.items() if size != "all")
+    assert written["all"]["unstated"] == 0
+    shares = [written["all"][name] for name in ("register", "own_page", "two_searches")]
+    assert sum(shares) == pytest.approx(1, abs=1e-3)
+    scope = Vocabulary.parse((tmp_path / "vocabulary.txt").read_text("utf-8"))
+    tasks = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text("utf-8").splitlines()]
+    assert not [task["query"] for task in tasks if scope.outside(task["query"])]
+    titles = [json.loads(line)["title"] for line in (tmp_path / "corpus.jsonl").read_text("utf-8").splitlines()]
+    assert any(re.match("Register [A-Z] of the ", title) for title in titles)
+
+
+def test_gold_searches_find_what_a_search_brings() -> None:
+    """All with a search that finds every page, where registers name everybody; those listed with one that finds
+    registers alone; and nothing with one that finds nothing."""
+    wide, listed = WideWorld(1, "test", Knobs(listed=0.8), tasks=2), WideWorld(1, "test", Knobs(listed=1), tasks=2)
+    registers = [page for one in wide.sets for page in one.registers]
+    nothing, some, everything = (
+        figures(world, lambda queries, pages=pages: [pages for _ in queries])[-1]  # type: ignore[misc]
+        for world, pages in ((wide, []), (wide, registers), (listed, list(listed.library.by_id)))
+    )
+    assert (nothing["rows_found"], nothing["cells_found"]) == (0, 0)
+    assert some["rows_found"] == pytest.approx(0.8, abs=0.04)
+    assert (everything["rows_found"], everything["cells_found"]) == (1, 1)
+    assert everything["discoveries"] > nothing["discoveries"]

@@ -1,0 +1,172 @@
+"""Lessons in tables: the lead's turns follow the table's status, lists name what their passages state, and all fit."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from executor_sft.minimodel.command import _TABLE_ROWS
+from executor_sft.minimodel.model import load_tokenizer
+from executor_sft.minimodel.stream import Role, conversations, encode
+from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
+from executor_sft.miniworld.wide_lessons import TableLessons
+from router.protocol import parse_decision, parse_turn
+from router.protocol.decision import Dispatch, Stop
+from router.protocol.tags import unescape
+from router.protocol.turns import MOST_POINTS, ReportTurn, SearchTurn
+from serving.config.file import load_config, preset
+
+BACKBONE = Path(__file__).parents[2] / "serving" / "models" / "mini-backbone"
+EXECUTION = load_config(preset("mini")).roles.execution
+_DOCUMENT = re.compile(r"<title>(.*?)</title><text>(.*?)</text>")
+
+
+@pytest.fixture(scope="module")
+def leads(system: RolePrompts) -> list[Dialogue]:
+    """50 of each of three worlds."""
+    return [one for seed in (1, 2, 3) for one in itertools.islice(TableLessons(seed, system).lead(), 50)]
+
+
+@pytest.fixture(scope="module")
+def executions(system: RolePrompts) -> list[Dialogue]:
+    """100 of each of three worlds."""
+    return [one for seed in (1, 2, 3) for one in itertools.islice(TableLessons(seed, system).executor(True), 100)]
+
+
+def columns_of(dialogue: Dialogue) -> list[str]:
+    """Key first, without types."""
+    (columns,) = re.findall("<columns>(.*)</columns>", dialogue[1].text)
+    return [one.partition(":")[0].rstrip("*") for one in columns.split(", ")]
+
+
+def rows_of(dialogue: Dialogue) -> list[int]:
+    """The number of rows in each status."""
+    return [int(re.findall(r'<table rows="(\d+)"', turn.text)[0]) for turn in dialogue[3::2]]
+
+
+def names(report: str) -> list[str]:
+    return unescape(report.removeprefix("<answer>").partition("</answer>")[0]).split("\n")
+
+
+def test_a_plan_discovers_and_words_a_question_for_each_column(leads: list[Dialogue]) -> None:
+    """But the key, which stands in it as a placeholder; questions of the set that the request names."""
+    for dialogue in leads:
+        key, *others = columns_of(dialogue)
+        plan = dialogue[2].text
+        asks = re.findall('<ask column="([a-z ]+)">([^<]+)</ask>', plan)
+        assert [name for name, _ in asks] == others
+        assert all(text.count(f"{{{key}}}") == 1 and text.endswith("?") for _, text in asks)
+        decision = parse_decision(plan, limit=20)
+        assert isinstance(decision, Dispatch)
+        assert len(decision.sub_queries) in (4, 8)
+        for question in decision.sub_queries:
+            noun = re.sub(r"^Which | were [a-z ]+ about \d+\?$| are in register [A-Z]\?$", "", question)
+            assert noun in unescape(dialogue[1].text)
+
+
+def test_a_lead_asks_on_while_a_turn_brings_rows(leads: list[Dialogue]) -> None:
+    """For what it did not ask for yet, and without words for the columns; then it stops."""
+    lengths = set()
+    for dialogue in leads:
+        rows = rows_of(dialogue)
+        lengths.add(len(rows))
+        assert all(later > earlier for earlier, later in itertools.pairwise([0, *rows[:-1]]))
+        assert rows[-1] == ([0, *rows])[-2]
+        assert parse_decision(dialogue[-1].text, limit=20) == Stop()
+        decisions = [parse_decision(turn.text, limit=20) for turn in dialogue[2:-1:2]]
+        asked = [question for one in decisions if isinstance(one, Dispatch) for question in one.sub_queries]
+        assert len(set(asked)) == len(asked)
+        assert not any("<ask" in turn.text for turn in dialogue[3:])
+    assert len(lengths) > 1
+
+
+def test_a_status_counts_what_it_shows(leads: list[Dialogue]) -> None:
+    """At most 20 keys and 5 holes of so many rows."""
+    for turn in (turn for dialogue in leads for turn in dialogue[3::2]):
+        counts = {name: int(count) for name, count in re.findall(r'(\w+)="(\d+)"', turn.text)}
+        keys, holes = (re.findall(f"(?s)<{tag}>(.+?)</{tag}>", turn.text) for tag in ("rows", "holes"))
+        shown, missing = (block[0].split("\n") if block else [] for block in (keys, holes))
+        assert len(shown) <= min(20, counts["rows"])
+        assert len(missing) == min(5, counts["missing"])
+        assert counts["rows"] - counts["missing"] <= counts["complete"] <= counts["rows"] <= counts["estimate"]
+
+
+def test_a_list_names_what_its_passages_state(executions: list[Dialogue]) -> None:
+    """One name a line, six at most and none twice, all from the register that is asked for or from pages that say that
+    they belong; the evidence stands there word for word.
+    """
+    lists = [dialogue for dialogue in executions if dialogue[1].text.startswith("Which ") and len(dialogue) == 5]
+    lists = [one for one in lists if re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)]
+    found = 0
+    assert len(lists) > 0.6 * len(executions)
+    for _, asked, search, shown, report in lists:
+        assert parse_turn(search.text) == SearchTurn(asked.text, 0)
+        turn = parse_turn(report.text)
+        assert isinstance(turn, ReportTurn)
+        pages = [(unescape(title), unescape(text)) for title, text in _DOCUMENT.findall(shown.text)]
+        assert len(pages) == 3
+        assert 0 < len(turn.report.evidence) <= MOST_POINTS
+        assert all(any(point in text for _, text in pages) for point in turn.report.evidence)
+        if turn.report.answer == "not found":
+            continue
+        found += 1
+        listed = names(report.text)
+        assert len(set(listed)) == len(listed) <= 6
+        register = re.search(r"^Which (.*) are in (register [A-Z])\?$", asked.text)
+        if register:
+            title = f"{'R' + register[2][1:]} of the {register[1]}"
+            pages = [page for page in pages if page[0] == title]
+        assert all(any(name in f"{title} {text}" for title, text in pages) for name in listed)
+    assert found > 0.5 * len(lists)
+
+
+def test_a_register_that_is_not_there_is_not_found(executions: list[Dialogue]) -> None:
+    """And one that is there is read."""
+    outcomes = set()
+    for dialogue in executions:
+        asked = re.search(r"^Which (.*) are in (register [A-Z])\?$", dialogue[1].text)
+        if asked:
+            shown = f"<title>{'R' + asked[2][1:]} of the {asked[1]}</title>" in dialogue[3].text
+            assert (names(dialogue[-1].text) == ["not found"]) == (not shown)
+            outcomes.add(shown)
+    assert outcomes == {True, False}
+
+
+def test_a_cell_that_no_page_states_is_not_found(executions: list[Dialogue]) -> None:
+    """And fills of today's kinds, some with two searches, stand beside them."""
+    fills = [one for one in executions if not re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)]
+    blank = [one for one in fills if names(one[-1].text) == ["not found"]]
+    assert 0.15 < len(blank) / len(fills) < 0.6
+    assert all(len(one) == 5 for one in blank)
+    assert any(len(one) == 7 for one in fills)
+
+
+def test_turns_and_conversations_fit(leads: list[Dialogue], executions: list[Dialogue], system: RolePrompts) -> None:
+    """Six names within an executor's 128 tokens, a lead's turn within 256, and all within the rows of a training."""
+    tokenizer = load_tokenizer(BACKBONE)
+    longest = {"report": 0, "delegate": 0}
+    for dialogue in (*leads, *executions):
+        assert len(encode(dialogue, tokenizer)[0]) <= _TABLE_ROWS[-1]
+        for turn in dialogue:
+            if turn.role == "assistant":
+                length = len(tokenizer(turn.text, add_special_tokens=False).input_ids)
+                longest[turn.kind] = max(longest.get(turn.kind, 0), length)
+    assert max(len(names(one[-1].text)) for one in executions) == 6
+    assert longest["report"] < EXECUTION.max_tokens == 128
+    assert longest["search"] < EXECUTION.max_tokens
+    assert longest["delegate"] < 256
+
+
+def test_a_third_of_the_tokens_are_of_tables(system: RolePrompts) -> None:
+    """Where they are wanted; the others are those that a training without tables has."""
+    tokenizer = load_tokenizer(BACKBONE)
+    roles: tuple[Role, ...] = ("backbone", "executor", "student")
+    for role in roles:
+        mixed = list(itertools.islice(conversations(role, system, 1000, passages=3, tables=True), 400))
+        plain = list(itertools.islice(conversations(role, system, 1000, passages=3), 400))
+        others = [one for one in mixed if one in plain]
+        lengths = [(len(encode(one, tokenizer)[0]), one in plain) for one in mixed]
+        share = sum(length for length, other in lengths if not other) / sum(length for length, _ in lengths)
+        assert others == plain[: len(others)]
+        assert 0.2 < share < 0.5, role
