@@ -2,20 +2,19 @@
 model or waits for anything.
 """
 
-from router.table.cell_value import canonical, is_blank, plain, row_key
-from router.table.schema import checked_rows, checked_schema, normal_name
-from router.trace.table import Ask, Column, RowKey, Schema
+from router.table.assembly import Assembly, Table, assemble
+from router.table.completeness import completeness
+from router.table.cost import table_cost
+from router.table.schema import checked_rows, checked_schema
+from router.table.table_text import parse_table_turn
 
 __all__ = [
-    "Ask",
-    "Column",
-    "RowKey",
-    "Schema",
-    "canonical",
+    "Assembly",
+    "Table",
+    "assemble",
     "checked_rows",
     "checked_schema",
-    "is_blank",
-    "normal_name",
-    "plain",
-    "row_key",
+    "completeness",
+    "parse_table_turn",
+    "table_cost",
 ]

@@ -91,47 +91,36 @@ def normal_text(value: str) -> str:
 _NUMBER = re.compile(
     r"(?<![a-z0-9.,])[-+−]?(?:\d{1,3}(?:[ '’]\d{3})+(?!\d)|\d[\d.,]*)(?:[.,]\d+)?(?:e[-+]?\d{1,2}(?!\d))?"
 )
-_POWERS = {
-    **{"k": 3, "thousand": 3, "million": 6, "mn": 6, "mio": 6, "billion": 9, "bn": 9, "trillion": 12},
-    **{"千": 3, "万": 4, "百万": 6, "千万": 7, "亿": 8, "十亿": 9, "万亿": 12},
-}
+_POWERS = {"k": 3, "thousand": 3, "million": 6, "mn": 6, "mio": 6, "billion": 9, "bn": 9, "trillion": 12}
+_POWERS |= {"千": 3, "万": 4, "百万": 6, "千万": 7, "亿": 8, "十亿": 9, "万亿": 12}
 _POWER = re.compile(rf"\s*({'|'.join(sorted(_POWERS, key=len, reverse=True))})(?![a-z])")
-_GROUPED = re.compile(r"[1-9]\d{0,2}(?:[.,]\d{3})+")
+_GROUPED = re.compile(r"-?(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:\.\d{3}){2,})|\d+(?:,\d+){2,})")
 _BEFORE_CHRIST = re.compile(r"\bb\.?c\.?(?:e\b|\b)|公元前")
 _IN_PARENTHESES = re.compile(r"\([^()]*\)")
 _DIGIT = re.compile(r"(?<![a-z\d])\d")
 """Not the one of km² and the like."""
-_MOST_DIGITS = 60
-_EXACT = Context(prec=200)
+_MOST_DIGITS, _EXACT = 60, Context(prec=200)
 
 
 def _numbers(text: str, unit: str) -> Iterator[tuple[str, str]]:
-    """Each number in a folded text: as written, its power included, and its canonical form."""
+    """Each number in a folded text, as written and in canonical form."""
     for found in _NUMBER.finditer(text):
         power = _POWER.match(text, found.end())
         exponent = 0 if power is None or power[1] in unit.casefold() else _POWERS[power[1]]
         if number := _decimal(found[0], exponent):
-            yield text[found.start() : power.end() if power else found.end()], number
+            yield found[0], number
 
 
 def _decimal(written: str, exponent: int) -> str | None:
     digits, _, scale = re.sub(r"[ '’+]", "", written.replace("−", "-")).rstrip(".,").partition("e")
-    if len(digits) > _MOST_DIGITS:
+    grouped = _GROUPED.fullmatch(digits)
+    if len(digits) > _MOST_DIGITS or (digits.count(".") > 1 and "," not in digits and not grouped):
         return None
-    points, commas = digits.count("."), digits.count(",")
-    if points and commas:
-        whole, _, part = digits.rpartition("." if digits.rfind(".") > digits.rfind(",") else ",")
-        digits = re.sub("[.,]", "", whole) + "." + part
-    elif commas > 1 or (commas and _GROUPED.fullmatch(digits.lstrip("-"))):
-        digits = digits.replace(",", "")
-    elif points > 1:
-        if not _GROUPED.fullmatch(digits.lstrip("-")):
-            return None
-        digits = digits.replace(".", "")
-    number = Decimal(digits.replace(",", ".")).scaleb(exponent + int(scale or 0), _EXACT)
-    shown = format(number, "f")
+    at = len(digits) if grouped else max(digits.rfind("."), digits.rfind(",")) % (len(digits) + 1)
+    whole, part = re.sub("[.,]", "", digits[:at]), digits[at + 1 :]
+    shown = format(Decimal(f"{whole}.{part}").scaleb(exponent + int(scale or 0), _EXACT), "f")
     shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
-    return "0" if shown in ("-0", "") else shown
+    return "0" if shown == "-0" else shown
 
 
 def _only_number(text: str, unit: str) -> str | None:
@@ -200,18 +189,15 @@ def _url(text: str) -> str | None:
     return found[1].casefold() + _MARKS.sub("", found[2] or "").rstrip("/.,;)") if found else None
 
 
-_BOOLEANS = dict.fromkeys(["true", "yes", "y", "t", "✓", "✔", "✅", "是", "有", "对"], "true") | dict.fromkeys(
-    ["false", "no", "n", "f", "✗", "✘", "❌", "否", "没有", "不是"], "false"
-)
+_BOOLEANS = dict.fromkeys("true yes y t ✓ ✔ ✅ 是 有 对".split(), "true")
+_BOOLEANS |= dict.fromkeys("false no n f ✗ ✘ ❌ 否 没有 不是".split(), "false")
 
 
 def _choice(text: str, choices: Sequence[str]) -> str | None:
     """The choice that a folded text is; failing that, the only one that it names."""
     forms = {normal_text(choice): choice for choice in choices}
-    if text in forms:
-        return forms[text]
-    named = [choice for form, choice in forms.items() if _names(form, text)]
-    return named[0] if len(named) == 1 else None
+    named = [form for form in forms if form == text] or [form for form in forms if _names(form, text)]
+    return forms[named[0]] if len(named) == 1 else None
 
 
 def _names(form: str, text: str) -> bool:

@@ -54,14 +54,10 @@ def _defect(column: Column, keys: Sequence[Column]) -> str:
         return "a choice is empty or means that there is no value; leave it out, as every cell may be empty."
     if column.key or not column.ask:
         return ""
-    known, named = {normal_name(key.name) for key in keys}, PLACEHOLDER.findall(column.ask)
-    if strange := [name for name in named if normal_name(name) not in known]:
-        return f"its ask names {{{strange[0]}}}, which is no key column; use {_placeholders(keys)}."
-    return "" if named else f"its ask is the same for every row; name the row in it by {_placeholders(keys)}."
-
-
-def _placeholders(keys: Sequence[Column]) -> str:
-    return ", ".join(f"{{{key.name}}}" for key in keys)
+    usable, named = {normal_name(key.name): f"{{{key.name}}}" for key in keys}, PLACEHOLDER.findall(column.ask)
+    if strange := [name for name in named if normal_name(name) not in usable]:
+        return f"its ask names {{{strange[0]}}}, which is no key column; use {', '.join(usable.values())}."
+    return "" if named else f"its ask is the same for every row; name the row in it by {', '.join(usable.values())}."
 
 
 def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:

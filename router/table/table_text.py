@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import NamedTuple
 
 from router.protocol import Report, parse_turn
@@ -20,6 +21,8 @@ from router.trace.table import Column, RowKey, Schema
 
 _MOST_READ = 2_000_000
 """Characters of a text; far more than any model writes in a turn."""
+_MOST_CELLS = 1000
+"""Of a header."""
 _FENCE = re.compile(r"\s*(?:```|~~~)")
 _SEPARATOR = re.compile(r"\s*:?[-—=]+:?\s*")
 _LONG_SEPARATOR = re.compile(r"\s*:?--+:?\s*")
@@ -30,7 +33,7 @@ _LEFT_OUT = re.compile(
 _DITTO = re.compile(r"""\s*(?:"|''|〃|″|”|同上)\s*""")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~—…⋮〃″”同])|<br\s{0,4}/?>", re.IGNORECASE)
 _BULLET = re.compile(r"\s*(?:[-*+•–]|\(?\d{1,4}[.)、])\s+")
-_BOLD = re.compile(r"\*\*([^*]+)\*\*")
+_BOLD, _FIRST_PART = re.compile(r"\*\*([^*]+)\*\*"), re.compile(r"(.+?)(?:[:：]\s|\s[-–—]\s|$)")
 _LISTED = re.compile(r"[、;]|,(?:\s+and)?\s")
 _IN_PARENTHESES = re.compile(r"[(（][^()（）]*[)）]")
 
@@ -51,41 +54,29 @@ def read_rows(text: str, columns: Sequence[Column], *, cut: bool = False) -> Tab
     """
     lines = text[:_MOST_READ].replace("\r\n", "\n").split("\n")
     lost = int((cut or len(text) > _MOST_READ) and bool(lines.pop().strip()))
-    tables = list(_tables(lines))
+    runs = groupby(lines, key=lambda line: "|" in line and not _FENCE.match(line))
+    tables = [list(map(_cells, run)) for has_cells, run in runs if has_cells]
     if not tables:
-        return _usable(
-            _listed([line for line in lines if line.strip() and not _FENCE.match(line)], columns), columns, lost
-        )
+        lines = [line for line in lines if line.strip() and not _FENCE.match(line)]
+        return _usable(_listed(lines, columns), columns, lost)
     named: list[list[str]] = []
     placed: list[list[str]] = []
-    order: list[int] | None = None
+    order, before = list[int](), 0
     for table in tables:
         header, rows = _parts(table, columns)
         width = len(header or rows[0]) if header or rows else 0
         found = _order(header, columns)
-        if found or (not header and order and width == len(order)):
-            order = found or order
-            named += _ordered(rows, width, order or [])
+        if found or (order and not header and width == before):
+            order, before = found or order, width
+            named += _ordered(rows, width, order)
         elif width == len(columns):
             placed += _ordered(rows, width, range(width))
     return _usable(named or placed, columns, lost)
 
 
-def _tables(lines: Iterable[str]) -> Iterable[list[list[str]]]:
-    """The raw cells of each run of lines that have any."""
-    table: list[list[str]] = []
-    for line in lines:
-        if "|" in line and not _FENCE.match(line):
-            table.append(_cells(line.strip()))
-        elif table:
-            yield table
-            table = []
-    if table:
-        yield table
-
-
 def _cells(line: str) -> list[str]:
     """The raw cells of a line, without the bars around them."""
+    line = line.strip()
     if "\\" in line:
         bars = [mark.start() for mark in re.finditer(r"\\.|\|", line) if mark[0] == "|"]
         cells = [line[start + 1 : end] for start, end in zip([-1, *bars], [*bars, len(line)], strict=True)]
@@ -122,19 +113,13 @@ def _name(cell: str) -> str:
 
 def _order(header: Sequence[str], columns: Sequence[Column]) -> list[int]:
     """The place of each column in a table with this header, -1 for none; empty where no column is named."""
-    names = [_name(cell) for cell in header]
-    short = [_name(_IN_PARENTHESES.sub("", cell)) for cell in header]
-    order = [-1] * len(columns)
-    for at, column in enumerate(columns):
+    names = [(_name(cell), _name(_IN_PARENTHESES.sub("", cell))) for cell in header[:_MOST_CELLS]]
+    order = list[int]()
+    for column in columns:
         wanted = normal_name(column.name), normal_name(_IN_PARENTHESES.sub("", column.name))
-        places = [
-            place
-            for shown, name in zip((names, short), wanted, strict=True)
-            if name in shown
-            for place in [shown.index(name)]
-        ]
-        order[at] = next((place for place in places if place not in order), -1)
-    if not header or max(order) == -1:
+        places = (at for form in (0, 1) for at, name in enumerate(names) if name[form] == wanted[form])
+        order.append(next((at for at in places if at not in order), -1))
+    if max(order, default=-1) == -1:
         return []
     for at, column in enumerate(columns):  # renamed, in the same place
         if order[at] == -1 and at < len(header) and at not in order and (column.key or len(header) == len(columns)):
@@ -184,11 +169,12 @@ def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequenc
         items = [line for line in lines if not (line.endswith(":") or (line.endswith(".") and line.count(" ") > 5))]
         if len(items) == 1 and len(several := _LISTED.split(items[0])) > 2:
             items = several
+    name = _FIRST_PART if len(columns) > 1 else _BOLD  # where more was asked for, more may follow
     place = next((at for at, column in enumerate(columns) if column.key), 0)
     for item in items:
-        bold = _BOLD.match(item.strip())
+        first = name.match(item.strip())
         if _name(item) not in names:
-            yield [(bold[1] if bold else item) if at == place else "" for at in range(len(columns))]
+            yield [(first[1] if first else item) if at == place else "" for at in range(len(columns))]
 
 
 def read_csv(text: str, columns: Sequence[Column]) -> list[tuple[str, ...]]:
@@ -210,12 +196,8 @@ def to_csv(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
 
 def to_markdown(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; `read_rows` reads it back, but for white space around values and kinds of line breaks."""
-    shown = [
-        [_written(column.name) for column in columns],
-        ["---"] * len(columns),
-        *(map(_written, row) for row in rows),
-    ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in shown)
+    head = [_written(column.name) for column in columns], ["---"] * len(columns)
+    return "".join(f"| {' | '.join(row)} |\n" for row in (*head, *(map(_written, row) for row in rows)))
 
 
 _OF_MARKDOWN = re.compile(r"[\\|]|<(?=br\s{0,4}/?>)", re.IGNORECASE)
@@ -236,8 +218,8 @@ def read_values(text: str, schema: Schema, wanted: Sequence[Column], row: RowKey
     told: dict[str, str] = {}
     for line in text[:_MOST_READ].split("\n"):
         bullet = _BULLET.match(line)
-        name, sign, value = _PAIR.match(line[bullet.end() if bullet else 0 :].strip(" |")).groups()
-        if sign and value.strip() and _name(value.split("|")[0]) not in names:
+        name, sign, value, *_ = *_PAIR.split(line[bullet.end() if bullet else 0 :].strip(" |"), 1), "", ""
+        if sign and value.strip() and _name(value.split("|", maxsplit=1)[0]) not in names:
             told.setdefault(_name(name), _text(value))
     values = tuple(told.get(normal_name(column.name), "") for column in wanted)
     if any(values):
@@ -250,7 +232,7 @@ def read_values(text: str, schema: Schema, wanted: Sequence[Column], row: RowKey
     return (text.strip(),) if len(wanted) == 1 else values
 
 
-_PAIR = re.compile(r"([^|:：=]*)([|:：=]?)(.*)", re.DOTALL)
+_PAIR = re.compile(r"([|:：=])")
 _OPENING = re.compile(r"<\s{0,4}answer\s{0,4}>", re.IGNORECASE)
 _CLOSING = re.compile(r"<\s{0,4}/\s{0,4}answer\s{0,4}>[^\S\n]*(?=\n|$|<)", re.IGNORECASE)
 _EVIDENCE = re.compile(

@@ -59,7 +59,7 @@ def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
     for passage in _different(passages) if wanted.strip() else ():
         held = next((said for said in sentences(passage.text) if wanted in f" {normal_answer(said)} "), None)
         if held is not None:
-            found.append(_citation(passage, held))
+            found.append(citation(passage, held))
     return found
 
 
@@ -76,11 +76,12 @@ def _cited(point: str, shown: Iterable[tuple[Passage, set[str]]]) -> list[Citati
     if not wanted or best < _CITED_SHARE * len(wanted):
         return []
     return [
-        _citation(passage, max(sentences(passage.text), key=lambda said: len(wanted & words(said)), default=""))
+        citation(passage, max(sentences(passage.text), key=lambda said: len(wanted & words(said)), default=""))
         for passage, share in shares
         if share == best
     ]
 
 
-def _citation(passage: Passage, sentence: str) -> Citation:
+def citation(passage: Passage, sentence: str) -> Citation:
+    """The citation of a sentence of a passage."""
     return Citation(passage.id, passage.title, passage.document, passage.page, " ".join(sentence.split()))

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.table import Column, Schema, canonical, is_blank, plain, row_key
-from router.table.cell_value import values_in
-from router.trace.table import ColumnType
+from router.table.cell_value import canonical, is_blank, plain, row_key, values_in
+from router.trace.table import Column, ColumnType, Schema
 from tests.router.outputs import FLOODS
 
 _CHOICES = ("Catholic", "**Other** faith", "天主教")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.protocol.turns import ReportTurn, SearchTurn
-from router.table import Column, Schema
+from router.table.cell_value import plain
 from router.table.table_text import (
     parse_table_turn,
     read_csv,
@@ -17,6 +17,7 @@ from router.table.table_text import (
     to_csv,
     to_markdown,
 )
+from router.trace.table import Column, Schema
 from tests.router.outputs import FLOODS, OUTPUTS
 from tests.router.protocol.test_parse_time import grows_linearly
 
@@ -40,9 +41,10 @@ MANNERS = {
         "| 1 | 1321 | Krurou | Vor | Ana Ruiz |\n| 2 | 1400 | Bel | Vor | |"
     ),
     "columns under other names": "| Name of the city | Founder (person) | Year |\n|---|---|---|\n" + _ROWS,
-    "in a foreign language": _HEAD.replace("city | founder | founded", "城市 | 创始人 | 年份") + _ROWS,
+    "in a foreign language": _HEAD.replace("city | founder | founded", "城市 | 创始人 | 年") + _ROWS,
+    "an empty line, more": "|city|x|founder|founded|\n|Krurou|y|Ana Ruiz|1321|\n\n|Bel|||1400|",
     "all on one line": "| city | founder | founded | |---|---|---| | Krurou | Ana Ruiz | 1321 | | Bel |  | 1400 |",
-    "two rows on one line": "| city | founder | founded |\n|---|---|---|\n| Krurou | Ana Ruiz | 1321 || Bel |  | 1400 |",
+    "two rows on one line": _HEAD + _ROWS.replace("|\n|", "||"),
     "a header for each row": f"### Krurou\n{_HEAD}{_ROWS}".replace("\n| Bel", f"\n\n### Bel\n{_HEAD}| Bel"),
     "the header again": _HEAD + _ROWS.replace("\n", f"\n{_HEAD}"),
     "an empty line in it": _HEAD + _ROWS.replace("\n", "\n\n"),
@@ -119,7 +121,14 @@ def test_a_thousand_rows() -> None:
 def test_lists_of_keys(text: str) -> None:
     """One a line, or several on a single one."""
     assert read_rows(text, [CITY]).rows == (("Krurou",), ("Bel",), ("Tal",))
-    assert read_rows(text, CITIES).rows == (("Krurou", "", ""), ("Bel", "", ""), ("Tal", "", ""))
+    assert [plain(row[0]) for row in read_rows(text, CITIES).rows] == ["Krurou", "Bel", "Tal"]
+
+
+def test_a_list_that_says_more() -> None:
+    """The key is what comes first, where more than keys was asked for."""
+    text = "- Krurou: founded in 1321\n- **Bel** – a port"
+    assert [row[0] for row in read_rows(text, CITIES).rows] == ["Krurou", "**Bel**"]
+    assert [row[0] for row in read_rows(text, [CITY]).rows] == ["Krurou: founded in 1321", "Bel"]
 
 
 def test_a_list_that_was_cut() -> None:

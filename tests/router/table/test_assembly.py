@@ -1,0 +1,209 @@
+"""The table is a fold of its reports: whatever came first, nothing is lost, and nothing given is overwritten."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.table import Assembly, Table, assemble
+from router.table.assembly import Cell, read_report
+from router.trace import Execution
+from router.trace.table import Ask, Column, Schema
+from router.trace.values import ExecutionOutcome
+from tests.router.table.reports import SCHEMA, discovery, executed, fill
+
+HEAD = "| city | founder | founded |\n|---|---|---|\n"
+KRUROU = "Krurou: Krurou was founded by Ana Ruiz in 1321."
+
+
+def cells(table: Table) -> dict[str, list[tuple[str, str]]]:
+    """By the first cell of each row: values and states."""
+    return {row.cells[0].value: [(cell.value, cell.state) for cell in row.cells] for row in table.rows}
+
+
+def test_a_discovery_and_its_fills() -> None:
+    """Rows stand in the order in which discoveries name them; a cell holds what its reports say."""
+    reports = [
+        (fill("bel", "founder", "founded"), executed("founder: Bo\nfounded: n/a", "Bel: Bo built it.")),
+        (discovery(2), executed("- Tal\n- **KRUROU**", "Tal: Tal is a city.")),
+        (discovery(1), executed(HEAD + "| Krurou | Ana Ruiz | 1,321 |\n| Bel | | |", KRUROU, "Bel: Bel lies far.")),
+        (fill("krurou", "founder"), executed("Ana Ruiz", "Annals: Ana Ruiz founded Krurou.")),
+    ]
+    table = assemble(SCHEMA, [], reports)
+    assert cells(table) == {
+        "Krurou": [("Krurou", "single"), ("Ana Ruiz", "agreed"), ("1,321", "single")],
+        "Bel": [("Bel", "single"), ("Bo", "single"), ("", "missing")],
+        "Tal": [("Tal", "single"), ("", "missing"), ("", "missing")],
+    }
+    assert table.rows[0].found_by == (discovery(1), discovery(2))
+    claim = table.rows[0].cells[2].claims[0]
+    assert (claim.canonical, claim.support, claim.ask) == ("1321", "stated", discovery(1))
+    assert claim.citations[0].quote == "Krurou was founded by Ana Ruiz in 1321."
+
+
+def test_two_values() -> None:
+    """Equally well supported they conflict; one that is stated stands before one that is made up."""
+    row = discovery(1), executed(HEAD + "| Krurou | Ana Ruiz | 1321 |", KRUROU)
+    other = fill("krurou", "founder"), executed("Bo Li", "Annals: Krurou was founded by Bo Li.")
+    invented = fill("krurou", "founder", attempt=2), executed("Cy", KRUROU)
+    table = assemble(SCHEMA, [], [row, invented])
+    assert cells(table)["Krurou"][1] == ("Ana Ruiz", "single")
+    assert [claim.support for claim in table.rows[0].cells[1].claims] == ["stated", "unsupported"]
+    table = assemble(SCHEMA, [], [row, invented, other])
+    assert table.rows[0].cells[1].state == "conflict"
+    assert [claim.value for claim in table.rows[0].cells[1].claims] == ["Ana Ruiz", "Bo Li", "Cy"]
+
+
+def test_dates_that_differ_in_precision_only() -> None:
+    """They agree, and the more precise one is shown; a third that fits neither conflicts."""
+    schema = Schema((Column("city", key=True), Column("founded", "date")))
+    asks = [Ask("fill", ("founded",), ("krurou",), attempt=attempt) for attempt in (1, 2, 3)]
+    year = asks[0], executed("1321", "Krurou: Founded in 1321.")
+    day = asks[1], executed("5 May 1321", "Annals: Krurou was founded on 5 May 1321.")
+    month = asks[2], executed("June 1321", "Bel: Krurou was founded in June 1321.")
+    assert assemble(schema, [], [year, day]).rows[0].cells[1].state == "agreed"
+    assert assemble(schema, [], [year, day]).rows[0].cells[1].value == "5 May 1321"
+    assert assemble(schema, [], [year, day, month]).rows[0].cells[1].state == "conflict"
+
+
+def test_what_is_nowhere_to_be_found() -> None:
+    """It is, after as many looks as may be; executors that failed did not look."""
+    outcomes: list[ExecutionOutcome] = ["no_report", "timed_out", "model_failed", "budget_exhausted"]
+    failed = [(fill("krurou", "founder", attempt=at), executed("", outcome=one)) for at, one in enumerate(outcomes, 1)]
+    assert cells(assemble(SCHEMA, [["Krurou", "", "1321"]], failed))["Krurou"][1] == ("", "missing")
+    looked = fill("krurou", "founder", attempt=5), executed("not found")
+    table = assemble(SCHEMA, [["Krurou", "", "1321"]], [*failed, looked])
+    assert cells(table)["Krurou"] == [("Krurou", "given"), ("", "not_found"), ("1321", "given")]
+
+
+def test_two_names_of_one_row() -> None:
+    """They are one row where a passage says so, whichever executor was shown it; otherwise two."""
+    both = discovery(1), executed("- Krurou\n- New Bel\n- Tal", "Annals: Krurou, New Bel and Tal are cities.")
+    founder = fill("krurou", "founder"), executed("Ana Ruiz", "New Bel: Ana Ruiz founded it.", "Annals: Krurou is old.")
+    tie = discovery(2), executed("- Tal", "Annals: Krurou is the former name of New Bel. Tal is old.")
+    assert len(assemble(SCHEMA, [], [both, founder]).rows) == 3
+    table = assemble(SCHEMA, [], [both, founder, tie])
+    assert [(row.key, row.aliases) for row in table.rows] == [(("krurou",), (("new bel",),)), (("tal",), ())]
+    assert table.rows[0].cells[1].value == "Ana Ruiz"
+    kept = assemble(SCHEMA, [["New Bel", "", ""], ["Krurou", "", ""]], [both, founder, tie])
+    assert [row.key for row in kept.rows] == [("new bel",), ("krurou",), ("tal",)]
+
+
+def test_keys_of_two_columns() -> None:
+    """Both tell rows apart."""
+    schema = Schema((Column("year", "integer", key=True), Column("song", key=True), Column("place", "integer")))
+    text = "|year|song|place|\n|---|---|---|\n|2020|Ode|1|\n||Lay|2|\n|2021|Ode|3|\n|2,020|ode|1|"
+    ask = Ask("discover", ("year", "song", "place"), discovery=1)
+    table = assemble(schema, [], [(ask, executed(text, "Ode: In 2020 Ode was number 1."))])
+    assert [row.key for row in table.rows] == [("2020", "ode"), ("2020", "lay"), ("2021", "ode")]
+    assert [row.cells[2].value for row in table.rows] == ["1", "2", "3"]
+
+
+def test_rows_that_a_report_has_lost() -> None:
+    """They are told, so that they can be asked for again."""
+    reading = read_report(SCHEMA, discovery(), executed(HEAD + "| Krurou | | |\n| ... | | |\n| | Ana Ruiz | |"))
+    assert (len(reading.found), reading.lost) == (1, 2)
+    assert Assembly(SCHEMA).add(discovery(), executed("- Krurou\n- ...")) == 1
+
+
+_CITIES, _FOUNDERS, _YEARS = ("Krurou", "Bel", "New Bel", "Tal"), ("Ana Ruiz", "Bo Li", "", "Cy"), ("1321", "1400", "")
+_SENTENCES = st.one_of(
+    st.builds("{} was founded by {}.".format, st.sampled_from(_CITIES), st.sampled_from(_FOUNDERS)),
+    st.builds("{} was founded in {}.".format, st.sampled_from(_CITIES), st.sampled_from(_YEARS)),
+    st.builds("{} is the former name of {}.".format, st.sampled_from(_CITIES), st.sampled_from(_CITIES)),
+)
+_PASSAGES = st.lists(
+    st.builds("{}: {}".format, st.sampled_from((*_CITIES, "Annals")), st.lists(_SENTENCES, max_size=3).map(" ".join)),
+    max_size=3,
+)
+_ROWS = st.lists(st.tuples(*map(st.sampled_from, (_CITIES, _FOUNDERS, _YEARS))), max_size=4)
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> list[tuple[Ask, Execution]]:
+    """Asks that differ, with executions."""
+    discoveries = st.builds(discovery, st.integers(1, 3), st.integers(1, 2))
+    columns = st.sampled_from([("founder",), ("founded",), ("founder", "founded")])
+    fills = st.builds(
+        Ask,
+        st.sampled_from(["fill", "settle"]),
+        columns,
+        st.sampled_from(_CITIES).map(lambda c: (c.casefold(),)),
+        attempt=st.integers(1, 2),
+    )
+    asks = draw(st.lists(discoveries | fills, unique=True, max_size=7))
+    return [(ask, draw(_executions(ask))) for ask in asks]
+
+
+def _executions(ask: Ask) -> st.SearchStrategy[Execution]:
+    table = _ROWS.map(lambda rows: HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+    pairs = st.tuples(st.sampled_from(_FOUNDERS), st.sampled_from(_YEARS)).map(
+        "founder: {0[0]}\nfounded: {0[1]}".format
+    )
+    outcomes = st.sampled_from(["reported"] * 5 + ["no_report", "timed_out"])
+    answers = table if ask.row is None else pairs
+    return st.builds(
+        lambda answer, said, outcome: executed(answer, *said, outcome=outcome), answers, _PASSAGES, outcomes
+    )
+
+
+GIVEN = st.lists(
+    st.tuples(*map(st.sampled_from, (_CITIES, _FOUNDERS, _YEARS))), max_size=2, unique_by=lambda row: row[0]
+)
+
+
+@given(GIVEN, reports(), st.randoms(use_true_random=False))
+def test_the_order_of_arrival_changes_nothing(
+    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random
+) -> None:
+    """Nor do tables that were asked for on the way."""
+    shuffled = chance.sample(told, len(told))
+    assembly = Assembly(SCHEMA, rows)
+    for ask, execution in shuffled:
+        assembly.add(ask, execution)
+        if chance.random() < 0.5:
+            assembly.table()
+    assert assembly.table() == assemble(SCHEMA, rows, told)
+
+
+@given(GIVEN, reports())
+def test_a_report_more_loses_nothing(rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]]) -> None:
+    """Each claim stands in the row that goes by its key, and if it is stated, so is its cell."""
+    table = assemble(SCHEMA, rows, told)
+    known = {key: row for row in table.rows for key in (row.key, *row.aliases)}
+    for found in (found for ask, execution in told for found in read_report(SCHEMA, ask, execution).found):
+        for claim, cell in zip(found.claims, known[found.key].cells, strict=True):
+            if claim:
+                assert claim in cell.claims
+                assert cell.state not in ("missing", "not_found")
+                assert claim.support != "stated" or cell.claims[0].support == "stated"
+
+
+@given(GIVEN, reports())
+def test_what_is_given_stands(rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]]) -> None:
+    """First, in its order, whatever is reported."""
+    table = assemble(SCHEMA, rows, told)
+    assert [row.given for row in table.rows] == [True] * len(rows) + [False] * (len(table.rows) - len(rows))
+    for values, row in zip(rows, table.rows, strict=False):
+        assert [cell.value for value, cell in zip(values, row.cells, strict=True) if value] == list(
+            filter(None, values)
+        )
+        assert all((cell.state == "given") == bool(value) for value, cell in zip(values, row.cells, strict=True))
+
+
+def test_rows_that_did_not_change_are_the_same() -> None:
+    """So that changes can be told."""
+    assembly = Assembly(SCHEMA, [["Krurou", "", ""], ["Bel", "", ""]])
+    before = assembly.table()
+    assembly.add(fill("bel", "founder"), executed("Bo"))
+    after = assembly.table()
+    assert [a is b for a, b in zip(before.rows, after.rows, strict=True)] == [True, False]
+    assert after.rows[1].cells[2] == Cell("", "missing")
+
+
+@pytest.mark.parametrize("answer", ["```\n```", "|" * 1000, "not found", "", "``` | ```", "- \n- -\n"])
+def test_reports_without_rows(answer: str) -> None:
+    """They hold none, and harm none."""
+    assert assemble(SCHEMA, [], [(discovery(), executed(answer))]).rows == ()

@@ -1,0 +1,68 @@
+"""The cost of rows with the overhead is that of all calls, to the last token."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.amount import Amount
+from router.models import Usage
+from router.table.assembly import assemble
+from router.table.cost import table_cost
+from router.trace import Call, Execution
+from router.trace.call import sum_known
+from router.trace.table import Ask
+from tests.router.table.reports import SCHEMA, discovery, executed, fill
+from tests.router.table.test_assembly import GIVEN, reports
+
+
+def call(sub_query: int | None, tokens: int | None, nano_usd: int | None = None) -> Call:
+    """One that spent this."""
+    usage = None if tokens is None else Usage(tokens, 0)
+    return Call(
+        run_id="r",
+        tenant="t",
+        number=0,
+        role="execution",
+        model="m",
+        deployment="d",
+        executor_version=None,
+        purpose="first",
+        attempt=1,
+        sub_query=sub_query,
+        max_tokens=1,
+        reserved=Amount(),
+        started_at=0.0,
+        outcome="completed",
+        usage=usage,
+        nano_usd=nano_usd,
+        first_token_s=None,
+        duration_s=0.0,
+    )
+
+
+def test_what_cells_and_rows_cost() -> None:
+    """A discovery counts for the rows that it is the first to name, a fill for the cells that it was asked for."""
+    asks = [discovery(1), discovery(2), fill("bel", "founder", "founded"), discovery(3)]
+    told = ["- Krurou\n- Bel", "- Bel\n- Tal\n- Far", "founder: Bo", "not found"]
+    table = assemble(SCHEMA, [["Far", "", ""]], zip(asks, map(executed, told), strict=True))
+    assert [row.key for row in table.rows] == [("far",), ("krurou",), ("bel",), ("tal",)]
+    calls = [call(None, 7, 1), call(0, 10, 8), call(0, 1, 1), call(1, 5), call(2, 9, 4), call(3, 2), call(9, 3)]
+    cost = table_cost(table, asks, calls)
+    assert cost.cells == {(2, 1): Amount(4, 2), (2, 2): Amount(4, 2)}
+    assert cost.rows == (Amount(0, 0), Amount(5, 4), Amount(5 + 8, 4 + 4), Amount(5, None))
+    assert cost.overhead == Amount(7 + 1 + 1 + 2 + 3, 1 + 1)
+
+
+_COUNTS = st.none() | st.integers(0, 1000)
+
+
+@given(GIVEN, reports(), st.lists(st.builds(call, st.none() | st.integers(0, 9), _COUNTS, _COUNTS)))
+def test_it_adds_up(rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], calls: list[Call]) -> None:
+    """In tokens and in money, and each row has its cells' cost in it."""
+    cost = table_cost(assemble(SCHEMA, rows, told), [ask for ask, _ in told], calls)
+    parts = [*cost.rows, cost.overhead]
+    assert sum(part.tokens for part in parts) == sum(call.usage.total_tokens for call in calls if call.usage)
+    assert (sum_known([part.nano_usd for part in parts]) or 0) == (sum_known([call.nano_usd for call in calls]) or 0)
+    for at, row in enumerate(cost.rows):
+        assert row.tokens >= sum(amount.tokens for (of, _), amount in cost.cells.items() if of == at)

@@ -1,0 +1,112 @@
+"""A value is supported by the sentence that says it, and names are the same where a sentence says so."""
+
+import pytest
+
+from router.table.cell_value import canonical
+from router.table.support import Shown, comparable, tied, ties
+from router.trace.table import Column
+from tests.router.table.reports import shown
+
+
+def _support(column: Column, value: str, *passages: str, name: str = "krurou") -> tuple[str, list[str]]:
+    support, citations = Shown(shown(passages)).support(column, value, canonical(column, value), [comparable(name)])
+    return support, [citation.quote for citation in citations]
+
+
+FOUNDED, FOUNDER = Column("founded", "date"), Column("founder")
+
+
+@pytest.mark.parametrize(
+    ("passage", "support"),
+    [
+        ("Annals: Krurou was founded by Ana Ruiz.", "stated"),
+        ("Krurou: It was founded by Ana Ruiz in 1321.", "stated"),
+        ("Annals: Krurou lies on the sea. It was founded by “Ana Ruiz”.", "stated"),
+        ("Annals: Krurou lies on the sea. It rains there. Ana Ruiz’s hand built it.", "value_only"),
+        ("Annals: Bel was founded by Ana Ruiz.", "value_only"),
+        ("Annals: Krurou was founded by Ana Ruizen.", "unsupported"),
+        ("Krurou: Nobody knows.", "unsupported"),
+    ],
+)
+def test_a_name(passage: str, support: str) -> None:
+    """It is stated where the row is named in its sentence, beside it, or by the title."""
+    assert _support(FOUNDER, "Ana Ruiz", passage)[0] == support
+
+
+def test_the_sentence_that_names_both_is_cited() -> None:
+    """Of each passage one."""
+    passages = ["Annals: Ana Ruiz was born. Krurou is old. Krurou was founded by Ana Ruiz.", "Bel: Ana Ruiz died."]
+    assert _support(FOUNDER, "Ana Ruiz", *passages) == ("stated", ["Krurou was founded by Ana Ruiz."])
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "sentence", "held"),
+    [
+        (FOUNDED, "1321-05-01", "It was founded on 1 May 1321.", True),
+        (FOUNDED, "1321", "It was founded on 1 May 1321.", True),
+        (FOUNDED, "1321-05-02", "It was founded on 1 May 1321.", False),
+        (Column("people", "integer"), "12,000", "It has 12000 people.", True),
+        (Column("people", "number"), "3200000", "It has 3.2 million people.", True),
+        (Column("people", "integer"), "12", "It has 12,000 people.", False),
+        (Column("area", "number"), "1.5 km²", "It covers 1.5 km².", True),
+        (Column("名", "text"), "莫言", "作家莫言生于高密。", True),
+        (Column("名", "text"), "莫言", "莫先生言。", False),
+        (FOUNDER, "+", "A + B.", False),
+    ],
+)
+def test_values_by_their_types(column: Column, value: str, sentence: str, held: bool) -> None:
+    """A number or a date counts however it is written."""
+    assert (_support(column, value, f"Krurou: {sentence}")[0] == "stated") == held
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Krurou is the former name of New Bel.",
+        "The city of New Bel was once called Krurou.",
+        "Krurou is now called New Bel.",
+        "New Bel, also known as “Krurou”, lies on the sea.",
+        "New Bel (formerly Krurou) lies on the sea.",
+        "Krurou was the working title of New Bel.",
+        "New Bel was first called Krurou.",
+        "Krurou later became known as New Bel.",
+        "New Bel writes under the pen name Krurou.",
+        "Krurou was renamed New Bel in 1321.",
+        "New Bel又称Krurou。",
+    ],
+)
+def test_names_of_the_same(sentence: str) -> None:
+    """In either order."""
+    names = {comparable("Krurou"), comparable("New Bel"), comparable("Bel")}
+    assert {frozenset(pair) for pair in tied(ties(comparable(sentence)), names)} == {
+        frozenset((" krurou ", " new bel "))
+    }
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Krurou and New Bel are cities of Vor.",
+        "Krurou, like New Bel, is also known as a port.",
+        "Krurou lies near New Bel.",
+        "Krurou is larger than what is now called New Bel.",
+        "Krurou (New Bel) is a port.",
+        "Krurou was known to New Bel.",
+    ],
+)
+def test_names_of_two(sentence: str) -> None:
+    """A sentence that names both ties nothing by that alone."""
+    assert not list(tied(ties(comparable(sentence)), {" krurou ", " new bel "}))
+
+
+def test_a_row_by_the_title_that_is_its_name_too() -> None:
+    """An executor that was shown that both are the same reads the passage about the other."""
+    passages = shown(["Annals: Krurou is the former name of Bel.", "Bel: It was founded by Ana Ruiz."])
+    names = Shown(passages).also_named([" krurou "])
+    assert Shown(passages).support(FOUNDER, "Ana Ruiz", "ana ruiz", names)[0] == "stated"
+
+
+def test_floods_of_ties() -> None:
+    """They are found in time, however many there are."""
+    for piece in ("now ", "is ", "also known as ", "krurou now ", "is x x name of "):
+        assert sum(1 for _ in ties(comparable(piece * 2_000))) <= 6_000
