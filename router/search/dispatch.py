@@ -26,6 +26,7 @@ class Dispatching:
         first: int,
         context: RunContext,
         group: asyncio.TaskGroup,
+        *,
         most: int | None = None,
     ) -> None:
         """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors work in `group`.

@@ -36,8 +36,8 @@ from router.store.records import Begun, Change, RecordedRun, withheld
 from router.store.schema import CALLS, LEASES, LOGS, RUNS, SPENDING, TENANTS, USAGE_HOURS, call_row, struct_of, trace_of
 from router.store.usage import hourly_usage
 from router.trace import Trajectory
-from router.trace.values import TableRun
 from router.trace.redaction import redacted
+from router.trace.values import TableRun
 
 Row = dict[str, Any]
 

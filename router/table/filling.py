@@ -5,19 +5,19 @@ writes the table, which is the fold of their reports.
 """
 
 import asyncio
+import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Annotated
+from math import inf
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
 from router.calls import Role
-from router.errors import BadRequest, BudgetExhausted, ContextTooLong, UpstreamError
+from router.errors import BadRequest, BudgetExhausted, UpstreamError
 from router.protocol import NO_EVIDENCE
 from router.protocol.decision import Dispatch
 from router.protocol.sub_queries import normal_question
@@ -27,15 +27,18 @@ from router.search.delegator import told
 from router.search.dispatch import Dispatching
 from router.search.executor import EXECUTOR, Executes
 from router.table import table_delegation
-from router.table.asking import Rank, question, rank
+from router.table.asking import question, rank
 from router.table.assembly import Assembly, Table, assemble
+from router.table.cell_value import row_key
 from router.table.schema import checked_rows, checked_schema
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution, RoleName
-from router.trace.table import Ask, Column, Row, RowKey, Schema, TableOutcome, TableTopologyName
+from router.trace.table import Ask, AskKind, Column, Row, RowKey, Schema, TableOutcome, TableTopologyName
 from router.trace.values import Planned, Reported, RoundStarted, RowChanged, SubQueryDispatched, TableRun
 
-EXECUTOR_OF_TABLES = replace(EXECUTOR, parse=parse_table_turn)
+_OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_exhausted")
+"""Outcomes with which nothing is begun any more."""
+EXECUTOR_OF_TABLES = dataclasses.replace(EXECUTOR, parse=parse_table_turn)
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
 
 
@@ -94,16 +97,16 @@ def table_of(run: TableRun) -> Table:
     return replace(table, rows=table.rows[: run.max_rows])
 
 
-def occasions(run: TableRun) -> set[Ask]:
-    """The discoveries that looked for rows by themselves."""
-    return {ask for ask, execution in zip(run.asks, run.executions, strict=True) if _is_occasion(ask, execution)}
+def occasions(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
+    """The discoveries that looked for rows by themselves, of these reports."""
+    return {
+        ask
+        for ask, execution in reports
+        if ask.kind == "discover" and execution.outcome in ("reported", "no_report") and not execution.shared_from
+    }
 
 
-def _is_occasion(ask: Ask, execution: Execution) -> bool:
-    return ask.kind == "discover" and execution.outcome in ("reported", "no_report") and not execution.shared_from
-
-
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class TableTopology:
     """A way to fill a table, with the roles that work on it."""
 
@@ -115,10 +118,15 @@ class WideSearch:
     """Fills tables by a delegator that plans and executors that look; any number of tables at once."""
 
     def __init__(
-        self, delegator: Delegator, executor: Executes, limits: TableLimits | None = None, *, early_dispatch: bool = True
+        self,
+        delegator: Delegator,
+        executor: Executes,
+        limits: TableLimits,
+        *,
+        early_dispatch: bool = True,
     ) -> None:
         """`early_dispatch`: as for `FactorizedSearch`."""
-        self.delegator, self.executor, self.limits = delegator, executor, limits or TableLimits()
+        self.delegator, self.executor, self.limits = delegator, executor, limits
         self.early_dispatch = early_dispatch
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
@@ -146,7 +154,8 @@ class _Filling:
         self._context = dataclasses.replace(context, tabular=True)
         self._group: asyncio.TaskGroup
         self._plan("")
-        self._delegation = search.delegator.open(table_delegation.opening(request.question, self._schema))
+        opening = table_delegation.opening(request.question, self._schema)
+        self._delegation = Conversation(search.delegator.role.opening(opening))
         self._outcome: TableOutcome = "filled"
         self._round = 0
         self._discoveries: dict[str, str] = {}
@@ -159,7 +168,7 @@ class _Filling:
         self._numbers = context.ledger.asks_before()
         self._asks = sorted(self._numbers, key=self._numbers.__getitem__)
         self._executions: dict[int, Execution] = {}
-        self._queue: list[tuple[float, int, Rank, Ask]] = []
+        self._queue: list[tuple[float, int, tuple[Any, ...], Ask]] = []
         self._at_work: dict[asyncio.Task[Execution], int] = {}
         self._asked, self._looked = Counter[tuple[RowKey, str]](), Counter[tuple[RowKey, str]]()
         """For each cell, the last attempt, and the number of executors that looked for it."""
@@ -209,21 +218,24 @@ class _Filling:
         search, context, first = self._search, self._context, self._round == 1
         context.on_event(RoundStarted(self._round))
         if not first:
-            found = {self._asks[number]: execution for number, execution in self._executions.items()}
-            shown = table_delegation.status(self._table, _occasions(found), self._not_dispatched)
+            reports = ((self._asks[number], execution) for number, execution in self._executions.items())
+            shown = table_delegation.status(self._table, occasions(reports), self._not_dispatched)
             self._delegation = told(self._delegation, shown)
-        early = Dispatching(search.executor, self._round, len(self._asks), context, self._group, self._limits.width)
-        begins = search.early_dispatch and not context.ledger.budgeted and len(self._schema.keys) == 1
+        most, closed = self._limits.width, self._request.closed
+        early = Dispatching(search.executor, self._round, len(self._asks), context, self._group, most=most)
+        begins = search.early_dispatch and not context.ledger.budgeted and len(self._schema.keys) == 1 and not closed
         questions: Sequence[str] = ()
         try:
             async with asyncio.timeout_at(context.search_deadline):
                 decision, self._delegation = await search.delegator.decide(
-                    self._delegation, context.ledger, early if begins and not self._request.closed else None
+                    self._delegation, context.ledger, early if begins else None
                 )
-            if isinstance(decision, Dispatch) and not self._request.closed:
+            if isinstance(decision, Dispatch) and not closed:
                 questions, self._not_dispatched = decision.sub_queries, decision.over_limit
-            elif isinstance(decision, Malformed) and first and not self._request.closed:
-                self._outcome, context.failures[None] = "no_search", search.delegator.role.malformed()
+            elif first and not closed:
+                self._outcome = "no_search"
+                if isinstance(decision, Malformed):
+                    context.failures[None] = search.delegator.role.malformed()
         except TimeoutError:
             self._outcome = "time_exhausted"
         except BudgetExhausted:
@@ -242,8 +254,8 @@ class _Filling:
         are new ones.
         """
         new = {form: text for text in questions if (form := normal_question(text)) not in self._discoveries}
+        asks = [Ask("discover", (), discovery=number) for number, _ in enumerate(new, len(self._discoveries) + 1)]
         self._discoveries |= new
-        asks = [Ask("discover", (), discovery=number) for number in range(len(self._discoveries) + 1)][-len(new) :]
         begun = await early.keep([*new.values()])
         for ask, task in zip(asks, begun, strict=False):
             self._at_work[task] = self._dispatched(ask)
@@ -319,8 +331,8 @@ class _Filling:
             self._end("time_exhausted")
         if ask.row is not None:
             self._looked.update((ask.row, name) for name in ask.columns if looked)
-            claims = dict(zip(self._schema.columns, reading.found[0].claims, strict=True))
-            self._ask(ask.row, [column.name for column, claim in claims.items() if claim is None], among=ask.columns)
+            claims = zip(self._schema.columns, reading.found[0].claims, strict=True)
+            self._ask(ask.row, [column.name for column, claim in claims if not claim and column.name in ask.columns])
             return
         listed = self._listed.setdefault(ask.discovery, [])
         new = [each.key for each in reading.found if each.key not in listed]
@@ -342,11 +354,10 @@ class _Filling:
         wanted = [name for name in columns if self._looked[key, name] < most and self._asked[key, name] < 2 * most]
         attempt = 1 + max((self._asked[key, name] for name in wanted), default=0)
         kind: AskKind = "settle" if any(self._looked[key, name] for name in wanted) else "fill"
-        size = self._limits.cells_per_ask or len(wanted)
-        for start in range(0, len(wanted), size or 1):
-            columns = tuple(wanted[start : start + size])
-            self._asked.update(dict.fromkeys(((key, name) for name in columns), 0))
-            self._put(Ask(kind, columns, key, attempt=attempt))
+        self._asked.update({(key, name): attempt - self._asked[key, name] for name in wanted})
+        size = self._limits.cells_per_ask or len(self._schema.columns)
+        for start in range(0, len(wanted), size):
+            self._put(Ask(kind, tuple(wanted[start : start + size]), key, attempt=attempt))
 
     def _put(self, ask: Ask) -> None:
         """Put an ask into the queue, unless nothing may be begun any more. Where a run is gone on with, what it had
@@ -366,7 +377,7 @@ class _Filling:
         """Tell of the rows that have changed, and ask for the cells of new ones."""
         self._table = self._assembly.table()
         most = self._request.max_rows
-        if len(self._table.rows) > most and self._outcome not in _OVER:
+        if len(self._table.rows) > most and self._outcome not in (*_OVER, "rows_exhausted"):
             self._end("rows_exhausted")
         for row in self._table.rows[:most]:
             if self._rows.get(row.key) is row:

@@ -13,12 +13,13 @@ from router.protocol.tags import one_line, readable, without_thinking
 from router.table.assembly import Table
 from router.table.completeness import completeness
 from router.table.schema import checked_schema, normal_name
-from router.trace.table import Ask, Column, Row, Schema
+from router.trace.table import Ask, CellState, Column, Row, Schema
 
 STOP = ("<table",)
 """The status that would come next, from models that go on to invent it."""
 _MOST_KEYS, _MOST_HOLES, _MOST_CHARS = 20, 5, 100
 """Rows and holes that it is shown, and characters of each: its context is bounded, whatever the table holds."""
+_HOLES: tuple[CellState, ...] = ("missing", "not_found")
 _ASK = re.compile(
     r"""<\s{0,4}ask\s{1,4}column\s{0,4}=\s{0,4}["'“]?([^"”<>]{1,200}?)["'”]?\s{0,4}>([^<]{1,500})<\s{0,4}/\s{0,4}ask""",
     re.IGNORECASE,
@@ -57,8 +58,9 @@ def status(table: Table, occasions: Collection[Ask], not_dispatched: Sequence[st
     turn.
     """
     known = completeness(table, occasions)
-    counts = {"rows": known.rows, "complete": known.complete_rows, "missing": known.missing + known.not_found}
-    counts |= {"conflicts": known.conflicts, "seen_once": known.rows_seen_once}
+    missing = sum(known.cells.get(state, 0) for state in _HOLES)
+    counts = {"rows": known.rows, "complete": known.complete_rows, "missing": missing}
+    counts |= {"conflicts": known.cells.get("conflict", 0), "seen_once": known.rows_seen_once}
     if known.estimated_rows is not None:
         counts["estimate"] = known.estimated_rows
     names = [_name(table.schema, row) for row in table.rows]
@@ -66,7 +68,7 @@ def status(table: Table, occasions: Collection[Ask], not_dispatched: Sequence[st
         f"{name}: {column.name}"
         for name, row in zip(names, table.rows, strict=True)
         for column, cell in zip(table.schema.columns, row.cells, strict=True)
-        if cell.state in ("missing", "not_found")
+        if cell.state in _HOLES
     )
     return prompts.table_status(counts, names[:_MOST_KEYS], islice(holes, _MOST_HOLES), not_dispatched)
 
