@@ -66,8 +66,8 @@ class Gateway:
         vocabulary: Vocabulary | None = None,
         on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
-        """`topologies`: the ways to answer, `factorized` among them. `tables`: the ways to fill tables. `vocabulary`: what
-        questions may be about; None for models that know the language. `on_answered` gets every question that was
+        """`topologies`: the ways to answer, `factorized` among them. `tables`: the ways to fill tables. `vocabulary`:
+        what questions may be about; None for models that know the language. `on_answered` gets every question that was
         answered here, unless its texts must not be kept or nothing may be learnt from it.
         """
         self._topologies, self._executor, self._roles = topologies, executor, roles

@@ -16,7 +16,7 @@ from router.models import Completion, Prompt, Sampling, ScriptedModel
 from router.protocol import Passage
 from router.runs import Gateway, RunLifecycle
 from router.runs.live import LiveRuns
-from router.search import Answerer, Delegator, Executor, FactorizedSearch, ReportCache, Topology
+from router.search import Answerer, Delegator, Executor, FactorizedSearch, Topology
 from router.search.agent import Agent, ExecutorLimits
 from router.store import Database, LogJournal, SQLArchive
 from router.table import TableLimits, TableRequest, TableTopology, WideSearch
@@ -25,7 +25,6 @@ from router.table.table_delegation import STOP
 from router.trace import RoleName
 from router.trace.run import RoleSetting
 from router.trace.table import Column
-from router.versions.routing import VersionRouting
 
 QUESTION = "List all cities of the register."
 COLUMNS = (Column("city", key=True), Column("founder"), Column("founded", "integer"))
@@ -36,13 +35,15 @@ _OF_PART = re.compile(r"part (\d+)")
 
 
 class World:
-    """Cities; of some no page states the founder."""
+    """Cities. Of some no page states the founder; some have an old name, whose page names another founder."""
 
-    def __init__(self, cities: int = 24, *, unstated: int = 0, a_part: int = 4) -> None:
+    def __init__(self, cities: int = 24, *, unstated: int = 0, renamed: int = 0, a_part: int = 4) -> None:
         self.cities = [f"Kru{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(cities)]
         self.founder = {city: f"Ana {city}son" for city in self.cities[unstated:]}
         self.founded = {city: str(1000 + number) for number, city in enumerate(self.cities)}
-        self.parts = [self.cities[at : at + a_part] for at in range(0, cities, a_part)]
+        self.old = {f"Old {city}": city for city in self.cities[unstated : unstated + renamed]}
+        named = [*self.cities, *self.old]
+        self.parts = [named[at : at + a_part] for at in range(0, len(named), a_part)]
 
     def page(self, city: str) -> Passage:
         """A city's own page."""
@@ -50,10 +51,15 @@ class World:
         text = f"{city} is a city. {city} was founded in {self.founded[city]}.{founder}"
         return Passage(city, city, text, document=city)
 
+    def old_page(self, old: str) -> Passage:
+        """The page of an old name."""
+        text = f"{old} is the former name of {self.old[old]}. {old} was founded by Bo Otherson."
+        return Passage(old, old, text, document=old)
+
     def register(self, number: int) -> Passage:
         """A part of the register, from 1."""
         title, cities = f"Register, part {number}", self.parts[number - 1]
-        return Passage(title, title, " ".join(f"{city} is listed." for city in cities), document=title)
+        return Passage(title, title, "\n".join(f"{city} is listed." for city in cities), document=title)
 
     def rows(self) -> list[tuple[str, ...]]:
         """The right table."""
@@ -67,7 +73,8 @@ class World:
     def _named(self, query: str) -> list[Passage]:
         if part := _OF_PART.search(query):
             return [self.register(int(part[1]))]
-        return [self.page(city) for city in self.cities if city in query]
+        pages = [self.old_page(old) for old in self.old if old in query]
+        return [*pages, *(self.page(city) for city in self.cities if city in query)]
 
 
 class Reader(ScriptedModel):
@@ -95,19 +102,20 @@ class Reader(ScriptedModel):
         if len(prompt.messages) == 2:
             self.asked[asked] += 1
             if random.Random(f"{self._seed}/{asked}/{self.asked[asked]}").random() < self._fails:
-                return UpstreamRefused("no")
+                return UpstreamRefused("no", endpoint=self.endpoint)
             return f"<search>{prompt.messages[1].content}</search>"
         return self.report(asked, "\n".join(message.content for message in prompt.messages[2:]))
 
     def report(self, asked: str, shown: str) -> str:
         """Read what is asked from the pages."""
         if "part" in asked:
-            return written("\n".join(re.findall(r"(\w+) is listed\.", shown)))
+            return written("\n".join(re.findall(r"([\w ]+) is listed\.", shown)))
         if ":\n" in asked:
             wanted = re.findall(r"^- (\w+): ", asked, re.MULTILINE)
             lines = [f"{name}: {value}" for name in wanted if (value := self._value(asked, name, shown))]
             return written("\n".join(lines) or "not found")
-        return written(self._value(asked, "founded" if re.search("When|founded", asked) and "Who" not in asked else "founder", shown) or "not found")
+        name = "founder" if re.search("Who|founder", asked) else "founded"
+        return written(self._value(asked, name, shown) or "not found")
 
     def _value(self, asked: str, name: str, shown: str) -> str:
         if random.Random(f"{self._seed}/{asked}/{name}").random() < self._invents:
