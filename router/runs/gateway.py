@@ -29,7 +29,9 @@ from router.trace.values import NOT_FOUND, OnEvent, TableRun, TopologyName
 _PROBE_TOKENS, _PROBE_S = 16, 10.0
 """Models that think refuse to write less."""
 _REPORTING_SHARE = 0.05
-"""How much of an execution's or a table's time is kept, so that one that takes too long can say so."""
+"""How much of an execution's time is kept, so that one that takes too long can say so."""
+_FOLDING_SHARE = 0.1
+"""How much of a table's time is kept, to make it of the reports that there are."""
 OUT_OF_SCOPE = (
     "not in the demo world: the demo's models know a small fictional world only, and nothing of {words}. "
     "To ask about other things, name real models in a config (docs/documents.md says how) and give it to --config."
@@ -131,7 +133,7 @@ class Gateway:
             question,
             request,
             settings=settings_of(chosen.roles),
-            answering_share=_REPORTING_SHARE,
+            answering_share=_FOLDING_SHARE,
             topology=request.topology,
             timeout_s=limits.timeout_s,
         )

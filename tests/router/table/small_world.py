@@ -16,7 +16,7 @@ from router.models import Completion, Prompt, Sampling, ScriptedModel
 from router.protocol import Passage
 from router.runs import Gateway, RunLifecycle
 from router.runs.live import LiveRuns
-from router.search import Answerer, Delegator, Executor, FactorizedSearch, Topology
+from router.search import Answerer, Delegator, Executor, FactorizedSearch, ReportCache, Topology
 from router.search.agent import Agent, ExecutorLimits
 from router.store import Database, LogJournal, SQLArchive
 from router.table import TableLimits, TableRequest, TableTopology, WideSearch
@@ -25,6 +25,7 @@ from router.table.table_delegation import STOP
 from router.trace import RoleName
 from router.trace.run import RoleSetting
 from router.trace.table import Column
+from router.versions import VersionRouting
 
 QUESTION = "List all cities of the register."
 COLUMNS = (Column("city", key=True), Column("founder"), Column("founded", "integer"))
@@ -143,6 +144,10 @@ def lead(world: World, a_turn: int = 4, prompts: list[Prompt] | None = None) -> 
     return ScriptedModel(write, "backbone")
 
 
+async def _never(*_: object) -> Any:
+    raise NotImplementedError
+
+
 @asynccontextmanager
 async def gateway(
     store: Path,
@@ -163,10 +168,16 @@ async def gateway(
         "answer": ScriptedModel(["<answer>no</answer>"]),
     }
     roles: dict[RoleName, Role] = {
-        name: Role(name, model, name, Sampling(max_tokens=256), 1) for name, model in models.items()
+        name: Role(
+            name, model, name, Sampling(max_tokens=256), 1, executor_version="small" if name == "execution" else None
+        )
+        for name, model in models.items()
     }
     limits, agent = limits or TableLimits(), Agent(roles["execution"], world, ExecutorLimits(), EXECUTOR_OF_TABLES)
     executes: Any = Executor(roles["execution"], world, ExecutorLimits(), tabular=agent)
+    if shared:
+        one: Executor = executes
+        executes = ReportCache(VersionRouting(lambda _: one, "small", _never, _never), lambda: "index")
     search = FactorizedSearch(Delegator(roles["delegation"]), executes, Answerer(roles["answer"]))
     wide = WideSearch(Delegator(roles["delegation"], limits.discoveries, STOP), executes, limits, early_dispatch=early)
     settings = {name: RoleSetting(name, "0" * 64) for name in roles}

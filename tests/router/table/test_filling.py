@@ -117,7 +117,7 @@ async def test_what_is_told(tmp_path: Path) -> None:
 async def test_the_delegator_sees_counts_alone(tmp_path: Path) -> None:
     """And some names of rows and holes; no report, and not more of a larger table."""
     sizes = []
-    for size in (20, 80):
+    for size in (24, 96):
         model = lead(world := World(size, unstated=8), size // 8)
         await filled(tmp_path / str(size), world, delegator=model)
         *_, last = model.prompts
@@ -125,7 +125,7 @@ async def test_the_delegator_sees_counts_alone(tmp_path: Path) -> None:
         assert all(len(status.split("<holes>")[0].splitlines()) <= 20 for status in shown)
         assert all(len(status.split("<holes>")[1].splitlines()) <= 5 for status in shown)
         assert not [status for status in shown if "Ana" in status or "1003" in status]
-        sizes.append(len("".join(message.content for message in last.messages)) / len(shown))
+        sizes.append(len(shown[-1]))
     assert sizes[1] < 1.2 * sizes[0]
     assert f'<table rows="{size}"' in shown[-1]
 
@@ -162,17 +162,17 @@ async def test_limits(tmp_path: Path, limits: TableLimits, max_rows: int, ends: 
 async def test_a_budget(tmp_path: Path) -> None:
     """Is never exceeded, and what was found by then is the table."""
     world = World(24)
-    options = RequestOptions(budget=Budget(max_total_tokens=3000))
+    options = RequestOptions(budget=Budget(max_total_tokens=1200))
     run = await filled(tmp_path, world, options=options)
     assert outcome(run) == "budget_exhausted"
-    assert sum(call.charged.tokens for call in run.calls) <= 3000
+    assert sum(call.charged.tokens for call in run.calls) <= 1200
     assert 0 < len(values(run)) < 24
 
 
 async def test_a_deadline(tmp_path: Path) -> None:
     """What was found by then is the table, and the executors that did not come to an end cost their cells."""
     held = HeldModel(Reader(slow=0), 40)
-    run = await filled(tmp_path, World(24), held, options=RequestOptions(time_s=2.0))
+    run = await filled(tmp_path, World(24), held, options=RequestOptions(time_s=5.0))
     assert outcome(run) == "time_exhausted"
     assert [row for row in values(run) if all(row)]
     assert len(run.result.executions) == len(run.result.asks)  # type: ignore[union-attr]
@@ -184,7 +184,7 @@ async def test_failing_executors(tmp_path: Path) -> None:
     run = await filled(tmp_path / "some", world, Reader(seed=3, fails=0.2))
     failed = [one for one in run.result.executions if one.outcome == "model_failed"]  # type: ignore[union-attr]
     assert len(failed) > 4
-    assert values(run) == world.rows()
+    assert sorted(values(run)) == sorted(world.rows()), "in another order, where a discovery failed"
     assert outcome(run) == "filled"
 
     class Never(Reader):
@@ -356,6 +356,19 @@ async def test_nothing_is_spent_on_what_is_no_table(tmp_path: Path) -> None:
             with pytest.raises(BadRequest, match=said):
                 await first.fill_table(request, RequestOptions())
         assert not (await archive.list(RunFilter(), 10)).runs
+
+
+async def test_reports_are_shared(tmp_path: Path) -> None:
+    """A second run pays for second opinions only, and comes to the same table."""
+    world, reader = World(8, unstated=1), Reader()
+    async with gateway(tmp_path, world, reader, shared=True) as (first, _):
+        runs = [await first.fill_table(REQUEST, RequestOptions()) for _ in range(2)]
+        fresh = await first.fill_table(REQUEST, RequestOptions(no_cache=True))
+    assert values(runs[0]) == values(runs[1]) == values(fresh) == world.rows()
+    paid = [sum(call.role == "execution" for call in run.calls) for run in (*runs, fresh)]
+    assert paid == [22, 2, 22]
+    shared = [one.shared_from for one in runs[1].result.executions]  # type: ignore[union-attr]
+    assert sorted(shared) == [(), *[(runs[0].id,)] * 10]
 
 
 async def test_a_cancelled_run(tmp_path: Path) -> None:
