@@ -117,23 +117,24 @@ class Assembly:
             low, high = sorted(map(root, pair))
             if low != high:
                 same[high] = low
-        homes: dict[RowKey, RowKey] = {}
-        first: dict[tuple[str, ...], RowKey] = {}
+        several, homes, first = {*same, *same.values()}, dict[RowKey, RowKey](), dict[tuple[str, ...], RowKey]()
         for key in keys:
-            form = tuple(root(name) if (name := comparable(part)) in names else part for part in key)
+            form = tuple(root(name) if (name := comparable(part)) in several else part for part in key)
             homes[key] = key if key in self._given else first.get(form, key)
             first.setdefault(form, key)
         return homes
 
     def _row(self, home: RowKey, members: Sequence[Found]) -> Row:
-        given, cells = self._given.get(home), list[Cell]()
+        given, cells, parts = self._given.get(home), list[Cell](), iter(home)
         for at, column in enumerate(self._schema.columns):
             claims: dict[tuple[Ask, str], Claim] = {}
-            for claim in filter(None, (each.claims[at] for each in members)):
+            for claim in sorted(filter(None, (each.claims[at] for each in members)), key=_grade):
                 claims.setdefault((claim.ask, claim.canonical), claim)
             looked = sum(each.looked and column.name in each.ask.columns for each in members)
             value = given[at] if given else ""
-            cells.append(_cell(column, value, list(claims.values()), looked >= self._asks_per_cell))
+            cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
+            part = next(parts) if column.key else ""  # all there is of a row that was asked for and not yet found
+            cells.append(cell if cell.value else Cell(part, cell.state))
         asks = dict.fromkeys(each.ask for each in members if each.ask.row is None)
         aliases = dict.fromkeys(each.key for each in members if each.key != home)
         return Row(home, tuple(cells), tuple(asks), tuple(aliases), given is not None)
@@ -150,14 +151,14 @@ def assemble(
 
 
 def _cell(column: Column, given: str, claims: Sequence[Claim], exhausted: bool) -> Cell:
-    """A cell by its claims, in the order of the ranks of their asks."""
+    """A cell by its claims, the best supported first, and then by the ranks of their asks."""
     finer = _finer({claim.canonical for claim in claims}) if column.type == "date" else {}
     groups: dict[str, list[Claim]] = {}
     for claim in claims:
         form = finer.get(claim.canonical, claim.canonical)
         groups.setdefault("" if column.key else form, []).append(claim)
     for members in groups.values():
-        members.sort(key=lambda claim: (_SUPPORTS.index(claim.support), claim.canonical in finer))
+        members.sort(key=lambda claim: (_grade(claim), claim.canonical in finer))
     values = sorted(groups.values(), key=_worth)
     shown = tuple(claim for members in values for claim in members)
     if given or not shown:
@@ -168,9 +169,13 @@ def _cell(column: Column, given: str, claims: Sequence[Claim], exhausted: bool) 
     return Cell(shown[0].value, "agreed" if agreed else "single", shown)
 
 
+def _grade(claim: Claim) -> int:
+    return _SUPPORTS.index(claim.support)
+
+
 def _worth(claims: Sequence[Claim]) -> tuple[int, int, int]:
     """Smaller for the better of two values: by support, then different documents, then reports; else the first one."""
-    return _SUPPORTS.index(claims[0].support), -len(_documents(claims)), -len(claims)
+    return _grade(claims[0]), -len(_documents(claims)), -len(claims)
 
 
 def _documents(claims: Iterable[Claim]) -> set[str]:

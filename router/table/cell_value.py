@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from datetime import date
 from decimal import Context, Decimal
+from functools import lru_cache
 
 from router.trace.table import Column, RowKey, Schema
 from router.trace.values import says_not_found
@@ -65,11 +66,12 @@ def row_key(schema: Schema, values: Sequence[str]) -> RowKey:
     return tuple(canonical(column, value) for column, value in zip(schema.columns, values, strict=True) if column.key)
 
 
-def values_in(column: Column, text: str) -> list[str]:
+@lru_cache(4096)  # the same sentences are looked through for all cells of a column
+def values_in(column: Column, text: str) -> tuple[str, ...]:
     """The canonical forms of all numbers, or dates, in a text; empty for columns of other types."""
     if column.type in ("integer", "number"):
-        return [number for _, number in _numbers(_folded(text), column.unit)]
-    return [found for _, found in _dates(_folded(text))] if column.type == "date" else []
+        return tuple(number for _, number in _numbers(_folded(text), column.unit))
+    return tuple(found for _, found in _dates(_folded(text))) if column.type == "date" else ()
 
 
 def _folded(text: str) -> str:
@@ -139,7 +141,7 @@ _MONTH = r"(?P<{}>" + "|".join(f"{name[:3]}(?:{name[3:]})?" for name in _MONTHS)
 _DAY = r"(?<!\d)(?P<{}>\d{{1,2}})(?:st|nd|rd|th)?"
 _YEAR = r"(?P<{}>\d{{4}})(?!\d)"
 _DATE = re.compile(
-    rf"(?<!\d)(?P<y1>\d{{4}})\s?[-/.年]\s?(?P<m1>\d{{1,2}})(?:\s?[-/.月]\s?(?P<d1>\d{{1,2}})(?!\d)日?|月?(?!\d))"
+    r"(?<!\d)(?P<y1>\d{4})(?:[-/.]|\s?年\s?)(?P<m1>\d{1,2})(?:(?:[-/.]|\s?月\s?)(?P<d1>\d{1,2})(?!\d)\s?日?|\s?月?(?!\d))"
     rf"|{_DAY.format('d2')}\.?\s(?:of\s)?{_MONTH.format('n2')},?\s{_YEAR.format('y2')}"
     rf"|\b{_MONTH.format('n3')}\s{_DAY.format('d3')},?\s{_YEAR.format('y3')}"
     rf"|\b{_MONTH.format('n4')},?\s(?:of\s)?{_YEAR.format('y4')}"

@@ -76,7 +76,6 @@ class Shown:
         self._said = [sentences(passage.text) for passage in self._passages]
         self._words = [[comparable(sentence) for sentence in said] for said in self._said]
         self._titles = [comparable(passage.title) for passage in self._passages]
-        self._forms: dict[tuple[str, str, int], list[list[str]]] = {}
         self.ties = tuple(tie for words in self._words for sentence in words for tie in ties(sentence))
 
     def also_named(self, names: Collection[str]) -> set[str]:
@@ -92,32 +91,24 @@ class Shown:
         """
         wanted = comparable(value)
         stated, held = list[Citation](), list[Citation]()
-        for number, passage in enumerate(self._passages):
-            said, titled = self._words[number], any(name in self._titles[number] for name in names)
-            places = [at for at, forms in enumerate(self._typed(column, number)) if _within(column, form, forms)]
-            places += [at for at, words in enumerate(said) if wanted in words and wanted.strip()]
-            near = [
-                at for at in places if titled or any(name in "".join(said[max(0, at - 1) : at + 2]) for name in names)
-            ]
-            if near:
-                best = next((at for at in near if any(name in said[at] for name in names)), near[0])
-                stated.append(citation(passage, self._said[number][best]))
+        for passage, said, words, title in zip(self._passages, self._said, self._words, self._titles, strict=True):
+            places = [at for at, sentence in enumerate(words) if wanted in sentence and wanted.strip()]
+            if column.type in ("integer", "number", "date"):
+                places += [at for at, sentence in enumerate(said) if _holds(column, form, sentence)]
+            by_itself = [at for at in places if any(name in words[at] for name in names)]
+            beside = (
+                at for at in places if any(name in title + "".join(words[max(0, at - 1) : at + 2]) for name in names)
+            )
+            at = next(iter(by_itself), next(beside, None))
+            if at is not None:
+                stated.append(citation(passage, said[at]))
             elif places:
-                held.append(citation(passage, self._said[number][places[0]]))
+                held.append(citation(passage, said[places[0]]))
         if stated or not held:
             return ("stated", tuple(stated)) if stated else ("unsupported", ())
         return "value_only", tuple(held)
 
-    def _typed(self, column: Column, number: int) -> list[list[str]]:
-        """The canonical numbers or dates of each sentence of a passage."""
-        if column.type not in ("integer", "number", "date"):
-            return []
-        key = (column.type, column.unit, number)
-        if key not in self._forms:
-            self._forms[key] = [values_in(column, sentence) for sentence in self._said[number]]
-        return self._forms[key]
 
-
-def _within(column: Column, form: str, forms: Collection[str]) -> bool:
-    """True where one of these is the form or, of a date, more precise."""
-    return form in forms or (column.type == "date" and any(found.startswith(f"{form}-") for found in forms))
+def _holds(column: Column, form: str, sentence: str) -> bool:
+    """True where a number in a sentence has this form, or where a date is this one or within it."""
+    return any(found == form or found.startswith(f"{form}-") for found in values_in(column, sentence))
