@@ -128,15 +128,8 @@ class Gateway:
             raise BadConfig(f"topology {request.topology}: is not set up here.")
         chosen = self._tables[request.topology]
         self._check_prices(options, chosen.roles)
-        opened = RunRequest(
-            "table",
-            question,
-            request,
-            settings=settings_of(chosen.roles),
-            answering_share=_FOLDING_SHARE,
-            topology=request.topology,
-            timeout_s=limits.timeout_s,
-        )
+        settings, topology = settings_of(chosen.roles), request.topology
+        opened = RunRequest("table", question, request, settings, _FOLDING_SHARE, topology, limits.timeout_s)
         async with self._lifecycle.open(opened, options, on_event) as run:
             if isinstance(run, Run):
                 return run

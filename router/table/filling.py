@@ -118,12 +118,7 @@ class WideSearch:
     """Fills tables by a delegator that plans and executors that look; any number of tables at once."""
 
     def __init__(
-        self,
-        delegator: Delegator,
-        executor: Executes,
-        limits: TableLimits,
-        *,
-        early_dispatch: bool = True,
+        self, delegator: Delegator, executor: Executes, limits: TableLimits, *, early_dispatch: bool = True
     ) -> None:
         """`early_dispatch`: as for `FactorizedSearch`."""
         self.delegator, self.executor, self.limits = delegator, executor, limits
@@ -155,13 +150,14 @@ class _Filling:
         self._group: asyncio.TaskGroup
         self._plan("")
         opening = table_delegation.opening(request.question, self._schema)
+        opening += table_delegation.status(self._table, ()) if request.rows else ""
         self._delegation = Conversation(search.delegator.role.opening(opening))
         self._outcome: TableOutcome = "filled"
         self._round = 0
         self._discoveries: dict[str, str] = {}
         """Questions that look for rows, by their normal forms, in the order in which they were written."""
         self._not_dispatched: tuple[str, ...] = ()
-        self._listed: dict[int, list[RowKey]] = {}
+        self._listed: dict[int, dict[RowKey, None]] = {}
         """The keys that each discovery has named, by its number."""
         self._names = {row_key(self._schema, row): self._named(row) for row in request.rows}
         """The values of keys, as they are shown."""
@@ -232,10 +228,10 @@ class _Filling:
                 )
             if isinstance(decision, Dispatch) and not closed:
                 questions, self._not_dispatched = decision.sub_queries, decision.over_limit
-            elif first and not closed:
+            elif first and isinstance(decision, Malformed) and not closed:
+                self._outcome, context.failures[None] = "no_search", search.delegator.role.malformed()
+            elif first and not self._request.rows:
                 self._outcome = "no_search"
-                if isinstance(decision, Malformed):
-                    context.failures[None] = search.delegator.role.malformed()
         except TimeoutError:
             self._outcome = "time_exhausted"
         except BudgetExhausted:
@@ -334,14 +330,13 @@ class _Filling:
             claims = zip(self._schema.columns, reading.found[0].claims, strict=True)
             self._ask(ask.row, [column.name for column, claim in claims if not claim and column.name in ask.columns])
             return
-        listed = self._listed.setdefault(ask.discovery, [])
-        new = [each.key for each in reading.found if each.key not in listed]
-        listed += dict.fromkeys(new)
+        listed = self._listed.setdefault(ask.discovery, {})
+        new = {each.key: None for each in reading.found if each.key not in listed}
+        listed |= new
         for each in reading.found:
             self._names.setdefault(each.key, self._named([claim.value if claim else "" for claim in each.claims]))
-        if ask.attempt < (limits.max_rounds if looked else 2 * limits.asks_per_cell) and (
-            not looked or (reading.lost and new)
-        ):
+        most = limits.max_rounds if reading.lost and new else 0 if looked else 2 * limits.asks_per_cell
+        if ask.attempt < most:
             self._put(replace(ask, attempt=ask.attempt + 1))
 
     def _named(self, values: Sequence[str]) -> tuple[str, ...]:

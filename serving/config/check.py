@@ -131,15 +131,8 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
 
 
 def _tables(config: Config) -> _Rules:
-    roles, table = config.roles, config.table
-    for name, role, own in (
-        ("delegation", roles.delegation, roles.table_delegation),
-        ("execution", roles.execution, roles.table_execution),
-    ):
-        full = role.context_tokens and own.max_tokens and role.context_tokens <= own.max_tokens
-        yield full, f"roles.table_{name}.max_tokens", f"must be less than context_tokens of roles.{name}."
     said = "a table of so many rows could not be filled; it takes one of table.max_tasks for each, or more."
-    yield table.max_rows > table.max_tasks, "table.max_rows", said
+    yield config.table.max_rows > config.table.max_tasks, "table.max_rows", said
 
 
 def _versions(config: Config) -> _Rules:

@@ -224,6 +224,16 @@ async def test_given_rows(tmp_path: Path) -> None:
     assert values(run)[3:] == [row for row in world.rows() if row[0] not in ("Kruba", "Krufa")]
 
 
+async def test_an_open_table_that_is_whole(tmp_path: Path) -> None:
+    """The delegator is shown what is given, and may stop at once."""
+    delegator = ScriptedModel(['<ask column="founder">Who founded {city}?</ask>' + ENOUGH])
+    request = TableRequest(QUESTION, COLUMNS, (("Kruba", "", "1001"),))
+    run = await filled(tmp_path, World(4), delegator=delegator, request=request)
+    assert (outcome(run), values(run)) == ("filled", [("Kruba", "Ana Krubason", "1001")])
+    shown = delegator.prompts[0].messages[1].content
+    assert shown.endswith("<rows>Kruba</rows><holes>Kruba: founder</holes>")
+
+
 async def test_a_closed_table_with_worded_columns(tmp_path: Path) -> None:
     """Needs no delegator at all."""
     columns = (COLUMNS[0], WORDED[1])
