@@ -130,12 +130,14 @@ def written(answer: str) -> str:
     return f"<answer>{answer}</answer><evidence>as it is stated</evidence>"
 
 
-def lead(world: World, a_turn: int = 4, prompts: list[Prompt] | None = None) -> ScriptedModel:
-    """A delegator that asks for some parts of the register in each turn, and stops when it has asked for all."""
+def lead(world: World, a_turn: int = 4, *, first: int = 0) -> ScriptedModel:
+    """A delegator that asks for some parts of the register in each turn, from one on, and stops when it has asked for
+    all.
+    """
 
     def write(prompt: Prompt) -> str:
         turn = len(prompt.messages) // 2 - 1
-        parts = range(1, len(world.parts) + 1)[turn * a_turn : (turn + 1) * a_turn]
+        parts = range(1 + first, len(world.parts) + 1)[turn * a_turn : (turn + 1) * a_turn]
         if not parts:
             return ENOUGH
         asked = ", ".join(f'"Which cities does part {part} list?"' for part in parts)

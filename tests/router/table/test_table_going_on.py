@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from router.errors import BadRequest
+from router.models import Completion, Delta, OnDelta, Prompt, ScriptedModel
 from router.runs import Gateway, RequestOptions, RunFilter
 from router.table import TableLimits, table_of
 from router.trace import Run
@@ -34,10 +35,10 @@ async def fill(filling: Gateway, options: RequestOptions = NAMED) -> Run:
     return await filling.fill_table(REQUEST, options)
 
 
-async def killed(folder: Path, held: str, free: int) -> tuple[Path, str, int]:
-    """The store as a kill leaves it, the run, and the number of its calls that had ended by then."""
-    said, left = models(held, free), folder / "killed"
-    async with gateway(folder / "first", world(), **said, limits=LIMITS) as (first, archive):
+async def killed(folder: Path, held: str, said: dict[str, Any], **terms: Any) -> tuple[Path, str]:
+    """The store as it is left by a kill when `held` does not answer any more, and the run."""
+    left = folder / "killed"
+    async with gateway(folder / "first", world(), **said, limits=LIMITS, **terms) as (first, archive):
         filling = asyncio.create_task(fill(first))
         await asyncio.wait_for(said[held].called.wait(), 10)
         await asyncio.sleep(0)  # the log is written at the end of the loop's turn
@@ -46,7 +47,7 @@ async def killed(folder: Path, held: str, free: int) -> tuple[Path, str, int]:
         (left / "runs.db.log" / "owner").unlink()
         said[held].let.set()
         await filling
-    return left, run_id, free
+    return left, run_id
 
 
 def table(run: Run) -> object:
@@ -64,12 +65,15 @@ def table(run: Run) -> object:
     ],
 )
 async def test_a_killed_run(tmp_path: Path, held: str, free: int, way: str) -> None:
-    """Comes to the same table, claim by claim; only what was in flight is asked twice; and asks keep their numbers."""
-    async with gateway(tmp_path / "whole", world(), **models(seed=5), limits=LIMITS) as (undisturbed, _):
+    """Comes to the same table, claim by claim; only what was in flight is asked twice. So it does where reports are
+    shared.
+    """
+    terms: dict[str, Any] = {"limits": LIMITS, "shared": free % 3 == 1}
+    async with gateway(tmp_path / "whole", world(), **models(seed=5), **terms) as (undisturbed, _):
         whole = await fill(undisturbed)
-    left, run_id, _ = await killed(tmp_path, held, free)
+    left, run_id = await killed(tmp_path, held, models(held, free), shared=terms["shared"])
     anew = models(seed=8)
-    async with gateway(left, world(), **anew, limits=LIMITS) as (second, archive):
+    async with gateway(left, world(), **anew, **terms) as (second, archive):
         interrupted = await archive.load(run_id)
         run = await fill(second, NAMED if way == "name" else RequestOptions(resume=run_id))
         stored = await archive.load(run.id)
@@ -87,7 +91,7 @@ async def test_a_second_kill(tmp_path: Path) -> None:
     """Is gone on after as well."""
     async with gateway(tmp_path / "whole", world(), **models(), limits=LIMITS) as (undisturbed, _):
         whole = await fill(undisturbed)
-    left, run_id, _ = await killed(tmp_path, "executor", 10)
+    left, run_id = await killed(tmp_path, "executor", models("executor", 10))
     said, again = models("executor", 8), tmp_path / "again"
     async with gateway(left, world(), **said, limits=LIMITS) as (second, archive):
         filling = asyncio.create_task(fill(second, RequestOptions(resume=run_id)))
@@ -106,9 +110,57 @@ async def test_a_second_kill(tmp_path: Path) -> None:
     assert ended + len(run.calls) == len(whole.calls)
 
 
+class Telling(Reader):
+    """Tells when it writes its third turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = asyncio.Event()
+
+    def _write(self, prompt: Prompt) -> Any:
+        if len(self.prompts) == 3:
+            self.third.set()
+        return super()._write(prompt)
+
+
+class HalfWritten(HeldModel):
+    """Writes all but the end of its first turn, and does not go on once executors have begun."""
+
+    def __init__(self, model: ScriptedModel, executor: Telling) -> None:
+        super().__init__(model)
+        self._executor = executor
+
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        deltas = list[Delta]()
+        completion = await self._model.stream(prompt, deltas.append)
+        for delta in deltas[:-4]:
+            on_delta(delta)
+        await self._executor.third.wait()
+        self.called.set()
+        await self.let.wait()
+        for delta in deltas[-4:]:
+            on_delta(delta)
+        return completion
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+async def test_what_was_begun_early(tmp_path: Path, agrees: bool) -> None:
+    """Is taken over where the delegator asks for the same again; else it is as if it had never been begun."""
+    deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}
+    async with gateway(tmp_path / "whole", world(), **(models() | deciding), limits=LIMITS) as (undisturbed, _):
+        whole = await fill(undisturbed)
+    said = {"delegator": HalfWritten(lead(world(), 2), reader := Telling()), "executor": reader}
+    left, run_id = await killed(tmp_path, "delegator", said)
+    deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}  # which begins anew
+    async with gateway(left, world(), **(models() | deciding), limits=LIMITS) as (second, _):
+        run = await fill(second, RequestOptions(resume=run_id))
+    assert table(run) == table(whole)
+    assert (len(run.calls) < len(whole.calls)) == agrees
+
+
 async def test_a_table_is_no_answer(tmp_path: Path) -> None:
     """Neither is gone on with as the other."""
-    left, run_id, _ = await killed(tmp_path, "executor", 3)
+    left, run_id = await killed(tmp_path, "executor", models("executor", 3))
     async with gateway(left, world(), **models(), limits=LIMITS) as (second, _):
         with pytest.raises(BadRequest, match="can be gone on with here"):
             await second.answer("", RequestOptions(resume=run_id))
