@@ -12,7 +12,7 @@ from router.errors import BadRequest, MalformedOutput, UpstreamRefused
 from router.ledger import Budget
 from router.models import Prompt, ScriptedModel
 from router.runs import RequestOptions, RunFilter
-from router.table import TableLimits, TableRequest, table_of
+from router.table import TableLimits, TableRequest, table_cost, table_of
 from router.trace import Event, Run
 from router.trace.table import Column
 from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatched, TableRun, brief
@@ -155,7 +155,7 @@ async def test_limits(tmp_path: Path, limits: TableLimits, max_rows: int, ends: 
         case "rounds_exhausted":
             assert rows == world.rows()[:16]
         case _:
-            assert len(rows) == max_rows or 7
+            assert len(rows) == (max_rows or 7)
             assert all(all(row) for row in rows)
 
 
@@ -196,6 +196,16 @@ async def test_failing_executors(tmp_path: Path) -> None:
     right = [row if row[0] != "Krufa" else ("Krufa", "", "") for row in world.rows()]
     assert values(run) == right
     assert len([row for row in asked(run, "fill") if row[0] == "krufa"]) == 4, "twice asks_per_cell"
+
+
+async def test_costs_add_up(tmp_path: Path) -> None:
+    """Those of rows and the overhead come to all that the run has spent, whatever failed or was cut off."""
+    request = msgspec.structs.replace(REQUEST, max_rows=10)
+    run = await filled(tmp_path, World(24, unstated=2, renamed=2), Reader(seed=3, fails=0.2), request=request)
+    cost = table_cost(table_of(result(run)), result(run).asks, run.calls)
+    spent = sum(call.usage.total_tokens for call in run.calls if call.usage)
+    assert sum(amount.tokens for amount in (*cost.rows, cost.overhead)) == spent
+    assert all(amount.tokens for amount in cost.rows)
 
 
 async def test_inventions_are_told_apart(tmp_path: Path) -> None:
