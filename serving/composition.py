@@ -51,7 +51,7 @@ from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
 from serving.startup import start_engines
 from serving.telemetry.observers import Watched, open_observers
-from serving.topologies import executor_limits, new_search, new_topology
+from serving.topologies import new_executor, new_search, new_topology, new_wide_search
 
 _UPSTREAM_CONNECTIONS = 1000
 _GATE_ERROR, _GATE_TRIALS = 0.05, 10_000
@@ -241,6 +241,8 @@ def _gateway(
         executor=executor,
         roles=roles,
         lifecycle=lifecycle,
+        tables={"wide": new_wide_search(config, roles, executor)},
+        table_limits=config.table,
         max_question_chars=config.server.max_question_chars,
         vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,
         on_answered=trials.consider,
@@ -292,7 +294,7 @@ def _new_executor(config: Config, upstream: _Upstream, retriever: Retriever, ver
     if version != execution.model:
         made = upstream.new_role("execution", msgspec.structs.replace(execution, model=version), price=role.price)
         role = replace(made, fallbacks=role.fallbacks)
-    return Executor(role, retriever, executor_limits(config.search))
+    return new_executor(config, role, retriever)
 
 
 def _shared(config: Config, executors: VersionRouting, index: Callable[[], str | None]) -> Executes:

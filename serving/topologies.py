@@ -1,5 +1,6 @@
-"""Ways to answer a question, from a config: the three roles, and the baselines that they are compared with."""
+"""Ways to answer questions and to fill tables, from a config: the three roles, and the baselines beside them."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,12 +8,15 @@ from msgspec.structs import replace
 
 from router.calls import Role
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
-from router.search.agent import ExecutorLimits
+from router.search.agent import Agent, ExecutorLimits
 from router.search.executor import EXECUTOR, SEARCH_R1, Executes
 from router.search.single_agent import SingleAgent, single_agent_limits
+from router.table import TableTopology, WideSearch
+from router.table.filling import EXECUTOR_OF_TABLES
+from router.table.table_delegation import STOP
 from router.trace import RoleName
 from router.trace.values import TopologyName
-from serving.config.config import Config, RoleConfig, SearchConfig
+from serving.config.config import Config, RoleConfig, SearchConfig, TableRoleConfig
 
 ROLE_OF: dict[TopologyName, RoleName] = {
     "single_agent": "delegation",
@@ -21,6 +25,8 @@ ROLE_OF: dict[TopologyName, RoleName] = {
     "no_retrieval": "delegation",
 }
 """As which role, in the ledger and the trace, the model works that sets a baseline apart."""
+_TABLE_CHARS = 100_000
+"""Of a report on a table; its rows are limited by the tokens that a model may write."""
 _PROMPTS = Path(__file__).parent / "prompts" / "full"
 
 
@@ -58,6 +64,30 @@ def new_topology(
     executor = Executor(own, retriever, limits, SEARCH_R1 if name == "searcher" else EXECUTOR)
     every: dict[RoleName, Role] = {"delegation": roles["delegation"], "execution": own, "answer": roles["answer"]}
     return Topology(new_search(search, every, executor, name), every)
+
+
+def new_executor(config: Config, role: Role, retriever: Retriever) -> Executor:
+    """The executor of a role, for questions and for tables."""
+    limits, own = executor_limits(config.search), _in_tables(role, config.roles.table_execution)
+    long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
+    return Executor(role, retriever, limits, tabular=Agent(own, retriever, long, EXECUTOR_OF_TABLES))
+
+
+def new_wide_search(config: Config, roles: Mapping[RoleName, Role], executor: Executes) -> TableTopology:
+    """The way to fill a table by the roles of the search."""
+    delegation = _in_tables(roles["delegation"], config.roles.table_delegation)
+    delegator = Delegator(delegation, config.table.discoveries, STOP)
+    search = WideSearch(delegator, executor, config.table, early_dispatch=config.search.early_dispatch)
+    execution = _in_tables(roles["execution"], config.roles.table_execution)
+    return TableTopology(search, {"delegation": delegation, "execution": execution})
+
+
+def _in_tables(role: Role, config: TableRoleConfig) -> Role:
+    """The role with its prompt for tables, and its fallbacks likewise."""
+    prompt = Path(config.prompt or _PROMPTS / f"table_{role.name}.txt").read_text("utf-8").strip()
+    sampling = replace(role.sampling, max_tokens=config.max_tokens or role.sampling.max_tokens)
+    fallbacks = tuple(_in_tables(other, config) for other in role.fallbacks)
+    return dataclasses.replace(role, system=prompt, sampling=sampling, fallbacks=fallbacks)
 
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:

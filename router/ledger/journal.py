@@ -15,7 +15,7 @@ from router.models import Completion, Message
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.run import RunKind, RunStatus
-from router.trace.turns import Agent, Decided, Searched, Turns
+from router.trace.turns import Agent, Asked, Decided, Searched, Turns
 
 
 class RunStart(msgspec.Struct, frozen=True):
@@ -41,6 +41,8 @@ class RunStart(msgspec.Struct, frozen=True):
     """All that its turns depend on, by name: models with their prompts, the index, the release."""
     resumes: str = ""
     """The interrupted run that it goes on with; empty where it begins anew."""
+    content: str = ""
+    """Of a table, all that is asked for, as JSON."""
 
     def ended(self, **known: Any) -> Run:
         """The run that has come of it. `known`: the fields that tell how."""
@@ -107,8 +109,8 @@ class Journal(Protocol):
     def turn(self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
         """Keep a completed turn. `messages`: all that the agent was shown."""
 
-    def note(self, run_id: str, record: Searched | Decided) -> None:
-        """Keep a search, or what became of early work."""
+    def note(self, run_id: str, record: Searched | Decided | Asked) -> None:
+        """Keep a search, what became of early work, or the number of an ask."""
 
     def forget(self, run_id: str) -> None:
         """Take back a run that never began, whether or not it was on record by then."""

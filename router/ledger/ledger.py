@@ -20,7 +20,8 @@ from router.models.model import largest
 from router.trace import Call, Price, RoleName
 from router.trace.call import WHOLE, OpenedCall, Outcome, Purpose
 from router.trace.identity import DEFAULT_TENANT
-from router.trace.turns import Agent, Decided, Searched
+from router.trace.table import Ask
+from router.trace.turns import Agent, Asked, Decided, Searched
 from router.trace.values import SearchRecord
 
 _log = structlog.get_logger("ledger")
@@ -224,6 +225,14 @@ class Ledger:
     def searched(self, agent: Agent, search: SearchRecord) -> None:
         """Put a search that returned on record."""
         self._journal.note(self.run_id, Searched(agent, search))
+
+    def asks_before(self) -> dict[Ask, int]:
+        """The numbers of sub-queries in the run that is gone on with, by what they ask for."""
+        return {ask: number for turns in reversed(self._resumed) for ask, number in turns.asks.items()}
+
+    def asked(self, number: int, ask: Ask) -> None:
+        """Put on record what a sub-query asks for, so that it has its number again where the run is gone on with."""
+        self._journal.note(self.run_id, Asked(number, ask))
 
     def await_decision(self, first: int) -> None:
         """From now on, completed calls for sub-queries from number `first` on are booked once it is known whether

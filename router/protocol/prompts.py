@@ -1,6 +1,6 @@
 """Prompts of all roles. They run from constant to variable, so that engines can reuse their prefix cache."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from router.models import Message
@@ -75,10 +75,28 @@ def search_results(pairs: Sequence[tuple[str, Report]], not_dispatched: Sequence
         f"{element('evidence', chr(10).join(report.evidence))}</result>"
         for index, (request, report) in enumerate(pairs)
     )
-    if not_dispatched:
-        rest = "".join(element("request", request) for request in not_dispatched)
-        shown += f"<not_dispatched>Too many sub-queries in one block; ask again if needed: {rest}</not_dispatched>"
-    return f"<search_results>{shown}</search_results>"
+    return f"<search_results>{shown}{_too_many(not_dispatched)}</search_results>"
+
+
+def _too_many(not_dispatched: Sequence[str]) -> str:
+    if not not_dispatched:
+        return ""
+    rest = "".join(element("request", request) for request in not_dispatched)
+    return f"<not_dispatched>Too many sub-queries in one block; ask again if needed: {rest}</not_dispatched>"
+
+
+def table_request(question: str, columns: Iterable[str]) -> str:
+    """The delegator's view of a table that is wanted. `columns`: each as a word or two, keys with a star."""
+    return element("question", question) + element("columns", ", ".join(columns))
+
+
+def table_status(
+    counts: Mapping[str, int], keys: Iterable[str], holes: Iterable[str], not_dispatched: Sequence[str] = ()
+) -> str:
+    """The delegator's view of a table: its counts, and some of its rows and of its holes. No report is shown."""
+    shown = " ".join(f'{name}="{count}"' for name, count in counts.items())
+    listed = element("rows", "\n".join(keys)) + element("holes", "\n".join(holes))
+    return f"<table {shown}/>{listed}{_too_many(not_dispatched)}"
 
 
 def answer_request(question: str, pairs: Sequence[tuple[str, Report]]) -> str:

@@ -7,6 +7,7 @@ import msgspec
 
 from router.trace import Run
 from router.trace.run import Feedback, RunKind, RunStatus
+from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome
 
 MAX_LISTED_CHARS = 500
@@ -28,8 +29,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     request: str
     """At most `MAX_LISTED_CHARS` of it."""
     status: RunStatus
-    outcome: AnswerOutcome | None
-    """None for other kinds than answers, and where there is none yet."""
+    outcome: AnswerOutcome | TableOutcome | None
+    """None for other kinds than answers and tables, and where there is none yet."""
     started_at: float
     """Unix time, seconds."""
     duration_s: float

@@ -20,14 +20,18 @@ from router.runs.lifecycle import RequestOptions, RunLifecycle, RunRequest
 from router.search import RunContext, Topology
 from router.search.executor import Executes
 from router.search.loop import settings_of
+from router.table import TableLimits, TableRequest, TableTopology
 from router.trace import Conversation, RoleName, Run, Trajectory
 from router.trace.identity import SHADOW
-from router.trace.values import NOT_FOUND, OnEvent, TopologyName
+from router.trace.table import Schema, TableTopologyName
+from router.trace.values import NOT_FOUND, OnEvent, TableRun, TopologyName
 
 _PROBE_TOKENS, _PROBE_S = 16, 10.0
 """Models that think refuse to write less."""
 _REPORTING_SHARE = 0.05
 """How much of an execution's time is kept, so that one that takes too long can say so."""
+_FOLDING_SHARE = 0.1
+"""How much of a table's time is kept, to make it of the reports that there are."""
 OUT_OF_SCOPE = (
     "not in the demo world: the demo's models know a small fictional world only, and nothing of {words}. "
     "To ask about other things, name real models in a config (docs/documents.md says how) and give it to --config."
@@ -49,7 +53,7 @@ _GRAVITY: dict[type[UpstreamError], int] = {UpstreamUnavailable: 1, UpstreamProt
 
 
 class Gateway:
-    """Answers, completes and executes. All of it is booked, traced and stored."""
+    """Answers, fills tables, completes and executes. All of it is booked, traced and stored."""
 
     def __init__(
         self,
@@ -58,15 +62,18 @@ class Gateway:
         executor: Executes,
         roles: Mapping[RoleName, Role],
         lifecycle: RunLifecycle,
+        tables: Mapping[TableTopologyName, TableTopology] = {},
+        table_limits: TableLimits | None = None,
         max_question_chars: int = 4000,
         vocabulary: Vocabulary | None = None,
         on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
-        """`topologies`: the ways to answer, `factorized` among them. `vocabulary`: what questions may be about; None
-        for models that know the language. `on_answered` gets every question that was answered here, unless its texts
-        must not be kept or nothing may be learnt from it.
+        """`topologies`: the ways to answer, `factorized` among them. `tables`: the ways to fill tables. `vocabulary`:
+        what questions may be about; None for models that know the language. `on_answered` gets every question that was
+        answered here, unless its texts must not be kept or nothing may be learnt from it.
         """
         self._topologies, self._executor, self._roles = topologies, executor, roles
+        self._tables, self._table_limits = tables, table_limits or TableLimits()
         self._lifecycle, self._max_question_chars = lifecycle, max_question_chars
         self._vocabulary, self._on_answered = vocabulary, on_answered
 
@@ -81,14 +88,8 @@ class Gateway:
         up, `UpstreamError` where nothing was found because something failed, and what `RunLifecycle.open` raises.
         """
         if options.resume:
-            before = self._lifecycle.unfinished(options.resume, options.identity)
+            before, options = self._lifecycle.going_on("answer", options)
             question, topology = before.request, cast(TopologyName, before.topology)
-            options = msgspec.structs.replace(
-                options,
-                budget=before.budget,
-                no_cache=before.no_cache,
-                request_id=options.request_id or before.request_id,
-            )
         question = self._readable("question", question)
         chosen = self._topology(topology)
         self._check_prices(options, chosen.roles)
@@ -109,6 +110,36 @@ class Gateway:
                     raise error
         if run.training and not run.private:
             self._on_answered(run.stored)
+        return run.stored
+
+    async def fill_table(
+        self, request: TableRequest, options: RequestOptions, on_event: OnEvent = lambda _event: None
+    ) -> Run:
+        """Fill a table. The run's result is a `TableRun`, whose table `table_of` makes. Raises `BadRequest` for what
+        is no table, `UpstreamError` where there is no row because something failed, and what `answer` raises besides.
+        """
+        if options.resume:
+            before, options = self._lifecycle.going_on("table", options)
+            request = msgspec.json.decode(before.content, type=TableRequest)
+        question = self._readable("question", request.question)
+        limits = self._table_limits
+        request = msgspec.structs.replace(request.checked(limits), question=question)
+        if request.topology not in self._tables:
+            raise BadConfig(f"topology {request.topology}: is not set up here.")
+        chosen = self._tables[request.topology]
+        self._check_prices(options, chosen.roles)
+        settings, topology = settings_of(chosen.roles), request.topology
+        opened = RunRequest("table", question, request, settings, _FOLDING_SHARE, topology, limits.timeout_s)
+        async with self._lifecycle.open(opened, options, on_event) as run:
+            if isinstance(run, Run):
+                return run
+            context = run.context
+            if self._vocabulary and self._vocabulary.outside(question):
+                context.draft.result = TableRun(Schema(request.columns), outcome="out_of_scope")
+            else:
+                found = await chosen.filling.run(request, context)
+                if error := _nothing_but(found, context):
+                    raise error
         return run.stored
 
     async def execute(self, sub_query: str, options: RequestOptions) -> Run:
@@ -198,6 +229,13 @@ def _in_the_way(found: Trajectory, context: RunContext) -> UpstreamError | None:
     if None in context.failures:
         failed.append(context.failures[None])
     return min(failed, key=lambda error: _GRAVITY.get(type(error), 0), default=None)
+
+
+def _nothing_but(found: TableRun, context: RunContext) -> UpstreamError | None:
+    """The failure for which there is no row; None where there is one, or where there just is none."""
+    if found.given or any(not one.failed for one in found.executions):
+        return None
+    return min(context.failures.values(), key=lambda error: _GRAVITY.get(type(error), 0), default=None)
 
 
 def _out_of_scope(outside: Sequence[str]) -> str:

@@ -66,6 +66,8 @@ class RunRequest:
     """The roles that work on it; None for the usual ones."""
     answering_share: float = ANSWERING_SHARE
     topology: str = ""
+    timeout_s: float | None = None
+    """The longest that it may take; None for the usual time."""
 
     @property
     def fingerprint(self) -> str:
@@ -147,7 +149,8 @@ class RunLifecycle:
         if shadow:  # it gives way to clients, and takes no place of theirs
             await self._admission.spare()
         now = asyncio.get_running_loop().time()
-        time_s = self._timeout_s if options.time_s is None else min(options.time_s, self._timeout_s)
+        longest = request.timeout_s or self._timeout_s
+        time_s = longest if options.time_s is None else min(options.time_s, longest)
         ends_at = now + time_s
         deadline = ends_at - min(_LONGEST_STORING_S, time_s * _STORING_SHARE)
         tenant = options.identity.books_on
@@ -172,14 +175,17 @@ class RunLifecycle:
             for event in run.last_events:
                 on_event(event)
 
-    def unfinished(self, run_id: str, identity: Identity) -> RunStart:
-        """The beginning of an interrupted run that can be gone on with. Raises `BadRequest` where there is none."""
-        start = self._journal.unfinished(run_id)
-        if start is None or not identity.sees(start.tenant):
+    def going_on(self, kind: RunKind, options: RequestOptions) -> tuple[RunStart, RequestOptions]:
+        """The beginning of the interrupted run that is to be gone on with, and the options, which are then its own.
+        Raises `BadRequest` where there is none of this kind.
+        """
+        start = self._journal.unfinished(options.resume)
+        if start is None or start.kind != kind or not options.identity.sees(start.tenant):
             raise BadRequest(
-                f"run_id {run_id!r}: no interrupted run of this name can be gone on with here; ask the question anew."
+                f"run_id {options.resume!r}: no interrupted run of this name can be gone on with here; ask anew."
             )
-        return start
+        request_id = options.request_id or start.request_id
+        return start, replace(options, budget=start.budget, no_cache=start.no_cache, request_id=request_id)
 
     def _start(self, request: RunRequest, options: RequestOptions) -> RunStart:
         return RunStart(
@@ -196,6 +202,7 @@ class RunLifecycle:
             no_cache=options.no_cache,
             conditions=self._conditions(request),
             resumes=options.resume,
+            content=msgspec.json.encode(request.content).decode() if request.kind == "table" else "",
         )
 
     def _running(
@@ -214,8 +221,8 @@ class RunLifecycle:
         return OpenRun(context, start, live, began.redact, began.training, settings)
 
     def _conditions(self, request: RunRequest) -> dict[str, str]:
-        """All that the turns of an answer depend on, by name."""
-        if request.kind != "answer":
+        """All that the turns of an answer or a table depend on, by name."""
+        if request.kind not in ("answer", "table"):
             return {}
         roles = (request.settings or self._settings).items()
         found = {f"model or prompt of {name}": f"{role.model} {role.prompt_sha256}" for name, role in roles}

@@ -34,6 +34,8 @@ class RunContext:
     draft: Draft = field(default_factory=Draft)
     sharing: Sharing = "nobody"
     """Those whose reports it may use, and who may use its own: other runs of its tenant, or also other tenants'."""
+    tabular: bool = False
+    """Whether executors report rows and cells, by their prompt for tables."""
     wasted: list[Execution] = field(default_factory=list)
     """Finished for nothing: other runs may use these, but this one goes on as if they had never been begun."""
     failures: dict[int | None, UpstreamError] = field(default_factory=dict)

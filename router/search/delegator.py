@@ -23,6 +23,7 @@ class Delegator:
     role: Role
     max_sub_queries: int = 8
     """The most sub-queries of one block that are dispatched."""
+    stop: tuple[str, ...] = STOP
 
     def open(self, question: str) -> Conversation:
         """A conversation that holds the question and nothing else."""
@@ -38,7 +39,7 @@ class Delegator:
         on_text = (lambda: EarlyReader(self.max_sub_queries, early.begin).feed) if early else None
         for purpose in purposes:
             # No stop string in a correction: one that was met while the model was thinking would be met again.
-            stop = STOP if purpose == "first" else ()
+            stop = self.stop if purpose == "first" else ()
             output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose, on_text=on_text)
             decision = self._parsed(output)
             said = Message("assistant", prompts.said(output.text))
@@ -47,7 +48,7 @@ class Delegator:
                 break
             if early:
                 await early.drop()
-            conversation = _told(conversation, prompts.CORRECT_DELEGATION)
+            conversation = told(conversation, prompts.CORRECT_DELEGATION)
         return decision, conversation
 
     def inform(
@@ -55,7 +56,7 @@ class Delegator:
     ) -> Conversation:
         """The conversation with the reports of a block, and what of the block was not dispatched."""
         pairs = [(execution.sub_query, execution.report) for execution in executions]
-        return _told(conversation, prompts.search_results(pairs, over_limit))
+        return told(conversation, prompts.search_results(pairs, over_limit))
 
     def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
         """The sub-queries that the last decision would have dispatched besides."""
@@ -66,5 +67,6 @@ class Delegator:
         return parse_decision(output.text, limit=self.max_sub_queries, cut=output.finish_reason == "length")
 
 
-def _told(conversation: Conversation, text: str) -> Conversation:
+def told(conversation: Conversation, text: str) -> Conversation:
+    """The conversation with another turn of the user's."""
     return Conversation((*conversation.messages, Message("user", text)), conversation.outputs)

@@ -20,10 +20,20 @@ class Dispatching:
     """
 
     def __init__(
-        self, executor: Executes, number: int, first: int, context: RunContext, group: asyncio.TaskGroup
+        self,
+        executor: Executes,
+        number: int,
+        first: int,
+        context: RunContext,
+        group: asyncio.TaskGroup,
+        *,
+        most: int | None = None,
     ) -> None:
-        """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors work in `group`."""
+        """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors work in `group`.
+        `most`: of those begun early; None for any number.
+        """
         self._executor, self._number, self._first, self._group = executor, number, first, group
+        self._most = most
         self._outer = context
         self._texts: list[str] = []
         self._tasks: list[asyncio.Task[Execution]] = []
@@ -37,7 +47,7 @@ class Dispatching:
         begun = len(self._texts)
         if agreeing(self._texts, sub_queries) == begun:
             self._outer.ledger.await_decision(self._first)
-            for sub_query in sub_queries[begun:]:
+            for sub_query in sub_queries[begun : self._most]:
                 self._start(sub_query)
 
     async def drop(self, kept: int = 0) -> None:
@@ -54,14 +64,23 @@ class Dispatching:
         self._unheard = [event for event in self._unheard if event.index < self._first + kept]
         self._outer.ledger.decide(self._first + kept)
 
-    async def run(self, sub_queries: Sequence[str]) -> list[Execution]:
-        """Work on these, the block; the executions in their order."""
+    async def keep(self, sub_queries: Sequence[str]) -> list[asyncio.Task[Execution]]:
+        """Cancel what was begun and is not in this block; the work on its first sub-queries, as far as it was begun."""
         await self.drop(agreeing(self._texts, sub_queries))
-        for index, sub_query in enumerate(sub_queries, self._first):
-            self._outer.on_event(SubQueryDispatched(index, self._number, sub_query))
+        return self._tasks
+
+    def tell(self) -> None:
+        """From now on, say what happens, and say what has happened."""
         self._decided.set_result(None)
         for event in self._unheard:
             self._outer.on_event(event)
+
+    async def run(self, sub_queries: Sequence[str]) -> list[Execution]:
+        """Work on these, the block; the executions in their order."""
+        await self.keep(sub_queries)
+        for index, sub_query in enumerate(sub_queries, self._first):
+            self._outer.on_event(SubQueryDispatched(index, self._number, sub_query))
+        self.tell()
         for sub_query in sub_queries[len(self._texts) :]:
             self._start(sub_query)
         return [await task for task in self._tasks]

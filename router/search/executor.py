@@ -74,8 +74,18 @@ class Executor:
     search and writes no evidence: its report has the sentences of its passages that hold the answer, if any do.
     """
 
-    def __init__(self, role: Role, retriever: Retriever, limits: ExecutorLimits, form: Form = EXECUTOR) -> None:
+    def __init__(
+        self,
+        role: Role,
+        retriever: Retriever,
+        limits: ExecutorLimits,
+        form: Form = EXECUTOR,
+        *,
+        tabular: Agent | None = None,
+    ) -> None:
+        """`tabular`: with another role and form, for the work on tables; None where there is none."""
         self._agent = Agent(role, retriever, limits, form)
+        self._tabular = tabular or self._agent
 
     @property
     def report_tokens(self) -> int:
@@ -101,12 +111,13 @@ class Executor:
         and to leave what has been done, however this ends. `instead`: whether it steps in for another version.
         """
         unfinished = unfinished or Unfinished()
-        work = unfinished.work = unfinished.work or self._agent.begin(sub_query)
+        agent = self._tabular if context.tabular else self._agent
+        work = unfinished.work = unfinished.work or agent.begin(sub_query)
         outcome: ExecutionOutcome = "no_report"
         try:
             async with asyncio.timeout_at(context.search_deadline):
-                while self._agent.goes_on(work):
-                    await self._agent.turn(work, context, index, "fallback" if instead else "first")
+                while agent.goes_on(work):
+                    await agent.turn(work, context, index, "fallback" if instead else "first")
         except TimeoutError:
             outcome = "timed_out"
         except BudgetExhausted:
@@ -114,17 +125,17 @@ class Executor:
         except UpstreamError as error:
             outcome = "model_failed" if error.role else "retrieval_failed"
             context.failures[index] = error
-        role, report = self._agent.role, NO_EVIDENCE
+        role, report = agent.role, NO_EVIDENCE
         if work.report is not None:
-            outcome, report = "reported", self._finished(work.report, work)
+            outcome, report = "reported", self._finished(work.report, work, agent)
         elif outcome == "no_report" and not work.searches:  # one that searches, and then tells nothing, found nothing
             context.failures[index] = role.malformed()
         version = role.executor_version or ""
         return Execution(sub_query, report, outcome, tuple(work.searches), work.conversation, version)
 
-    def _finished(self, report: Report, work: ContextWindow) -> Report:
-        if self._agent.form.raw:
+    def _finished(self, report: Report, work: ContextWindow, agent: Agent) -> Report:
+        if agent.form.raw:
             shown = (passage for search in work.searches for passage in search.shown)
             points = dict.fromkeys(citation.quote for citation in cite_answer(report.answer, shown))
             report = Report(report.answer, tuple(points)[:MOST_POINTS])
-        return report.within(self._agent.limits.report_chars)
+        return report.within(agent.limits.report_chars)

@@ -41,6 +41,7 @@ class _Key(NamedTuple):
     """None for all who share with everybody."""
     sub_query: str
     version: str
+    tabular: bool
     index_id: str | None
 
 
@@ -164,7 +165,7 @@ class ReportCache:
     def _key(self, sub_query: str, context: RunContext) -> _Key:
         everybody = self._across_tenants and context.sharing == "everybody"
         tenant = None if everybody else context.ledger.tenant
-        return _Key(tenant, normal_question(sub_query), self._executor.serving(context), self._index())
+        return _Key(tenant, normal_question(sub_query), self._executor.serving(context), context.tabular, self._index())
 
     def _drop(self, key: _Key, flight: _Flight) -> None:
         """Let the next one who asks begin anew."""

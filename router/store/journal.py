@@ -42,7 +42,7 @@ from router.store.schema import SPENDING, struct_of
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.redaction import redacted
-from router.trace.turns import Agent, Decided, Searched
+from router.trace.turns import Agent, Asked, Decided, Searched
 
 _log = structlog.get_logger("store")
 _WATCH_S, _SELDOM, _DATABASE_TIMEOUT_S = 0.5, 4, 5.0
@@ -148,7 +148,7 @@ class LogJournal:
                 if not leased:
                     raise
                 leased = await self._lease(refused, start.tenant, start.started_at, start.hold)
-        begun = Begun(replace(start, request="") if tenant.redact else start, tenant.redact)
+        begun = Begun(replace(start, request="", content="") if tenant.redact else start, tenant.redact)
         run, payload = RecordedRun(begun), encode(begun)
         run.segment = (before or self._log.end).segment
         try:
@@ -199,8 +199,8 @@ class LogJournal:
         if run and not run.redact:
             self._append(run, run.turns.turn(agent, messages, output), later=True)
 
-    def note(self, run_id: str, record: Searched | Decided) -> None:
-        """Keep a search, or what became of early work, unless the run's texts are not kept."""
+    def note(self, run_id: str, record: Searched | Decided | Asked) -> None:
+        """Keep a search, what became of early work, or the number of an ask, unless the run's texts are not kept."""
         run = self._runs.get(run_id)
         if run and not run.redact:
             self._append(run, record, later=True)

@@ -37,6 +37,7 @@ from router.store.schema import CALLS, LEASES, LOGS, RUNS, SPENDING, TENANTS, US
 from router.store.usage import hourly_usage
 from router.trace import Trajectory
 from router.trace.redaction import redacted
+from router.trace.values import TableRun
 
 Row = dict[str, Any]
 
@@ -190,7 +191,7 @@ def _run_row(change: Change, log: str) -> Row:
         "request_id": storable(start.request_id) or None,
         "request": "" if change.redact else storable(start.request),
         "status": run.status if run else "running",
-        "outcome": result.outcome if isinstance(result, Trajectory) else "",
+        "outcome": result.outcome if isinstance(result, Trajectory | TableRun) else "",
         "duration_s": run.duration_s if run else 0.0,
         "log": log,
         "cancel_requested": False,

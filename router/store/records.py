@@ -15,7 +15,7 @@ from router.store.log import Frame, Position, Segment
 from router.trace import Call, Run
 from router.trace.call import OpenedCall, Outcome
 from router.trace.run import RunStatus
-from router.trace.turns import Decided, Searched, Turn, Turns
+from router.trace.turns import Asked, Decided, Searched, Turn, Turns
 from router.trace.values import AnswerWritten
 
 
@@ -65,7 +65,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=15):
     run: Run
 
 
-Record = Begun | Opened | Settled | Reserved | Forgotten | Ended | Turn | Searched | Decided
+Record = Begun | Opened | Settled | Reserved | Forgotten | Ended | Turn | Searched | Decided | Asked
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Record).decode
 
@@ -117,8 +117,10 @@ class RecordedRun:
 
     @property
     def resumable(self) -> bool:
-        """Whether an interrupted one can be gone on with: an answer whose records are whole, and hold its texts."""
-        return self.start.kind == "answer" and not self.redact and not self.gaps
+        """Whether an interrupted one can be gone on with: an answer or a table whose records are whole, and hold its
+        texts.
+        """
+        return self.start.kind in ("answer", "table") and not self.redact and not self.gaps
 
     def apply(self, record: Record) -> None:
         """Take the next record."""
@@ -133,7 +135,7 @@ class RecordedRun:
                     self.calls.append(Call(**(asdict(opened) | asdict(record))))
             case Reserved(amount):
                 self.kept = amount
-            case Turn() | Searched() | Decided():
+            case Turn() | Searched() | Decided() | Asked():
                 self.turns.apply(record)
 
     @property

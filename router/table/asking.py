@@ -16,22 +16,23 @@ def rank(ask: Ask) -> tuple[Any, ...]:
     return _KINDS.index(ask.kind), ask.attempt, ask.discovery, ask.row or (), ask.columns, ask.manager
 
 
-def question(schema: Schema, row: Sequence[str], columns: Sequence[str]) -> str:
+def question(schema: Schema, row: Sequence[str], columns: Sequence[str], *, anew: bool = False) -> str:
     """The sub-query for some cells of a row: that of its column, or a line for each of several.
 
-    `row`: the values of its key columns, as they are shown.
+    `row`: the values of its key columns, as they are shown. `anew`: in other words.
     """
     key = {normal_name(column.name): value for column, value in zip(schema.keys, row, strict=True)}
     asked = [column for column in schema.columns if column.name in columns]
-    lines = [_question(column, key) for column in asked]
+    lines = [_question(column, key, anew=anew) for column in asked]
     if len(lines) == 1:
         return lines[0]
     listed = "\n".join(f"- {column.name}: {line}" for column, line in zip(asked, lines, strict=True))
     return f"{', '.join(row)}:\n{listed}"
 
 
-def _question(column: Column, key: dict[str, str]) -> str:
-    if column.ask:
+def _question(column: Column, key: dict[str, str], *, anew: bool) -> str:
+    if column.ask and not anew:
         return PLACEHOLDER.sub(lambda place: key[normal_name(place[1])], column.ask)
     about = "; ".join(filter(None, [column.about, column.unit and f"in {column.unit}", " or ".join(column.choices)]))
-    return f"What is the {column.name}{about and f' ({about})'} of {', '.join(key.values())}?"
+    wanted = f"the {column.name}{about and f' ({about})'} of {', '.join(key.values())}"
+    return f"Look up {wanted}." if anew and not column.ask else f"What is {wanted}?"

@@ -2,56 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import is_
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
 from router.table.asking import rank
 from router.table.cell_value import canonical, is_blank, plain, row_key
-from router.table.support import Shown, Support, Tie, comparable, tied
+from router.table.support import Shown, Tie, comparable, tied
 from router.table.table_text import read_rows, read_values
 from router.trace import Execution
-from router.trace.citation import Citation
-from router.trace.table import Ask, Column, RowKey, Schema
+from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema, Support
 
-CellState = Literal["missing", "given", "single", "agreed", "conflict", "not_found"]
 _SUPPORTS: tuple[Support, ...] = get_args(Support)
-
-
-class Claim(msgspec.Struct, frozen=True):
-    """A value that a report gives for a cell."""
-
-    value: str
-    canonical: str
-    ask: Ask
-    """The ask whose report it is."""
-    support: Support
-    citations: tuple[Citation, ...]
-    """A sentence of each passage that gives the value."""
-
-
-class Cell(msgspec.Struct, frozen=True):
-    """A cell with all that is claimed of it."""
-
-    value: str
-    state: CellState
-    """`agreed`: two reports by different documents; `conflict`: two values are supported equally well; `not_found`: it
-    was looked for often enough.
-    """
-    claims: tuple[Claim, ...] = ()
-    """Those of the value first, then its rivals, the best first. A given value stands, whatever is claimed."""
-
-
-class Row(msgspec.Struct, frozen=True):
-    """A row with its cells, one for each column."""
-
-    key: RowKey
-    cells: tuple[Cell, ...]
-    found_by: tuple[Ask, ...]
-    """The discoveries that name it, by rank."""
-    aliases: tuple[RowKey, ...] = ()
-    """Other keys that asks and reports know it by."""
-    given: bool = False
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -122,11 +84,11 @@ class Assembly:
         self._ties = set[Tie]()
         self._made: dict[RowKey, tuple[Sequence[Found], Row]] = {}
 
-    def add(self, ask: Ask, execution: Execution) -> int:
-        """Take the report of an ask; the number of rows that it knows of and does not hold."""
+    def add(self, ask: Ask, execution: Execution) -> Reading:
+        """Take the report of an ask, as it is read."""
         reading = self._readings[ask] = read_report(self._schema, ask, execution)
         self._ties.update(reading.ties)
-        return reading.lost
+        return reading
 
     def table(self) -> Table:
         """The table by the reports there are."""

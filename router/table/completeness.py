@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from router.table.assembly import CellState, Table
-from router.trace.table import Ask
+from router.table.assembly import Table
+from router.trace.table import Ask, CellState
 
 
 class Completeness(msgspec.Struct, frozen=True):

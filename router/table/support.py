@@ -3,14 +3,13 @@
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from router.protocol import Passage
 from router.table.cell_value import values_in
 from router.trace.citation import Citation, citation, sentences
-from router.trace.table import Column
+from router.trace.table import Column, Support
 
-Support = Literal["stated", "value_only", "unsupported"]
 """`stated`: a sentence says the value, and it, one beside it or the title names the row; `value_only`: none does; best
 first.
 """

@@ -11,7 +11,8 @@ from router.protocol.prompts import said
 from router.protocol.scoring import token_f1
 from router.trace.call import RoleName, sum_known
 from router.trace.run import Feedback, Run
-from router.trace.values import Conversation, Execution, Trajectory, brief
+from router.trace.table import TableOutcome
+from router.trace.values import AnswerOutcome, Conversation, Execution, TableRun, Trajectory, brief
 
 
 class ExportRow(msgspec.Struct, frozen=True):
@@ -27,7 +28,7 @@ class ExportRow(msgspec.Struct, frozen=True):
     request_id: str
     """Empty for none."""
     outcome: str
-    """The outcome of an answer; empty for other kinds, and for runs that did not finish."""
+    """The outcome of an answer or a table; empty for other kinds, and for runs that did not finish."""
     output: str
     """The answer, the report or the text; empty where it did not come to that."""
     redacted: bool
@@ -55,7 +56,6 @@ def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
     """The row of a run that has ended, with what was said of it."""
     usages = [call.usage for call in run.calls]
     costs = [call.nano_usd for call in run.calls]
-    answer = run.result if run.status == "finished" and isinstance(run.result, Trajectory) else None
     return ExportRow(
         run_id=run.id,
         tenant=run.tenant,
@@ -63,7 +63,7 @@ def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
         status=run.status,
         request=run.request,
         request_id=run.request_id,
-        outcome=answer.outcome if answer else "",
+        outcome=outcome_of(run) or "",
         output=output_of(run),
         redacted=run.redacted,
         started_at=run.started_at,
@@ -84,8 +84,13 @@ def _sum(counts: list[int | None]) -> int | None:
     return sum_known(counts) if counts else 0
 
 
+def outcome_of(run: Run) -> AnswerOutcome | TableOutcome | None:
+    """The outcome of an answer or a table; None for other kinds, and for runs that did not finish."""
+    return run.result.outcome if run.status == "finished" and isinstance(run.result, Trajectory | TableRun) else None
+
+
 def output_of(run: Run) -> str:
-    """The answer, the report or the text; empty where it did not come to that."""
+    """The answer, the report or the text; empty where it did not come to that, and for tables, which are made."""
     match run.result:
         case Trajectory():
             return run.result.answer

@@ -9,7 +9,7 @@ from router.trace.call import Call, RoleName
 from router.trace.identity import DEFAULT_TENANT
 from router.trace.values import Event, Result
 
-RunKind = Literal["answer", "complete", "execute", "shadow"]
+RunKind = Literal["answer", "complete", "execute", "table", "shadow"]
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
 

@@ -1,8 +1,10 @@
-"""The stored values of a table: its columns, and what is asked to fill it."""
+"""The values of a table: its columns, what is asked to fill it, and its rows."""
 
 from typing import Literal
 
 import msgspec
+
+from router.trace.citation import Citation
 
 ColumnType = Literal["text", "integer", "number", "date", "url", "boolean", "choice"]
 AskKind = Literal["discover", "fill", "settle"]
@@ -54,3 +56,58 @@ class Ask(msgspec.Struct, frozen=True):
     """From 1; counted for each discovery, and for the cells of a row."""
     manager: str = ""
     """The manager that it goes to; empty where there is one way only."""
+
+
+TableTopologyName = Literal["wide", "wide_written", "wide_single"]
+TableOutcome = Literal[
+    "filled",
+    "rounds_exhausted",
+    "rows_exhausted",
+    "tasks_exhausted",
+    "time_exhausted",
+    "budget_exhausted",
+    "delegation_failed",
+    "no_search",
+    "out_of_scope",
+]
+"""`filled`: nothing was left to ask for, as far as the delegator can tell; of the others, the limit that ended the run,
+or the reason why there was no search.
+"""
+CellState = Literal["missing", "given", "single", "agreed", "conflict", "not_found"]
+Support = Literal["stated", "value_only", "unsupported"]
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A value that a report gives for a cell."""
+
+    value: str
+    canonical: str
+    ask: Ask
+    """The ask whose report it is."""
+    support: Support
+    citations: tuple[Citation, ...]
+    """A sentence of each passage that gives the value."""
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """A cell with all that is claimed of it."""
+
+    value: str
+    state: CellState
+    """`agreed`: two reports by different documents; `conflict`: two values are supported equally well; `not_found`: it
+    was looked for often enough.
+    """
+    claims: tuple[Claim, ...] = ()
+    """Those of the value first, then its rivals, the best first. A given value stands, whatever is claimed."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row with its cells, one for each column."""
+
+    key: RowKey
+    cells: tuple[Cell, ...]
+    found_by: tuple[Ask, ...]
+    """The discoveries that name it, by rank."""
+    aliases: tuple[RowKey, ...] = ()
+    """Other keys that asks and reports know it by."""
+    given: bool = False

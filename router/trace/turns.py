@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from router.models import Completion, Message
 from router.trace.call import RoleName
 from router.trace.run import Run
-from router.trace.values import Conversation, Execution, Result, SearchRecord, Trajectory, brief, whole
+from router.trace.table import Ask
+from router.trace.values import Conversation, Execution, Result, SearchRecord, TableRun, Trajectory, brief, whole
 
 
 class Agent(NamedTuple):
@@ -45,7 +46,14 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):
     below: int
 
 
-TraceRecord = Turn | Searched | Decided
+class Asked(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A sub-query of a table's run has this number."""
+
+    number: int
+    ask: Ask
+
+
+TraceRecord = Turn | Searched | Decided | Asked
 _TOLD = Completion("", "told by the turns")
 """Stands in a conversation for the messages and outputs that its agent's turns tell."""
 _Said = tuple[Conversation, tuple[SearchRecord, ...]]
@@ -58,6 +66,8 @@ class Turns:
         self._turns: dict[Agent, list[tuple[tuple[Message, ...], Completion]]] = {}
         """Of each agent, what it was shown and what it wrote."""
         self._searches: dict[Agent, list[SearchRecord]] = {}
+        self.asks: dict[Ask, int] = {}
+        """Numbers of sub-queries by what they ask for."""
 
     def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> Turn:
         """The record of a turn that comes next. `messages`: all that the agent was shown."""
@@ -81,6 +91,8 @@ class Turns:
                 for known in (self._turns, self._searches):
                     for agent in [one for one in known if one.sub_query is not None and one.sub_query >= below]:
                         del known[agent]
+            case Asked(number, ask):
+                self.asks[ask] = number
 
     def next_turn(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
         """Take out the first turn of an agent that is left, if it was shown just this; None where it was not, and then
@@ -141,6 +153,10 @@ class Turns:
                     answering, _ = change(Agent("answer"), answering, ())
                 executions = tuple(execution(number, one) for number, one in enumerate(result.executions))
                 return replace(result, executions=executions, delegation=main, answering=answering, searches=searches)
+            case TableRun(delegation=main):
+                main = main and change(Agent("delegation"), main, ())[0]
+                executions = tuple(execution(number, one) for number, one in enumerate(result.executions))
+                return replace(result, executions=executions, delegation=main)
             case Execution():
                 return execution(0, result)
             case Conversation() if len(self._turns) == 1:

@@ -8,6 +8,7 @@ import msgspec
 from router.models import Completion, Message
 from router.protocol import Passage, Report
 from router.trace.citation import Citation, cite
+from router.trace.table import Ask, Column, Row, RowKey, Schema, TableOutcome, TableTopologyName
 
 ExecutionOutcome = Literal["reported", "no_report", "timed_out", "model_failed", "retrieval_failed", "budget_exhausted"]
 
@@ -72,13 +73,15 @@ class RoundStarted(msgspec.Struct, frozen=True, tag=True):
     """From 1."""
 
 
-class SubQueryDispatched(msgspec.Struct, frozen=True, tag=True):
+class SubQueryDispatched(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A sub-query went to an executor."""
 
     index: int
     """The number of the sub-query in its run, from 0."""
     round: int
     sub_query: str
+    ask: Ask | None = None
+    """In the words of a table's run, what it is to fill; None elsewhere."""
 
 
 class SearchDone(msgspec.Struct, frozen=True, tag=True):
@@ -105,18 +108,41 @@ class AnswerWritten(msgspec.Struct, frozen=True, tag=True):
     answer: str
 
 
-Event = RunStarted | RoundStarted | SubQueryDispatched | SearchDone | Reported | AnswerWritten
+class Planned(msgspec.Struct, frozen=True, tag=True):
+    """It is known how a table's cells are asked for."""
+
+    columns: tuple[Column, ...]
+
+
+class RowChanged(msgspec.Struct, frozen=True, tag=True):
+    """A row of a table is there, or has changed."""
+
+    key: RowKey
+    row: Row | None
+    """None in a stored run, whose result makes it."""
+
+
+Event = RunStarted | RoundStarted | SubQueryDispatched | SearchDone | Reported | AnswerWritten | Planned | RowChanged
 OnEvent = Callable[[Event], None]
 
 
 def brief(events: Iterable[Event]) -> tuple[Event, ...]:
-    """The same without executions, for where the run's result is beside them."""
-    return tuple(Reported(event.index, None) if isinstance(event, Reported) else event for event in events)
+    """The same without executions and rows, for where the run's result is beside them."""
+    return tuple(map(_brief, events))
+
+
+def _brief(event: Event) -> Event:
+    match event:
+        case Reported(index=index):
+            return Reported(index, None)
+        case RowChanged(key=key):
+            return RowChanged(key, None)
+    return event
 
 
 def whole(events: Iterable[Event], result: "Result | None") -> tuple[Event, ...]:
-    """The events that `brief` has made these of, with the executions of the run's result."""
-    executions = dict(enumerate(result.executions)) if isinstance(result, Trajectory) else {}
+    """The events that `brief` has made these of, with the executions of the run's result, but without rows."""
+    executions = dict(enumerate(result.executions)) if isinstance(result, Trajectory | TableRun) else {}
     return tuple(Reported(one.index, executions.get(one.index)) if isinstance(one, Reported) else one for one in events)
 
 
@@ -181,4 +207,24 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
         )
 
 
-Result = Trajectory | Execution | Conversation
+class TableRun(msgspec.Struct, frozen=True, tag=True):
+    """All that a table is made of, whole or as far as it has come; the table itself is the fold of it."""
+
+    schema: Schema
+    """With the wordings of the delegator."""
+    given: tuple[tuple[str, ...], ...] = ()
+    """Rows that were known, a value for each column, empty where one was wanted."""
+    asks: tuple[Ask, ...] = ()
+    """By the numbers of their sub-queries."""
+    executions: tuple[Execution, ...] = ()
+    """For each of `asks`."""
+    delegation: Conversation | None = None
+    outcome: TableOutcome = "filled"
+    topology: TableTopologyName = "wide"
+    asks_per_cell: int = 2
+    """The number of executors that look for a cell, at most."""
+    max_rows: int = 2000
+    """Rows of the table, at most."""
+
+
+Result = Trajectory | TableRun | Execution | Conversation

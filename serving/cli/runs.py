@@ -11,6 +11,7 @@ from rolegate.v1 import run_service_pb2 as pb
 
 from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
+from router.trace.values import TableRun
 from serving.cli.options import (
     FORMATS,
     add_command,
@@ -131,6 +132,12 @@ def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
             if prompts and found.answering:
                 print_line(console, "answer")
                 _show_call(console, found.answering, 2)
+        case TableRun() as table:
+            for index, execution in enumerate(table.executions, 1):
+                _show_execution(console, execution, index, prompts=prompts)
+            if prompts and table.delegation:
+                print_line(console, "delegation")
+                _show_messages(console, table.delegation, 2)
         case Execution() as execution:
             _show_execution(console, execution, 1, prompts=prompts)
         case Conversation() as conversation if prompts:

@@ -42,7 +42,7 @@ def problems(config: Config) -> list[str]:
     rules = [
         (wrong, key + at, said) for key, role in roles.items() if role for wrong, at, said in _role(key, role, config)
     ]
-    rules += [*_server(config), *_versions(config), *_retrieval(config)]
+    rules += [*_server(config), *_tables(config), *_versions(config), *_retrieval(config)]
     found += [f"{key}: {said}" for wrong, key, said in rules if wrong]
     if tls := config.server.tls:
         try:
@@ -128,6 +128,11 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
     yield role.fallbacks and not key.startswith("roles."), ".fallbacks", "only the roles of the search have any."
     yield key.removeprefix("roles.") in role.fallbacks, ".fallbacks", "names the role itself."
     yield key == "topologies.searcher" and hosted, "", _NO_SEARCHER
+
+
+def _tables(config: Config) -> _Rules:
+    said = "a table of so many rows could not be filled; it takes one of table.max_tasks for each, or more."
+    yield config.table.max_rows > config.table.max_tasks, "table.max_rows", said
 
 
 def _versions(config: Config) -> _Rules:

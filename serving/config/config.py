@@ -13,6 +13,7 @@ from msgspec.inspect import DictType, Metadata, StructType, Type, UnionType, Var
 
 from router.edge.listening import TLS
 from router.runs.admission import AdmissionLimits
+from router.table import TableLimits
 from router.trace import Price, RoleName
 
 # Texts, marked by what they are: `visit_texts` finds them, so that paths are resolved and all are checked.
@@ -166,12 +167,22 @@ class RoleConfig(Section, frozen=True):
     and `thinking` is not true. False for a model that thinks in its text."""
 
 
+class TableRoleConfig(Section, frozen=True):
+    """A role in the work on tables; all else is as in that role."""
+
+    prompt: File | None = None
+    """The file that holds the system prompt; absent for the shipped one."""
+    max_tokens: Tokens | None = None
+
+
 class RolesConfig(Section, frozen=True):
     """The three roles."""
 
     delegation: RoleConfig
     execution: RoleConfig
     answer: RoleConfig
+    table_delegation: TableRoleConfig = TableRoleConfig()
+    table_execution: TableRoleConfig = TableRoleConfig()
 
     @property
     def by_name(self) -> dict[RoleName, RoleConfig]:
@@ -295,6 +306,7 @@ class Config(Section, frozen=True):
     retrieval: RetrievalConfig
     server: ServerConfig = ServerConfig()
     search: SearchConfig = SearchConfig()
+    table: TableLimits = TableLimits()
     admission: AdmissionLimits = AdmissionLimits()
     report_cache: ReportCacheConfig = ReportCacheConfig()
     engines: dict[str, EngineConfig] = {}

@@ -14,7 +14,8 @@ from router.calls.replicas import BreakerState
 from router.runs import Admission
 from router.search import ReportCache
 from router.search.executor import Executes
-from router.trace import Call, Run, Trajectory
+from router.trace import Call, Run
+from router.trace.export import outcome_of
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -68,8 +69,7 @@ class Metrics:
 
     def run_ended(self, run: Run, *, private: bool) -> None:
         """Count it and its calls."""
-        outcome = run.result.outcome if isinstance(run.result, Trajectory) and run.status == "finished" else ""
-        self._runs.labels(run.kind, run.status, outcome).inc()
+        self._runs.labels(run.kind, run.status, outcome_of(run) or "").inc()
         self._run_s.labels(run.kind).observe(run.duration_s)
         for call in run.calls:
             self._count(call)

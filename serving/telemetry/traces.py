@@ -15,6 +15,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from router.trace import Call, Execution, Run, Trajectory
 from router.trace.call import WHOLE
+from router.trace.export import output_of
+from router.trace.values import TableRun
 
 _SEARCHES = "rolegate-searches"
 """In the context of a run: its searches so far. Their spans begin at its end, as only then it is known whether their
@@ -85,10 +87,10 @@ class Traces:
             }
         )
         executions: Sequence[Execution] = (result,) if isinstance(result, Execution) else ()
-        if isinstance(result, Trajectory):
+        if isinstance(result, Trajectory | TableRun):
             executions = result.executions
             span.set_attribute("rolegate.outcome", result.outcome)
-            span.set_attributes(_messages(run.request, result.answer) if told else {})
+            span.set_attributes(_messages(run.request, output_of(run)) if told else {})
         worked_on = [call.sub_query + 1 for call in run.calls if call.sub_query is not None]
         for index in range(max(len(executions), *worked_on, 0)):
             execution = executions[index] if index < len(executions) else None

@@ -214,7 +214,7 @@ async def test_a_quota_is_used_to_its_end(tmp_path: Path) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    roles = {
+    roles: dict[str, Any] = {
         name: RoleConfig(model=reading_model.MODEL, prompt=role.prompt, base_url=base_url, max_tokens=role.max_tokens)
         for name, role in read_config(preset("hosted")).roles.by_name.items()
     }

@@ -18,10 +18,15 @@ from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from executor_sft.runtime import open_runtime
+from router.calls import Role
 from router.edge.grpc.server import Server
 from router.errors import BadConfig
+from router.models import Sampling, ScriptedModel
+from router.search import Executor
+from router.search.agent import ExecutorLimits
 from router.testing.openai_server import MODEL, OpenAIServer, says, serving
 from router.testing.retriever import FixedRetriever
+from router.trace import RoleName
 from serving.cli.ask import ask
 from serving.composition import running_gateway
 from serving.config.config import (
@@ -30,12 +35,13 @@ from serving.config.config import (
     RoleConfig,
     RolesConfig,
     ServerConfig,
+    TableRoleConfig,
     TopologiesConfig,
 )
 from serving.config.file import load_config, preset
 from serving.config.secrets import missing
 from serving.retrieval.services import RetrievalServicer
-from serving.topologies import role_configs
+from serving.topologies import new_wide_search, role_configs
 from tests.router.deployment import PASSAGE, STOP, block, report
 from tests.scripted_gateway import running
 
@@ -50,6 +56,7 @@ WHAT_THEY_SAY: Mapping[TopologyName, tuple[str, ...]] = {
     "searcher": (block("Who?"), SEARCH, ANSWER, STOP, ANSWER),
     "no_retrieval": (ANSWER,),
 }
+ROLE_NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
 DELEGATION, EXECUTION, ANSWERING = usage_pb2.ROLE_DELEGATION, usage_pb2.ROLE_EXECUTION, usage_pb2.ROLE_ANSWER
 
 
@@ -185,6 +192,23 @@ def test_the_main_agent_is_the_delegators_model(tmp_path: Path) -> None:
     unaided = msgspec.structs.replace(backbone, prompt=f"{FULL}/no_retrieval.txt", max_tokens=30)
     executes = msgspec.structs.replace(backbone, prompt=config.roles.execution.prompt, max_tokens=20)
     assert (found["single_agent"], found["no_retrieval"], found["homogeneous"]) == (alone, unaided, executes)
+
+
+def test_roles_in_the_work_on_tables(tmp_path: Path) -> None:
+    """Are the usual ones, but for prompts and, where that is set, what they may write; fallbacks alike."""
+    config = config_of(tmp_path, "http://127.0.0.1:9/v1")
+    tables = msgspec.structs.replace(config.roles, table_execution=TableRoleConfig(max_tokens=99))
+    config = msgspec.structs.replace(config, roles=tables)
+    stand_in = Role("execution", ScriptedModel([], "other"), "execute", Sampling(7))
+    roles = {name: Role(name, ScriptedModel([], name), "do", Sampling(9), fallbacks=(stand_in,)) for name in ROLE_NAMES}
+    found = new_wide_search(config, roles, Executor(roles["execution"], FixedRetriever({}), ExecutorLimits())).roles
+    delegation, execution = found["delegation"], found["execution"]
+    assert (delegation.sampling.max_tokens, execution.sampling.max_tokens) == (9, 99)
+    assert delegation.system == (FULL / "table_delegation.txt").read_text("utf-8").strip()
+    assert {execution.system, execution.fallbacks[0].system} == {
+        (FULL / "table_execution.txt").read_text("utf-8").strip()
+    }
+    assert (execution.model, execution.fallbacks[0].model) == (roles["execution"].model, stand_in.model)
 
 
 async def test_a_workbench_makes_each(tmp_path: Path) -> None:

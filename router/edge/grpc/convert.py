@@ -24,7 +24,7 @@ from router.runs.archive import RunSummary, shortened
 from router.trace import Call, Event, Execution, Run, Trajectory
 from router.trace.call import totals
 from router.trace.citation import Citation, cite_answer
-from router.trace.export import output_of, trace_json
+from router.trace.export import outcome_of, output_of, trace_json
 from router.trace.run import Feedback
 from router.trace.values import Reported
 from router.versions import ExecutorVersion, VersionDecision
@@ -152,9 +152,7 @@ async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamAnswerRe
 
 def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
     """A run, without what was said in it."""
-    outcome = run.outcome if isinstance(run, RunSummary) else None
-    if isinstance(run, Run) and run.status == "finished" and isinstance(run.result, Trajectory):
-        outcome = run.result.outcome
+    outcome = run.outcome if isinstance(run, RunSummary) else outcome_of(run)
     duration = None if run.status == "running" else run.duration_s
     return to_proto(run_service_pb2.Run, run, run_id=run.id, outcome=outcome, duration=duration)
 

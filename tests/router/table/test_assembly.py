@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.table import Assembly, Table, assemble
-from router.table.assembly import Cell, read_report
+from router.table.assembly import read_report
 from router.trace import Execution
-from router.trace.table import Ask, Column, Schema
+from router.trace.table import Ask, Cell, Column, Schema
 from router.trace.values import ExecutionOutcome
 from tests.router.table.reports import SCHEMA, discovery, executed, fill
 
@@ -120,7 +120,7 @@ def test_rows_that_a_report_has_lost() -> None:
     """They are told, so that they can be asked for again."""
     reading = read_report(SCHEMA, discovery(), executed(HEAD + "| Krurou | | |\n| ... | | |\n| | Ana Ruiz | |"))
     assert (len(reading.found), reading.lost) == (1, 2)
-    assert Assembly(SCHEMA).add(discovery(), executed("- Krurou\n- ...")) == 1
+    assert Assembly(SCHEMA).add(discovery(), executed("- Krurou\n- ...")).lost == 1
 
 
 _CITIES, _FOUNDERS, _YEARS = ("Krurou", "Bel", "New Bel", "Tal"), ("Ana Ruiz", "Bo Li", "", "Cy"), ("1321", "1400", "")

@@ -11,14 +11,18 @@ from router.protocol import Passage, Report
 from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.redaction import _blank, redacted
 from router.trace.run import RoleSetting
+from router.trace.table import Ask, Cell, CellState, Claim, Column, ColumnType, Row, Schema, Support
 from router.trace.values import (
     AnswerWritten,
+    Planned,
     Reported,
     RoundStarted,
+    RowChanged,
     RunStarted,
     SearchDone,
     SearchRecord,
     SubQueryDispatched,
+    TableRun,
     TopologyName,
 )
 from tests.router.store.stored import call
@@ -56,10 +60,26 @@ trajectories = st.builds(
     st.sampled_from(get_args(TopologyName)),
     st.lists(searches, max_size=2).map(tuple),
 )
+words = st.lists(texts, max_size=2).map(tuple)
+asks = st.builds(Ask, st.just("fill"), words, st.none() | words, st.integers(0, 3), st.integers(1, 2), texts)
+columns = st.builds(Column, texts, st.sampled_from(get_args(ColumnType)), st.booleans(), texts, texts, words, texts)
+claims = st.builds(Claim, texts, texts, asks, st.sampled_from(get_args(Support)), st.just(()))
+cells = st.builds(Cell, texts, st.sampled_from(get_args(CellState)), st.lists(claims, max_size=1).map(tuple))
+rows = st.builds(Row, words, st.lists(cells, max_size=2).map(tuple), st.lists(asks, max_size=1).map(tuple))
+tables = st.builds(
+    TableRun,
+    st.builds(Schema, st.lists(columns, max_size=2).map(tuple)),
+    st.lists(words, max_size=1).map(tuple),
+    st.lists(asks, max_size=2).map(tuple),
+    st.lists(executions, max_size=2).map(tuple),
+    st.none() | conversations,
+)
 events = st.one_of(
     st.builds(RunStarted, st.just("run-1")),
     st.builds(RoundStarted, st.integers(1, 4)),
-    st.builds(SubQueryDispatched, st.integers(0, 4), st.integers(1, 4), texts),
+    st.builds(SubQueryDispatched, st.integers(0, 4), st.integers(1, 4), texts, st.none() | asks),
+    st.builds(Planned, st.lists(columns, max_size=2).map(tuple)),
+    st.builds(RowChanged, words, st.none() | rows),
     st.builds(SearchDone, st.integers(0, 4), texts, st.lists(texts, max_size=2).map(tuple)),
     st.builds(Reported, st.integers(0, 4), st.none() | executions),
     st.builds(AnswerWritten, texts),
@@ -71,7 +91,7 @@ runs = st.builds(
     request=texts,
     status=st.sampled_from(["finished", "failed"]),
     error=texts,
-    result=st.none() | trajectories | executions | conversations,
+    result=st.none() | trajectories | tables | executions | conversations,
     settings=st.just({"answer": RoleSetting("fixed", "0" * 64)}),
     calls=st.just((call("run-1", tenant="acme"),)),
     started_at=st.floats(0, 9),

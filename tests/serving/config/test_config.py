@@ -239,6 +239,14 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
             GOOD.replace("prompt.txt", "absent.txt", 1),
             "roles.delegation.prompt: there is no file {folder}/absent.txt.",
         ),
+        (
+            with_tables('[roles.table_execution]\nprompt = "absent.txt"'),
+            "roles.table_execution.prompt: there is no file {folder}/absent.txt.",
+        ),
+        (
+            with_tables("[table]\nmax_rows = 20\nmax_tasks = 10"),
+            "table.max_rows: a table of so many rows could not be filled; it takes one of table.max_tasks for each",
+        ),
         (GOOD.replace("prompt.txt", "~nobody-of-this-name/p.txt", 1), "roles.delegation.prompt: there is no file"),
         (
             with_tables("[engines.b]\npath = './absent'"),

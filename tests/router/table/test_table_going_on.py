@@ -1,0 +1,166 @@
+"""A table whose gateway was killed is gone on with, and comes to what it would have been."""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.errors import BadRequest
+from router.models import Completion, Delta, OnDelta, Prompt, ScriptedModel
+from router.runs import Gateway, RequestOptions, RunFilter
+from router.table import TableLimits, table_of
+from router.trace import Run
+from router.trace.values import TableRun
+from tests.router.deployment import HeldModel
+from tests.router.table.small_world import REQUEST, Reader, World, gateway, lead
+
+LIMITS = TableLimits(width=3)
+NAMED = RequestOptions(request_id="mine")
+
+
+def world() -> World:
+    """With old names, and facts that no page states."""
+    return World(10, unstated=1, renamed=1)
+
+
+def models(held: str = "", free: int = 0, seed: int = 0) -> dict[str, Any]:
+    """Two models that note what they are asked; `held` does not answer after `free` calls."""
+    said: dict[str, Any] = {"delegator": lead(world(), 2), "executor": Reader(seed=seed, slow=9)}
+    return said | ({held: HeldModel(said[held], free)} if held else {})
+
+
+async def fill(filling: Gateway, options: RequestOptions = NAMED) -> Run:
+    return await filling.fill_table(REQUEST, options)
+
+
+async def killed(folder: Path, held: str, said: dict[str, Any], **terms: Any) -> tuple[Path, str]:
+    """The store as it is left by a kill when `held` does not answer any more, and the run."""
+    left = folder / "killed"
+    async with gateway(folder / "first", world(), **said, limits=LIMITS, **terms) as (first, archive):
+        filling = asyncio.create_task(fill(first))
+        await asyncio.wait_for(said[held].called.wait(), 10)
+        await asyncio.sleep(0)  # the log is written at the end of the loop's turn
+        run_id = (await archive.list(RunFilter(), 1)).runs[0].id
+        shutil.copytree(folder / "first", left)
+        (left / "runs.db.log" / "owner").unlink()
+        said[held].let.set()
+        await filling
+    return left, run_id
+
+
+def table(run: Run) -> object:
+    assert isinstance(run.result, TableRun)
+    return table_of(run.result)
+
+
+@pytest.mark.parametrize(
+    ("held", "free", "way"),
+    [
+        ("delegator", 0, "name"),
+        ("delegator", 1, "name"),
+        ("delegator", 2, "identifier"),
+        *(("executor", free, ("name", "identifier")[free % 2]) for free in (0, 1, 4, 7, 12, 16, 20, 25, 31)),
+    ],
+)
+async def test_a_killed_run(tmp_path: Path, held: str, free: int, way: str) -> None:
+    """Comes to the same table, claim by claim; only what was in flight is asked twice. So it does where reports are
+    shared.
+    """
+    terms: dict[str, Any] = {"limits": LIMITS, "shared": free % 3 == 1}
+    async with gateway(tmp_path / "whole", world(), **models(seed=5), **terms) as (undisturbed, _):
+        whole = await fill(undisturbed)
+    left, run_id = await killed(tmp_path, held, models(held, free), shared=terms["shared"])
+    anew = models(seed=8)
+    async with gateway(left, world(), **anew, **terms) as (second, archive):
+        interrupted = await archive.load(run_id)
+        run = await fill(second, NAMED if way == "name" else RequestOptions(resume=run_id))
+        stored = await archive.load(run.id)
+        assert (await fill(second)).id == run.id
+    assert (run.status, run.resumed_from, interrupted.status) == ("finished", run_id, "interrupted")
+    assert table(run) == table(stored) == table(whole)
+    ended = [call for call in interrupted.calls if call.outcome == "completed"]
+    cut = len(interrupted.calls) - len(ended)
+    assert cut <= LIMITS.width
+    assert len(ended) + len(run.calls) == len(whole.calls)
+    assert len(anew["delegator"].prompts) + len(anew["executor"].prompts) == len(run.calls)
+
+
+async def test_a_second_kill(tmp_path: Path) -> None:
+    """Is gone on after as well."""
+    async with gateway(tmp_path / "whole", world(), **models(), limits=LIMITS) as (undisturbed, _):
+        whole = await fill(undisturbed)
+    left, run_id = await killed(tmp_path, "executor", models("executor", 10))
+    said, again = models("executor", 8), tmp_path / "again"
+    async with gateway(left, world(), **said, limits=LIMITS) as (second, archive):
+        filling = asyncio.create_task(fill(second, RequestOptions(resume=run_id)))
+        await asyncio.wait_for(said["executor"].called.wait(), 10)
+        await asyncio.sleep(0)
+        second_id = (await archive.list(RunFilter(), 1)).runs[0].id
+        shutil.copytree(left, again)
+        (again / "runs.db.log" / "owner").unlink()
+        said["executor"].let.set()
+        await filling
+    async with gateway(again, world(), **models(), limits=LIMITS) as (third, archive):
+        run = await fill(third, RequestOptions(resume=second_id))
+        before = [await archive.load(one) for one in (run_id, second_id)]
+    assert table(run) == table(whole)
+    ended = sum(call.outcome == "completed" for one in before for call in one.calls)
+    assert ended + len(run.calls) == len(whole.calls)
+
+
+class Telling(Reader):
+    """Tells when it writes its third turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = asyncio.Event()
+
+    def _write(self, prompt: Prompt) -> Any:
+        if len(self.prompts) == 3:
+            self.third.set()
+        return super()._write(prompt)
+
+
+class HalfWritten(HeldModel):
+    """Writes all but the end of its first turn, and does not go on once executors have begun."""
+
+    def __init__(self, model: ScriptedModel, executor: Telling) -> None:
+        super().__init__(model)
+        self._executor = executor
+
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        deltas = list[Delta]()
+        completion = await self._model.stream(prompt, deltas.append)
+        for delta in deltas[:-4]:
+            on_delta(delta)
+        await self._executor.third.wait()
+        self.called.set()
+        await self.let.wait()
+        for delta in deltas[-4:]:
+            on_delta(delta)
+        return completion
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+async def test_what_was_begun_early(tmp_path: Path, agrees: bool) -> None:
+    """Is taken over where the delegator asks for the same again; else it is as if it had never been begun."""
+    deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}
+    async with gateway(tmp_path / "whole", world(), **(models() | deciding), limits=LIMITS) as (undisturbed, _):
+        whole = await fill(undisturbed)
+    said = {"delegator": HalfWritten(lead(world(), 2), reader := Telling()), "executor": reader}
+    left, run_id = await killed(tmp_path, "delegator", said)
+    deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}  # which begins anew
+    async with gateway(left, world(), **(models() | deciding), limits=LIMITS) as (second, _):
+        run = await fill(second, RequestOptions(resume=run_id))
+    assert table(run) == table(whole)
+    assert (len(run.calls) < len(whole.calls)) == agrees
+
+
+async def test_a_table_is_no_answer(tmp_path: Path) -> None:
+    """Neither is gone on with as the other."""
+    left, run_id = await killed(tmp_path, "executor", models("executor", 3))
+    async with gateway(left, world(), **models(), limits=LIMITS) as (second, _):
+        with pytest.raises(BadRequest, match="can be gone on with here"):
+            await second.answer("", RequestOptions(resume=run_id))
