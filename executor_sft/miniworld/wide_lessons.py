@@ -11,7 +11,6 @@ from executor_sft.miniworld.relations import Relation
 from executor_sft.miniworld.wide import EntitySet, Knobs, TableTask, WideWorld
 from executor_sft.miniworld.world import Entity
 from router.protocol import Passage, Report, prompts
-from router.protocol.tags import element
 from router.protocol.turns import MOST_POINTS
 
 MOST_KEYS, MOST_HOLES = 20, 5
@@ -26,7 +25,7 @@ def table_request(task: TableTask) -> str:
     """The lead's view of a request."""
     key, *others = task.columns
     typed = [f"{key}*", *(f"{name}:integer" if name == "year" else name for name in others)]
-    return element("question", task.question) + element("columns", ", ".join(typed))
+    return prompts.table_request(task.question, typed)
 
 
 def turn_text(task: TableTask, turn: int) -> str:
@@ -80,9 +79,7 @@ class TableLessons:
         counts = {"rows": len(seen), "complete": len(seen) - len(dict(holes)), "missing": len(holes)}
         counts |= {"conflicts": self._rng.choice((0, 0, 0, 1, 2)), "seen_once": once}
         counts["estimate"] = len(seen) + once * (once - 1) // (2 * (twice + 1))
-        shown = " ".join(f'{name}="{count}"' for name, count in counts.items())
-        rows, missing = "\n".join(list(seen)[:most_keys]), "\n".join(": ".join(hole) for hole in holes[:MOST_HOLES])
-        return f"<table {shown}/>{element('rows', rows)}{element('holes', missing)}"
+        return prompts.table_status(counts, list(seen)[:most_keys], map(": ".join, holes[:MOST_HOLES]))
 
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
         """Lists of what a set's registers and own pages name, and fills, also of cells that no page states, endlessly;
