@@ -16,6 +16,7 @@ from msgspec import Meta
 from executor_sft.command import POSITIONAL
 from executor_sft.minimodel.model import BACKBONE, EXECUTOR, LADDER, load_tokenizer, new_model, train_tokenizer
 from executor_sft.minimodel.stream import ROW_TOKENS, batches, conversations
+from executor_sft.miniworld.compositional import Kind
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         POSITIONAL,
         Meta(description="which model to train"),
     ]
+    world: Annotated[Kind, Meta(description="whose language a generalist learns")] = "mini"
     size: Annotated[Literal["small", "medium", "large"], Meta(description="of a generalist")] = "large"
     out: Annotated[Path, Meta(description="where the finished model goes")]
     work: Annotated[Path, Meta(description="where checkpoints and the loss log go; reuse it to resume")]
@@ -61,7 +63,7 @@ def run(options: Options) -> int:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     role, system = options.role, RolePrompts.served()
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else mini_tokenizer(system)
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else mini_tokenizer(system, options.world)
     if options.start:
         model = Qwen3ForCausalLM.from_pretrained(options.start, dtype=torch.float32)
     else:
@@ -74,8 +76,11 @@ def run(options: Options) -> int:
     return 0
 
 
-def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
-    """One tokenizer for all models, from a sample of every kind of conversation."""
+def mini_tokenizer(system: RolePrompts, kind: Kind = "mini") -> PreTrainedTokenizerFast:
+    """One tokenizer for all models of a kind of world, from a sample of every kind of conversation."""
+    if kind == "compositional":
+        lessons = itertools.islice(conversations("generalist", system, 0, kind=kind), 4_800)
+        return train_tokenizer(turn.text for dialogue in lessons for turn in dialogue)
     sample = itertools.chain(
         itertools.islice(conversations("backbone", system, 0), 2_400),
         itertools.islice(conversations("executor", system, 10, two_searches=True, passages=3), 2_400),
@@ -90,4 +95,4 @@ def _conversations(options: Options, system: RolePrompts, first_world: int) -> I
     if options.role == "teacher":
         return conversations("executor", system, first_world, two_searches=True, passages=3)
     passages = 3 if options.role == "generalist" and options.start else None
-    return conversations(options.role, system, first_world, passages=passages)
+    return conversations(options.role, system, first_world, passages=passages, kind=options.world)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Literal
 
+from executor_sft.miniworld.compositional import Composition
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question, SubQuery
 from executor_sft.miniworld.relations import BY_NAME, BY_SUBJECT
@@ -84,13 +85,18 @@ def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str
 class DialogueWriter:
     """Writes gold conversations of one world's questions."""
 
-    def __init__(self, world: World, system: RolePrompts) -> None:
+    def __init__(self, world: World | Composition, system: RolePrompts) -> None:
         self._world, self._system = world, system
         self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
-        self._library = Library(world)
-        self._examiner = Examiner(world, self._library)
         self._pages: dict[str, list[Passage]] = {}
         self._mentions: dict[str, list[Passage]] = {}
+        self._library: Library | Composition
+        self._examiner: Examiner | Composition
+        if isinstance(world, Composition):
+            self._library = self._examiner = world
+            return
+        self._library = Library(world)
+        self._examiner = Examiner(world, self._library)
         for entity in world.entities:
             pages = [self._library.by_id[identity] for identity in self._library.of_entity[entity.mention]]
             self._pages.setdefault(entity.kind, []).extend(pages)
@@ -110,12 +116,15 @@ class DialogueWriter:
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
         """Conversations about sub-queries in all wordings, with `passages` for each search, endlessly; only those
         that one search answers, unless `two_searches`."""
-        entities = self._world.entities
+        world = self._world
+        while isinstance(world, Composition):
+            yield self.execution(self._rng.choice(world.sub_queries), None, passages)
+        entities = world.entities
         while True:
             entity = self._rng.choice(entities)
             relations = [relation for relation in BY_SUBJECT[entity.kind] if relation.name in entity.values]
             relation = self._rng.choice(relations)
-            plain = self._world.facts[entity.mention, relation.name].detour is None
+            plain = world.facts[entity.mention, relation.name].detour is None
             by_alias = two_searches and plain and self._rng.random() < 0.5
             sub_query = self._examiner.sub_query(entity, relation, self._rng.choice(relation.ask), by_alias)
             if two_searches or len(sub_query.searches) == 1:
@@ -144,8 +153,10 @@ class DialogueWriter:
             Turn("answer", answer_text(question, pairs)),
         ]
 
-    def execution(self, sub_query: SubQuery, entity: Entity, passages: int = 3) -> Dialogue:
-        """One or two searches with so many passages each, then the report; sometimes told that no search is left."""
+    def execution(self, sub_query: SubQuery, entity: Entity | None, passages: int = 3) -> Dialogue:
+        """One or two searches with so many passages each, then the report; sometimes told that no search is left.
+        `entity`: what the sub-query asks about, in a mini world.
+        """
         turns = [Turn("system", self._system.execution), Turn("user", prompts.request(sub_query.text))]
         for number, (query, gold) in enumerate(zip(sub_query.searches, sub_query.gold_passages, strict=True)):
             last = number == len(sub_query.searches) - 1 and self._rng.random() < 0.3
@@ -175,8 +186,16 @@ class DialogueWriter:
         evidence = sub_query.report.evidence
         return Report(sub_query.report.answer, evidence if self._rng.random() < 0.5 else evidence[-1:])
 
-    def _retrieved(self, gold: Passage, sub_query: SubQuery, entity: Entity, others: int) -> list[Passage]:
+    def _retrieved(self, gold: Passage, sub_query: SubQuery, entity: Entity | None, others: int) -> list[Passage]:
         """The gold passage, mostly first, among `others` neighbours of the kinds that a dense retriever returns."""
+        if isinstance(self._world, Composition):
+            found = self._world.neighbours(sub_query, others, self._rng)
+        else:
+            found = self._neighbours(gold, sub_query, entity, others) if entity else []
+        found.insert(min(self._rng.choice((0, 0, 0, 0, 1, 2)), others), gold)
+        return found
+
+    def _neighbours(self, gold: Passage, sub_query: SubQuery, entity: Entity, others: int) -> list[Passage]:
         kind = BY_NAME[sub_query.relation].subject
         words = [word for word in entity.mention.split() if word[:1].isupper()]
         relatives = [passage for word in words for passage in self._mentions.get(word, ()) if passage.id != gold.id]
@@ -190,7 +209,6 @@ class DialogueWriter:
                 candidate = max(sample, key=lambda passage: _likeness(passage.title, gold.title))
             if candidate.id != gold.id and candidate not in found:
                 found.append(candidate)
-        found.insert(min(self._rng.choice((0, 0, 0, 0, 1, 2)), others), gold)
         return found
 
 

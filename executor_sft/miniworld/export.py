@@ -5,6 +5,7 @@ in, and rolegate.toml: the preset mini over this world.
 """
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.relations import OCCUPATIONS, RELATIONS
 from executor_sft.miniworld.world import Side, World
 from router.errors import BadConfig
+from router.protocol import Passage
 from serving.config.config import Config
 from serving.config.file import load_config, preset
 from serving.files import write_atomically
@@ -47,16 +49,21 @@ def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> 
     """Write `corpus.jsonl`, with ids that begin with `prefix`, `questions.jsonl` and `vocabulary.txt` into `folder`.
     Returns the questions.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     library = Library(world, prefix)
     examiner = Examiner(world, library)
     asked = [examiner.draw() for _ in range(questions)]
-    encoder = msgspec.json.Encoder()
-    documents = [{"id": page.id, "title": page.title, "text": page.text} for page in library.passages]
-    (folder / "corpus.jsonl").write_bytes(encoder.encode_lines(documents))
-    (folder / "questions.jsonl").write_bytes(encoder.encode_lines(asked))
+    write_corpus(folder, library.passages, asked)
     (folder / "vocabulary.txt").write_text(vocabulary_of(world), "utf-8")
     return asked
+
+
+def write_corpus(folder: Path, passages: Iterable[Passage], questions: Iterable[Question]) -> None:
+    """Write `corpus.jsonl` and `questions.jsonl` into `folder`, which is made where it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder = msgspec.json.Encoder()
+    documents = [{"id": page.id, "title": page.title, "text": page.text} for page in passages]
+    (folder / "corpus.jsonl").write_bytes(encoder.encode_lines(documents))
+    (folder / "questions.jsonl").write_bytes(encoder.encode_lines(questions))
 
 
 def vocabulary_of(world: World) -> str:
