@@ -14,7 +14,7 @@ from msgspec import Meta
 from benchmarks import harness
 from benchmarks.study import report, sweep
 from benchmarks.study.plan import Pairs, Plan, StudyModel
-from executor_sft.miniworld.compositional import Composition, Kind
+from executor_sft.miniworld.compositional import CompositionalWorld, Kind
 from executor_sft.miniworld.export import export, write_config, write_corpus
 from executor_sft.miniworld.world import World
 from router.errors import BadConfig
@@ -41,9 +41,7 @@ class StudyOptions(harness.Options, frozen=True, kw_only=True):
 class Options(StudyOptions, frozen=True, kw_only=True):
     """Its options."""
 
-    world: Annotated[Kind, Meta(description="its language; of a compositional one, name models that learnt it")] = (
-        "mini"
-    )
+    world: Annotated[Kind, Meta(description="of questions; the shipped models speak mini")] = "mini"
     models: Annotated[Path, Meta(description="holds small, medium and large")] = MODELS
 
 
@@ -69,7 +67,7 @@ def write_sweep(config: Config, options: StudyOptions, plan: Plan, kind: Kind = 
     corpora = [folder / f"{folder.name}.jsonl" for folder in folders]  # an index knows files by their names
     for seed, folder, corpus in zip(options.worlds, folders, corpora, strict=True):
         if kind == "compositional":
-            world = Composition(seed, "test", options.questions, folder.name)
+            world = CompositionalWorld(seed, "test", options.questions, folder.name)
             write_corpus(folder, world.passages, world.questions)
         else:
             export(World(seed, "test"), folder, options.questions, folder.name)
@@ -101,15 +99,14 @@ def write_study(options: Options) -> Path:
     config, models, largest = load_config(preset("mini")), options.models.resolve(), SIZES[-1]
     parameters, backbone = {size: _parameters(models / size) for size in SIZES}, config.engines["backbone"]
     engines = {size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES}
-    roles = msgspec.structs.replace(
-        config.roles, execution=msgspec.structs.replace(config.roles.execution, engine=largest, model=largest)
+    execution, answer = (
+        msgspec.structs.replace(role, engine=largest, model=largest)
+        for role in (config.roles.execution, config.roles.answer)
     )
-    if options.world != "mini":  # the demo's backbone does not know its language
-        answer = msgspec.structs.replace(roles.answer, engine=largest, model=largest)
-        roles = msgspec.structs.replace(roles, answer=answer)
+    answerer = {"answer": answer} if options.world != "mini" else {}  # the demo's backbone speaks mini only
     config = msgspec.structs.replace(
         config,
-        roles=roles,
+        roles=msgspec.structs.replace(config.roles, execution=execution, **answerer),
         engines={"backbone": backbone, **engines},
         distillation=msgspec.structs.replace(config.distillation, teacher=None),
     )

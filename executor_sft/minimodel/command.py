@@ -63,7 +63,7 @@ def run(options: Options) -> int:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     role, system = options.role, RolePrompts.served()
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else mini_tokenizer(system, options.world)
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else mini_tokenizer(system)
     if options.start:
         model = Qwen3ForCausalLM.from_pretrained(options.start, dtype=torch.float32)
     else:
@@ -76,11 +76,8 @@ def run(options: Options) -> int:
     return 0
 
 
-def mini_tokenizer(system: RolePrompts, kind: Kind = "mini") -> PreTrainedTokenizerFast:
-    """One tokenizer for all models of a kind of world, from a sample of every kind of conversation."""
-    if kind == "compositional":
-        lessons = itertools.islice(conversations("generalist", system, 0, kind=kind), 4_800)
-        return train_tokenizer(turn.text for dialogue in lessons for turn in dialogue)
+def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
+    """One tokenizer for all models, from a sample of every kind of conversation."""
     sample = itertools.chain(
         itertools.islice(conversations("backbone", system, 0), 2_400),
         itertools.islice(conversations("executor", system, 10, two_searches=True, passages=3), 2_400),
@@ -95,4 +92,6 @@ def _conversations(options: Options, system: RolePrompts, first_world: int) -> I
     if options.role == "teacher":
         return conversations("executor", system, first_world, two_searches=True, passages=3)
     passages = 3 if options.role == "generalist" and options.start else None
-    return conversations(options.role, system, first_world, passages=passages, kind=options.world)
+    return conversations(
+        options.role if options.world == "mini" else options.world, system, first_world, passages=passages
+    )

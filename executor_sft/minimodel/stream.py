@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from executor_sft.miniworld.compositional import Composition, Kind
+from executor_sft.miniworld.compositional import CompositionalWorld
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
 from executor_sft.miniworld.lessons import generalist_lessons, student_lessons
 from executor_sft.miniworld.world import World
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
-Role = Literal["backbone", "executor", "student", "generalist"]
+Role = Literal["backbone", "executor", "student", "generalist", "compositional"]
+"""What is learnt; `compositional`: a generalist's lessons in such worlds."""
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
-GENERALIST_WORLDS_PER_STAGE = {"mini": 10, "compositional": 3}
-"""Fewer, as their training is shorter, and of plain passages still fewer."""
+GENERALIST_WORLDS_PER_STAGE = 10
+"""Fewer, as their training is shorter."""
 ROW_TOKENS, BATCH_TOKENS = 512, 4096
 _WAITING = 64
 Encoded = tuple[list[int], list[bool]]
@@ -65,21 +66,14 @@ def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Encoded:
 
 
 def conversations(
-    role: Role,
-    system: RolePrompts,
-    first_world: int,
-    *,
-    two_searches: bool = False,
-    passages: int | None = None,
-    kind: Kind = "mini",
+    role: Role, system: RolePrompts, first_world: int, *, two_searches: bool = False, passages: int | None = None
 ) -> Iterator[Dialogue]:
-    """Conversations of training worlds `first_world`, `first_world + 1`, … of a `kind`; compositional ones are for
-    generalists. Unless told how many `passages` a search
+    """Conversations of training worlds `first_world`, `first_world + 1`, … Unless told how many `passages` a search
     finds, executors and generalists begin with one and go on to two, then three: in a short context copying is learnt
     sooner. Students can copy already."""
-    stage = GENERALIST_WORLDS_PER_STAGE[kind] if role == "generalist" else WORLDS_PER_STAGE
+    stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     for number in itertools.count():
-        world = (World if kind == "mini" else Composition)(first_world + number, "train")
+        world = (CompositionalWorld if role == "compositional" else World)(first_world + number, "train")
         writer = DialogueWriter(world, system)
         shown = passages or min(3, 1 + number // stage)
         match role:
@@ -89,8 +83,8 @@ def conversations(
                 source = student_lessons(writer, system, random.Random(f"{first_world + number}/student"))
             case "executor":
                 source = writer.executor(two_searches, shown)
-            case "generalist":
-                source = generalist_lessons(writer, random.Random(f"{first_world + number}/generalist"), shown, kind)
+            case "generalist" | "compositional":
+                source = generalist_lessons(writer, random.Random(f"{first_world + number}/generalist"), shown, role)
         yield from itertools.islice(source, CONVERSATIONS_PER_WORLD)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Literal
 
-from executor_sft.miniworld.compositional import Composition
+from executor_sft.miniworld.compositional import CompositionalWorld
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question, SubQuery
 from executor_sft.miniworld.relations import BY_NAME, BY_SUBJECT
@@ -85,14 +85,14 @@ def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str
 class DialogueWriter:
     """Writes gold conversations of one world's questions."""
 
-    def __init__(self, world: World | Composition, system: RolePrompts) -> None:
+    def __init__(self, world: World | CompositionalWorld, system: RolePrompts) -> None:
         self._world, self._system = world, system
         self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
         self._pages: dict[str, list[Passage]] = {}
         self._mentions: dict[str, list[Passage]] = {}
-        self._library: Library | Composition
-        self._examiner: Examiner | Composition
-        if isinstance(world, Composition):
+        self._library: Library | CompositionalWorld
+        self._examiner: Examiner | CompositionalWorld
+        if isinstance(world, CompositionalWorld):
             self._library = self._examiner = world
             return
         self._library = Library(world)
@@ -117,8 +117,9 @@ class DialogueWriter:
         """Conversations about sub-queries in all wordings, with `passages` for each search, endlessly; only those
         that one search answers, unless `two_searches`."""
         world = self._world
-        while isinstance(world, Composition):
+        while isinstance(world, CompositionalWorld):
             yield self.execution(self._rng.choice(world.sub_queries), None, passages)
+        assert isinstance(self._examiner, Examiner)
         entities = world.entities
         while True:
             entity = self._rng.choice(entities)
@@ -154,13 +155,11 @@ class DialogueWriter:
         ]
 
     def execution(self, sub_query: SubQuery, entity: Entity | None, passages: int = 3) -> Dialogue:
-        """One or two searches with so many passages each, then the report; sometimes told that no search is left.
-        `entity`: what the sub-query asks about, in a mini world.
-        """
+        """One or two searches with so many passages each, then the report; sometimes told that no search is left."""
         turns = [Turn("system", self._system.execution), Turn("user", prompts.request(sub_query.text))]
         for number, (query, gold) in enumerate(zip(sub_query.searches, sub_query.gold_passages, strict=True)):
             last = number == len(sub_query.searches) - 1 and self._rng.random() < 0.3
-            found = self._retrieved(self._library.by_id[gold], sub_query, entity, passages - 1)
+            found = self._shown(gold, sub_query, entity, passages)
             turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
             turns.append(Turn("user", prompts.documents(found, last)))
         return [*turns, Turn("report", report_text(sub_query.report))]
@@ -171,9 +170,7 @@ class DialogueWriter:
         turns = [Turn("system", self._system.agent), Turn("user", prompts.request(question.text))]
         for sub_query in question.sub_queries:
             for query, gold in zip(sub_query.searches, sub_query.gold_passages, strict=True):
-                others = self._rng.sample([one for one in self._library.passages if one.id != gold], passages - 1)
-                found = [self._library.by_id[gold], *others]
-                self._rng.shuffle(found)
+                found = self._shown(gold, sub_query, None, passages)
                 turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
                 turns.append(Turn("user", prompts.documents(found, False)))
         pairs = [(sub_query, sub_query.report) for sub_query in question.sub_queries]
@@ -186,16 +183,19 @@ class DialogueWriter:
         evidence = sub_query.report.evidence
         return Report(sub_query.report.answer, evidence if self._rng.random() < 0.5 else evidence[-1:])
 
-    def _retrieved(self, gold: Passage, sub_query: SubQuery, entity: Entity | None, others: int) -> list[Passage]:
-        """The gold passage, mostly first, among `others` neighbours of the kinds that a dense retriever returns."""
-        if isinstance(self._world, Composition):
-            found = self._world.neighbours(sub_query, others, self._rng)
-        else:
-            found = self._neighbours(gold, sub_query, entity, others) if entity else []
-        found.insert(min(self._rng.choice((0, 0, 0, 0, 1, 2)), others), gold)
+    def _shown(self, gold: str, sub_query: SubQuery, entity: Entity | None, passages: int) -> list[Passage]:
+        """The gold passage with others: alike ones in a compositional world, neighbours of `entity`, or any."""
+        if isinstance(self._library, CompositionalWorld):
+            return self._library.retrieved(gold, passages)
+        if entity:
+            return self._retrieved(self._library.by_id[gold], sub_query, entity, passages - 1)
+        others = self._rng.sample([one for one in self._library.passages if one.id != gold], passages - 1)
+        found = [self._library.by_id[gold], *others]
+        self._rng.shuffle(found)
         return found
 
-    def _neighbours(self, gold: Passage, sub_query: SubQuery, entity: Entity, others: int) -> list[Passage]:
+    def _retrieved(self, gold: Passage, sub_query: SubQuery, entity: Entity, others: int) -> list[Passage]:
+        """The gold passage, mostly first, among `others` neighbours of the kinds that a dense retriever returns."""
         kind = BY_NAME[sub_query.relation].subject
         words = [word for word in entity.mention.split() if word[:1].isupper()]
         relatives = [passage for word in words for passage in self._mentions.get(word, ()) if passage.id != gold.id]
@@ -209,6 +209,7 @@ class DialogueWriter:
                 candidate = max(sample, key=lambda passage: _likeness(passage.title, gold.title))
             if candidate.id != gold.id and candidate not in found:
                 found.append(candidate)
+        found.insert(min(self._rng.choice((0, 0, 0, 0, 1, 2)), others), gold)
         return found
 
 

@@ -1,67 +1,55 @@
-"""An open-ended language of questions: nested relations in shapes, wordings and asides, of which some are never trained
-on. A question is a tree of relations over names; each relation can be worded in several ways, which nest in each other.
+"""An open-ended language of questions: relations that nest in each other, in shapes, wordings and asides of which some
+are never trained on.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from executor_sft.miniworld.world import Side, side_of
 
-_RELATIONS = """
-person father sire > person | person mother dam > person | person spouse partner > person
-person teacher tutor > person | person rival opponent > person | person birthplace hometown > city
-person employer paymaster > firm | person debut firstling > book | city country nation > land
-city mayor provost > person | city newspaper gazette > firm | firm founder creator > person
-firm seat headquarters > city | firm owner proprietor > person | book author writer > person
-book publisher press > firm | book hero protagonist > person | book setting scene > city
-land capital metropolis > city | land ruler monarch > person
-person+person child offspring > person | person+person mediator arbiter > person | city+city midpoint halfway > city
-firm+firm merger union > firm | book+book source archetype > book | land+land treaty pact > book
-land+land alliance league > land
-"""
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A relation of one thing, or of two of a kind."""
+
+    subject: str
+    name: str
+    synonym: str
+    value: str
+
+
+def _relations(table: str) -> tuple[Relation, ...]:
+    return tuple(Relation(*line.split()) for line in table.split("|"))
+
+
+RELATIONS = {
+    1: _relations(
+        "person father sire person | person mother dam person | person spouse mate person | "
+        "person birthplace home place | person song tale book | place capital centre place | "
+        "place founder maker person | place museum archive house | house seat base place | "
+        "house director head person | book author writer person | book publisher press house"
+    ),
+    2: _relations(
+        "person lawyer counsel person | place port market place | house school college house | book source story book"
+    ),
+}
+"""By the number of their subjects."""
 _FORMS = {
-    1: {
-        "of": "the {n} of {x}",
-        "genitive": "{x}'s {n}",
-        "has": "the one that {x} has as {n}",
-        "to": "the one who is {n} to {x}",
-    },
-    2: {
-        "of": "the {n} of both {x} and {y}",
-        "has": "the one that both {x} and {y} have as {n}",
-        "to": "the one who is {n} to both {x} and {y}",
-    },
+    1: ("the {n} of {x}", "{x}'s {n}", "the one that {x} has as {n}", "the one who is {n} to {x}"),
+    2: (
+        "the {n} of both {x} and {y}",
+        "the one that both {x} and {y} have as {n}",
+        "the one who is {n} to both {x} and {y}",
+    ),
 }
 _FRAMES = ("What is {}?", "Name {}.", "Tell me {}.", "Which one is {}?", "I look for {}.", "Find {}.")
 _ASIDES = {"front": "{opener} {aside}: {text}", "name": "{text} ({opener} {aside})", "end": "{text}; {opener} {aside}"}
 _OPENERS = ("not", "unlike", "rather than", "apart from", "instead of", "let alone")
-_MOST_RELATIONS, _MOST_ROUNDS = 4, 3
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A relation of one or of two things of a kind."""
-
-    name: str
-    synonym: str
-    subject: str
-    subjects: int
-    value: str
-
-
-def _relations() -> Iterator[Relation]:
-    for line in _RELATIONS.replace(" | ", "\n").split("\n"):
-        if line:
-            subjects, name, synonym, _, value = line.split()
-            kind, *others = subjects.split("+")
-            yield Relation(name, synonym, kind, 1 + len(others), value)
-
-
-RELATIONS = tuple(_relations())
+_MOST_RELATIONS, _MOST_ROUNDS = 3, 3
 Shape = tuple["Shape", ...]
-"""How relations nest: a name is (), a relation the shapes of its one or two subjects."""
+"""How relations nest: a name is (), a relation the shapes of its subjects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +66,11 @@ class Tree:
         return 1 + max(subject.height for subject in self.subjects) if self.subjects else 0
 
 
+def held_out(parts: object, halvings: int = 1) -> bool:
+    """Whether a shape or a wording is kept for tests; every halving leaves half as many of them."""
+    return all(side_of(f"{parts} {number}") == "test" for number in range(halvings))
+
+
 def size(shape: Shape) -> int:
     """Relations in it."""
     return bool(shape) + sum(map(size, shape))
@@ -88,18 +81,10 @@ def _shapes(rounds: int) -> set[Shape]:
     return {(), *((one,) for one in below), *product(below, below)}
 
 
-SHAPES = tuple(sorted(shape for shape in _shapes(_MOST_ROUNDS) if 2 <= size(shape) <= _MOST_RELATIONS))
-
-
-def held_out(*parts: object, one_of: int) -> bool:
-    """Whether this shape, wording or aside is kept for tests, as one of so many is."""
-    return all(side_of(f"{part}/{parts}") == "test" for part in range(one_of.bit_length() - 1))
-
-
-SHAPES_OF: dict[Side, tuple[Shape, ...]] = {
-    "train": tuple(shape for shape in SHAPES if not held_out(shape, one_of=2)),
-    "test": tuple(shape for shape in SHAPES if held_out(shape, one_of=2)),
-}
+def shapes(side: Side) -> list[Shape]:
+    """Those that questions of this side have; a single relation is for training."""
+    fitting = (shape for shape in sorted(_shapes(_MOST_ROUNDS)) if 1 <= size(shape) <= _MOST_RELATIONS)
+    return [shape for shape in fitting if (size(shape) > 1 and held_out(shape)) == (side == "test")]
 
 
 class Phrasing:
@@ -123,24 +108,19 @@ class Phrasing:
         if tree.relation is None:
             return self._beside(tree.name, "name", placed)
         phrases = [self._phrase(subject, {} if number else placed) for number, subject in enumerate(tree.subjects)]
-        forms = _FORMS[len(phrases)]
-        plain = not phrases[0].startswith("the ") and "(" not in phrases[0]
-        noun, form = self._chosen(
-            (tree.relation.name, noun, form)
-            for noun, form in product((tree.relation.name, tree.relation.synonym), forms)
-            if plain or form != "genitive"
-        )
-        return forms[form].format(n=noun, x=phrases[0], y=phrases[-1])
+        nouns, (first, *_) = (tree.relation.name, tree.relation.synonym), phrases
+        short = not first.startswith("the ") and "(" not in first
+        noun, form = self._chosen(product(nouns, (form for form in _FORMS[len(phrases)] if short or "'" not in form)))
+        return form.format(n=noun, x=first, y=phrases[-1])
 
     def _beside(self, text: str, place: str, placed: Mapping[str, Tree]) -> str:
         if place not in placed:
             return text
-        opener, _ = self._chosen(("aside", opener, place) for opener in _OPENERS)
-        return _ASIDES[place].format(opener=opener, aside=self._phrase(placed[place], {}), text=text)
+        opener, form = self._chosen((opener, _ASIDES[place]) for opener in _OPENERS)
+        return form.format(opener=opener, aside=self._phrase(placed[place], {}), text=text)
 
-    def _chosen(self, wordings: Iterable[tuple[str, str, str]]) -> tuple[str, str]:
-        """The last two parts of one of them."""
-        known = [(held_out(*parts, one_of=4), parts[1:]) for parts in wordings]
-        new, parts = self._rng.choice([one for one in known if self._side == "test" or not one[0]])
-        self.novel += new
-        return parts
+    def _chosen(self, wordings: Iterable[tuple[str, str]]) -> tuple[str, str]:
+        """A word and its place, one of these; a quarter of them are held out."""
+        word, form = self._rng.choice([one for one in wordings if self._side == "test" or not held_out(one, 2)])
+        self.novel += held_out((word, form), 2)
+        return word, form

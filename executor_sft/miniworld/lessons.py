@@ -9,14 +9,13 @@ answer alone, so that one model can be put anywhere.
 import random
 from collections.abc import Iterator
 
-from executor_sft.miniworld.compositional import Kind
 from executor_sft.miniworld.dialogues import NOT_FOUND, Dialogue, DialogueWriter, RolePrompts, Turn
 from router.protocol.tags import element
 
 _STUDENT = {"executor": 0.40, "agent": 0.45}
 """Shares of conversations; the rest are whole questions to a single agent."""
-_GENERALIST = {"mini": {"backbone": 0.35, "executor": 0.45}, "compositional": {"backbone": 0.60, "executor": 0.30}}
-"""The same, of each kind of world; a single agent's are long: 39 % of the tokens in the mini world."""
+_MIXTURES = {"generalist": {"backbone": 0.35, "executor": 0.45}, "compositional": {"backbone": 0.70, "executor": 0.20}}
+"""The same; a single agent's are long: 39 % of a generalist's tokens."""
 _PASSED_OVER = 0.6
 _UP_TO_FIRST_RESULT = 4
 
@@ -53,12 +52,10 @@ def student_lessons(writer: DialogueWriter, system: RolePrompts, rng: random.Ran
             yield writer.alone(passages=rng.choice((1, 1, 2)))
 
 
-def generalist_lessons(
-    writer: DialogueWriter, rng: random.Random, passages: int, kind: Kind = "mini"
-) -> Iterator[Dialogue]:
-    """Conversations of all roles about a world of a `kind`, mixed, endlessly; a search finds so many `passages`."""
+def generalist_lessons(writer: DialogueWriter, rng: random.Random, passages: int, mixture: str) -> Iterator[Dialogue]:
+    """Conversations of all roles, mixed, endlessly; each search finds so many `passages`."""
     backbone, executing = writer.backbone(), writer.executor(two_searches=True, passages=passages)
-    shares = _GENERALIST[kind]
+    shares = _MIXTURES[mixture]
     while True:
         draw = rng.random()
         if draw < shares["backbone"]:
