@@ -10,7 +10,6 @@ from executor_sft.miniworld.world import Names, Side
 from router.protocol import Passage, Report
 
 Kind = Literal["mini", "compositional"]
-"""Of a world."""
 _ASIDES: tuple[Shape, ...] = ((), ((),), ((), ()))
 _ASIDES_EACH = (0, 0, 1, 1)
 
@@ -38,9 +37,8 @@ class CompositionalWorld:
 
     def retrieved(self, gold: str, count: int) -> list[Passage]:
         """What a search for the passage `gold` finds: itself first, and others, mostly of the same names."""
-        at = int(gold.rpartition("-")[2])
-        window = [self.passages[(at + number) % len(self.passages)] for number in range(1, 7)]
-        return [self.by_id[gold], *self._rng.sample(window, count - 1)]
+        at, steps = int(gold.rpartition("-")[2]), (0, *self._rng.sample(range(1, 7), count - 1))
+        return [self.passages[(at + step) % len(self.passages)] for step in steps]
 
     def _question(self, number: int) -> Question:
         wanted = self._rng.choice(sorted(set(map(size, self._shapes))))
@@ -50,11 +48,10 @@ class CompositionalWorld:
             asides = [self._tree(self._rng.choice(_ASIDES)) for _ in range(self._rng.choice(_ASIDES_EACH))]
             text = self._phrasing.question(tree, asides)
         rounds: list[list[SubQuery]] = [[] for _ in range(tree.height)]
-        self._find(tree, rounds)
+        answer = self._find(tree, rounds)
         for aside in asides:
             self._find(aside, [[]])
         identity = f"compositional-{self.side}-{self.seed}-{number:05d}"
-        answer = rounds[-1][-1].report.answer
         return Question(identity, text, "compositional", answer, tuple(map(tuple, rounds)))
 
     def _tree(self, shape: Shape, kind: str | None = None) -> Tree:
