@@ -36,7 +36,7 @@ class CompositionalWorld:
         return next(self._next)
 
     def retrieved(self, gold: str, count: int) -> list[Passage]:
-        """What a search for the passage `gold` finds: itself first, and others, mostly of the same names."""
+        """The passages that a search for `gold` finds: itself first, and others, mostly of the same names."""
         at, steps = int(gold.rpartition("-")[2]), (0, *self._rng.sample(range(1, 7), count - 1))
         return [self.passages[(at + step) % len(self.passages)] for step in steps]
 
