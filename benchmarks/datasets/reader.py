@@ -173,15 +173,17 @@ def _popqa(row: Mapping[str, Any]) -> _Read:
 
 
 def _mini_world(row: Mapping[str, Any]) -> _Read:
-    """A question of the mini world as it is exported; each round asks about what the last step before it found, and of
-    a sub-query's passages the last one answers it.
+    """A question of the mini world as it is exported; rounds ask about what steps before them found, most often the
+    last one, and of a sub-query's passages the last one answers it.
     """
     said = msgspec.convert(row, _MiniWorld)
     steps: list[SubQuestion] = []
     for block in said.rounds:
-        number, found = len(steps), steps[-1].answer if steps else ""
+        found = [*enumerate((step.answer for step in steps), 1)][::-1]
         for each in block:
-            text = each.text.replace(found, f"#{number}") if found else each.text
+            text = each.text
+            for number, answer in found:
+                text = text.replace(answer, f"#{number}")
             steps.append(SubQuestion(text, each.report.answer, each.gold_passages[-1]))
     gold = dict.fromkeys(passage for block in said.rounds for each in block for passage in each.gold_passages)
     plain, _ = _flat(row, text="question")

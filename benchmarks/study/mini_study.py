@@ -14,7 +14,8 @@ from msgspec import Meta
 from benchmarks import harness
 from benchmarks.study import report, sweep
 from benchmarks.study.plan import Pairs, Plan, StudyModel
-from executor_sft.miniworld.export import export, write_config
+from executor_sft.miniworld.compositional import CompositionalWorld, Kind
+from executor_sft.miniworld.export import export, write_config, write_corpus
 from executor_sft.miniworld.world import World
 from router.errors import BadConfig
 from serving.config.config import Config, EngineConfig
@@ -40,6 +41,7 @@ class StudyOptions(harness.Options, frozen=True, kw_only=True):
 class Options(StudyOptions, frozen=True, kw_only=True):
     """Its options."""
 
+    world: Annotated[Kind, Meta(description="of questions; the shipped models speak mini")] = "mini"
     models: Annotated[Path, Meta(description="holds small, medium and large")] = MODELS
 
 
@@ -56,15 +58,19 @@ def study(plan: Path) -> sweep.Figures:
     return figures
 
 
-def write_sweep(config: Config, options: StudyOptions, plan: Plan) -> Path:
-    """Write the worlds, the config over them and the sweep over both; the sweep's file. All worlds share one index: no
-    name is in two of them.
+def write_sweep(config: Config, options: StudyOptions, plan: Plan, kind: Kind = "mini") -> Path:
+    """Write the worlds of a kind, the config over them and the sweep over both; the sweep's file. All worlds share one
+    index: no name is in two of them.
     """
     work = options.work.resolve()
     folders = [work / f"world-{seed}" for seed in options.worlds]
     corpora = [folder / f"{folder.name}.jsonl" for folder in folders]  # an index knows files by their names
     for seed, folder, corpus in zip(options.worlds, folders, corpora, strict=True):
-        export(World(seed, "test"), folder, options.questions, folder.name)
+        if kind == "compositional":
+            world = CompositionalWorld(seed, "test", options.questions, folder.name)
+            write_corpus(folder, world.passages, questions=world.questions)
+        else:
+            export(World(seed, "test"), folder, options.questions, folder.name)
         (folder / "corpus.jsonl").replace(corpus)
     retrieval = msgspec.structs.replace(config.retrieval, documents=tuple(map(str, corpora)), index=str(work / "index"))
     config = msgspec.structs.replace(
@@ -93,10 +99,14 @@ def write_study(options: Options) -> Path:
     config, models, largest = load_config(preset("mini")), options.models.resolve(), SIZES[-1]
     parameters, backbone = {size: _parameters(models / size) for size in SIZES}, config.engines["backbone"]
     engines = {size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES}
-    execution = msgspec.structs.replace(config.roles.execution, engine=largest, model=largest)
+    execution, answer = (
+        msgspec.structs.replace(role, engine=largest, model=largest)
+        for role in (config.roles.execution, config.roles.answer)
+    )
+    answerer = {"answer": answer} if options.world != "mini" else {}  # the demo's backbone speaks mini only
     config = msgspec.structs.replace(
         config,
-        roles=msgspec.structs.replace(config.roles, execution=execution),
+        roles=msgspec.structs.replace(config.roles, execution=execution, **answerer),
         engines={"backbone": backbone, **engines},
         distillation=msgspec.structs.replace(config.distillation, teacher=None),
     )
@@ -113,7 +123,7 @@ def write_study(options: Options) -> Path:
             Pairs(backbone=SIZES, topology="single_agent"),
         ),
     )
-    return write_sweep(config, options, plan)
+    return write_sweep(config, options, plan, options.world)
 
 
 def _parameters(model: Path) -> float:

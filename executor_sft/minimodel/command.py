@@ -16,6 +16,7 @@ from msgspec import Meta
 from executor_sft.command import POSITIONAL
 from executor_sft.minimodel.model import BACKBONE, EXECUTOR, LADDER, load_tokenizer, new_model, train_tokenizer
 from executor_sft.minimodel.stream import ROW_TOKENS, batches, conversations
+from executor_sft.miniworld.compositional import Kind
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         POSITIONAL,
         Meta(description="which model to train"),
     ]
+    world: Annotated[Kind, Meta(description="whose language a generalist learns")] = "mini"
     size: Annotated[Literal["small", "medium", "large"], Meta(description="of a generalist")] = "large"
     out: Annotated[Path, Meta(description="where the finished model goes")]
     work: Annotated[Path, Meta(description="where checkpoints and the loss log go; reuse it to resume")]
@@ -93,4 +95,5 @@ def _conversations(options: Options, system: RolePrompts, first_world: int) -> I
     if options.role == "teacher":
         return conversations("executor", system, first_world, two_searches=True, passages=3, tables=options.tables)
     passages = 3 if options.role == "generalist" and options.start else None
-    return conversations(options.role, system, first_world, passages=passages, tables=options.tables)
+    kind = options.role if options.world == "mini" else options.world
+    return conversations(kind, system, first_world, passages=passages, tables=options.tables)

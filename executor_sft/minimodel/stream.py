@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from executor_sft.miniworld.compositional import CompositionalWorld
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
 from executor_sft.miniworld.lessons import generalist_lessons, student_lessons
 from executor_sft.miniworld.wide_lessons import TableLessons
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
-Role = Literal["backbone", "executor", "student", "generalist"]
+Role = Literal["backbone", "executor", "student", "generalist", "compositional"]
+"""What is learnt; `compositional`: a generalist's lessons in such worlds."""
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
 GENERALIST_WORLDS_PER_STAGE = 10
@@ -75,11 +77,12 @@ def conversations(
 ) -> Iterator[Dialogue]:
     """Conversations of training worlds `first_world`, `first_world + 1`, … Unless told how many `passages` a search
     finds, executors and generalists begin with one and go on to two, then three: in a short context copying is learnt
-    sooner. Students can copy already. `tables`: a third of the tokens
-    are of lessons in tables."""
+    sooner. Students can copy already. `tables`: a third of the tokens are of lessons in tables, of the demo's world.
+    """
     stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     for number in itertools.count():
-        writer = DialogueWriter(World(first_world + number, "train"), system)
+        world = (CompositionalWorld if role == "compositional" else World)(first_world + number, "train")
+        writer = DialogueWriter(world, system)
         shown = passages or min(3, 1 + number // stage)
         match role:
             case "backbone":
@@ -88,8 +91,8 @@ def conversations(
                 source = student_lessons(writer, system, random.Random(f"{first_world + number}/student"))
             case "executor":
                 source = writer.executor(two_searches, shown)
-            case "generalist":
-                source = generalist_lessons(writer, random.Random(f"{first_world + number}/generalist"), shown)
+            case "generalist" | "compositional":
+                source = generalist_lessons(writer, random.Random(f"{first_world + number}/generalist"), shown, role)
         if tables:
             taught = TableLessons(first_world + number, system)
             lists = taught.executor(two_searches or role == "generalist", 3 if role == "student" else shown)

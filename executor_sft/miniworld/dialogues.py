@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Literal
 
+from executor_sft.miniworld.compositional import CompositionalWorld
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question, SubQuery
 from executor_sft.miniworld.relations import BY_NAME, BY_SUBJECT, Kind
@@ -84,14 +85,19 @@ def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str
 class DialogueWriter:
     """Writes gold conversations of one world's questions."""
 
-    def __init__(self, world: World, system: RolePrompts, library: Library | None = None) -> None:
+    def __init__(self, world: World | CompositionalWorld, system: RolePrompts, library: Library | None = None) -> None:
         """`library`: the pages of the world, if they are written already."""
         self._world, self._system = world, system
         self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
-        self._library = library or Library(world)
-        self._examiner = Examiner(world, self._library)
         self._pages: dict[str, list[Passage]] = {}
         self._mentions: dict[str, list[Passage]] = {}
+        self._library: Library | CompositionalWorld
+        self._examiner: Examiner | CompositionalWorld
+        if isinstance(world, CompositionalWorld):
+            self._library = self._examiner = world
+            return
+        self._library = library or Library(world)
+        self._examiner = Examiner(world, self._library)
         for entity in world.entities:
             pages = [self._library.by_id[identity] for identity in self._library.of_entity[entity.mention]]
             self._pages.setdefault(entity.kind, []).extend(pages)
@@ -111,12 +117,16 @@ class DialogueWriter:
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
         """Conversations about sub-queries in all wordings, with `passages` for each search, endlessly; only those
         that one search answers, unless `two_searches`."""
-        entities = self._world.entities
+        world = self._world
+        while isinstance(world, CompositionalWorld):
+            yield self.execution(self._rng.choice(world.sub_queries), None, passages)
+        assert isinstance(self._examiner, Examiner)
+        entities = world.entities
         while True:
             entity = self._rng.choice(entities)
             relations = [relation for relation in BY_SUBJECT[entity.kind] if relation.name in entity.values]
             relation = self._rng.choice(relations)
-            plain = self._world.facts[entity.mention, relation.name].detour is None
+            plain = world.facts[entity.mention, relation.name].detour is None
             by_alias = two_searches and plain and self._rng.random() < 0.5
             sub_query = self._examiner.sub_query(entity, relation, self._rng.choice(relation.ask), by_alias)
             if two_searches or len(sub_query.searches) == 1:
@@ -145,13 +155,12 @@ class DialogueWriter:
             Turn("answer", answer_text(question, pairs)),
         ]
 
-    def execution(self, sub_query: SubQuery, entity: Entity, passages: int = 3) -> Dialogue:
+    def execution(self, sub_query: SubQuery, entity: Entity | None, passages: int = 3) -> Dialogue:
         """One or two searches with so many passages each, then the report; sometimes told that no search is left."""
         turns = [Turn("system", self._system.execution), Turn("user", prompts.request(sub_query.text))]
         for number, (query, gold) in enumerate(zip(sub_query.searches, sub_query.gold_passages, strict=True)):
             last = number == len(sub_query.searches) - 1 and self._rng.random() < 0.3
-            kind = BY_NAME[sub_query.relation].subject
-            found = self.retrieved(self._library.by_id[gold], kind, entity, passages - 1)
+            found = self._shown(gold, sub_query, entity, passages)
             turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
             turns.append(Turn("user", prompts.documents(found, last)))
         return [*turns, Turn("report", report_text(sub_query.report))]
@@ -162,9 +171,7 @@ class DialogueWriter:
         turns = [Turn("system", self._system.agent), Turn("user", prompts.request(question.text))]
         for sub_query in question.sub_queries:
             for query, gold in zip(sub_query.searches, sub_query.gold_passages, strict=True):
-                others = self._rng.sample([one for one in self._library.passages if one.id != gold], passages - 1)
-                found = [self._library.by_id[gold], *others]
-                self._rng.shuffle(found)
+                found = self._shown(gold, sub_query, None, passages)
                 turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
                 turns.append(Turn("user", prompts.documents(found, False)))
         pairs = [(sub_query, sub_query.report) for sub_query in question.sub_queries]
@@ -176,6 +183,18 @@ class DialogueWriter:
             return NO_EVIDENCE
         evidence = sub_query.report.evidence
         return Report(sub_query.report.answer, evidence if self._rng.random() < 0.5 else evidence[-1:])
+
+    def _shown(self, gold: str, sub_query: SubQuery, entity: Entity | None, passages: int) -> list[Passage]:
+        """The gold passage with others: alike ones in a compositional world, neighbours of `entity`, or any."""
+        if isinstance(self._library, CompositionalWorld):
+            return self._library.retrieved(gold, passages)
+        if entity:
+            kind = BY_NAME[sub_query.relation].subject
+            return self.retrieved(self._library.by_id[gold], kind, entity, passages - 1)
+        others = self._rng.sample([one for one in self._library.passages if one.id != gold], passages - 1)
+        found = [self._library.by_id[gold], *others]
+        self._rng.shuffle(found)
+        return found
 
     def retrieved(self, gold: Passage, kind: Kind, entity: Entity, others: int) -> list[Passage]:
         """The gold passage, mostly first, among `others` neighbours that a dense retriever returns: pages that mention

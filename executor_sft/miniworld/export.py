@@ -22,6 +22,7 @@ from executor_sft.miniworld.wide import Knobs, WideWorld
 from executor_sft.miniworld.wide_export import demo_search, export_tables, figures
 from executor_sft.miniworld.world import Side, World
 from router.errors import BadConfig
+from router.protocol import Passage
 from router.protocol.vocabulary import words
 from serving.config.config import Config
 from serving.config.file import load_config, preset
@@ -50,7 +51,7 @@ def run(options: Options) -> int:
     if options.wide:
         wide = WideWorld(options.seed, options.side, options, tasks=options.tables)
         asked = set[str]().union(*(words(task.query) for task in wide.tasks))
-        write_world(wide.library, out, vocabulary_of(wide.world, asked))
+        write_corpus(out, wide.library.passages, vocabulary_of(wide.world, asked))
         export_tables(wide, out)
         search = demo_search(out / "corpus.jsonl", out / "index") if options.check else None
         show({"tables": figures(wide, search)}, as_json=options.json)
@@ -68,17 +69,24 @@ def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> 
     library = Library(world, prefix)
     examiner = Examiner(world, library)
     asked = [examiner.draw() for _ in range(questions)]
-    write_world(library, folder, vocabulary_of(world))
-    (folder / "questions.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(asked))
+    write_corpus(folder, library.passages, vocabulary_of(world), asked)
     return asked
 
 
-def write_world(library: Library, folder: Path, vocabulary: str) -> None:
-    """Write `corpus.jsonl` and `vocabulary.txt` into `folder`, which is made where it is not there."""
+def write_corpus(
+    folder: Path, passages: Iterable[Passage], vocabulary: str = "", questions: Iterable[Question] = ()
+) -> None:
+    """Write `corpus.jsonl`, and `vocabulary.txt` and `questions.jsonl` where there are any, into `folder`, which is
+    made where it is not there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    documents = [{"id": page.id, "title": page.title, "text": page.text} for page in library.passages]
-    (folder / "corpus.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(documents))
-    (folder / "vocabulary.txt").write_text(vocabulary, "utf-8")
+    encoder = msgspec.json.Encoder()
+    documents = [{"id": page.id, "title": page.title, "text": page.text} for page in passages]
+    (folder / "corpus.jsonl").write_bytes(encoder.encode_lines(documents))
+    if vocabulary:
+        (folder / "vocabulary.txt").write_text(vocabulary, "utf-8")
+    if questions:
+        (folder / "questions.jsonl").write_bytes(encoder.encode_lines(questions))
 
 
 def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:

@@ -14,8 +14,8 @@ from router.protocol.tags import element
 
 _STUDENT = {"executor": 0.40, "agent": 0.45}
 """Shares of conversations; the rest are whole questions to a single agent."""
-_GENERALIST = {"backbone": 0.35, "executor": 0.45}
-"""The same; a single agent's are long: 39 % of the tokens."""
+_MIXTURES = {"generalist": {"backbone": 0.35, "executor": 0.45}, "compositional": {"backbone": 0.70, "executor": 0.20}}
+"""The same; a single agent's are long: 39 % of a generalist's tokens."""
 _PASSED_OVER = 0.6
 _UP_TO_FIRST_RESULT = 4
 
@@ -52,14 +52,15 @@ def student_lessons(writer: DialogueWriter, system: RolePrompts, rng: random.Ran
             yield writer.alone(passages=rng.choice((1, 1, 2)))
 
 
-def generalist_lessons(writer: DialogueWriter, rng: random.Random, passages: int) -> Iterator[Dialogue]:
+def generalist_lessons(writer: DialogueWriter, rng: random.Random, passages: int, mixture: str) -> Iterator[Dialogue]:
     """Conversations of all roles, mixed, endlessly; each search finds so many `passages`."""
     backbone, executing = writer.backbone(), writer.executor(two_searches=True, passages=passages)
+    shares = _MIXTURES[mixture]
     while True:
         draw = rng.random()
-        if draw < _GENERALIST["backbone"]:
+        if draw < shares["backbone"]:
             yield next(backbone)
-        elif draw < _GENERALIST["backbone"] + _GENERALIST["executor"]:
+        elif draw < sum(shares.values()):
             yield next(executing)
         else:
             yield writer.alone(passages)

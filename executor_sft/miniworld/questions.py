@@ -10,7 +10,7 @@ from executor_sft.miniworld.relations import RELATIONS, Relation
 from executor_sft.miniworld.world import Entity, World
 from router.protocol import Report
 
-QuestionType = Literal["2-hop", "3-hop", "comparison"]
+QuestionType = Literal["2-hop", "3-hop", "comparison", "compositional"]
 
 _NESTED = tuple(relation for relation in RELATIONS if relation.value != "year")
 _PAIRS = tuple((first, second) for first in _NESTED for second in RELATIONS if second.subject == first.value)

@@ -49,6 +49,19 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
     assert all(question.decomposition for question in questions)
 
 
+def test_a_compositional_study(tmp_path: Path) -> None:
+    """The large model answers, whichever delegates and executes; its questions are of the other language."""
+    for size in SIZES:
+        (tmp_path / "models" / size).mkdir(parents=True)
+        (tmp_path / "models" / size / "model.safetensors").write_bytes(bytes(2000))
+        (tmp_path / "models" / size / "config.json").write_text("{}")
+    options = Options(work=tmp_path, models=tmp_path / "models", questions=3, world="compositional")
+    plan = read_plan(write_study(options))
+    assert {cell.config.roles.answer.model for cell in cells_of(plan)} == {"large"}
+    assert {question.type for question in questions_of(plan)} == {"compositional"}
+    assert len(questions_of(plan)) == 6
+
+
 def test_three_executors_under_one_backbone(tmp_path: Path) -> None:
     """Once for each limit of turns; the distilled one is an adapter of the naive one."""
     version = Path(load_config(preset("mini")).versions.start or "")

@@ -1,0 +1,87 @@
+"""A seeded world for questions of an open-ended language, whose passages are as plain as can be: one fact each."""
+
+import itertools
+import random
+from typing import Literal
+
+from executor_sft.miniworld.grammar import RELATIONS, Phrasing, Relation, Shape, Tree, shapes, size
+from executor_sft.miniworld.questions import Question, SubQuery
+from executor_sft.miniworld.world import Names, Side
+from router.protocol import Passage, Report
+
+Kind = Literal["mini", "compositional"]
+_ASIDES: tuple[Shape, ...] = ((), ((),), ((), ()))
+_ASIDES_EACH = (0, 0, 1, 1)
+
+
+class CompositionalWorld:
+    """Questions, and the passages that answer them, those of their asides and others; two worlds of different sides
+    share no name, no shape of questions, and every question of a test has a wording that is never trained on.
+    """
+
+    def __init__(self, seed: int, side: Side, questions: int = 400, prefix: str = "compositional") -> None:
+        self.seed, self.side, self._prefix = seed, side, prefix
+        self._rng = random.Random(f"{seed}/{side}/compositional")
+        self._names, self._phrasing, self._shapes = Names(self._rng, side), Phrasing(self._rng, side), shapes(side)
+        self.passages: list[Passage] = []
+        self._facts: dict[str, SubQuery] = {}
+        self.questions = [self._question(number) for number in range(questions)]
+        self.by_id = {passage.id: passage for passage in self.passages}
+        self.sub_queries = list(self._facts.values())
+        """One for each passage, in the same order."""
+        self._next = itertools.cycle(self.questions)
+
+    def draw(self) -> Question:
+        """The next question; after the last one, the first again."""
+        return next(self._next)
+
+    def retrieved(self, gold: str, count: int) -> list[Passage]:
+        """The passages that a search for `gold` finds: itself first, and others, mostly of the same names."""
+        at, steps = int(gold.rpartition("-")[2]), (0, *self._rng.sample(range(1, 7), count - 1))
+        return [self.passages[(at + step) % len(self.passages)] for step in steps]
+
+    def _question(self, number: int) -> Question:
+        wanted = self._rng.choice(sorted(set(map(size, self._shapes))))
+        text, known = "", self._phrasing.novel
+        while not text or (self.side == "test" and self._phrasing.novel == known):
+            tree = self._tree(self._rng.choice([shape for shape in self._shapes if size(shape) == wanted]))
+            asides = [self._tree(self._rng.choice(_ASIDES)) for _ in range(self._rng.choice(_ASIDES_EACH))]
+            text = self._phrasing.question(tree, asides)
+        rounds: list[list[SubQuery]] = [[] for _ in range(tree.height)]
+        answer = self._find(tree, rounds)
+        for aside in asides:
+            self._find(aside, [[]])
+        identity = f"compositional-{self.side}-{self.seed}-{number:05d}"
+        return Question(identity, text, "compositional", answer, tuple(map(tuple, rounds)))
+
+    def _tree(self, shape: Shape, kind: str | None = None) -> Tree:
+        """A tree of this shape whose value is of this kind, or of any."""
+        if not shape:
+            return Tree(self._names.word())
+        relation = self._rng.choice([one for one in RELATIONS[len(shape)] if kind in (None, one.value)])
+        return Tree("", relation, tuple(self._tree(part, relation.subject) for part in shape))
+
+    def _find(self, tree: Tree, rounds: list[list[SubQuery]]) -> str:
+        """State the facts of a tree, put their sub-queries into `rounds`, and return the value."""
+        if tree.relation is None:
+            return tree.name
+        subjects = [self._find(subject, rounds) for subject in tree.subjects]
+        sub_query = self._fact(tree.relation, subjects)
+        rounds[tree.height - 1].append(sub_query)
+        value, kinds = sub_query.report.answer, (*(tree.relation.subject for _ in subjects), tree.relation.value)
+        for name, kind in zip((*subjects, value), kinds, strict=True):
+            others = [one for one in RELATIONS[1] if one.subject == kind]
+            for other in self._rng.sample(others, min(len(others), 2)):  # which no question asks for
+                self._fact(other, [name])
+        return value
+
+    def _fact(self, relation: Relation, subjects: list[str]) -> SubQuery:
+        """The sub-query for a fact; its passage is written when it is first asked for."""
+        about = f"the {relation.name} of {' and '.join(subjects)}"
+        if about not in self._facts:
+            value, identity = self._names.word(), f"{self._prefix}-{len(self.passages):05d}"
+            sentence, text = f"T{about[1:]} is {value}.", f"What is {about}?"
+            self.passages.append(Passage(identity, " and ".join(subjects), sentence))
+            found = Report(value, (sentence,))
+            self._facts[about] = SubQuery(text, (text,), (identity,), found, "plain", relation.name)
+        return self._facts[about]

@@ -1,0 +1,126 @@
+"""An open-ended language of questions: relations that nest in each other, in shapes, wordings and asides of which some
+are never trained on.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from executor_sft.miniworld.world import Side, side_of
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A relation of one thing, or of two of a kind."""
+
+    subject: str
+    name: str
+    synonym: str
+    value: str
+
+
+def _relations(table: str) -> tuple[Relation, ...]:
+    return tuple(Relation(*line.split()) for line in table.split("|"))
+
+
+RELATIONS = {
+    1: _relations(
+        "person father sire person | person mother dam person | person spouse mate person | "
+        "person birthplace home place | person song tale book | place capital centre place | "
+        "place founder maker person | place museum archive house | house seat base place | "
+        "house director head person | book author writer person | book publisher press house"
+    ),
+    2: _relations(
+        "person lawyer counsel person | place port market place | house school college house | book source story book"
+    ),
+}
+"""By the number of their subjects."""
+_FORMS = {
+    1: ("the {n} of {x}", "{x}'s {n}", "the one that {x} has as {n}", "the one who is {n} to {x}"),
+    2: (
+        "the {n} of both {x} and {y}",
+        "the one that both {x} and {y} have as {n}",
+        "the one who is {n} to both {x} and {y}",
+    ),
+}
+_FRAMES = ("What is {}?", "Name {}.", "Tell me {}.", "Which one is {}?", "I look for {}.", "Find {}.")
+_ASIDES = {"front": "{opener} {aside}: {text}", "name": "{text} ({opener} {aside})", "end": "{text}; {opener} {aside}"}
+_OPENERS = ("not", "unlike", "rather than", "apart from", "instead of", "let alone")
+_MOST_RELATIONS, _MOST_ROUNDS = 3, 3
+Shape = tuple["Shape", ...]
+"""How relations nest: a name is (), a relation the shapes of its subjects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A name, or a relation of trees."""
+
+    name: str = ""
+    relation: Relation | None = None
+    subjects: tuple["Tree", ...] = ()
+
+    @property
+    def height(self) -> int:
+        """Rounds that it takes to find it: 0 for a name."""
+        return 1 + max(subject.height for subject in self.subjects) if self.subjects else 0
+
+
+def held_out(parts: object, halvings: int = 1) -> bool:
+    """Whether a shape or a wording is kept for tests; every halving leaves half as many of them."""
+    return all(side_of(f"{parts} {number}") == "test" for number in range(halvings))
+
+
+def size(shape: Shape) -> int:
+    """Relations in it."""
+    return bool(shape) + sum(map(size, shape))
+
+
+def _shapes(rounds: int) -> set[Shape]:
+    below = _shapes(rounds - 1) if rounds else set()
+    return {(), *((one,) for one in below), *product(below, below)}
+
+
+def shapes(side: Side) -> list[Shape]:
+    """Those that questions of this side have; a single relation is for training."""
+    fitting = (shape for shape in sorted(_shapes(_MOST_ROUNDS)) if 1 <= size(shape) <= _MOST_RELATIONS)
+    return [shape for shape in fitting if (size(shape) > 1 and held_out(shape)) == (side == "test")]
+
+
+class Phrasing:
+    """Words trees at random, in training by what is not held out."""
+
+    def __init__(self, rng: random.Random, side: Side) -> None:
+        self._rng, self._side = rng, side
+        self.novel = 0
+        """Held-out wordings that were used so far."""
+
+    def question(self, tree: Tree, asides: Sequence[Tree]) -> str:
+        """A question for `tree` that mentions `asides`, too, which it does not ask for, each at another place."""
+        placed = dict(zip(self._rng.sample(list(_ASIDES), len(asides)), asides, strict=True))
+        text = self._rng.choice(_FRAMES).format(self._phrase(tree, placed))
+        for place in ("front", "end"):
+            text = self._beside(text, place, placed)
+        return text[:1].upper() + text[1:]
+
+    def _phrase(self, tree: Tree, placed: Mapping[str, Tree]) -> str:
+        """A noun phrase; an aside that belongs to a name stands at the first one."""
+        if tree.relation is None:
+            return self._beside(tree.name, "name", placed)
+        phrases = [self._phrase(subject, {} if number else placed) for number, subject in enumerate(tree.subjects)]
+        nouns, (first, *_) = (tree.relation.name, tree.relation.synonym), phrases
+        short = not first.startswith("the ") and "(" not in first
+        noun, form = self._chosen(product(nouns, (form for form in _FORMS[len(phrases)] if short or "'" not in form)))
+        return form.format(n=noun, x=first, y=phrases[-1])
+
+    def _beside(self, text: str, place: str, placed: Mapping[str, Tree]) -> str:
+        if place not in placed:
+            return text
+        opener, form = self._chosen((opener, _ASIDES[place]) for opener in _OPENERS)
+        return form.format(opener=opener, aside=self._phrase(placed[place], {}), text=text)
+
+    def _chosen(self, wordings: Iterable[tuple[str, str]]) -> tuple[str, str]:
+        """A word and its place, one of these; a quarter of them are held out."""
+        word, form = self._rng.choice([one for one in wordings if self._side == "test" or not held_out(one, 2)])
+        self.novel += held_out((word, form), 2)
+        return word, form
