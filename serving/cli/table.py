@@ -120,7 +120,7 @@ class TableView:
                 self._under_way.add(event.sub_query_dispatched.index)
             case "reported":
                 self._under_way.discard(event.reported.index)
-            case "row_changed":
+            case "row_changed" if event.row_changed.HasField("row"):
                 changed = event.row_changed
                 for name in (changed.row_id, *changed.row.merged_row_ids):
                     self._rows.pop(name, None)

@@ -135,7 +135,7 @@ KINDS, STATUSES = ([word(kind, value) for value in kind.values()[1:]] for kind i
 _MARKS = {"reported": "", "lower_bound": "≥", "estimated": "~"}
 _IDENTIFIER = 36
 """Characters of a run's name."""
-_STATUS, _TIME = len("delegation failed"), len("2026-01-31 23:59")
+_STATUS, _TIME = len("budget exhausted"), len("2026-01-31 23:59")
 """Characters of their longest."""
 _SHOWN = 60
 """Characters of a request, at most."""

@@ -93,7 +93,10 @@ async def _found(run: Run) -> _Found:
         table = await folded_table(run.result)
         return _Found(table, run.result.asks, dict(enumerate(run.result.executions)))
     told = TableEvents(run.events)
-    return _Found(Table(Schema(told.columns), tuple(told.rows.values())), tuple(told.asks), told.executions)
+    asks = [Ask("discover", ())] * (1 + max(told.asks.values(), default=-1))  # one that is gone on with may have gaps
+    for ask, number in told.asks.items():
+        asks[number] = ask
+    return _Found(Table(Schema(told.columns), tuple(told.rows.values())), asks, told.executions)
 
 
 async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:
