@@ -18,6 +18,7 @@ from router.calls.health import watch_role
 from router.calls.replicas import Breaker
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
+from router.edge.grpc.table_service import TableServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.listening import check_listening
@@ -84,6 +85,7 @@ class _Runs:
 
     gateway: Gateway
     services: tuple[RetrievalServicer, RunServicer, UsageServicer, ExecutorVersionServicer]
+    stored: Runs
     executors: VersionRouting
     trials: Trials
     observers: Observers
@@ -216,13 +218,14 @@ async def _open_runs(
         executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)
         gateway = _gateway(config, upstream, retriever, executor, lifecycle=lifecycle, trials=trials)
         usages = SQLUsages(database, journal.under_way)
+        stored = Runs(archive, live, trials.judge)
         services = (
             RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
-            RunServicer(Runs(archive, live, trials.judge)),
+            RunServicer(stored),
             UsageServicer(usages, Reconciler(upstream.deployments, VLLMCounts(upstream.session), usages)),
             ExecutorVersionServicer(versions),
         )
-        yield _Runs(gateway, services, executors, trials, observers)
+        yield _Runs(gateway, services, stored, executors, trials, observers)
 
 
 def _gateway(
@@ -312,7 +315,10 @@ async def _listening(
     """The servers, and what goes on beside them; where gRPC listens."""
     gateway, readiness, observers = runs.gateway, upstream.readiness, runs.observers
     tls = config.server.tls
-    server = Server(gateway, *runs.services, access=access, tls=tls, readiness=readiness, observer=observers)
+    tables = TableServicer(gateway, runs.stored, access)
+    server = Server(
+        gateway, *runs.services, tables=tables, access=access, tls=tls, readiness=readiness, observer=observers
+    )
     app = openai_app(gateway, access, readiness, observer=observers)
     http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)
     await upstream.retriever.probe()

@@ -6,9 +6,9 @@ from google.protobuf.message import Message
 
 from router.errors import BadRequest
 
-_LONGEST_NAME, _MOST_REPEATED = 1024, 1024
+_LONGEST_NAME, _MOST_REPEATED, _MOST_ROWS = 1024, 1024, 10_000
 _TEXTS = frozenset({"question", "sub_query", "content", "queries", "stop", "comment", "gold_answer"})
-"""Fields with limits of their own; all other strings are names of something."""
+"""Fields with limits of their own; all other strings are names of something, or values of cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,9 @@ def check_sizes(message: Message, at: str = "") -> None:
     """
     for field, value in message.ListFields():
         name = f"{at}{field.name}"
-        if field.is_repeated and len(value) > _MOST_REPEATED:
-            raise BadRequest(f"{name} has {len(value)} entries; at most {_MOST_REPEATED} are allowed.")
+        most = _MOST_ROWS if field.name == "rows" else _MOST_REPEATED
+        if field.is_repeated and len(value) > most:
+            raise BadRequest(f"{name} has {len(value)} entries; at most {most} are allowed.")
         if field.message_type is not None:
             for position, each in enumerate(value if field.is_repeated else [value]):
                 check_sizes(each, f"{name}[{position}]." if field.is_repeated else f"{name}.")

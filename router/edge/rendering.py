@@ -1,4 +1,4 @@
-"""An answer with its sources: values for programs, and a text that a person in any chat tool can check."""
+"""An answer or a table with its sources: values for programs, and a text that a person in any chat tool can check."""
 
 import asyncio
 from collections.abc import Iterable
@@ -7,10 +7,13 @@ from typing import Any
 import msgspec
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
+from rolegate.v1 import table_service_pb2 as table_pb
 
+from router.table import Assembly, Table
+from router.table.table_text import to_markdown
 from router.trace import Event, Execution, Run, Trajectory
 from router.trace.citation import Citation, cite_answer
-from router.trace.values import Reported
+from router.trace.values import Reported, TableRun
 
 _UNANSWERED = ("not_found", "no_search", "no_report", "timed_out", "model_failed", "retrieval_failed")
 
@@ -25,11 +28,11 @@ class SubAnswer(msgspec.Struct, frozen=True):
 
 
 class CitedAnswer(msgspec.Struct, frozen=True):
-    """The answer to a question, or the report on a sub-query."""
+    """The answer to a question, the report on a sub-query, or a table in Markdown."""
 
     run_id: str
     outcome: str
-    """A name of `AnswerOutcome` or `ExecutionOutcome`, in small letters and without the prefix."""
+    """A name of `AnswerOutcome`, `ExecutionOutcome` or `TableOutcome`, in small letters and without the prefix."""
     answer: str
     citations: tuple[Citation, ...]
     """The sentences that the answer rests on, each once."""
@@ -72,10 +75,12 @@ def source_line(citation: Citation | evidence_pb2.Citation) -> str:
 
 
 async def cited_answer(run: Run) -> CitedAnswer:
-    """Return the answer, or the report, of a finished run with its sources. Others get their turns in between, as
-    citing takes milliseconds for each execution where passages are long.
+    """Return the answer, the report or the table of a finished run with its sources. Others get their turns in between,
+    as citing takes milliseconds for each execution where passages are long.
     """
     result = run.result
+    if isinstance(result, TableRun):
+        return await _cited_table(run.id, result)
     if isinstance(result, Trajectory):
         executions, searches, answer = result.executions, result.searches, result.answer
     else:
@@ -93,14 +98,45 @@ async def cited_answer(run: Run) -> CitedAnswer:
     return CitedAnswer(run.id, result.outcome, answer, tuple(citations), results)
 
 
+async def folded_table(found: TableRun) -> Table:
+    """The table of a run. Others get their turns in between, as reading takes milliseconds for each report."""
+    assembly = Assembly(found.schema, found.given, asks_per_cell=found.asks_per_cell)
+    for ask, execution in zip(found.asks, found.executions, strict=True):
+        assembly.add(ask, execution)
+        await asyncio.sleep(0)
+    table = assembly.table()
+    return msgspec.structs.replace(table, rows=table.rows[: found.max_rows])
+
+
+async def _cited_table(run_id: str, found: TableRun) -> CitedAnswer:
+    table = await folded_table(found)
+    cells = [cell for row in table.rows for cell in row.cells]
+    shown = to_markdown(table.schema.columns, ([cell.value for cell in row.cells] for row in table.rows))
+    best = (claim for cell in cells if cell.state != "given" for claim in cell.claims[:1])
+    citations = dict.fromkeys(at for claim in best for at in claim.citations)
+    return CitedAnswer(run_id, found.outcome, _fenced(shown), tuple(citations), ())
+
+
+def _fenced(markdown: str) -> str:
+    return f"```markdown\n{markdown}```"
+
+
+def table_from_proto(table: table_pb.Table) -> CitedAnswer:
+    """A table."""
+    outcome = table_pb.TableOutcome.Name(table.outcome).removeprefix("TABLE_OUTCOME_").lower()
+    citations = dict.fromkeys(_citation(at) for row in table.rows for cell in row.cells for at in cell.citations)
+    return CitedAnswer(table.run_id, outcome, _fenced(table.markdown), tuple(citations), ())
+
+
 def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
     """The answer to a question."""
     outcome = pb.AnswerOutcome.Name(response.outcome).removeprefix("ANSWER_OUTCOME_").lower()
     results = tuple(map(sub_answer_from_proto, response.results))
-    citations = tuple(
-        Citation(at.passage_id, at.title, at.document, at.page or None, at.quote) for at in response.citations
-    )
-    return CitedAnswer(response.run_id, outcome, response.answer, citations, results)
+    return CitedAnswer(response.run_id, outcome, response.answer, tuple(map(_citation, response.citations)), results)
+
+
+def _citation(at: evidence_pb2.Citation) -> Citation:
+    return Citation(at.passage_id, at.title, at.document, at.page or None, at.quote)
 
 
 def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
@@ -115,7 +151,7 @@ def progress_line(event: Event) -> str | None:
     return _line(event, None if execution is None or execution.failed else execution.report.answer)
 
 
-def event_line(response: pb.StreamAnswerResponse) -> str | None:
+def event_line(response: pb.StreamAnswerResponse | table_pb.StreamTableResponse) -> str | None:
     """The same of an event from the wire."""
     result = response.reported.result
     reported = result.outcome in (evidence_pb2.EXECUTION_OUTCOME_REPORTED, 0)

@@ -31,8 +31,9 @@ class Runs:
         self._archive, self._live, self._heard = archive, live, heard
 
     async def get(self, run_id: str, identity: Identity) -> Run:
-        """A run, running or ended. Raises `NotFound`."""
-        return await self._archive.load(run_id, identity.tenant)
+        """A run, ended or running, then with its events so far where that is here. Raises `NotFound`."""
+        run, live = await self._archive.load(run_id, identity.tenant), self._live.find(run_id)
+        return msgspec.structs.replace(run, events=tuple(live.events)) if live and run.status == "running" else run
 
     async def feedback_on(self, run: Run) -> tuple[Feedback, ...]:
         """Feedback on it, oldest first."""
@@ -49,15 +50,15 @@ class Runs:
         return self._archive.export(_own(wanted, identity)) if _may(wanted, identity) else _nothing()
 
     async def watch(self, run_id: str, after: int, identity: Identity) -> AsyncIterator[tuple[int, Event | Run]]:
-        """Events of an answer, from event `after` + 1 on; the last item is the run, with the number of the event
-        that tells it. Raises `NotFound`, `BadRequest` for other kinds of run and for numbers that there are not, and
-        `StoreFailed`.
+        """Events of an answer or a table, from event `after` + 1 on; the last item is the run, with the number of the
+        event that tells it. Raises `NotFound`, `BadRequest` for other kinds of run and for numbers that there are not,
+        and `StoreFailed`.
         """
         run = await self._archive.load(run_id, identity.tenant)
         if after < 0:
             raise BadRequest(f"after_event_number is {after}; it must be 0 or the number of an event.")
-        if run.kind != "answer":
-            raise BadRequest(f"run_id {run_id!r}: is no answer; only answers have events.")
+        if run.kind not in ("answer", "table"):
+            raise BadRequest(f"run_id {run_id!r}: is no answer and no table; others have no events.")
         ended: Run | None = run
         if live := self._live.find(run_id):
             async for number, event in live.watch(after):

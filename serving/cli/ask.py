@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rolegate.client import Client, GatewayError
-from rolegate.client.requests import RequestOptions, TopologyName
+from rolegate.client.requests import ANSWER_S, RequestOptions, TopologyName
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from router.access import new_key
@@ -52,12 +52,13 @@ the chat. Ctrl-C cancels the running question; Ctrl-D or `exit` ends. Besides qu
 _STARTING_S = 0.3
 
 
-def add_gateway(parser: argparse.ArgumentParser) -> None:
+def add_gateway(parser: argparse.ArgumentParser, timeout_s: float = ANSWER_S) -> None:
     """`--address HOST:PORT` with certificates, or the config of a gateway to be started; and `--timeout SECONDS`."""
     add_config(parser).add_argument(
         "--address", type=host_port, metavar="HOST:PORT", help="ask the gateway that runs there"
     )
-    parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="the deadline (default: 120)")
+    what = "the deadline (default: %(default)g)"
+    parser.add_argument("--timeout", type=timeout, default=timeout_s, metavar="SECONDS", help=what)
     add_certificates(parser)
 
 

@@ -19,6 +19,7 @@ _COMMANDS = {
     "index": "build an index over a corpus",
     "serve": "run the gateway until stopped",
     "ask": "ask a question, of a running gateway or of one started for it",
+    "table": "fill a table, of a running gateway or of one started for it",
     "chat": "keep asking, in a terminal",
     "search": "search a running gateway's passages",
     "mcp": "let agents ask a running gateway (Model Context Protocol)",

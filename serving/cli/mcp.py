@@ -10,9 +10,10 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 from rolegate.client import AsyncClient, Connection, GatewayError
+from rolegate.client.requests import TABLE_S
 from rolegate.v1 import evidence_pb2
 
-from router.edge.rendering import answer_from_proto, event_line, place
+from router.edge.rendering import answer_from_proto, event_line, place, table_from_proto
 from serving.cli.options import add_connection, connection, new_parser, timeout
 from serving.retrieval.services import MAX_TOP_K
 
@@ -22,6 +23,7 @@ Start a gateway with `rolegate serve`, and put this into the client's configurat
 {"mcpServers": {"rolegate": {"command": "rolegate", "args": ["mcp", "--address", "127.0.0.1:50551"]}}}
 
 The standard output carries the protocol, the standard error stream the log."""
+_NONE: list[list[str]] = []
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
@@ -29,7 +31,8 @@ def mcp(arguments: Sequence[str]) -> int:
     """Serve MCP on the standard streams until the standard input ends."""
     parser = new_parser("mcp", __doc__, _SETTING)
     add_connection(parser)
-    parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="of a call (default: 120)")
+    what = "of a call, but for tables (default: 120)"
+    parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help=what)
     given = parser.parse_args(arguments)
     asyncio.run(_serve(connection(given), given.timeout))
     return 0
@@ -41,7 +44,7 @@ async def _serve(to: Connection, timeout_s: float) -> None:
 
 
 def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
-    """The server, with the tools `ask` and `search` of a gateway. What it refuses is a tool's error."""
+    """The server, with the tools `ask`, `table` and `search` of a gateway. What it refuses is a tool's error."""
     server = MCPServer("rolegate", version=version("rolegate"), log_level="WARNING")
 
     @server.tool(annotations=_READS)
@@ -61,6 +64,26 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         return _result(cited.text, msgspec.to_builtins(cited))
 
     @server.tool(annotations=_READS)
+    async def table(
+        question: Annotated[str, Field(description="What the rows are, in plain words.")],
+        columns: Annotated[list[str], Field(description="Names; those of keys end in *; types: `founded:integer`.")],
+        context: Context[Any, Any],
+        rows: Annotated[list[list[str]], Field(description="Known rows; their empty cells are looked for.")] = _NONE,
+        closed: Annotated[bool, Field(description="There are no rows besides these.")] = False,
+    ) -> CallToolResult:
+        """List all of a kind from the indexed documents, with values for each, as a table with its sources."""
+        try:
+            limit_s = max(timeout_s, TABLE_S)
+            async with client.stream_table(question, columns, rows, limit_s, closed=closed) as events:
+                async for event in events:
+                    if line := event_line(event):
+                        await context.report_progress(event.event_number, message=line.strip())
+        except (GatewayError, ValueError) as error:
+            return _failed(error)
+        cited = table_from_proto(event.done)
+        return _result(cited.text, msgspec.to_builtins(cited))
+
+    @server.tool(annotations=_READS)
     async def search(
         query: Annotated[str, Field(description="What the passages should be about.")],
         top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="How many passages to return.")] = 5,
@@ -77,7 +100,7 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
     return server
 
 
-def _failed(error: GatewayError) -> CallToolResult:
+def _failed(error: Exception) -> CallToolResult:
     return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
 
 

@@ -3,11 +3,14 @@
 import argparse
 from collections.abc import Sequence
 from itertools import islice
+from typing import cast
 
 import msgspec
 from rich.console import Console
-from rolegate.client import Client
+from rolegate.client import Client, Stream, Table
 from rolegate.v1 import run_service_pb2 as pb
+from rolegate.v1.answer_service_pb2 import StreamAnswerResponse
+from rolegate.v1.table_service_pb2 import StreamTableResponse
 
 from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
@@ -23,6 +26,7 @@ from serving.cli.options import (
     timeout,
     with_client,
 )
+from serving.cli.table import TableView
 from serving.cli.tables import (
     KINDS,
     STATUSES,
@@ -172,8 +176,13 @@ def _show_call(console: Console, conversation: Conversation, indent: int) -> Non
 
 
 def _watch(client: Client, given: argparse.Namespace) -> None:
-    view = AnswerView(Console(), Console(stderr=True, quiet=given.json), stream=True, as_json=given.json)
-    view.show(view.follow(client.watch(given.run_id, given.after)))
+    out, progress, events = Console(), Console(stderr=True, quiet=given.json), client.watch(given.run_id, given.after)
+    if client.run(given.run_id).run.kind == pb.RUN_KIND_TABLE:
+        table = TableView(out, progress, as_json=given.json, events=True)
+        table.show(Table(table.follow(cast(Stream[StreamTableResponse], events))))
+    else:
+        view = AnswerView(out, progress, stream=True, as_json=given.json)
+        view.show(view.follow(cast(Stream[StreamAnswerResponse], events)))
 
 
 def _resume(client: Client, given: argparse.Namespace) -> None:

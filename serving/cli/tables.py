@@ -25,6 +25,7 @@ from rolegate.v1.executor_version_service_pb2 import (
     TrialFigures,
 )
 from rolegate.v1.run_service_pb2 import Feedback, Run, RunKind, RunStatus, UpstreamCall, Verdict
+from rolegate.v1.table_service_pb2 import TableOutcome
 from rolegate.v1.usage_pb2 import Role, RoleUsage
 from rolegate.v1.usage_service_pb2 import UsageRow
 
@@ -42,7 +43,8 @@ def print_line(console: Console, text: str, indent: int = 0, style: str = "") ->
     console.print(Padding(Text(text, style), (0, 0, 0, indent), expand=False))
 
 
-def _new_table(*columns: Column | str) -> Table:
+def new_table(*columns: Column | str) -> Table:
+    """An empty table, as all are shown."""
     return Table(*columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
 
 
@@ -60,7 +62,7 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
     sums = [row.usage for row in rows]
     wasted = any(row.wasted_tokens for row in sums)
     groups = (*([Column(bucket, no_wrap=True)] if bucket else []), *(Column(name, overflow="fold") for name in by))
-    table = _new_table(*groups)
+    table = new_table(*groups)
     for column in ("calls", "prompt", "cached", "written", *(["wasted"] if wasted else []), "cost"):
         table.add_column(column, justify="right", overflow="fold")
     for row in rows:
@@ -148,7 +150,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         Column("started (UTC)\ntenant" if tenants else "started (UTC)", min_width=_TIME, max_width=_TIME),
         Column("s", no_wrap=True),
     )
-    table = _new_table(*columns)
+    table = new_table(*columns)
     for run in runs:
         started = _time(run.start_time)
         table.add_row(
@@ -166,7 +168,7 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
     """
     texts = (Column(name, overflow="fold") for name in ("#", "role", "model", "why", "outcome"))
     figures = (Column(name, justify="right") for name in ("prompt", "written", "cost", "s"))
-    table = _new_table(*texts, *figures)
+    table = new_table(*texts, *figures)
     for call in calls:
         mark, unknown = _MARKS.get(call.counted), call.counted or "unknown"
         table.add_row(
@@ -189,7 +191,9 @@ def feedback_line(feedback: Feedback) -> str:
 
 
 def _status(run: Run) -> str:
-    """The outcome of an answer that is there; how far any other run has come."""
+    """The outcome of an answer or a table that is there; how far any other run has come."""
+    if run.table_outcome:
+        return word(TableOutcome, run.table_outcome)
     return word(AnswerOutcome, run.outcome) if run.outcome else word(RunStatus, run.status)
 
 
@@ -200,7 +204,7 @@ def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
     """A row each."""
     names = (Column(name, no_wrap=True) for name in ("version", "state", "since (UTC)"))
     figures = (Column(name, justify="right", overflow="fold") for name in ("runs", "right", "failed", "tokens"))
-    table = _new_table(*names, *figures)
+    table = new_table(*names, *figures)
     for version in versions:
         shown = _trial_figures(version.figures) if version.HasField("figures") else ()
         table.add_row(escape(version.version), state_of(version), _time(version.state_time), *shown)
@@ -212,7 +216,7 @@ def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
 def decisions_table(decisions: Iterable[ExecutorVersionDecision]) -> Table:
     """A row each, with the reason in words."""
     names = (Column(name, no_wrap=True) for name in ("#", "time (UTC)", "version", "decision", "by"))
-    table = _new_table(*names, Column("why", overflow="fold"))
+    table = new_table(*names, Column("why", overflow="fold"))
     for one in decisions:
         texts = (one.version, one.decision, one.decided_by, one.reason)
         table.add_row(str(one.number), _time(one.time), *map(escape, texts))

@@ -51,7 +51,7 @@ async def test_the_tools(gateway: str) -> None:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
         assert session.server_info is not None
         assert session.server_info.version == version("rolegate")
-    assert set(tools) == {"ask", "search"}
+    assert set(tools) == {"ask", "table", "search"}
     assert tools["ask"].input_schema["required"] == ["question"]
     assert tools["search"].input_schema["required"] == ["query"]
     assert tools["search"].input_schema["properties"]["top_k"]["default"] == 5
@@ -79,6 +79,32 @@ async def test_an_answer(gateway: str) -> None:
     assert [part["sub_query"] for part in result.structured_content["results"]] == [DIRECTOR, BORN]
     assert [at["passage_id"] for at in result.structured_content["citations"]] == ["p1", "p2"]
     assert told[:4] == ["round 1", f"→ 1. {DIRECTOR}", f"searched “{DIRECTOR}”: Heat", "← 1. Michael Mann"]
+
+
+async def test_a_table(gateway: str) -> None:
+    """In Markdown with its sources, and as values; known rows are sent as they came. What is refused is an error."""
+    told: list[str | None] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        told.append(message)
+
+    asked = {"question": "the cities of Vorland", "columns": ["city*", "founder", "founded:integer"]}
+    async with client(gateway) as session:
+        result = await session.call_tool("table", asked, progress_callback=hear)
+        closed = await session.call_tool("table", {**asked, "rows": [["Bel", "Bo", ""]], "closed": True})
+        refused = [
+            text_of(await session.call_tool("table", {**asked, "columns": [column]})) for column in ("city", "a:b")
+        ]
+    lines = text_of(result).splitlines()
+    rows = ["| Krurou | Ana | 1200 |", "| Bel | Bo | 900 |", "```"]
+    assert lines[:6] == ["```markdown", "| city | founder | founded |", "| --- | --- | --- |", *rows]
+    assert "[1] Register: “The cities of Vorland are Krurou and Bel.” (Register)" in lines
+    assert (result.structured_content["outcome"], closed.is_error) == ("filled", False)
+    assert told[0] == "→ 1. discover 0"
+    assert [text.partition(";")[0] for text in refused] == [
+        "columns: none is a key",
+        "column 'a:b': the type 'b' is unknown",
+    ]
 
 
 async def test_a_search(gateway: str) -> None:
@@ -129,6 +155,6 @@ async def test_a_client_that_cancels() -> None:
         asking.cancel()
         await ended(model.cancelled.wait())
         run = await store.next()
-        assert len((await session.list_tools()).tools) == 2
+        assert len((await session.list_tools()).tools) == 3
     await server.drain(0)
     assert (run.status, [call.outcome for call in run.calls]) == ("cancelled", ["cancelled"])

@@ -32,6 +32,14 @@ class Dropped:
     """Why; a sentence."""
 
 
+_TABLES = "Tables, filled by wide search."
+_OF_TABLES = (
+    *("CellState", "ColumnType", "Support", "TableOutcome", "TableTopology"),
+    *("Cell", "Claim", "Column", "Completeness", "GivenRow", "Planned", "Row", "RowChanged", "Table"),
+    *("FillTableRequest", "FillTableResponse", "GetTableRequest", "GetTableResponse"),
+    *("StreamTableRequest", "StreamTableResponse", "columns", "row_id", "table_event", "table_outcome"),
+)
+
 RENAMED: dict[str, dict[str, str | Dropped]] = {
     "config": {
         "server.keep_gb": Dropped("Retention goes by days alone."),
@@ -121,6 +129,11 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "fields: EvidenceSource": "Every decision on a version says whose evidence it rests on.",
         "fields: sources": "Every decision on a version says whose evidence it rests on.",
         "json: sources": "Every decision on a version says whose evidence it rests on.",
+        **{f"rpc: TableService/{name}": _TABLES for name in ("FillTable", "StreamTable", "GetTable")},
+        **{f"fields: {name}": _TABLES for name in _OF_TABLES},
+        **{f"json: {name}": _TABLES for name in ("columns", "row_id", "table_outcome")},
+        "values: RUN_KIND_TABLE": _TABLES,
+        "commands: table": _TABLES,
         "commands: bench reliability": "Kills and failing upstreams in one benchmark instead of four.",
     },
 }

@@ -4,5 +4,6 @@ from rolegate.client.async_client import AsyncClient, AsyncStream
 from rolegate.client.client import Client, Stream
 from rolegate.client.connection import Access, Connection
 from rolegate.client.gateway_error import GatewayError
+from rolegate.client.table import Table
 
-__all__ = ["Access", "AsyncClient", "AsyncStream", "Client", "Connection", "GatewayError", "Stream"]
+__all__ = ["Access", "AsyncClient", "AsyncStream", "Client", "Connection", "GatewayError", "Stream", "Table"]

@@ -13,6 +13,7 @@ from rolegate.client.calls import Call, P, Result, Stubs
 from rolegate.client.connection import Access, Connection
 from rolegate.client.gateway_error import GatewayError, translated
 from rolegate.client.requests import ADDRESS, ListFilter
+from rolegate.client.table import Table, joined
 from rolegate.v1.run_service_pb2 import Run
 
 Item = TypeVar("Item")
@@ -86,6 +87,9 @@ class AsyncClient:
 
     ask = _called(calls.ask)
     stream = _streamed(calls.stream)
+    table = _called(calls.table)
+    stream_table = _streamed(calls.stream_table)
+    begin_table = _called(calls.begin_table)
     search = _called(calls.search)
     run = _called(calls.run)
     watch = _streamed(calls.watch)
@@ -109,6 +113,13 @@ class AsyncClient:
             for run in page.runs:
                 yield run
             token = page.next_page_token or None
+
+    async def get_table(self, run_id: str) -> Table:
+        """The table of a run, also while it is being filled, asked for a page at a time."""
+        pages = [await self._call(calls.table_page(run_id, ""))]
+        while token := pages[-1].next_page_token:
+            pages.append(await self._call(calls.table_page(run_id, token)))
+        return joined([page.table for page in pages])
 
     async def close(self) -> None:
         """Close the connection."""

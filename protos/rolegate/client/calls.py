@@ -9,19 +9,24 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 from rolegate.client.requests import (
     ANSWER_S,
     SHORT_S,
+    TABLE_S,
     ExportFilter,
     FeedbackFields,
     ListFilter,
     RequestOptions,
+    TableOptions,
     TriedState,
     UsageOptions,
     filter_fields,
     request_fields,
+    table_fields,
     utc,
 )
+from rolegate.client.table import Columns, Rows, Table, given_rows, parse_columns
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import table_service_pb2 as table_pb
 from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.evidence_pb2 import Passage
@@ -29,11 +34,13 @@ from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionService
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from rolegate.v1.table_service_pb2_grpc import TableServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
-_PAGE = 100
+_PAGE, _ROWS = 100, 1000
 _VERDICTS = {None: run_pb.VERDICT_UNSPECIFIED, True: run_pb.VERDICT_ACCEPTED, False: run_pb.VERDICT_REJECTED}
 P = ParamSpec("P")
+Q = TypeVar("Q")
 Result = TypeVar("Result")
 
 
@@ -43,7 +50,7 @@ class Stubs:
     def __init__(self, channel: Any) -> None:
         self.answers, self.runs = AnswerServiceStub(channel), RunServiceStub(channel)
         self.usage, self.versions = UsageServiceStub(channel), ExecutorVersionServiceStub(channel)
-        self.retrieval = RetrievalServiceStub(channel)
+        self.retrieval, self.tables = RetrievalServiceStub(channel), TableServiceStub(channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,43 @@ def stream(
     )
 
 
+def table(
+    question: str, columns: Columns, rows: Rows = (), timeout_s: float = TABLE_S, **options: Unpack[TableOptions]
+) -> Call[Table]:
+    """Fill a table. `columns`: "city*, founder, founded:integer", for one, or messages. `rows`: known ones, each with a
+    value for each column or with some by name; empty ones are asked for, the others kept. Asked once more as `ask`.
+    """
+    request = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
+    request.request_id = request.request_id or str(uuid.uuid4())
+    return Call(lambda to: to.tables.FillTable, request, lambda filled: Table(filled.table), timeout_s, repeatable=True)
+
+
+def stream_table(
+    question: str, columns: Columns, rows: Rows = (), timeout_s: float = TABLE_S, **options: Unpack[TableOptions]
+) -> Call[table_pb.StreamTableResponse]:
+    """Fill a table and tell what happens on the way; the last event is `done`, of which `Table` takes the message."""
+    request = _table_request(table_pb.StreamTableRequest, question, columns, rows, options)
+    return Call(lambda to: to.tables.StreamTable, request, timeout_s=timeout_s)
+
+
+def begin_table(question: str, columns: Columns, rows: Rows = (), **options: Unpack[TableOptions]) -> Call[str]:
+    """Have a table filled by a run that goes on without the client. Its identifier, for `get_table` and `watch`."""
+    request = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
+    request.detached = True
+    return Call(lambda to: to.tables.FillTable, request, attrgetter("run_id"))
+
+
+def _table_request(kind: Callable[..., Q], question: str, columns: Columns, rows: Rows, options: TableOptions) -> Q:
+    parsed = parse_columns(columns)
+    return kind(question=question, columns=parsed, rows=given_rows(parsed, rows), **table_fields(options))
+
+
+def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:
+    """A page of a run's table; the first one has no token."""
+    request = table_pb.GetTableRequest(run_id=run_id, page_size=_ROWS, page_token=page_token)
+    return Call(lambda to: to.tables.GetTable, request)
+
+
 def search(query: str, top_k: int = 0, timeout_s: float = SHORT_S) -> Call[Sequence[Passage]]:
     """The nearest passages, best first; as many as the server's default where `top_k` is 0."""
     request = SearchRequest(queries=[query], top_k=top_k)
@@ -103,10 +147,18 @@ def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
     return Call(lambda to: to.runs.ListRuns, request)
 
 
-def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[answer_pb.StreamAnswerResponse]:
-    """Events of an answer, as `stream` tells it, from the event after number `after` on."""
-    request = run_pb.WatchRunRequest(run_id=run_id, after_event_number=after)
-    return Call(lambda to: to.runs.WatchRun, request, attrgetter("event"), timeout_s)
+Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
+
+
+def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[Event]:
+    """Events of an answer or a table, as `stream` or `stream_table` tells it, after event number `after`."""
+
+    def event(told: run_pb.WatchRunResponse) -> Event:
+        return told.table_event if told.HasField("table_event") else told.event
+
+    return Call(
+        lambda to: to.runs.WatchRun, run_pb.WatchRunRequest(run_id=run_id, after_event_number=after), event, timeout_s
+    )
 
 
 def cancel(run_id: str) -> Call[None]:

@@ -10,6 +10,7 @@ from rolegate.client.calls import Call, P, Result, Stubs
 from rolegate.client.connection import Access, Connection
 from rolegate.client.gateway_error import GatewayError, translated
 from rolegate.client.requests import ADDRESS, ListFilter
+from rolegate.client.table import Table, joined
 from rolegate.v1.run_service_pb2 import Run
 
 Item = TypeVar("Item")
@@ -74,6 +75,9 @@ class Client:
 
     ask = _called(calls.ask)
     stream = _streamed(calls.stream)
+    table = _called(calls.table)
+    stream_table = _streamed(calls.stream_table)
+    begin_table = _called(calls.begin_table)
     search = _called(calls.search)
     run = _called(calls.run)
     watch = _streamed(calls.watch)
@@ -96,6 +100,13 @@ class Client:
             page = self._call(calls.page(token, wanted))
             yield from page.runs
             token = page.next_page_token or None
+
+    def get_table(self, run_id: str) -> Table:
+        """The table of a run, also while it is being filled, asked for a page at a time."""
+        pages = [self._call(calls.table_page(run_id, ""))]
+        while token := pages[-1].next_page_token:
+            pages.append(self._call(calls.table_page(run_id, token)))
+        return joined([page.table for page in pages])
 
     def close(self) -> None:
         """Close the connection."""

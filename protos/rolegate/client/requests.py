@@ -11,16 +11,20 @@ ADDRESS = "127.0.0.1:50551"
 """The address of a gateway unless told otherwise."""
 ANSWER_S = 120.0
 """The deadline of questions, seconds."""
+TABLE_S = 1800.0
+"""The deadline of tables, seconds."""
 SHORT_S = 30.0
 """The deadline of calls that ask no model, seconds."""
 TriedState = Literal["registered", "shadow", "canary"]
 """States that a version of the executor can be given; registered, it does nothing."""
 TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", "no_retrieval"]
 """The searcher and the answerer: three roles, or one of the baselines that they are compared with."""
+TableTopologyName = Literal["wide", "wide_written", "wide_single"]
+"""Whoever finds rows and cells: the delegator with executors and a program, or one of the baselines."""
 
 
-class RequestOptions(TypedDict, total=False):
-    """Options of a question."""
+class SearchOptions(TypedDict, total=False):
+    """Options of a question and of a table."""
 
     request_id: str
     """A name for the request; within a day, the same name gets the same answer and spends nothing."""
@@ -29,10 +33,25 @@ class RequestOptions(TypedDict, total=False):
     max_cost_usd: float
     no_cache: bool
     """Have every sub-query worked on anew, instead of using what other runs have found."""
-    topology: TopologyName
-    """The searcher and the answerer."""
     resume_run_id: str
     """An interrupted run to go on with; the question is left empty, and the other options are that run's."""
+
+
+class RequestOptions(SearchOptions, total=False):
+    """Options of a question."""
+
+    topology: TopologyName
+    """The searcher and the answerer."""
+
+
+class TableOptions(SearchOptions, total=False):
+    """Options of a table."""
+
+    topology: TableTopologyName
+    """Whoever finds rows and cells."""
+    closed: bool
+    """There are no rows besides those that are given: none are looked for."""
+    max_rows: int
 
 
 class FeedbackFields(TypedDict, total=False):
@@ -49,7 +68,7 @@ class Filter(TypedDict, total=False):
     """Runs that are meant; what is absent leaves nothing out. A moment without a time zone is local time."""
 
     tenant: str
-    kind: Literal["answer", "complete", "execute", "shadow"] | None
+    kind: Literal["answer", "complete", "execute", "table", "shadow"] | None
     start: datetime | None
     """Started at this time or later."""
     end: datetime | None
@@ -85,7 +104,23 @@ class UsageOptions(TypedDict, total=False):
 
 def request_fields(options: RequestOptions) -> dict[str, Any]:
     """The fields of both requests for an answer. Raises `ValueError` for a cost that is no number."""
-    tokens, cost, topology = options.get("max_total_tokens"), options.get("max_cost_usd"), options.get("topology")
+    topology = options.get("topology")
+    return {**_search_fields(options), "topology": topology and f"TOPOLOGY_{topology.upper()}"}
+
+
+def table_fields(options: TableOptions) -> dict[str, Any]:
+    """The fields of both requests for a table that options say. Raises `ValueError` for a cost that is no number."""
+    topology = options.get("topology")
+    return {
+        **_search_fields(options),
+        "topology": topology and f"TABLE_TOPOLOGY_{topology.upper()}",
+        "closed": options.get("closed", False),
+        "max_rows": options.get("max_rows", 0),
+    }
+
+
+def _search_fields(options: SearchOptions) -> dict[str, Any]:
+    tokens, cost = options.get("max_total_tokens"), options.get("max_cost_usd")
     if cost is not None and not isfinite(cost):
         raise ValueError(f"max_cost_usd is {cost}; it must be a number of dollars.")
     budget = Budget(max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9))
@@ -93,7 +128,6 @@ def request_fields(options: RequestOptions) -> dict[str, Any]:
         "request_id": options.get("request_id", ""),
         "budget": None if tokens is None and cost is None else budget,
         "no_cache": options.get("no_cache", False),
-        "topology": topology and f"TOPOLOGY_{topology.upper()}",
         "resume_run_id": options.get("resume_run_id", ""),
     }
 

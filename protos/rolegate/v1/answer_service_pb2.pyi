@@ -132,14 +132,18 @@ class RoundStarted(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class SubQueryDispatched(_message.Message):
-    __slots__ = ("index", "round", "sub_query")
+    __slots__ = ("index", "round", "sub_query", "row_id", "columns")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
+    ROW_ID_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     index: int
     round: int
     sub_query: str
-    def __init__(self, index: _Optional[int] = ..., round: _Optional[int] = ..., sub_query: _Optional[str] = ...) -> None: ...
+    row_id: str
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, index: _Optional[int] = ..., round: _Optional[int] = ..., sub_query: _Optional[str] = ..., row_id: _Optional[str] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SearchDone(_message.Message):
     __slots__ = ("index", "query", "titles")

@@ -3,6 +3,7 @@ import datetime
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from rolegate.v1 import answer_service_pb2 as _answer_service_pb2
+from rolegate.v1 import table_service_pb2 as _table_service_pb2
 from rolegate.v1 import usage_pb2 as _usage_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -20,6 +21,7 @@ class RunKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_KIND_COMPLETE: _ClassVar[RunKind]
     RUN_KIND_EXECUTE: _ClassVar[RunKind]
     RUN_KIND_SHADOW: _ClassVar[RunKind]
+    RUN_KIND_TABLE: _ClassVar[RunKind]
 
 class RunStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -40,6 +42,7 @@ RUN_KIND_ANSWER: RunKind
 RUN_KIND_COMPLETE: RunKind
 RUN_KIND_EXECUTE: RunKind
 RUN_KIND_SHADOW: RunKind
+RUN_KIND_TABLE: RunKind
 RUN_STATUS_UNSPECIFIED: RunStatus
 RUN_STATUS_RUNNING: RunStatus
 RUN_STATUS_FINISHED: RunStatus
@@ -51,7 +54,7 @@ VERDICT_ACCEPTED: Verdict
 VERDICT_REJECTED: Verdict
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "tenant", "kind", "status", "request", "request_id", "outcome", "start_time", "duration")
+    __slots__ = ("run_id", "tenant", "kind", "status", "request", "request_id", "outcome", "start_time", "duration", "table_outcome")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +64,7 @@ class Run(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
+    TABLE_OUTCOME_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     tenant: str
     kind: RunKind
@@ -70,7 +74,8 @@ class Run(_message.Message):
     outcome: _answer_service_pb2.AnswerOutcome
     start_time: _timestamp_pb2.Timestamp
     duration: _duration_pb2.Duration
-    def __init__(self, run_id: _Optional[str] = ..., tenant: _Optional[str] = ..., kind: _Optional[_Union[RunKind, str]] = ..., status: _Optional[_Union[RunStatus, str]] = ..., request: _Optional[str] = ..., request_id: _Optional[str] = ..., outcome: _Optional[_Union[_answer_service_pb2.AnswerOutcome, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    table_outcome: _table_service_pb2.TableOutcome
+    def __init__(self, run_id: _Optional[str] = ..., tenant: _Optional[str] = ..., kind: _Optional[_Union[RunKind, str]] = ..., status: _Optional[_Union[RunStatus, str]] = ..., request: _Optional[str] = ..., request_id: _Optional[str] = ..., outcome: _Optional[_Union[_answer_service_pb2.AnswerOutcome, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., table_outcome: _Optional[_Union[_table_service_pb2.TableOutcome, str]] = ...) -> None: ...
 
 class UpstreamCall(_message.Message):
     __slots__ = ("call_id", "role", "model", "deployment", "executor_version", "purpose", "attempt", "outcome", "counted", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_nano_usd", "start_time", "time_to_first_token", "duration")
@@ -171,10 +176,12 @@ class WatchRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., after_event_number: _Optional[int] = ...) -> None: ...
 
 class WatchRunResponse(_message.Message):
-    __slots__ = ("event",)
+    __slots__ = ("event", "table_event")
     EVENT_FIELD_NUMBER: _ClassVar[int]
+    TABLE_EVENT_FIELD_NUMBER: _ClassVar[int]
     event: _answer_service_pb2.StreamAnswerResponse
-    def __init__(self, event: _Optional[_Union[_answer_service_pb2.StreamAnswerResponse, _Mapping]] = ...) -> None: ...
+    table_event: _table_service_pb2.StreamTableResponse
+    def __init__(self, event: _Optional[_Union[_answer_service_pb2.StreamAnswerResponse, _Mapping]] = ..., table_event: _Optional[_Union[_table_service_pb2.StreamTableResponse, _Mapping]] = ...) -> None: ...
 
 class CancelRunRequest(_message.Message):
     __slots__ = ("run_id",)

@@ -86,7 +86,7 @@ class RunServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Tells what happens in an answer, from any event on, also after its end.
+        """Tells what happens in an answer or a table, from any event on, also after its end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class RunServiceStub:
     ListRuns: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]
     """Runs, newest first, a page at a time."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]
-    """Tells what happens in an answer, from any event on, also after its end."""
+    """Tells what happens in an answer or a table, from any event on, also after its end."""
     CancelRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]
     """Cancels a run. Whoever waits for it gets CANCELLED; what it found by then stays on record."""
     SubmitFeedback: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]
@@ -56,7 +56,7 @@ class RunServiceAsyncStub(RunServiceStub):
     ListRuns: _aio.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Runs, newest first, a page at a time."""
     WatchRun: _aio.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """Tells what happens in an answer, from any event on, also after its end."""
+    """Tells what happens in an answer or a table, from any event on, also after its end."""
     CancelRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]  # type: ignore[assignment]
     """Cancels a run. Whoever waits for it gets CANCELLED; what it found by then stays on record."""
     SubmitFeedback: _aio.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]  # type: ignore[assignment]
@@ -89,7 +89,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_run_service_pb2.WatchRunResponse], _abc.AsyncIterator[_run_service_pb2.WatchRunResponse]]:
-        """Tells what happens in an answer, from any event on, also after its end."""
+        """Tells what happens in an answer or a table, from any event on, also after its end."""
 
     @_abc_1.abstractmethod
     def CancelRun(

@@ -26,7 +26,8 @@ from router.trace.call import totals
 from router.trace.citation import Citation, cite_answer
 from router.trace.export import outcome_of, output_of, trace_json
 from router.trace.run import Feedback
-from router.trace.values import Reported
+from router.trace.table import RowKey
+from router.trace.values import Reported, SubQueryDispatched
 from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import TrialFigures
 
@@ -131,14 +132,22 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
     )
 
 
-def event_to_proto(number: int, event: Event) -> pb.StreamAnswerResponse:
-    """One numbered event."""
-    name, given = type(event).__name__, {}
+def event_to_proto(kind: type[M], number: int, event: Event, **given: Any) -> M:
+    """One numbered event, as a message of a stream. `given`: as `to_proto`."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     if isinstance(event, Reported):
         given["result"] = None if event.execution is None else execution_to_proto(event.execution)
-    message = to_proto(getattr(pb, name), event, **given)
-    fields: dict[str, Any] = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): message}
-    return pb.StreamAnswerResponse(event_number=number, **fields)
+    if isinstance(event, SubQueryDispatched):
+        row, columns = (event.ask.row, event.ask.columns) if event.ask else (None, ())
+        given |= {"row_id": row and row_id(row), "columns": columns}
+    field: Any = kind.DESCRIPTOR.fields_by_name[name]
+    fields: dict[str, Any] = {name: to_proto(GetMessageClass(field.message_type), event, **given)}
+    return kind(event_number=number, **fields)
+
+
+def row_id(key: RowKey) -> str:
+    """The identifier of a table's row: the canonical values of its keys, as a JSON array."""
+    return msgspec.json.encode(key).decode()
 
 
 async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamAnswerResponse, pb.StreamAnswerResponse]:
@@ -154,7 +163,9 @@ def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
     """A run, without what was said in it."""
     outcome = run.outcome if isinstance(run, RunSummary) else outcome_of(run)
     duration = None if run.status == "running" else run.duration_s
-    return to_proto(run_service_pb2.Run, run, run_id=run.id, outcome=outcome, duration=duration)
+    of_table = run.kind == "table"
+    outcomes = {"outcome": None if of_table else outcome, "table_outcome": outcome if of_table else None}
+    return to_proto(run_service_pb2.Run, run, run_id=run.id, duration=duration, **outcomes)
 
 
 def whole_run_to_proto(run: Run, feedback: Iterable[Feedback], *, with_trace: bool) -> run_service_pb2.GetRunResponse:

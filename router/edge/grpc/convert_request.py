@@ -8,6 +8,7 @@ from rolegate.v1 import budget_pb2, run_service_pb2, usage_pb2, usage_service_pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import executor_version_service_pb2 as version_pb
+from rolegate.v1 import table_service_pb2 as table_pb
 
 from router.access import caller
 from router.edge.grpc.convert import prefix_of
@@ -27,6 +28,7 @@ _MOST_STOPS, _LONGEST_STOP = 16, 256
 """OpenAI takes four; a stop's length is in characters."""
 _VERDICTS = {None: None, "accepted": True, "rejected": False}
 _Answer = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest
+_Table = table_pb.FillTableRequest | table_pb.StreamTableRequest
 _Completion = completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest
 _Spanned = usage_service_pb2.GetUsageRequest | run_service_pb2.ListRunsRequest | run_service_pb2.ExportRunsRequest
 
@@ -40,13 +42,15 @@ def enum_from_proto(enum: EnumDescriptor, number: int, field: str) -> Any:
     return enum.values_by_number[number].name.removeprefix(prefix_of(enum)).lower() if number else None
 
 
-def options_from_proto(request: _Answer | execution_pb.ExecuteRequest | _Completion, context: Any) -> RequestOptions:
+def options_from_proto(
+    request: _Answer | _Table | execution_pb.ExecuteRequest | _Completion, context: Any
+) -> RequestOptions:
     """The options of the call that is being served."""
     request_id = request.request_id
     if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
         raise BadRequest(f"request_id must be at most {_LONGEST_REQUEST_ID} printable characters, such as a UUID.")
     no_cache = not isinstance(request, _Completion) and request.no_cache
-    resume = request.resume_run_id if isinstance(request, _Answer) else ""
+    resume = request.resume_run_id if isinstance(request, _Answer | _Table) else ""
     return RequestOptions(caller(), context.time_remaining(), request_id, _budget(request.budget), no_cache, resume)
 
 

@@ -31,6 +31,7 @@ _SCOPES: dict[str, KeyScope] = {
     "RetrievalService": "ask",
     "RunService": "ask",
     "RunService/ExportRuns": "train",
+    "TableService": "ask",
     "UsageService": "ask",
     "UsageService/ReconcileUsage": "operate",
 }

@@ -14,6 +14,7 @@ from rolegate.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_
 from rolegate.v1.executor_version_service_pb2_grpc import add_ExecutorVersionServiceServicer_to_server
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer, add_RetrievalServiceServicer_to_server
 from rolegate.v1.run_service_pb2_grpc import add_RunServiceServicer_to_server
+from rolegate.v1.table_service_pb2_grpc import add_TableServiceServicer_to_server
 from rolegate.v1.usage_service_pb2_grpc import add_UsageServiceServicer_to_server
 
 from router.access import Access
@@ -29,6 +30,7 @@ from router.edge.grpc.services import (
     RunServicer,
     UsageServicer,
 )
+from router.edge.grpc.table_service import TableServicer
 from router.edge.limits import Limits
 from router.edge.listening import TLS, check_listening, warn_unencrypted
 from router.errors import BadConfig
@@ -46,6 +48,7 @@ class Server:
         usage: UsageServicer | None = None,
         versions: ExecutorVersionServicer | None = None,
         *,
+        tables: TableServicer | None = None,
         access: Access | None = None,
         tls: TLS | None = None,
         readiness: Readiness | None = None,
@@ -61,7 +64,7 @@ class Server:
             options=[*limits.grpc_options.items(), ("grpc.so_reuseport", 0)],
         )
         self._access, self._tls = access, tls
-        self._gateway, self._health = gateway, Health(readiness)
+        self._gateway, self._tables, self._health = gateway, tables, Health(readiness)
         self._beside = AsyncExitStack()
         self._health.add_to(self._server)
         self._names: list[str] = []
@@ -72,6 +75,7 @@ class Server:
             ("RunService", runs, add_RunServiceServicer_to_server),
             ("UsageService", usage, add_UsageServiceServicer_to_server),
             ("ExecutorVersionService", versions, add_ExecutorVersionServiceServicer_to_server),
+            ("TableService", tables, add_TableServiceServicer_to_server),
             ("RetrievalService", retrieval, add_RetrievalServiceServicer_to_server),
         )
         for service, servicer, add in served:
@@ -110,11 +114,15 @@ class Server:
         """
         await self._health.drain()
         try:
-            await self._server.stop(grace_s)
+            await self._stop(grace_s)
         except asyncio.CancelledError:  # whoever waits has lost patience
-            await self._server.stop(0)
+            await self._stop(0)
             raise
         finally:
             await self._beside.aclose()
             if self._gateway is not None:
                 await self._gateway.settled()
+
+    async def _stop(self, grace_s: float) -> None:
+        detached = [self._tables.detached.drain(grace_s)] if self._tables else []
+        await asyncio.gather(self._server.stop(grace_s), *detached)

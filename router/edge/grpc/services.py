@@ -1,6 +1,7 @@
 """The services on the wire: each method converts, calls, converts."""
 
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 from grpc_status import rpc_status
@@ -14,12 +15,14 @@ from rolegate.v1 import executor_version_service_pb2 as version_pb
 from rolegate.v1 import executor_version_service_pb2_grpc as version_pb_grpc
 from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1 import run_service_pb2_grpc as run_pb_grpc
+from rolegate.v1 import table_service_pb2 as table_pb
 from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
 from router.access import caller
-from router.edge.grpc import convert
+from router.edge.grpc import convert, convert_table
 from router.edge.grpc import convert_request as parse
+from router.edge.grpc.convert_table import TableEvents
 from router.edge.running import Running
 from router.edge.status import as_seen_by, failure_of_run
 from router.errors import BadRequest
@@ -61,7 +64,7 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
         ) as running:
             async for events in running:
                 for event in events:
-                    yield convert.event_to_proto(number, event)
+                    yield convert.event_to_proto(answer_pb.StreamAnswerResponse, number, event)
                     number += 1
             run = await running.result()
         for last in await convert.last_events_to_proto(number, run):
@@ -211,15 +214,19 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         return run_pb.ListRunsResponse(runs=map(convert.run_to_proto, page.runs), next_page_token=page.next_page)
 
     async def WatchRun(self, request: run_pb.WatchRunRequest, context: Any) -> AsyncIterator[run_pb.WatchRunResponse]:
-        """Events of an answer; a run that did not finish ends in its error."""
+        """Events of an answer or a table; a run that did not finish ends in its error."""
         after, identity = request.after_event_number, caller()
+        run = await self._runs.get(request.run_id, identity)
+        table = TableEvents(run.events[: max(0, after)]) if run.kind == "table" else None
+        last_events = convert_table.last_events_to_proto if table else convert.last_events_to_proto
+        told = table.to_proto if table else partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
         async for number, item in self._runs.watch(request.run_id, after, identity):
             if not isinstance(item, Run):
-                yield run_pb.WatchRunResponse(event=convert.event_to_proto(number, item))
+                yield _watched(told(number, item))
             elif item.status == "finished":
-                for event in await convert.last_events_to_proto(number - 1, item):
+                for event in await last_events(number - 1, item):
                     if event.event_number > after:
-                        yield run_pb.WatchRunResponse(event=event)
+                        yield _watched(event)
             else:
                 await context.abort_with_status(
                     rpc_status.to_status(convert.status_to_proto(failure_of_run(item, identity)))
@@ -250,6 +257,12 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
                 trace_json=trace_json(seen),
                 feedback=map(convert.feedback_to_proto, told.feedback),
             )
+
+
+def _watched(event: answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse) -> run_pb.WatchRunResponse:
+    if isinstance(event, table_pb.StreamTableResponse):
+        return run_pb.WatchRunResponse(table_event=event)
+    return run_pb.WatchRunResponse(event=event)
 
 
 class UsageServicer(usage_pb_grpc.UsageServiceServicer):

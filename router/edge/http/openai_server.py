@@ -1,9 +1,9 @@
 """An OpenAI-compatible server, for chat tools and agents that speak nothing else.
 
 `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`. The model `rolegate` answers
-questions; `rolegate-executor` works on one sub-query and reports. The question is the text of the last user message:
-each question stands alone, so that a system message and earlier turns are not used. Keys are those of gRPC, sent as
-`Authorization: Bearer`; only `GET /health` needs none.
+questions, with a table where they name its columns (`asked_table.py`); `rolegate-executor` works on one sub-query and
+reports. The question is the text of the last user message: each question stands alone, so that a system message and
+earlier turns are not used. Keys are those of gRPC, sent as `Authorization: Bearer`; only `GET /health` needs none.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from google.rpc import code_pb2
 
 from router.access import CALLER, Access, caller, check_scope
 from router.calls import Need, Readiness
+from router.edge.asked_table import table_asked_for
 from router.edge.http.server import observing
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
@@ -130,6 +131,8 @@ def openai_app(
             with access.serving(caller()) if access else nullcontext():
                 if asked.model == EXECUTING:
                     return await gateway.execute(question, options)
+                if table := table_asked_for(question):
+                    return await gateway.fill_table(table, options, emit)
                 return await gateway.answer(question, options, emit)
 
         if asked.stream:

@@ -14,6 +14,7 @@ from rolegate.v1 import (
     execution_service_pb2,
     retrieval_service_pb2,
     run_service_pb2,
+    table_service_pb2,
     usage_service_pb2,
 )
 
@@ -29,6 +30,7 @@ _SERVICES = (
     execution_service_pb2,
     retrieval_service_pb2,
     run_service_pb2,
+    table_service_pb2,
     usage_service_pb2,
 )
 _METHODS = {

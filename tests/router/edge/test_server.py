@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-GATEWAY = [f"rolegate.v1.{name}Service" for name in ("Answer", "Completion", "Execution", "Run", "Usage")]
+GATEWAY = [f"rolegate.v1.{name}Service" for name in ("Answer", "Completion", "Execution", "Run", "Table", "Usage")]
 RETRIEVAL = "rolegate.v1.RetrievalService"
 
 

@@ -1,6 +1,6 @@
 """A real server on a free port of the loopback, and what its statuses say."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 from router.access import Access, new_key
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer, UsageServicer
+from router.edge.grpc.table_service import TableServicer
 from router.edge.listening import TLS
 from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import Reconciliation
@@ -21,12 +22,15 @@ from router.models import ScriptedModel
 from router.runs import Gateway, Runs
 from router.runs.live import LiveRuns
 from router.search import Retriever
+from router.trace import Execution
 from router.trace.call import totals
 from router.trace.identity import SCOPES
+from router.trace.table import Ask
 from serving.retrieval.services import RetrievalServicer
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, Kept, block
+from tests.router.scripted_tables import SCRIPT, ScriptedTables
 
 
 class KeptUsages:
@@ -62,15 +66,18 @@ def whole_server(
     retriever: Retriever | None = None,
     access: Access | None = None,
     tls: TLS | None = None,
+    *,
+    script: Sequence[tuple[Ask, Execution]] = SCRIPT,
     **options: Any,
 ) -> Server:
-    """All services, over a store in memory. `options`: those of `Deployment.gateway`."""
+    """All services, over a store in memory. `script`: of tables. `options`: those of `Deployment.gateway`."""
     store, live = store or Kept(), LiveRuns()
     return Server(
         deployment.gateway(store, live=live, **options),
         RetrievalServicer(retriever) if retriever else None,
         RunServicer(Runs(store, live)),
         UsageServicer(KeptUsages(store), reconciling([Reconciliation("a provider", "unknown", "it has no counters")])),
+        tables=TableServicer(ScriptedTables(store, live, script), Runs(store, live), access),
         access=access,
         tls=tls,
     )

@@ -1,0 +1,171 @@
+"""Tables: requests to values, and what is told of a run to the rows and cells of its table on the wire."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import table_service_pb2 as pb
+
+from router.amount import NOTHING, Amount
+from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
+from router.edge.grpc.convert_request import enum_from_proto
+from router.edge.rendering import folded_table
+from router.table import Table, TableRequest, completeness, table_cost
+from router.table.cell_value import canonical
+from router.table.filling import occasions
+from router.table.table_text import to_markdown
+from router.trace import Event, Execution, Run
+from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema
+from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatched, TableRun
+
+
+def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableRequest) -> TableRequest:
+    """A table that is wanted. Raises `BadRequest`."""
+    topology: Any = enum_from_proto(pb.TableTopology.DESCRIPTOR, request.topology, "topology") or "wide"
+    columns = tuple(_column(at, column) for at, column in enumerate(request.columns))
+    rows = tuple(tuple(row.values) for row in request.rows)
+    return TableRequest(request.question, columns, rows, request.closed, request.max_rows, topology)
+
+
+def _column(at: int, sent: pb.Column) -> Column:
+    kind: Any = enum_from_proto(pb.ColumnType.DESCRIPTOR, sent.type, f"columns[{at}].type") or "text"
+    return Column(sent.name, kind, sent.key, sent.about, sent.ask, tuple(sent.choices), sent.unit)
+
+
+_COST = ("tokens", "cost_nano_usd")
+
+
+class TableEvents:
+    """What has been told of a table's run."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.columns: tuple[Column, ...] = ()
+        self.asks: dict[Ask, int] = {}
+        """With the numbers of their sub-queries."""
+        self.rows: dict[RowKey, Row] = {}
+        self.executions: dict[int, Execution] = {}
+        for event in events:
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        """Take in what happened."""
+        match event:
+            case Planned(columns=columns):
+                self.columns = columns
+            case SubQueryDispatched(index=index, ask=Ask() as ask):
+                self.asks[ask] = index
+            case Reported(index=index, execution=Execution() as execution):
+                self.executions[index] = execution
+            case RowChanged(key=key, row=Row() as row):
+                self.rows[key] = row
+                for alias in row.aliases:
+                    self.rows.pop(alias, None)
+
+    def to_proto(self, number: int, event: Event) -> pb.StreamTableResponse:
+        """Take in an event; the message that tells it."""
+        self.take(event)
+        if not isinstance(event, RowChanged):
+            return event_to_proto(pb.StreamTableResponse, number, event)
+        row = event.row and _row_to_proto(event.row, self.columns, self.asks)
+        return event_to_proto(pb.StreamTableResponse, number, event, row_id=row_id(event.key), row=row)
+
+
+async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamTableResponse, pb.StreamTableResponse]:
+    """The tokens, as event `number`, and then the table, of a finished run."""
+    done = await table_to_proto(run)
+    return (
+        pb.StreamTableResponse(event_number=number, usage_counted=answer_pb.UsageCounted(usage=done.usage)),
+        pb.StreamTableResponse(event_number=number + 1, done=done),
+    )
+
+
+class _Found(NamedTuple):
+    table: Table
+    asks: Sequence[Ask]
+    """By the numbers of their sub-queries."""
+    executions: Mapping[int, Execution]
+
+
+async def _found(run: Run) -> _Found:
+    """The table by what the run came to, or, while it goes on, by its events."""
+    if isinstance(run.result, TableRun):
+        table = await folded_table(run.result)
+        return _Found(table, run.result.asks, dict(enumerate(run.result.executions)))
+    told = TableEvents(run.events)
+    asks = [Ask("discover", ())] * (1 + max(told.asks.values(), default=-1))  # one that is gone on with may have gaps
+    for ask, number in told.asks.items():
+        asks[number] = ask
+    return _Found(Table(Schema(told.columns), tuple(told.rows.values())), asks, told.executions)
+
+
+async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:
+    """The table of a run, with its rows from number `start` on, `end` left out."""
+    table, asks, executions = await _found(run)
+    cost = table_cost(table, asks, run.calls)
+    numbers = {ask: number for number, ask in enumerate(asks)}
+    independent = occasions((asks[number], execution) for number, execution in executions.items())
+    columns, shown = table.schema.columns, range(len(table.rows))[start:end]
+    rows = []
+    for at in shown:
+        cells = [cost.cells.get((at, column), NOTHING) for column in range(len(columns))]
+        rows.append(_row_to_proto(table.rows[at], columns, numbers, cost.rows[at], cells))
+    return to_proto(
+        pb.Table,
+        run,
+        run_id=run.id,
+        outcome=run.result.outcome if run.status == "finished" and isinstance(run.result, TableRun) else None,
+        columns=columns,
+        rows=rows,
+        completeness=to_proto(
+            pb.Completeness,
+            known := completeness(table, independent),
+            missing=known.cells.get("missing"),
+            not_found=known.cells.get("not_found"),
+            conflicts=known.cells.get("conflict"),
+        ),
+        usage=usage_to_proto(run.calls),
+        overhead_tokens=cost.overhead.tokens,
+        overhead_nano_usd=cost.overhead.nano_usd,
+        markdown=to_markdown(columns, ([cell.value for cell in table.rows[at].cells] for at in shown)),
+    )
+
+
+def _row_to_proto(
+    row: Row,
+    columns: Sequence[Column],
+    numbers: Mapping[Ask, int],
+    spent: Amount | None = None,
+    cells: Iterable[Amount] | None = None,
+) -> pb.Row:
+    """A row. `numbers`: those of the sub-queries of asks. `spent` and `cells`: its cost, and that of each of its cells;
+    None where it is not counted yet.
+    """
+    amounts = [None] * len(columns) if cells is None else cells
+    shown = [_cell_to_proto(*one, numbers) for one in zip(row.cells, columns, amounts, strict=True)]
+    merged = map(row_id, row.aliases)
+    return to_proto(pb.Row, None, row_id=row_id(row.key), cells=shown, merged_row_ids=merged, **_cost(spent))
+
+
+def _cell_to_proto(cell: Cell, column: Column, spent: Amount | None, numbers: Mapping[Ask, int]) -> pb.Cell:
+    own = [claim for claim in cell.claims if _is_of(claim, cell.value, column)]
+    rivals = [claim for claim in cell.claims if claim not in own]
+    return to_proto(
+        pb.Cell,
+        cell,
+        support=own[0].support if own else None,
+        citations=dict.fromkeys(chain.from_iterable(claim.citations for claim in own)),
+        rivals=[to_proto(pb.Claim, claim, sub_query=numbers[claim.ask]) for claim in rivals],
+        **_cost(spent),
+    )
+
+
+def _is_of(claim: Claim, value: str, column: Column) -> bool:
+    """True for a claim of this value: all names of a row are, and a date that is as precise as it, or less, or more."""
+    form, other = canonical(column, value), claim.canonical
+    dates = column.type == "date" and (form.startswith(f"{other}-") or other.startswith(f"{form}-"))
+    return column.key or form == other or dates
+
+
+def _cost(spent: Amount | None) -> dict[str, int | None]:
+    return {"tokens": spent.tokens, "cost_nano_usd": spent.nano_usd} if spent else dict.fromkeys(_COST)

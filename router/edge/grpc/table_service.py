@@ -1,0 +1,85 @@
+"""Tables on the wire."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import msgspec
+from rolegate.v1 import table_service_pb2 as pb
+from rolegate.v1 import table_service_pb2_grpc as pb_grpc
+
+from router.access import Access, caller
+from router.edge.grpc.convert_request import options_from_proto
+from router.edge.grpc.convert_table import TableEvents, last_events_to_proto, table_request_from_proto, table_to_proto
+from router.edge.running import Detached, Running
+from router.errors import BadRequest
+from router.runs import RequestOptions, Runs
+from router.table import TableRequest
+from router.trace import Event, Run
+from router.trace.values import OnEvent
+
+_PAGE, _LARGEST_PAGE = 100, 1000
+
+
+class Tables(Protocol):
+    """Fills tables; a `Gateway`."""
+
+    async def fill_table(
+        self, request: TableRequest, options: RequestOptions, on_event: OnEvent = lambda _event: None
+    ) -> Run:
+        """Fill a table. The run's result is a `TableRun`."""
+
+
+class TableServicer(pb_grpc.TableServiceServicer):
+    """Converts, calls, converts."""
+
+    def __init__(self, tables: Tables, runs: Runs, access: Access | None = None) -> None:
+        """`access`: where keys may be revoked while somebody's table is filled without them."""
+        self._tables, self._runs, self._access = tables, runs, access
+        self.detached = Detached()
+
+    async def FillTable(self, request: pb.FillTableRequest, context: Any) -> pb.FillTableResponse:
+        """Fill one table, or begin to."""
+        wanted, options = table_request_from_proto(request), options_from_proto(request, context)
+        if not request.detached:
+            run = await self._tables.fill_table(wanted, options)
+            return pb.FillTableResponse(run_id=run.id, table=await table_to_proto(run))
+        options = msgspec.structs.replace(options, time_s=None)
+
+        async def work(on_event: OnEvent) -> Run:
+            with self._access.serving(options.identity) if self._access else nullcontext():
+                return await self._tables.fill_table(wanted, options, on_event)
+
+        return pb.FillTableResponse(run_id=await self.detached.start(work))
+
+    async def StreamTable(self, request: pb.StreamTableRequest, context: Any) -> AsyncIterator[pb.StreamTableResponse]:
+        """Fill one table, telling what happens."""
+        wanted, options = table_request_from_proto(request), options_from_proto(request, context)
+        told, number = TableEvents(), 1
+        async with Running[Event, Run](lambda tell: self._tables.fill_table(wanted, options, tell)) as running:
+            async for events in running:
+                for event in events:
+                    yield told.to_proto(number, event)
+                    number += 1
+            run = await running.result()
+        for last in await last_events_to_proto(number, run):
+            yield last
+
+    async def GetTable(self, request: pb.GetTableRequest, _context: Any) -> pb.GetTableResponse:
+        """A page of a run's table."""
+        if request.page_size < 0:
+            raise BadRequest(f"page_size is {request.page_size}; leave it 0 for {_PAGE}.")
+        if request.page_token and not (request.page_token.isascii() and request.page_token.isdecimal()):
+            raise BadRequest("page_token is none of ours; send next_page_token of the page before, or none.")
+        run = await self._runs.get(request.run_id, caller())
+        if run.kind != "table":
+            raise BadRequest(f"run_id {run.id!r}: is no table.")
+        if run.redacted:
+            raise BadRequest(f"run_id {run.id!r}: the texts of this tenant's runs are not kept, so its table is not.")
+        if running := run.status == "running":
+            run = msgspec.structs.replace(run, duration_s=time.time() - run.started_at)
+        start, size = int(request.page_token or 0), min(request.page_size or _PAGE, _LARGEST_PAGE)
+        table = await table_to_proto(run, start, start + size)
+        more = start + size < table.completeness.rows
+        return pb.GetTableResponse(table=table, running=running, next_page_token=str(start + size) if more else "")

@@ -1,0 +1,185 @@
+"""`rolegate table`: fill a table over gRPC, and show how its rows come about.
+
+Without --address a gateway is started for the table and stopped after it. Ctrl-C cancels the run, which keeps what it
+found.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table as Grid
+from rich.text import Text
+from rolegate.client import GatewayError, Stream, Table
+from rolegate.client.requests import TABLE_S, TableOptions
+from rolegate.client.table import parse_columns
+from rolegate.v1 import table_service_pb2 as pb
+
+from router.edge.rendering import source_line
+from router.errors import BadConfig
+from router.table.table_text import read_csv
+from router.trace.table import Column
+from serving.cli.ask import add_gateway, reached
+from serving.cli.options import dollars, json_of, new_parser, tokens
+from serving.cli.tables import new_table, print_line, usage_table, word
+from serving.logs import errors_only
+from serving.terminal import complain
+
+_FILES: dict[str, Callable[[Table], str]] = {
+    ".md": Table.to_markdown,
+    ".csv": Table.to_csv,
+    ".json": lambda table: json_of(table.message) + "\n",
+}
+_ABSENT = {pb.CELL_STATE_MISSING: "·", pb.CELL_STATE_NOT_FOUND: "not found"}
+_MARGIN = 8
+"""Lines of a terminal that rows on their way leave free."""
+
+
+def table(arguments: Sequence[str]) -> int:
+    """Fill one table."""
+    parser = new_parser("table", __doc__)
+    parser.add_argument("question", metavar="QUESTION", help='what the rows are, in plain words: "cities of Vorland"')
+    what = 'names, with * behind those of keys, and types: "city*, founder, founded:integer"'
+    parser.add_argument("--columns", required=True, metavar="COLUMNS", help=what)
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="known rows, CSV; their empty cells are asked for")
+    parser.add_argument("--closed", action="store_true", help="there are no rows besides those of --rows")
+    parser.add_argument("--max-rows", type=int, default=0, metavar="N", help="end with so many rows")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"write it to a file too: {', '.join(_FILES)}")
+    add_gateway(parser, TABLE_S)
+    parser.add_argument("--request-id", default="", metavar="NAME", help="asked again under it, the table is the same")
+    parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what the table may spend")
+    parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
+    parser.add_argument("--no-cache", action="store_true", help="use nothing that other runs have found")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args(arguments)
+    if given.out and given.out.suffix not in _FILES:
+        parser.error(f"--out {given.out}: give a name that ends in {', '.join(_FILES)}; spreadsheets open .csv.")
+    try:
+        columns = parse_columns(given.columns)
+    except ValueError as error:
+        parser.error(f"--columns: {error}")
+    rows = _known(given.rows, columns) if given.rows else []
+    errors_only()
+    progress = Console(stderr=True, quiet=given.json)
+    options = TableOptions(
+        request_id=given.request_id,
+        max_total_tokens=given.max_total_tokens,
+        max_cost_usd=given.max_cost_usd,
+        no_cache=given.no_cache,
+        closed=given.closed,
+        max_rows=given.max_rows,
+    )
+    view = TableView(Console(), progress, as_json=given.json)
+    with reached(given, progress) as client:
+        try:
+            stream = client.stream_table(given.question, columns, rows, given.timeout, **options)
+            found = Table(view.follow(stream))
+        except GatewayError as error:
+            complain(f"rolegate: {error}")
+            return 1
+    view.show(found)
+    if given.out:
+        given.out.write_text(_FILES[given.out.suffix](found), "utf-8", newline="")
+    return 0
+
+
+def _known(file: Path, columns: Sequence[pb.Column]) -> list[tuple[str, ...]]:
+    rows = read_csv(file.read_text("utf-8"), [Column(column.name) for column in columns])
+    if not rows:
+        raise BadConfig(f"--rows {file}: no row was found; the first line must name some of the columns.")
+    return rows
+
+
+class TableView:
+    """Shows the table of one run."""
+
+    def __init__(self, out: Console, progress: Console, *, as_json: bool, events: bool = False) -> None:
+        """`as_json` prints for programs; `events`: each event, and not the last one alone."""
+        self._out, self._progress, self._as_json, self._events = out, progress, as_json, events
+        self._columns: Sequence[pb.Column] = ()
+        self._rows: dict[str, pb.Row] = {}
+        self._under_way: set[int] = set()
+
+    def follow(self, stream: Stream[pb.StreamTableResponse]) -> pb.Table:
+        """Show rows as they change, in a terminal, to the end; the table. Raises `GatewayError`."""
+        with stream as events, Live(console=self._progress, transient=True, auto_refresh=False) as live:
+            for event in events:
+                if self._as_json and self._events:
+                    self._out.out(json_of(event), highlight=False)
+                self._take(event)
+                if self._progress.is_terminal:
+                    live.update(self._so_far(), refresh=True)
+        return event.done
+
+    def _take(self, event: pb.StreamTableResponse) -> None:
+        match event.WhichOneof("event"):
+            case "planned":
+                self._columns = event.planned.columns
+            case "sub_query_dispatched":
+                self._under_way.add(event.sub_query_dispatched.index)
+            case "reported":
+                self._under_way.discard(event.reported.index)
+            case "row_changed" if event.row_changed.HasField("row"):
+                changed = event.row_changed
+                for name in (changed.row_id, *changed.row.merged_row_ids):
+                    self._rows.pop(name, None)
+                self._rows[changed.row_id] = changed.row
+
+    def _so_far(self) -> Group:
+        """The rows that have changed last, as many as there is room for."""
+        room = max(1, self._progress.height - _MARGIN)
+        grid = _grid(self._columns, list(self._rows.values())[-room:])
+        return Group(grid, f"{len(self._rows)} rows, {len(self._under_way)} sub-queries under way")
+
+    def show(self, table: Table) -> None:
+        """Show the table: with what to check and what it cost, or, where the output is no terminal, as Markdown."""
+        message = table.message
+        if self._as_json:
+            if not self._events:
+                self._out.out(json_of(message), highlight=False)
+            return
+        if self._out.is_terminal:
+            self._out.print(_grid(message.columns, message.rows))
+        else:
+            self._out.out(table.to_markdown(), end="", highlight=False)
+        for line in _to_check(message):
+            print_line(self._progress, line, style="yellow")
+        if message.usage:
+            self._progress.print(usage_table(message.usage))
+        known, seconds = message.completeness, message.duration.seconds + message.duration.nanos / 1e9
+        more = f", about {known.estimated_rows} in all" if known.estimated_rows > known.rows else ""
+        outcome = word(pb.TableOutcome, message.outcome)
+        rows = f"{known.rows} rows{more}, {known.fill_rate:.0%} filled"
+        print_line(self._progress, f"{outcome}: {rows}; {message.run_id}, {seconds:.1f} s", style="dim")
+
+
+def _grid(columns: Sequence[pb.Column], rows: Sequence[pb.Row]) -> Grid:
+    grid = new_table(*(column.name for column in columns))
+    for row in rows:
+        grid.add_row(*map(_shown, row.cells))
+    return grid
+
+
+def _shown(cell: pb.Cell) -> Text:
+    """The value of a cell; yellow where it should be checked."""
+    if not cell.value:
+        return Text(_ABSENT.get(cell.state, ""), "dim")
+    return Text(cell.value, "yellow" if cell.state == pb.CELL_STATE_CONFLICT or _unsupported(cell) else "")
+
+
+def _unsupported(cell: pb.Cell) -> bool:
+    return cell.state != pb.CELL_STATE_GIVEN and cell.support == pb.SUPPORT_UNSUPPORTED
+
+
+def _to_check(table: pb.Table) -> Sequence[str]:
+    """A line for each cell that sources disagree on, and one for values that are in no passage."""
+    lines, without = [], 0
+    for row in table.rows:
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            without += _unsupported(cell)
+            if cell.state == pb.CELL_STATE_CONFLICT:
+                rival = cell.rivals[0]
+                said = f" ({source_line(rival.citations[0])})" if rival.citations else ""
+                lines.append(f"{row.cells[0].value}, {column.name}: {cell.value}, or {rival.value}{said}")
+    return [*lines, f"{without} values are in no passage that was found: check them"] if without else lines

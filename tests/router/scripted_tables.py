@@ -1,0 +1,64 @@
+"""Tables that are filled by a script, in runs that are as real as any."""
+
+import asyncio
+from collections.abc import Sequence
+
+from router.runs import RequestOptions, RunLifecycle
+from router.runs.lifecycle import RunRequest
+from router.runs.live import LiveRuns
+from router.table import Assembly, TableLimits, TableRequest
+from router.trace import Execution, Run
+from router.trace.table import Ask, RowKey, Schema
+from router.trace.values import OnEvent, Planned, Reported, RowChanged, SubQueryDispatched, TableRun
+from tests.router.deployment import Kept
+from tests.router.table.reports import discovery, executed, fill
+
+KROUROU, BEL = "Krurou: Krurou was founded in 1200 by Ana. It is old.", "Bel: Bel was founded in 900."
+REGISTER = "Register: The cities of Vorland are Krurou and Bel."
+SCRIPT = (
+    (discovery(1), executed("| city |\n|---|\n| Krurou |\n| Bel |", REGISTER)),
+    (discovery(2), executed("- Bel", REGISTER)),
+    (fill("krurou", "founder", "founded"), executed("founder: Ana\nfounded: 1200", KROUROU)),
+    (fill("bel", "founder", "founded"), executed("founder: Bo\nfounded: 900", BEL)),
+)
+
+
+class ScriptedTables:
+    """Plays reports; `let`, cleared, makes it wait before the one number `held`."""
+
+    def __init__(self, store: Kept, live: LiveRuns, script: Sequence[tuple[Ask, Execution]] = SCRIPT) -> None:
+        self._lifecycle, self._script = RunLifecycle(store, store, live, {}, 60.0), script
+        self.requests: list[TableRequest] = []
+        self.held = 2
+        self.let = asyncio.Event()
+        self.let.set()
+        self.waiting = asyncio.Event()
+
+    async def fill_table(
+        self, request: TableRequest, options: RequestOptions, on_event: OnEvent = lambda _event: None
+    ) -> Run:
+        """Fill one from the script."""
+        request = request.checked(TableLimits())
+        self.requests.append(request)
+        schema = Schema(request.columns)
+        assembly, rows = Assembly(schema, request.rows), dict[RowKey, object]()
+        asked = RunRequest("table", request.question, request, topology=request.topology)
+        async with self._lifecycle.open(asked, options, on_event) as run:
+            if isinstance(run, Run):
+                return run
+            tell = run.live.on_event
+            tell(Planned(schema.columns))
+            for number, (ask, execution) in enumerate(self._script):
+                tell(SubQueryDispatched(number, 1, f"{ask.kind} {number}", ask))
+                if number == self.held and not self.let.is_set():
+                    self.waiting.set()
+                    await self.let.wait()
+                tell(Reported(number, execution))
+                assembly.add(ask, execution)
+                for row in assembly.table().rows:
+                    if rows.get(row.key) is not row:
+                        rows[row.key] = row
+                        tell(RowChanged(row.key, row))
+            asks, executions = tuple(ask for ask, _ in self._script), tuple(one for _, one in self._script)
+            run.context.draft.result = TableRun(schema, request.rows, asks, executions)
+        return run.stored

@@ -1,0 +1,127 @@
+"""`rolegate table`, against a gateway of scripted models."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rolegate.client import Client, Table
+from rolegate.v1 import table_service_pb2 as pb
+from rolegate.v1.answer_service_pb2 import SubQueryDispatched
+from rolegate.v1.evidence_pb2 import Citation
+
+from serving.cli.table import TableView
+from tests.conftest import Rolegate
+
+QUESTION, COLUMNS = "the cities of Vorland", "city*, founder, founded:integer"
+MARKDOWN = ["| city | founder | founded |", "| --- | --- | --- |", "| Krurou | Ana | 1200 |", "| Bel | Bo | 900 |"]
+
+
+def test_what_is_printed(rolegate: Rolegate, gateway: str) -> None:
+    """Markdown, where it is no terminal; beside it what to check, and how far it came."""
+    status, out, err = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway)
+    assert (status, out.splitlines()) == (0, MARKDOWN)
+    assert "1 values are in no passage that was found: check them" in err
+    assert "filled: 2 rows, 100% filled; run-" in err
+
+
+def test_json(rolegate: Rolegate, gateway: str) -> None:
+    """The message of the protocol, one line."""
+    status, out, err = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--json")
+    assert (status, err) == (0, "")
+    assert [row["row_id"] for row in json.loads(out)["rows"]] == ['["krurou"]', '["bel"]']
+
+
+@pytest.mark.parametrize(("suffix", "first"), [("md", MARKDOWN[0]), ("csv", "city,founder,founded"), ("json", "{")])
+def test_files(rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str, first: str) -> None:
+    """In the form that the name says."""
+    out = tmp_path / f"cities.{suffix}"
+    assert rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out).status == 0
+    assert out.read_text("utf-8").startswith(first)
+
+
+def test_known_rows(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
+    """A file's columns may stand in any order; one that was written can be sent back."""
+    known, out = tmp_path / "known.csv", tmp_path / "out.csv"
+    known.write_text("\ufeffFounded,City\n777,Tal\n")
+    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out)
+    assert rolegate(*asked, "--rows", known).status == 0
+    assert out.read_text("utf-8").splitlines()[1] == "Tal,,777"
+    again = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", out, "--closed")
+    assert again.out.splitlines()[2:] == ["| Tal |  | 777 |", *MARKDOWN[2:]]
+
+
+def test_what_is_refused(rolegate: Rolegate, dead: str, gateway: str, tmp_path: Path) -> None:
+    """Before anything is started where it can be seen by then."""
+    (tmp_path / "known.csv").write_text("town\nTal\n")
+    for options, said in (
+        (("--columns", "a*:b"), "the type 'b' is unknown; use one of text, integer"),
+        (("--columns", "a*", "--out", "t.xlsx"), "ends in .md, .csv, .json; spreadsheets open .csv."),
+        (("--columns", "a*", "--rows", tmp_path / "known.csv"), "the first line must name some of the columns"),
+        (("--columns", "a*", "--rows", tmp_path / "none.csv"), "No such file"),
+    ):
+        ended = rolegate("table", QUESTION, "--address", dead, *options)
+        assert ended.status in (1, 2)
+        assert said in ended.err
+    status, out, err = rolegate("table", QUESTION, "--address", gateway, "--columns", "city")
+    assert (status, out) == (1, "")
+    assert err.startswith("rolegate: columns: none is a key")
+
+
+def test_watching_its_run(rolegate: Rolegate, gateway: str) -> None:
+    """As a table, or as events for programs; it stands among the runs."""
+    with Client(gateway) as client:
+        run_id = client.table(QUESTION, COLUMNS).run_id
+    assert rolegate("runs", "watch", run_id, "--address", gateway).out.splitlines() == MARKDOWN
+    events = rolegate("runs", "watch", run_id, "--address", gateway, "--json").out.splitlines()
+    assert list(json.loads(events[-1]))[-1] == "done"
+    assert run_id in rolegate("runs", "list", "--kind", "table", "--address", gateway).out
+
+
+class Stream:
+    """A stream of events."""
+
+    def __init__(self, *events: pb.StreamTableResponse) -> None:
+        self._events = events
+
+    def __enter__(self) -> Any:
+        return self._events
+
+    def __exit__(self, *_error: object) -> None:
+        """Nothing is left."""
+
+
+def row(name: str, *cells: pb.Cell, merged: tuple[str, ...] = ()) -> pb.Row:
+    """One of a key and cells."""
+    return pb.Row(row_id=name, cells=[pb.Cell(value=name), *cells], merged_row_ids=merged)
+
+
+def test_a_terminal() -> None:
+    """Rows while they change, one that is another's alias no longer; at the end what sources disagree on."""
+    rival = pb.Claim(value="901", citations=[Citation(title="Annals", quote="Bel was founded in 901.")])
+    conflict = pb.Cell(value="900", state=pb.CELL_STATE_CONFLICT, support=pb.SUPPORT_STATED, rivals=[rival])
+    columns = [pb.Column(name="city", key=True), pb.Column(name="founded")]
+    done = pb.Table(run_id="run-1", columns=columns, rows=[row("Bel", conflict)])
+    events = [
+        pb.StreamTableResponse(planned=pb.Planned(columns=columns)),
+        pb.StreamTableResponse(sub_query_dispatched=SubQueryDispatched(index=0)),
+        *(
+            pb.StreamTableResponse(row_changed=pb.RowChanged(row_id=one.row_id, row=one))
+            for one in (
+                row("Belu", pb.Cell(state=pb.CELL_STATE_MISSING)),
+                row("Bel", conflict, merged=("Belu",)),
+            )
+        ),
+        pb.StreamTableResponse(done=done),
+    ]
+    out, progress = (Console(file=StringIO(), width=80, force_terminal=True, color_system=None) for _ in range(2))
+    view = TableView(out, progress, as_json=False)
+    stream: Any = Stream(*events)
+    view.show(Table(view.follow(stream)))
+    files: list[Any] = [out.file, progress.file]
+    shown, on_the_way = (file.getvalue() for file in files)
+    assert "1 rows, 1 sub-queries under way" in on_the_way
+    assert "Bel, founded: 900, or 901 (Annals: “Bel was founded in 901.”)" in on_the_way
+    assert [line.split() for line in shown.splitlines() if "Bel" in line] == [["Bel", "900"]]
