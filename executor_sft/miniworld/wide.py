@@ -28,7 +28,7 @@ _YEARS, _OWNERS = range(900, 2000, 10), 20
 
 
 class Knobs(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes tables hard: shares, each drawn by the world's seed. Second pages are of plainly stated cells alone,
+    """The hardness of tables: shares, each drawn by the world's seed. Second pages are of plainly stated cells alone,
     and nothing is unstated that a set or another page rests on.
     """
 
@@ -41,7 +41,7 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Form(NamedTuple):
-    """How sets of one kind are spoken of."""
+    """Words for sets of one kind."""
 
     link: str
     """The relation to their owner."""
@@ -174,7 +174,7 @@ class WideWorld:
         return {name for one in task.sets for register in one.registers for name in one.stated[register].names}
 
     def reach(self, task: TableTask) -> list[list[Reach]]:
-        """Where each cell of each gold row is found, the key first."""
+        """The place at which each cell of each gold row is found, the key first."""
         table, listed = list[list[Reach]](), self.listed(task)
         for row in task.rows:
             facts = [self.world.facts.get((row.mention, one.name)) for one in task.relations]

@@ -134,6 +134,8 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         **{f"json: {name}": _TABLES for name in ("columns", "row_id", "table_outcome")},
         "values: RUN_KIND_TABLE": _TABLES,
         "commands: table": _TABLES,
+        "commands: bench widesearch": _TABLES,
+        "commands: runs export --for": "Trajectories of agents with their rewards, for reinforcement.",
         "commands: bench reliability": "Kills and failing upstreams in one benchmark instead of four.",
     },
 }

@@ -111,7 +111,7 @@ def stream_table(
 
 
 def begin_table(question: str, columns: Columns, rows: Rows = (), **options: Unpack[TableOptions]) -> Call[str]:
-    """Have a table filled by a run that goes on without the client. Its identifier, for `get_table` and `watch`."""
+    """Let a table be filled by a run that goes on without the client. Its identifier, for `get_table` and `watch`."""
     request = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
     request.detached = True
     return Call(lambda to: to.tables.FillTable, request, attrgetter("run_id"))

@@ -37,7 +37,7 @@ _COST = ("tokens", "cost_nano_usd")
 
 
 class TableEvents:
-    """What has been told of a table's run."""
+    """The events that have been told of a table's run."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.columns: tuple[Column, ...] = ()
