@@ -5,12 +5,10 @@ from collections.abc import Sequence
 
 from router.runs import RequestOptions, RunLifecycle
 from router.runs.lifecycle import RunRequest
-from router.runs.live import LiveRuns
 from router.table import Assembly, TableLimits, TableRequest
 from router.trace import Execution, Run
 from router.trace.table import Ask, RowKey, Schema
 from router.trace.values import OnEvent, Planned, Reported, RowChanged, SubQueryDispatched, TableRun
-from tests.router.deployment import Kept
 from tests.router.table.reports import discovery, executed, fill
 
 KROUROU, BEL = "Krurou: Krurou was founded in 1200 by Ana. It is old.", "Bel: Bel was founded in 900."
@@ -26,8 +24,8 @@ SCRIPT = (
 class ScriptedTables:
     """Plays reports; `let`, cleared, makes it wait before the one number `held`."""
 
-    def __init__(self, store: Kept, live: LiveRuns, script: Sequence[tuple[Ask, Execution]] = SCRIPT) -> None:
-        self._lifecycle, self._script = RunLifecycle(store, store, live, {}, 60.0), script
+    def __init__(self, lifecycle: RunLifecycle, script: Sequence[tuple[Ask, Execution]] = SCRIPT) -> None:
+        self._lifecycle, self._script = lifecycle, script
         self.requests: list[TableRequest] = []
         self.held = 2
         self.let = asyncio.Event()

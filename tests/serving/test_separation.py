@@ -16,6 +16,7 @@ from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import table_service_pb2 as table_pb
 from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
@@ -24,6 +25,7 @@ from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionService
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from rolegate.v1.table_service_pb2_grpc import TableServiceStub
 from rolegate.v1.usage_pb2 import ROLE_ANSWER
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 from sqlalchemy import func, select
@@ -31,6 +33,7 @@ from sqlalchemy import func, select
 from router.access import Access, Tenant, new_key
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
+from router.edge.grpc.table_service import TableServicer
 from router.ledger import Reconciler
 from router.models import Prompt, ScriptedModel
 from router.protocol import Passage
@@ -49,8 +52,9 @@ from serving.retrieval.services import RetrievalServicer
 from serving.topologies import new_search
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds
+from tests.router.scripted_tables import ScriptedTables
 
-SERVICES = ("Answer", "Completion", "Execution", "ExecutorVersion", "Retrieval", "Run", "Usage")
+SERVICES = ("Answer", "Completion", "Execution", "ExecutorVersion", "Retrieval", "Run", "Table", "Usage")
 MARK = "Rumpelstiltskin"
 """Stands in all that the first tenant asks, and in nothing else."""
 MARKED, WAITING, PLAIN = f"Who directed {MARK}?", f"Who waits for {MARK}?", "Who directed Heat?"
@@ -116,6 +120,8 @@ class World:
     """A run of the owner's."""
     under_way: str = ""
     """Another one."""
+    table: str = ""
+    """A table of the owner's."""
     page: str = ""
     """Where the owner's list of runs goes on."""
 
@@ -135,11 +141,12 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
     one = Executor(roles["execution"], retriever, ExecutorLimits())
     executor = ReportCache(VersionRouting(lambda _version: one, "", _traffic, _load), lambda: "the index")
+    lifecycle = RunLifecycle(journal, archive, live, settings, 60.0)
     gateway = Gateway(
         topologies={"factorized": Topology(new_search(SearchConfig(), roles, executor), roles)},
         executor=executor,
         roles=roles,
-        lifecycle=RunLifecycle(journal, archive, live, settings, 60.0),
+        lifecycle=lifecycle,
     )
     accounts = SQLAccounts(database)
     callers: list[Caller] = []
@@ -153,6 +160,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
         RunServicer(Runs(archive, live)),
         UsageServicer(SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLUsages(database))),
         ExecutorVersionServicer(Versions(SQLVersionBook(database), _load)),
+        tables=TableServicer(ScriptedTables(lifecycle), Runs(archive, live)),
         access=Access(accounts),
     )
     port = await server.start("127.0.0.1:0")
@@ -167,7 +175,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         world = await _opened(stack, tmp_path)
-        for case in (answer, execute, complete):
+        for case in (answer, execute, complete, fill_table):
             await case(world, world.owner)
         runs = await _runs(world).ListRuns(run_pb.ListRunsRequest(page_size=1), metadata=world.owner.metadata)
         world.page = runs.next_page_token
@@ -175,6 +183,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             run_pb.ListRunsRequest(kind=run_pb.RUN_KIND_ANSWER), metadata=world.owner.metadata
         )
         world.ended = listed.runs[0].run_id
+        tables = await _runs(world).ListRuns(
+            run_pb.ListRunsRequest(kind=run_pb.RUN_KIND_TABLE), metadata=world.owner.metadata
+        )
+        world.table = tables.runs[0].run_id
         await feedback(world, world.owner)
         request = answer_pb.StreamAnswerRequest(question=WAITING, request_id="another")
         waiting: Any = AnswerServiceStub(world.channel).StreamAnswer(request, metadata=world.owner.metadata)
@@ -221,6 +233,28 @@ async def stream_complete(world: World, caller: Caller) -> str:
 async def execute(world: World, caller: Caller) -> str:
     request = execution_pb.ExecuteRequest(sub_query=caller.question, request_id="executing")
     return str(await ExecutionServiceStub(world.channel).Execute(request, metadata=caller.metadata))
+
+
+def _wanted(caller: Caller) -> dict[str, Any]:
+    """A table with a known row of the caller's."""
+    columns = [table_pb.Column(name=name, key=name == "city") for name in ("city", "founder", "founded")]
+    given = table_pb.GivenRow(values=[caller.question, "", ""])
+    return {"question": "Which cities?", "columns": columns, "rows": [given], "request_id": "filling"}
+
+
+async def fill_table(world: World, caller: Caller) -> str:
+    request = table_pb.FillTableRequest(**_wanted(caller))
+    return str(await TableServiceStub(world.channel).FillTable(request, metadata=caller.metadata))
+
+
+async def stream_table(world: World, caller: Caller) -> str:
+    request = table_pb.StreamTableRequest(**_wanted(caller))
+    return await whole(TableServiceStub(world.channel).StreamTable(request, metadata=caller.metadata))
+
+
+async def get_table(world: World, caller: Caller) -> str:
+    request = table_pb.GetTableRequest(run_id=world.table)
+    return str(await TableServiceStub(world.channel).GetTable(request, metadata=caller.metadata))
 
 
 async def search(world: World, caller: Caller) -> str:
@@ -357,6 +391,9 @@ CASES: dict[str, tuple[Case, str, str]] = {
     "RunService/CancelRun": (cancel_run, "", "NOT_FOUND"),
     "RunService/SubmitFeedback": (feedback, "feedback_id", "NOT_FOUND"),
     "RunService/ExportRuns": (export_runs, MARK, ""),
+    "TableService/FillTable": (fill_table, MARK, "Heat"),
+    "TableService/StreamTable": (stream_table, MARK, "Heat"),
+    "TableService/GetTable": (get_table, MARK, "NOT_FOUND"),
     "UsageService/GetUsage": (get_usage, "first", ""),
     "UsageService/ReconcileUsage": (reconcile_usage, "PERMISSION_DENIED", "PERMISSION_DENIED"),
 }

@@ -22,7 +22,7 @@ from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
 from router.edge.grpc.table_service import TableServicer
 from router.models import Usage
-from router.runs import Runs
+from router.runs import RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.trace import Call
 from router.trace.values import TableRun
@@ -56,7 +56,7 @@ class Wired:
 
     def __init__(self) -> None:
         self.store, live = Kept(), LiveRuns()
-        self.script = ScriptedTables(self.store, live)
+        self.script = ScriptedTables(RunLifecycle(self.store, self.store, live, {}, 60.0))
         runs = Runs(self.store, live)
         self.server = Server(None, None, RunServicer(runs), tables=TableServicer(self.script, runs))
 

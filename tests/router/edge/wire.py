@@ -19,7 +19,7 @@ from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import Reconciliation
 from router.ledger.usage import UsageRow
 from router.models import ScriptedModel
-from router.runs import Gateway, Runs
+from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.search import Retriever
 from router.trace import Execution
@@ -77,7 +77,9 @@ def whole_server(
         RetrievalServicer(retriever) if retriever else None,
         RunServicer(Runs(store, live)),
         UsageServicer(KeptUsages(store), reconciling([Reconciliation("a provider", "unknown", "it has no counters")])),
-        tables=TableServicer(ScriptedTables(store, live, script), Runs(store, live), access),
+        tables=TableServicer(
+            ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), script), Runs(store, live), access
+        ),
         access=access,
         tls=tls,
     )
