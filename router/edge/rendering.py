@@ -9,7 +9,7 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1 import table_service_pb2 as table_pb
 
-from router.table import Assembly, Table
+from router.table import table_of
 from router.table.table_text import to_markdown
 from router.trace import Event, Execution, Run, Trajectory
 from router.trace.citation import Citation, cite_answer
@@ -98,18 +98,8 @@ async def cited_answer(run: Run) -> CitedAnswer:
     return CitedAnswer(run.id, result.outcome, answer, tuple(citations), results)
 
 
-async def folded_table(found: TableRun) -> Table:
-    """The table of a run. Others get their turns in between, as reading takes milliseconds for each report."""
-    assembly = Assembly(found.schema, found.given, asks_per_cell=found.asks_per_cell)
-    for ask, execution in zip(found.asks, found.executions, strict=True):
-        assembly.add(ask, execution)
-        await asyncio.sleep(0)
-    table = assembly.table()
-    return msgspec.structs.replace(table, rows=table.rows[: found.max_rows])
-
-
 async def _cited_table(run_id: str, found: TableRun) -> CitedAnswer:
-    table = await folded_table(found)
+    table = await asyncio.to_thread(table_of, found)  # reading takes milliseconds for each report
     cells = [cell for row in table.rows for cell in row.cells]
     shown = to_markdown(table.schema.columns, ([cell.value for cell in row.cells] for row in table.rows))
     best = (claim for cell in cells if cell.state != "given" for claim in cell.claims[:1])

@@ -125,7 +125,7 @@ class Gateway:
         limits = self._table_limits
         request = msgspec.structs.replace(request.checked(limits), question=question)
         if request.topology not in self._tables:
-            raise BadConfig(f"topology {request.topology}: is not set up here.")
+            raise BadConfig(f"topology {request.topology}: is not set up here; use wide, or leave it out.")
         chosen = self._tables[request.topology]
         self._check_prices(options, chosen.roles)
         settings, topology = settings_of(chosen.roles), request.topology

@@ -23,6 +23,7 @@ from router.trace.table import Column
 from serving.cli.ask import add_gateway, reached
 from serving.cli.options import dollars, json_of, new_parser, tokens
 from serving.cli.tables import new_table, print_line, usage_table, word
+from serving.files import write_atomically
 from serving.logs import errors_only
 from serving.terminal import complain
 
@@ -80,7 +81,7 @@ def table(arguments: Sequence[str]) -> int:
             return 1
     view.show(found)
     if given.out:
-        given.out.write_text(_FILES[given.out.suffix](found), "utf-8", newline="")
+        write_atomically(given.out, _FILES[given.out.suffix](found).encode())
     return 0
 
 

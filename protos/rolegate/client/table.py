@@ -42,7 +42,9 @@ def _values(columns: Sequence[pb.Column], number: int, row: Sequence[str] | Mapp
         return row
     names = [column.name for column in columns]
     if strange := row.keys() - set(names):
-        raise ValueError(f"rows[{number}] has a value for {min(strange)!r}, which is no column.")
+        raise ValueError(
+            f"rows[{number}] has a value for {min(strange)!r}, which is no column; use {', '.join(names)}."
+        )
     return [row.get(name, "") for name in names]
 
 

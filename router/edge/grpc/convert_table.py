@@ -1,5 +1,6 @@
 """Tables: requests to values, and what is told of a run to the rows and cells of its table on the wire."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -10,8 +11,7 @@ from rolegate.v1 import table_service_pb2 as pb
 from router.amount import NOTHING, Amount
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
 from router.edge.grpc.convert_request import enum_from_proto
-from router.edge.rendering import folded_table
-from router.table import Table, TableRequest, completeness, table_cost
+from router.table import Table, TableRequest, completeness, table_cost, table_of
 from router.table.cell_value import canonical
 from router.table.filling import occasions
 from router.table.table_text import to_markdown
@@ -90,7 +90,7 @@ class _Found(NamedTuple):
 async def _found(run: Run) -> _Found:
     """The table by what the run came to, or, while it goes on, by its events."""
     if isinstance(run.result, TableRun):
-        table = await folded_table(run.result)
+        table = await asyncio.to_thread(table_of, run.result)  # reading takes milliseconds for each report
         return _Found(table, run.result.asks, dict(enumerate(run.result.executions)))
     told = TableEvents(run.events)
     asks = [Ask("discover", ())] * (1 + max(told.asks.values(), default=-1))  # one that is gone on with may have gaps

@@ -74,7 +74,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
             raise BadRequest("page_token is none of ours; send next_page_token of the page before, or none.")
         run = await self._runs.get(request.run_id, caller())
         if run.kind != "table":
-            raise BadRequest(f"run_id {run.id!r}: is no table.")
+            raise BadRequest(f"run_id {run.id!r}: is no table; GetRun tells what it came to.")
         if run.redacted:
             raise BadRequest(f"run_id {run.id!r}: the texts of this tenant's runs are not kept, so its table is not.")
         if running := run.status == "running":
