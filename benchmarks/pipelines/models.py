@@ -31,6 +31,7 @@ Pace = Literal["paced", "at-once", "tokens"]
 _FIRST = 5
 _STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+_NOTHING = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 _END = b"0\r\n\r\n"
 _NUMBER = re.compile(rb"film number (\d+)")
 
@@ -77,6 +78,9 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._begun, body = time.perf_counter(), b"".join(self._body)
+        if not body:  # LiteLLM looks what there is
+            self._transport.write(_NOTHING)
+            return
         self._number = int(number[1]) if (number := _NUMBER.search(body)) else -1
         asked = _asked(body)
         reply = Reply([" word"] * asked.max_tokens) if self._pace == "tokens" else at_once(asked)
