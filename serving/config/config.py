@@ -287,6 +287,14 @@ class AgentConfig(Section, frozen=True):
     """The file that holds the system prompt; absent for the shipped one."""
 
 
+class WideWrittenConfig(Section, frozen=True):
+    """A delegator that is shown every report, and an answerer that writes the table."""
+
+    delegation: TableRoleConfig = TableRoleConfig()
+    answer: TableRoleConfig = TableRoleConfig()
+    """Its `max_tokens` have to hold the whole table."""
+
+
 class TopologiesConfig(Section, frozen=True):
     """Baselines that a request may choose instead of the three roles; for comparisons."""
 
@@ -297,6 +305,10 @@ class TopologiesConfig(Section, frozen=True):
     searcher: RoleConfig | None = None
     """A Search-R1 model in the executor's place, on an engine or at an address of vLLM's. Its `prompt`, such as
     `shipped:prompts/full/searcher.txt`, begins the user's turn; its chat template must leave `<think>` where it is."""
+    wide_written: WideWrittenConfig = WideWrittenConfig()
+    """Of tables: the delegator asks for everything, and the answerer writes the table."""
+    wide_single: TableRoleConfig = TableRoleConfig()
+    """Of tables: the delegator's model alone searches and writes the table."""
 
 
 class Config(Section, frozen=True):
