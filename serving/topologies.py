@@ -82,14 +82,13 @@ def new_tables(
     executors, or as many turns and searches as all of these.
     """
     search, limits, own = config.search, config.table, config.topologies
+    early, needed = search.early_dispatch, search.require_evidence
     lead = _in_tables(roles["delegation"], config.roles.table_delegation)
     execution = _in_tables(roles["execution"], config.roles.table_execution)
-    early, needed = search.early_dispatch, search.require_evidence
     wide = WideSearch(Delegator(lead, limits.discoveries, STOP), executor, limits, early_dispatch=early)
     rounds, a_round = min(limits.max_rounds, limits.max_tasks), max(1, limits.max_tasks // limits.max_rounds)
-    tasks = rounds * a_round
-    shown = _in_tables(roles["delegation"], own.wide_written.delegation, "wide_written_delegation")
-    writer = _in_tables(roles["answer"], own.wide_written.answer, "wide_written_answer")
+    shown = _in_tables(roles["delegation"], own.wide_written_delegation, "wide_written_delegation")
+    writer = _in_tables(roles["answer"], own.wide_written_answer, "wide_written_answer")
     written = FactorizedSearch(
         Delegator(shown, a_round),
         executor,
@@ -99,18 +98,15 @@ def new_tables(
         early_dispatch=early,
         width=limits.width,
     )
-    alone = _in_tables(roles["delegation"], own.wide_single, "wide_single")
-    most = max(alone.sampling.max_tokens, own.wide_single.max_tokens or writer.sampling.max_tokens)
-    alone = dataclasses.replace(alone, sampling=replace(alone.sampling, max_tokens=most))
+    most = own.wide_single.max_tokens or max(role.sampling.max_tokens for role in (shown, writer))
+    alone = _in_tables(roles["delegation"], replace(own.wide_single, max_tokens=most), "wide_single")
     everybodys = single_agent_limits(executor_limits(search), rounds, a_round)
     single = SingleAgent(alone, retriever, everybodys, SINGLE_WRITER, require_evidence=needed)
+    by_written: dict[RoleName, Role] = {"delegation": shown, "execution": execution, "answer": writer}
     return {
         "wide": TableTopology(wide, {"delegation": lead, "execution": execution}),
-        "wide_written": TableTopology(
-            WrittenTables(written, writer, "wide_written", tasks),
-            {"delegation": shown, "execution": execution, "answer": writer},
-        ),
-        "wide_single": TableTopology(WrittenTables(single, alone, "wide_single", tasks), {"delegation": alone}),
+        "wide_written": TableTopology(WrittenTables(written, writer, "wide_written", rounds * a_round), by_written),
+        "wide_single": TableTopology(WrittenTables(single, alone, "wide_single"), {"delegation": alone}),
     }
 
 

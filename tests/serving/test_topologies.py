@@ -38,7 +38,6 @@ from serving.config.config import (
     ServerConfig,
     TableRoleConfig,
     TopologiesConfig,
-    WideWrittenConfig,
 )
 from serving.config.file import load_config, preset
 from serving.config.secrets import missing
@@ -237,8 +236,8 @@ def test_roles_in_the_work_on_tables(tmp_path: Path) -> None:
     """Are the usual ones, but for prompts and, where that is set, what they may write; fallbacks alike."""
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     tables = msgspec.structs.replace(config.roles, table_execution=TableRoleConfig(max_tokens=99))
-    writes = WideWrittenConfig(answer=TableRoleConfig(max_tokens=77))
-    config = msgspec.structs.replace(config, roles=tables, topologies=TopologiesConfig(wide_written=writes))
+    writes = TopologiesConfig(wide_written_answer=TableRoleConfig(max_tokens=77))
+    config = msgspec.structs.replace(config, roles=tables, topologies=writes)
     stand_in = Role("execution", ScriptedModel([], "other"), "execute", Sampling(7))
     roles = {name: Role(name, ScriptedModel([], name), "do", Sampling(9), fallbacks=(stand_in,)) for name in ROLE_NAMES}
     nothing = FixedRetriever({})

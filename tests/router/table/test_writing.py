@@ -1,5 +1,6 @@
 """Tables that a model writes: read, checked by what was found, and stored as others are."""
 
+import asyncio
 import html
 import re
 from pathlib import Path
@@ -174,16 +175,17 @@ async def test_limits(tmp_path: Path, limits: TableLimits, rows: int, ends: str)
 @pytest.mark.parametrize("topology", WRITTEN)
 async def test_a_deadline(tmp_path: Path, topology: TableTopologyName) -> None:
     """Ends the search, and what was found by then is written; where the writer is too slow, the given rows are left."""
-    world, given = World(8), ("Bel", "Else", "7")
-    slow = {"executor": HeldModel(Reader(slow=0), 8)} if topology == "wide_written" else {"delegator": Late(world)}
-    run = await written(tmp_path / "some", topology, world, options=RequestOptions(time_s=3.0), **slow)
-    assert (outcome(run), bool(values(run))) == ("time_exhausted", True)
+    world, given, options = World(8), ("Bel", "Else", "7"), RequestOptions(time_s=4.0)
+    slow: dict[str, Any] = {"executor": HeldModel(Reader(slow=0), 8)}
     held: dict[str, Any] = {"answerer": HeldModel(ScriptedModel(table_in))}
     if topology == "wide_single":
-        held = {"delegator": HeldModel(alone(world), 3)}
-    request, options = asked_for(topology, given), RequestOptions(time_s=2.0)
-    run = await written(tmp_path / "none", topology, world, request, options=options, **held)
-    assert (outcome(run), values(run)) == ("time_exhausted", [given])
+        slow, held = {"delegator": Late(world)}, {"delegator": HeldModel(alone(world), 3)}
+    some, none = await asyncio.gather(
+        written(tmp_path / "some", topology, world, options=options, **slow),
+        written(tmp_path / "none", topology, world, asked_for(topology, given), options=options, **held),
+    )
+    assert (outcome(some), bool(values(some))) == ("time_exhausted", True)
+    assert (outcome(none), values(none)) == ("time_exhausted", [given])
 
 
 class Late(HeldModel):
