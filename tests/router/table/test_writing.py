@@ -186,6 +186,8 @@ async def test_a_deadline(tmp_path: Path, topology: TableTopologyName) -> None:
     )
     assert (outcome(some), bool(values(some))) == ("time_exhausted", True)
     assert (outcome(none), values(none)) == ("time_exhausted", [given])
+    if topology == "wide_written":
+        assert sum(call.outcome == "cancelled" for call in some.calls) <= TableLimits().width
 
 
 class Late(HeldModel):
