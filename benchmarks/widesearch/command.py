@@ -164,8 +164,10 @@ def tables_of(scored: Sequence[ScoredResponse], runs: int, others: Sequence[Scor
     """A table for each set of rules and each way to fold the runs of a task: means over tasks, with their intervals.
     With `others`, to the same tasks, one more for each set of rules: how much better they are than these.
     """
-    less, folds = _grouped(others), [(name, name, fold, {}) for name, fold in _FOLDS.items()]
-    folds += [("Avg", "difference", fmean, less.get("all", {}))] * bool(others)
+    nothing: _Group = {}
+    folds = [(name, name, fold, nothing) for name, fold in _FOLDS.items()]
+    if others:
+        folds.append(("Avg", "difference", fmean, _grouped(others)["all"]))
     return [
         ReportTable.of(
             f"{rules}-{key}",

@@ -154,7 +154,7 @@ async def test_rows(tmp_path: Path, topology: TableTopologyName) -> None:
     assert (outcome(run), values(run)) == ("rows_exhausted", World(8).rows()[:5])
     short = "<answer>| city | founder | founded |\n| --- | --- | --- |\n| Kruaa | Ana Kruaason | 1000 |\n| … | | |"
     told = ["<search>part 1</search>", short] if topology == "wide_single" else [short]
-    terms = {"delegator" if topology == "wide_single" else "answerer": ScriptedModel(told)}
+    terms: dict[str, Any] = {"delegator" if topology == "wide_single" else "answerer": ScriptedModel(told)}
     run = await written(tmp_path / "short", topology, World(4), **terms)
     assert (outcome(run), values(run)) == ("rows_exhausted", World(4).rows()[:1])
 
@@ -221,7 +221,7 @@ async def test_no_table(tmp_path: Path, topology: TableTopologyName) -> None:
     refused = UpstreamRefused("no", endpoint="")
     for said, error in (("I have no table.", MalformedOutput), (refused, UpstreamRefused)):
         model = ScriptedModel(["<search>part 1</search>", said, said, said] if topology == "wide_single" else [said])
-        terms = {"delegator" if topology == "wide_single" else "answerer": model}
+        terms: dict[str, Any] = {"delegator" if topology == "wide_single" else "answerer": model}
         with pytest.raises(error):
             await written(tmp_path / error.__name__, topology, world, **terms)
     model = ScriptedModel(["<search>part 1</search>", refused] if topology == "wide_single" else [refused])
