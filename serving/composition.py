@@ -52,7 +52,7 @@ from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
 from serving.startup import start_engines
 from serving.telemetry.observers import Watched, open_observers
-from serving.topologies import new_executor, new_search, new_topology, new_wide_search
+from serving.topologies import new_executor, new_search, new_tables, new_topology
 
 _UPSTREAM_CONNECTIONS = 1000
 _GATE_ERROR, _GATE_TRIALS = 0.05, 10_000
@@ -244,7 +244,7 @@ def _gateway(
         executor=executor,
         roles=roles,
         lifecycle=lifecycle,
-        tables={"wide": new_wide_search(config, roles, executor)},
+        tables=new_tables(config, roles, executor, retriever),
         table_limits=config.table,
         max_question_chars=config.server.max_question_chars,
         vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,

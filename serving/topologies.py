@@ -14,7 +14,9 @@ from router.search.single_agent import SingleAgent, single_agent_limits
 from router.table import TableTopology, WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES
 from router.table.table_delegation import STOP
+from router.table.writing import SINGLE_WRITER, WrittenTables
 from router.trace import RoleName
+from router.trace.table import TableTopologyName
 from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig, SearchConfig, TableRoleConfig
 
@@ -73,21 +75,48 @@ def new_executor(config: Config, role: Role, retriever: Retriever) -> Executor:
     return Executor(role, retriever, limits, tabular=Agent(own, retriever, long, EXECUTOR_OF_TABLES))
 
 
-def new_wide_search(config: Config, roles: Mapping[RoleName, Role], executor: Executes) -> TableTopology:
-    """The way to fill a table by the roles of the search."""
-    delegation = _in_tables(roles["delegation"], config.roles.table_delegation)
-    delegator = Delegator(delegation, config.table.discoveries, STOP)
-    search = WideSearch(delegator, executor, config.table, early_dispatch=config.search.early_dispatch)
+def new_tables(
+    config: Config, roles: Mapping[RoleName, Role], executor: Executes, retriever: Retriever
+) -> dict[TableTopologyName, TableTopology]:
+    """The ways to fill a table: by the roles of the search, and those to compare with, which have as many turns and
+    executors, or as many turns and searches as all of these.
+    """
+    search, limits, own = config.search, config.table, config.topologies
+    early, needed = search.early_dispatch, search.require_evidence
+    lead = _in_tables(roles["delegation"], config.roles.table_delegation)
     execution = _in_tables(roles["execution"], config.roles.table_execution)
-    return TableTopology(search, {"delegation": delegation, "execution": execution})
+    wide = WideSearch(Delegator(lead, limits.discoveries, STOP), executor, limits, early_dispatch=early)
+    rounds, a_round = min(limits.max_rounds, limits.max_tasks), max(1, limits.max_tasks // limits.max_rounds)
+    shown = _in_tables(roles["delegation"], own.wide_written_delegation, "wide_written_delegation")
+    writer = _in_tables(roles["answer"], own.wide_written_answer, "wide_written_answer")
+    written = FactorizedSearch(
+        Delegator(shown, a_round),
+        executor,
+        Answerer(writer, stop=()),
+        max_rounds=rounds,
+        require_evidence=needed,
+        early_dispatch=early,
+        width=limits.width,
+    )
+    most = own.wide_single.max_tokens or max(role.sampling.max_tokens for role in (shown, writer))
+    alone = _in_tables(roles["delegation"], replace(own.wide_single, max_tokens=most), "wide_single")
+    everybodys = single_agent_limits(executor_limits(search), rounds, a_round)
+    single = SingleAgent(alone, retriever, everybodys, SINGLE_WRITER, require_evidence=needed)
+    by_written: dict[RoleName, Role] = {"delegation": shown, "execution": execution, "answer": writer}
+    return {
+        "wide": TableTopology(wide, {"delegation": lead, "execution": execution}),
+        "wide_written": TableTopology(WrittenTables(written, writer, "wide_written", rounds * a_round), by_written),
+        "wide_single": TableTopology(WrittenTables(single, alone, "wide_single"), {"delegation": alone}),
+    }
 
 
-def _in_tables(role: Role, config: TableRoleConfig) -> Role:
-    """The role with its prompt for tables, and its fallbacks likewise."""
-    prompt = Path(config.prompt or _PROMPTS / f"table_{role.name}.txt").read_text("utf-8").strip()
+def _in_tables(role: Role, config: TableRoleConfig, prompt: str = "") -> Role:
+    """The role with its prompt for tables, and its fallbacks likewise. `prompt`: the name of the shipped one."""
+    path = Path(config.prompt or _PROMPTS / f"{prompt or f'table_{role.name}'}.txt")
     sampling = replace(role.sampling, max_tokens=config.max_tokens or role.sampling.max_tokens)
-    fallbacks = tuple(_in_tables(other, config) for other in role.fallbacks)
-    return dataclasses.replace(role, system=prompt, sampling=sampling, fallbacks=fallbacks)
+    fallbacks = tuple(_in_tables(other, config, prompt) for other in role.fallbacks)
+    system = path.read_text("utf-8").strip()
+    return dataclasses.replace(role, system=system, sampling=sampling, fallbacks=fallbacks)
 
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:

@@ -15,6 +15,7 @@ from benchmarks import harness
 from benchmarks.study.results import Study, read_study
 from benchmarks.study.scores import Score
 from executor_sft.command import POSITIONAL
+from executor_sft.evaluate import Difference
 from executor_sft.step import write_json
 from serving.files import write_atomically
 
@@ -43,8 +44,8 @@ class Figures(msgspec.Struct, frozen=True):
     report: str
 
 
-Cell = str | int | float | Score | None
-"""A score is a share of 1 and is shown in points of 100, as the paper does; None is shown as a dash."""
+Cell = str | int | float | Score | Difference | None
+"""A score or a difference is a share of 1 and is shown in points of 100, as the paper does; None is shown as a dash."""
 
 
 MICRO = "Micro averages over all questions, in points of 100, ± standard error clustered by question; ours."
@@ -89,6 +90,8 @@ class ReportTable(msgspec.Struct, frozen=True):
             case Score(mean, error):
                 plain = f"{100 * mean:.2f}"
                 return plain if error is None else f"{plain} ± {100 * error:.2f}"
+            case Difference(mean, low, high):
+                return f"{100 * mean:.2f} ({100 * low:.2f} to {100 * high:.2f})"
             case float():
                 return f"{cell:,.{self.digits if abs(cell) < 100 else 0}f}"
             case int():

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from rolegate.v1.table_service_pb2 import Column
 
 from benchmarks.widesearch.cell_rules import PREPROCESS, Criterion, Metric, Preprocess
 from benchmarks.widesearch.table_text import Table, Unreadable, norm_column, read_csv
@@ -54,7 +55,7 @@ class Task(msgspec.Struct, frozen=True):
     @property
     def size(self) -> str:
         """Its class of sizes."""
-        return "up to 20 rows" if self.rows <= 20 else "21 to 60 rows" if self.rows <= 60 else "over 60 rows"
+        return "up to 12 rows" if self.rows <= 12 else "13 to 40 rows" if self.rows <= 40 else "over 40 rows"
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -63,6 +64,8 @@ class Response(msgspec.Struct, frozen=True):
     instance_id: str
     response: str | None
     """A text in which a table is looked for; None where there was none."""
+    tokens: dict[str, int] = {}
+    """Prompt and completion tokens by role; empty where they are not known."""
 
 
 def read_tasks(folder: Path) -> list[Task]:
@@ -93,11 +96,22 @@ def _whole(task: Task, where: str, folder: Path) -> Task:
     return msgspec.structs.replace(task, keys=told.unique_columns, rules=rules, gold=gold)
 
 
-def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> dict[str, list[str]]:
+_TYPES: dict[tuple[Metric, ...], str] = {("number_near",): "NUMBER", ("date_near",): "DATE", ("url_match",): "URL"}
+
+
+def columns_of(task: Task) -> list[Column]:
+    """The columns that a gateway is asked for: with the type that the only metric tells, and text where in doubt."""
+    return [
+        Column(name=name, key=name in task.keys, type=f"COLUMN_TYPE_{_TYPES.get(rule.metric, 'TEXT')}")
+        for name, rule in task.rules.items()
+    ]
+
+
+def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> dict[str, list[Response]]:
     """The responses of a file by task. Raises `BadCorpus` where a task has fewer than `runs`, and `BadConfig`."""
-    found: dict[str, list[str]] = {task.instance_id: [] for task in tasks}
+    found: dict[str, list[Response]] = {task.instance_id: [] for task in tasks}
     for _, line in read_jsonl(path, Response, RESPONSE):
-        found.setdefault(line.instance_id, []).append(line.response or "")
+        found.setdefault(line.instance_id, []).append(line)
     if missing := [task.instance_id for task in tasks if len(found[task.instance_id]) < runs]:
         raise BadCorpus(
             f"{path}: {len(missing):,} tasks have fewer than {runs} responses, {missing[0]} has "

@@ -20,11 +20,12 @@ class Answerer:
     """Sees no reasoning, no trajectories and no passages."""
 
     role: Role
+    stop: tuple[str, ...] = STOP
 
     async def answer(self, question: str, executions: Sequence[Execution], ledger: Ledger) -> tuple[str, Conversation]:
         """The answer, possibly empty, and the call behind it."""
         messages = self._messages(question, [(execution.sub_query, execution.report) for execution in executions])
-        output = await self.role.ask(messages, STOP, ledger)
+        output = await self.role.ask(messages, self.stop, ledger)
         return parse_answer(output.text), Conversation(messages, (output,))
 
     async def reserve_for_answer(

@@ -11,6 +11,9 @@ from router.search.executor import Executes
 from router.trace import Event, Execution
 from router.trace.values import Reported, SearchDone, SubQueryDispatched
 
+ANY_NUMBER = 1 << 31
+"""Of executors at a time."""
+
 
 class Dispatching:
     """Runs the sub-queries of a block side by side.
@@ -28,12 +31,13 @@ class Dispatching:
         group: asyncio.TaskGroup,
         *,
         most: int | None = None,
+        width: int = ANY_NUMBER,
     ) -> None:
         """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors work in `group`.
-        `most`: of those begun early; None for any number.
+        `most`: of those begun early; None for any number. `width`: of those at work at a time.
         """
         self._executor, self._number, self._first, self._group = executor, number, first, group
-        self._most = most
+        self._most, self._slots = most, asyncio.Semaphore(width)
         self._outer = context
         self._texts: list[str] = []
         self._tasks: list[asyncio.Task[Execution]] = []
@@ -93,7 +97,8 @@ class Dispatching:
     async def _work(self, index: int, sub_query: str) -> Execution:
         # Not kept in `self`, to which it leads back: whatever is in a cycle stays until the garbage is looked for.
         context = replace(self._outer, on_event=self._on_event)
-        execution = await self._executor.run(sub_query, index, context)
+        async with self._slots:
+            execution = await self._executor.run(sub_query, index, context)
         if execution.outcome == "budget_exhausted" and not self._decided.done():
             # What is reserved for the delegator's call may have been in its way.
             self._unheard = [event for event in self._unheard if event.index != index]
@@ -111,13 +116,15 @@ class Dispatching:
 
 
 @asynccontextmanager
-async def dispatching(executor: Executes, number: int, first: int, context: RunContext) -> AsyncIterator[Dispatching]:
+async def dispatching(
+    executor: Executes, number: int, first: int, context: RunContext, width: int = ANY_NUMBER
+) -> AsyncIterator[Dispatching]:
     """The executors of round `number`, whose first sub-query has the number `first`. When the context is left, none is
     at work any more.
     """
     try:
         async with asyncio.TaskGroup() as group:
-            work = Dispatching(executor, number, first, context, group)
+            work = Dispatching(executor, number, first, context, group, width=width)
             yield work
             await work.drop()
     except ExceptionGroup as failed:

@@ -115,6 +115,8 @@ class Executor:
         work = unfinished.work = unfinished.work or agent.begin(sub_query)
         outcome: ExecutionOutcome = "no_report"
         try:
+            if asyncio.get_running_loop().time() >= context.search_deadline:
+                raise TimeoutError  # before a call is opened
             async with asyncio.timeout_at(context.search_deadline):
                 while agent.goes_on(work):
                     await agent.turn(work, context, index, "fallback" if instead else "first")

@@ -16,7 +16,7 @@ from router.protocol.tags import Malformed, without_thinking
 from router.search.answerer import Answerer
 from router.search.context import RunContext
 from router.search.delegator import Delegator
-from router.search.dispatch import Dispatching, dispatching
+from router.search.dispatch import ANY_NUMBER, Dispatching, dispatching
 from router.search.executor import Executes
 from router.trace import Execution, RoleName, Trajectory
 from router.trace.run import RoleSetting
@@ -36,15 +36,17 @@ class FactorizedSearch:
         require_evidence: bool = True,
         early_dispatch: bool = True,
         topology: TopologyName = "factorized",
+        width: int = ANY_NUMBER,
     ) -> None:
         """`max_rounds`: delegator decisions (T in TBSS 4.1). `require_evidence`: without a single report that carries
         evidence, the answer is `NOT_FOUND` and the answerer is not asked to guess. `early_dispatch`: begin with a
         sub-query once it is written, not when the block is; not in runs with a budget, which are not to spend on
         guesses. `topology`: what the trajectories are to say of whose model the executor is.
+        `width`: executors at a time.
         """
         self._delegator, self._executor, self._answerer = delegator, executor, answerer
         self._max_rounds, self._require_evidence = max_rounds, require_evidence
-        self._early_dispatch, self._topology = early_dispatch, topology
+        self._early_dispatch, self._topology, self._width = early_dispatch, topology, width
 
     def run(self, question: str, context: RunContext) -> Coroutine[Any, Any, Trajectory]:
         """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails, `OutOfTime` where the
@@ -84,7 +86,7 @@ class FactorizedSearch:
             await self._reserve_for_answer(question, found, (), context)
             for number in range(len(found.rounds) + 1, self._max_rounds + 1):
                 context.on_event(RoundStarted(number))
-                async with dispatching(self._executor, number, len(found.executions), context) as work:
+                async with dispatching(self._executor, number, len(found.executions), context, self._width) as work:
                     decision, found = await self._decide(found, work, context)
                     if not isinstance(decision, Dispatch):
                         if isinstance(decision, Malformed) and not found.executions:
@@ -148,7 +150,9 @@ class FactorizedSearch:
 
     async def _answer(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
         """Let the answerer write, or say that nothing was found."""
-        if self._require_evidence and not any(execution.report.evidence for execution in found.executions):
+        # A list or table needs no evidence beside it: each of its values is looked for in the passages.
+        grounds = (one.report.evidence or (context.tabular and not one.failed) for one in found.executions)
+        if self._require_evidence and not any(grounds):
             context.raise_without_evidence(found.outcome)
             outcome: AnswerOutcome = "no_search" if found.outcome == "no_search" else "not_found"
             return replace(found, answer=NOT_FOUND, outcome=outcome)

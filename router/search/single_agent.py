@@ -30,12 +30,18 @@ class SingleAgent:
     """
 
     def __init__(
-        self, role: Role, retriever: Retriever | None, limits: ExecutorLimits, *, require_evidence: bool = True
+        self,
+        role: Role,
+        retriever: Retriever | None,
+        limits: ExecutorLimits,
+        form: Form = SINGLE_AGENT,
+        *,
+        require_evidence: bool = True,
     ) -> None:
         """`require_evidence`: as for `FactorizedSearch`; where no passage was found, the answer is `NOT_FOUND`. Without
         a retriever, nothing is required.
         """
-        self._agent = Agent(role, retriever, limits, SINGLE_AGENT)
+        self._agent = Agent(role, retriever, limits, form)
         self._searches, self._require_evidence = retriever is not None, require_evidence and retriever is not None
 
     async def run(self, question: str, context: RunContext) -> Trajectory:

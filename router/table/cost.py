@@ -21,7 +21,9 @@ class TableCost(NamedTuple):
     rows: tuple[Amount, ...]
     """Of each row, its cells included."""
     overhead: Amount
-    """All else: the delegator's calls, discoveries that were first to name no row, and remainders."""
+    """All else: the delegator's calls, discoveries that were first to name no row, and remainders; where a model wrote
+    the table, all calls.
+    """
 
 
 def table_cost(table: Table, asks: Sequence[Ask], calls: Iterable[Call]) -> TableCost:
@@ -32,7 +34,7 @@ def table_cost(table: Table, asks: Sequence[Ask], calls: Iterable[Call]) -> Tabl
     homes = {key: at for at, row in enumerate(table.rows) for key in (row.key, *row.aliases)}
     first: dict[Ask, list[int]] = {}
     for at, row in enumerate(table.rows):
-        if row.found_by and not row.given:
+        if row.found_by and row.found_by[0].discovery and not row.given:
             first.setdefault(row.found_by[0], []).append(at)
     spent: dict[int | None, list[Amount]] = {}
     for call in calls:

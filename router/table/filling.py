@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -91,8 +91,11 @@ class TableRequest(msgspec.Struct, frozen=True):
 
 
 def table_of(run: TableRun) -> Table:
-    """The table that a run has come to."""
-    reports = zip(run.asks, run.executions, strict=True)
+    """The table that a run has come to. One that a model wrote is folded alone, and checked by all that was found."""
+    reports = list(zip(run.asks, run.executions, strict=True))
+    if run.topology != "wide":
+        searches = tuple(search for execution in run.executions for search in execution.searches)
+        reports = [(ask, replace(written, searches=searches)) for ask, written in reports[-1:]]
     table = assemble(run.schema, run.given, reports, asks_per_cell=run.asks_per_cell)
     return replace(table, rows=table.rows[: run.max_rows])
 
@@ -106,11 +109,18 @@ def occasions(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
     }
 
 
+class Filling(Protocol):
+    """A way to fill tables."""
+
+    async def run(self, request: TableRequest, context: RunContext) -> TableRun:
+        """Fill the table of a checked request. Raises `UpstreamError`."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TableTopology:
     """A way to fill a table, with the roles that work on it."""
 
-    filling: "WideSearch"
+    filling: Filling
     roles: Mapping[RoleName, Role]
 
 

@@ -28,10 +28,11 @@ _ASK = re.compile(
 
 def opening(question: str, schema: Schema) -> str:
     """The request, as the delegator sees it."""
-    return prompts.table_request(question, map(_described, schema.columns))
+    return prompts.table_request(question, map(described, schema.columns))
 
 
-def _described(column: Column) -> str:
+def described(column: Column) -> str:
+    """A column, as models see it."""
     kind = "" if column.type == "text" else f":{column.type}"
     about = "; ".join(filter(None, [column.about, column.unit and f"in {column.unit}", " or ".join(column.choices)]))
     return f"{column.name}{'*' * column.key}{kind}{about and f' ({about})'}"

@@ -24,6 +24,8 @@ _MOST_READ = 2_000_000
 _MOST_CELLS = 1000
 """Of a header."""
 _FENCE = re.compile(r"\s*(?:```|~~~)")
+_QUOTED = re.compile(r"^ {0,3}> ?(?=\|)", re.MULTILINE)
+_WIDE_BARS = re.compile(r"^ {0,9}｜.*", re.MULTILINE)
 _SEPARATOR = re.compile(r"\s*:?[-—=]+:?\s*")
 _LONG_SEPARATOR = re.compile(r"\s*:?--+:?\s*")
 _LEFT_OUT = re.compile(
@@ -52,7 +54,8 @@ def read_rows(text: str, columns: Sequence[Column], *, cut: bool = False) -> Tab
 
     Headers may stand in any order; what has none is read by its place. `cut`: something ended the text.
     """
-    lines = text[:_MOST_READ].replace("\r\n", "\n").split("\n")
+    told = _QUOTED.sub("", text[:_MOST_READ].replace("\r\n", "\n"))
+    lines = _WIDE_BARS.sub(lambda found: found[0].replace("｜", "|"), told).split("\n")
     lost = int((cut or len(text) > _MOST_READ) and bool(lines.pop().strip()))
     runs = groupby(lines, key=lambda line: "|" in line and not _FENCE.match(line))
     tables = [list(map(_cells, run)) for has_cells, run in runs if has_cells]

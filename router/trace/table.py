@@ -49,9 +49,11 @@ class Ask(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     """Names of the columns whose values are wanted."""
     row: RowKey | None = None
-    """None for a discovery."""
+    """None for a discovery, and, where a model writes the table, for all that its executors are asked."""
     discovery: int = 0
-    """The number of a discovery in the order in which the delegator wrote them, from 1; 0 for the other kinds."""
+    """The number of a discovery in the order in which the delegator wrote them, from 1; 0 for the other kinds, and for
+    a table that a model wrote.
+    """
     attempt: int = 1
     """From 1; counted for each discovery, and for the cells of a row."""
     manager: str = ""

@@ -6,13 +6,14 @@ found.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 from rolegate.client import GatewayError, Stream, Table
-from rolegate.client.requests import TABLE_S, TableOptions
+from rolegate.client.requests import TABLE_S, TableOptions, TableTopologyName
 from rolegate.client.table import parse_columns
 from rolegate.v1 import table_service_pb2 as pb
 
@@ -52,6 +53,8 @@ def table(arguments: Sequence[str]) -> int:
     parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what the table may spend")
     parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
     parser.add_argument("--no-cache", action="store_true", help="use nothing that other runs have found")
+    what = "who finds and writes it; the demo's models know only wide, the others compare"
+    parser.add_argument("--topology", choices=get_args(TableTopologyName), default="wide", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)
     if given.out and given.out.suffix not in _FILES:
@@ -68,6 +71,7 @@ def table(arguments: Sequence[str]) -> int:
         max_total_tokens=given.max_total_tokens,
         max_cost_usd=given.max_cost_usd,
         no_cache=given.no_cache,
+        topology=given.topology,
         closed=given.closed,
         max_rows=given.max_rows,
     )

@@ -173,6 +173,7 @@ class TableRoleConfig(Section, frozen=True):
     prompt: File | None = None
     """The file that holds the system prompt; absent for the shipped one."""
     max_tokens: Tokens | None = None
+    """Those of a whole table, where the role writes it; absent for the role's."""
 
 
 class RolesConfig(Section, frozen=True):
@@ -297,6 +298,11 @@ class TopologiesConfig(Section, frozen=True):
     searcher: RoleConfig | None = None
     """A Search-R1 model in the executor's place, on an engine or at an address of vLLM's. Its `prompt`, such as
     `shipped:prompts/full/searcher.txt`, begins the user's turn; its chat template must leave `<think>` where it is."""
+    wide_written_delegation: TableRoleConfig = TableRoleConfig()
+    wide_written_answer: TableRoleConfig = TableRoleConfig()
+    """It writes the table."""
+    wide_single: TableRoleConfig = TableRoleConfig()
+    """The delegator's model alone."""
 
 
 class Config(Section, frozen=True):

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 from aiohttp import web
 from rolegate.client import AsyncClient, GatewayError, calls
-from rolegate.client.requests import TopologyName
+from rolegate.client.requests import TableTopologyName, TopologyName
 from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1 import table_service_pb2 as table_pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
@@ -41,7 +42,7 @@ from serving.config.config import (
 from serving.config.file import load_config, preset
 from serving.config.secrets import missing
 from serving.retrieval.services import RetrievalServicer
-from serving.topologies import new_wide_search, role_configs
+from serving.topologies import new_tables, role_configs
 from tests.router.deployment import PASSAGE, STOP, block, report
 from tests.scripted_gateway import running
 
@@ -55,6 +56,13 @@ WHAT_THEY_SAY: Mapping[TopologyName, tuple[str, ...]] = {
     "homogeneous": (block("Who?"), SEARCH, REPORT, STOP, ANSWER),
     "searcher": (block("Who?"), SEARCH, ANSWER, STOP, ANSWER),
     "no_retrieval": (ANSWER,),
+}
+TABLE = "<answer>\n| film | director |\n|---|---|\n| Heat | Michael Mann |\n</answer>"
+FILMS = report("Heat", "Heat is a film.")
+WHAT_THEY_WRITE: Mapping[TableTopologyName, tuple[str, ...]] = {
+    "wide": (block("Which?") + '<ask column="director">Who made {film}?</ask>', SEARCH, FILMS, SEARCH, REPORT, STOP),
+    "wide_written": (block("Which?"), SEARCH, FILMS, block("Who made Heat?"), SEARCH, REPORT, STOP, TABLE),
+    "wide_single": (SEARCH, TABLE),
 }
 ROLE_NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
 DELEGATION, EXECUTION, ANSWERING = usage_pb2.ROLE_DELEGATION, usage_pb2.ROLE_EXECUTION, usage_pb2.ROLE_ANSWER
@@ -133,6 +141,36 @@ async def test_each_can_be_asked_for(tmp_path: Path, topology: TopologyName, rol
     assert {setting["prompt_sha256"] for setting in trace["settings"].values()} == digests
 
 
+@pytest.mark.parametrize(
+    ("topology", "roles"),
+    [
+        ("wide", [DELEGATION, EXECUTION]),
+        ("wide_written", [DELEGATION, EXECUTION, ANSWERING]),
+        ("wide_single", [DELEGATION]),
+    ],
+)
+async def test_each_way_to_a_table(tmp_path: Path, topology: TableTopologyName, roles: list[int]) -> None:
+    """The table is the same, with its sources; the ledger and the trace say whose it is, and by which prompts."""
+    async with asked(tmp_path, *WHAT_THEY_WRITE[topology]) as (client, server):
+        table = await client.table("All films.", "film*, director", topology=topology, no_cache=True)
+        found = await client.run(table.run_id, trace=True)
+        again = await client.get_table(table.run_id)
+    assert (table.rows, again.message) == ([["Heat", "Michael Mann"]], table.message)
+    assert table.message.outcome == table_pb.TABLE_OUTCOME_FILLED
+    cell = table.message.rows[0].cells[1]
+    assert [citation.quote for citation in cell.citations] == ["Heat is a film by Michael Mann."]
+    assert [usage.role for usage in table.message.usage] == roles
+    spent = sum(usage.prompt_tokens + usage.completion_tokens for usage in table.message.usage)
+    paid = sum(row.tokens for row in table.message.rows)
+    assert (paid + table.message.overhead_tokens, paid > 0) == (spent, topology == "wide")
+    assert len(found.calls) == len(server.bodies) == len(WHAT_THEY_WRITE[topology])
+    trace = json.loads(found.trace_json)
+    assert trace["result"]["topology"] == topology
+    shown = {body["messages"][0]["content"] for body in server.bodies}
+    digests = {hashlib.sha256(prompt.encode()).hexdigest() for prompt in shown}
+    assert {setting["prompt_sha256"] for setting in trace["settings"].values()} == digests
+
+
 async def test_who_streams_hears_of_the_searches(tmp_path: Path) -> None:
     """A single agent's have no sub-query's number."""
     async with asked(tmp_path, *WHAT_THEY_SAY["single_agent"]) as (client, _):
@@ -198,17 +236,28 @@ def test_roles_in_the_work_on_tables(tmp_path: Path) -> None:
     """Are the usual ones, but for prompts and, where that is set, what they may write; fallbacks alike."""
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     tables = msgspec.structs.replace(config.roles, table_execution=TableRoleConfig(max_tokens=99))
-    config = msgspec.structs.replace(config, roles=tables)
+    writes = TopologiesConfig(wide_written_answer=TableRoleConfig(max_tokens=77))
+    config = msgspec.structs.replace(config, roles=tables, topologies=writes)
     stand_in = Role("execution", ScriptedModel([], "other"), "execute", Sampling(7))
     roles = {name: Role(name, ScriptedModel([], name), "do", Sampling(9), fallbacks=(stand_in,)) for name in ROLE_NAMES}
-    found = new_wide_search(config, roles, Executor(roles["execution"], FixedRetriever({}), ExecutorLimits())).roles
-    delegation, execution = found["delegation"], found["execution"]
+    nothing = FixedRetriever({})
+    made = new_tables(config, roles, Executor(roles["execution"], nothing, ExecutorLimits()), nothing)
+    delegation, execution = made["wide"].roles["delegation"], made["wide"].roles["execution"]
     assert (delegation.sampling.max_tokens, execution.sampling.max_tokens) == (9, 99)
     assert delegation.system == (FULL / "table_delegation.txt").read_text("utf-8").strip()
     assert {execution.system, execution.fallbacks[0].system} == {
         (FULL / "table_execution.txt").read_text("utf-8").strip()
     }
     assert (execution.model, execution.fallbacks[0].model) == (roles["execution"].model, stand_in.model)
+    written, alone = made["wide_written"].roles, made["wide_single"].roles["delegation"]
+    assert (written["answer"].sampling.max_tokens, alone.sampling.max_tokens) == (77, 77)
+    assert written["execution"] == execution
+    for role, prompt in (
+        (written["delegation"], "wide_written_delegation"),
+        (written["answer"], "wide_written_answer"),
+        (alone, "wide_single"),
+    ):
+        assert role.system == (FULL / f"{prompt}.txt").read_text("utf-8").strip()
 
 
 async def test_a_workbench_makes_each(tmp_path: Path) -> None:

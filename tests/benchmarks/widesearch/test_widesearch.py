@@ -8,15 +8,21 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.widesearch.command import Options, measure
-from benchmarks.widesearch.tasks import read_tasks
+from benchmarks.widesearch.tasks import Rule, read_tasks
+from executor_sft.step import write_json
+from router.edge.grpc.server import Server
+from router.edge.grpc.table_service import TableServicer
 from router.errors import BadCorpus, BadRequest, UpstreamUnavailable
 from router.models import Prompt, ScriptedModel
 from router.models.model import Answer
+from router.runs import RunFilter, RunLifecycle, Runs
+from router.runs.live import LiveRuns
 from router.testing.openai_server import MODEL, says, serving
-from tests.benchmarks.widesearch.made_tasks import JUDGED, TEXT, fenced, number, task, written
+from tests.benchmarks.widesearch.made_tasks import DATE, JUDGED, TEXT, fenced, number, task, written
 from tests.executor_sft import test_runtime
-from tests.router.deployment import Deployment
-from tests.router.edge.wire import whole_server
+from tests.router.deployment import STOP, Kept, block
+from tests.router.scripted_tables import ScriptedTables
+from tests.router.table.small_world import World, gateway
 
 GOLD = "name,year\nAda,1815\nAlan,1912"
 RIGHT = fenced("|name|year|", "|---|---|", "|Ada|1815|", "|Alan|1912|")
@@ -42,8 +48,9 @@ def figures(out: Path) -> dict[str, dict[str, list[float]]]:
     """Scores by table and group: success, then those of rows and of items."""
     tables = json.loads(out.read_bytes())["tables"]
     return {
-        table["key"]: {row[0]: [round(mean, 6) for mean, _error in row[2:]] for row in table["rows"]}
+        table["key"]: {row[0]: [round(score["mean"], 6) for score in row[2:]] for row in table["rows"]}
         for table in tables
+        if table["key"] != "tokens"
     }
 
 
@@ -61,8 +68,8 @@ def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["official-Avg"]["zh"] == [0, *(0.5, 0.25, round(third, 6)) * 2]
     assert found["official-Avg"]["all"] == [0.25, *(0.75, 0.5, round(7 / 12, 6)) * 2]
     assert found["official-Max"]["en"] == [1, *(1, 1, 1) * 2]
-    assert found["official-Max"]["up to 20 rows"] == [0.5, *(1, 0.75, round(5 / 6, 6)) * 2]
-    assert list(found["strict-Avg"]) == ["all", "en", "zh", "up to 20 rows"]
+    assert found["official-Max"]["up to 12 rows"] == [0.5, *(1, 0.75, round(5 / 6, 6)) * 2]
+    assert list(found["strict-Avg"]) == ["all", "en", "zh", "up to 12 rows"]
     page = (out / "report.md").read_text("utf-8")
     assert page.startswith("# WideSearch: 2 tasks, N = 2, without a judge: its cells are right where they are equal\n")
     assert page in capsys.readouterr().out
@@ -130,43 +137,85 @@ def test_tasks_that_cannot_be_read(folder: Path) -> None:
 
 
 async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
-    """Each run of each task once, whatever is asked again; what fails is asked for by the same command."""
-    names = [f"t{number}" for number in range(3)]
-    folder = written(tmp_path / "tasks", [task(GOLD, TEXT, number(0.0), name=name) for name in names])
+    """Each run of each task once, whatever is asked again; what fails is asked for by the same command. The figures say
+    what it took.
+    """
+    names, world, down = [f"t{number}" for number in range(3)], World(4), True
+    gold = "\n".join(["city,founder,founded", *map(",".join, world.rows())])
+    folder = written(tmp_path / "tasks", [task(gold, TEXT, TEXT, number(0.0), name=name) for name in names])
     lines = (folder / "tasks.jsonl").read_text("utf-8")
     (folder / "tasks.jsonl").write_text(lines.replace("List them.", "List all of t0.", 1), "utf-8")
-    down = True
 
     def delegates(prompt: Prompt) -> Answer:
         if down and "of t0" in prompt.messages[1].content:
             return UpstreamUnavailable("connection refused", endpoint="http://127.0.0.1:9/v1")
-        return "<search>Who?</search>" if len(prompt.messages) == 2 else "<stop/>"
+        return block("Which cities does part 1 list?") if len(prompt.messages) == 2 else STOP
 
-    answerer = ScriptedModel(lambda _prompt: "<answer>| a | b |</answer>")
-    deployment = Deployment(ScriptedModel(delegates), ScriptedModel(executes), answerer)
-    server = whole_server(deployment)
+    out, told = tmp_path / "out", tmp_path / "figures.json"
+    async with gateway(tmp_path / "store", world, delegator=ScriptedModel(delegates)) as (real, archive):
+        server = Server(real, None, tables=TableServicer(real, Runs(archive, LiveRuns())))
+        address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+        options = Options(tasks=folder, address=address, runs=2, no_judge=True, out=out)
+        try:
+            with pytest.raises(BadRequest, match=r"2 of 6 questions failed; the same command asks them again\."):
+                await measure(options)
+            down = False
+            found = await measure(options)
+            assert await measure(options) == found
+        finally:
+            await server.drain(1.0)
+        runs = (await archive.list(RunFilter(kind="table"), 20)).runs
+    assert len([run for run in runs if run.status == "finished"]) == 6
+    kept = [json.loads(line) for line in (out / "responses.jsonl").read_text("utf-8").splitlines()]
+    assert sorted(line["instance_id"] for line in kept) == sorted(2 * names)
+    (response,) = {line["response"] for line in kept}
+    assert response.splitlines()[:4:3] == ["```markdown", "| Kruaa | Ana Kruaason | 1000 |"]
+    write_json(told, found)
+    assert figures(told)["official-Avg"]["all"] == [1.0] * 7
+    *_, tokens = found.tables
+    assert tokens.columns == ("tasks", "responses", "delegation", "execution", "all", "of a right cell")
+    spent = sum(line["tokens"]["delegation"] + line["tokens"]["execution"] for line in kept)
+    name, responses_, *by_role, every, a_cell = tokens.rows[0]
+    assert (name, responses_, sum(by_role)) == ("all", 6, every)
+    assert (every, a_cell) == (pytest.approx(spent / 6), pytest.approx(spent / 6 / 12))
+
+
+async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
+    """The task's columns and keys, with types where the metric tells one, of the topology that is named."""
+    rules = JUDGED, number(0.1), DATE, Rule((), ("url_match",)), Rule((), ("number_near", "exact_match"), 0.1)
+    folder = written(tmp_path / "tasks", [task("a,b,c,d,e\n1,2,3,4,5", *rules, keys=2)])
+    store, live = Kept(), LiveRuns()
+    script = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), ())
+    server = Server(None, None, tables=TableServicer(script, Runs(store, live)))
     address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
-    options = Options(tasks=folder, address=address, runs=2, no_judge=True, out=tmp_path / "out")
     try:
-        with pytest.raises(BadRequest, match=r"2 of 6 questions failed; the same command asks them again\."):
-            await measure(options)
-        down = False
-        await measure(options)
-        assert len(answerer.prompts) == 6
-        await measure(options)
+        await measure(
+            Options(tasks=folder, address=address, topology="wide_single", runs=1, no_judge=True, out=tmp_path / "out")
+        )
     finally:
         await server.drain(1.0)
-    assert len(answerer.prompts) == 6
-    kept = [json.loads(line) for line in (tmp_path / "out/responses.jsonl").read_text("utf-8").splitlines()]
-    assert sorted(line["instance_id"] for line in kept) == sorted(2 * names)
-    assert {line["response"] for line in kept} == {"| a | b |"}
+    (request,) = script.requests
+    assert (request.question, request.topology) == ("List them.", "wide_single")
+    kinds = [(column.name, column.key, column.type) for column in request.columns]
+    assert kinds == [
+        ("a", True, "text"),
+        ("b", True, "number"),
+        ("c", False, "date"),
+        ("d", False, "url"),
+        ("e", False, "text"),
+    ]
 
 
-def executes(prompt: Prompt) -> Answer:
-    """One search, then a report that says something."""
-    if len(prompt.messages) == 2:
-        return "<search>Who?</search>"
-    return "<answer>Ada</answer><evidence>Ada was one.</evidence>"
+def test_two_files(folder: Path, tmp_path: Path) -> None:
+    """Of the same tasks: how much better the first is, with an interval that pairs them by task."""
+    file, told = responses(folder, ("t1", RIGHT), ("t2", RIGHT)), tmp_path / "figures.json"
+    other = responses(tmp_path, ("t1", HALF), ("t2", HALF))
+    options = f"--tasks {folder} --responses {file} --against {other} --runs 1 --no-judge --json {told}"
+    assert main(["widesearch", *options.split(), "--out", str(tmp_path / "out")]) == 0
+    assert figures(told)["strict-difference"]["all"] == [1, *(0, 0.5, round(1 / 3, 6)) * 2]
+    (difference,) = [table for table in json.loads(told.read_bytes())["tables"] if table["key"] == "strict-difference"]
+    assert {score["low"] == score["mean"] == score["high"] for score in difference["rows"][0][2:]} == {True}
+    assert "100.00 (100.00 to 100.00)" in (tmp_path / "out" / "report.md").read_text("utf-8")
 
 
 async def test_a_judge_of_a_config(tmp_path: Path) -> None:

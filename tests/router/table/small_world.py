@@ -18,10 +18,12 @@ from router.runs import Gateway, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, ReportCache, Topology
 from router.search.agent import Agent, ExecutorLimits
+from router.search.single_agent import SingleAgent, single_agent_limits
 from router.store import Database, LogJournal, SQLArchive
 from router.table import TableLimits, TableRequest, TableTopology, WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES
 from router.table.table_delegation import STOP
+from router.table.writing import SINGLE_WRITER, WrittenTables
 from router.trace import RoleName
 from router.trace.run import RoleSetting
 from router.trace.table import Column
@@ -156,6 +158,7 @@ async def gateway(
     world: World,
     executor: Any = None,
     delegator: Any = None,
+    answerer: Any = None,
     *,
     limits: TableLimits | None = None,
     early: bool = True,
@@ -167,7 +170,7 @@ async def gateway(
     models: Mapping[RoleName, Any] = {
         "delegation": delegator or lead(world),
         "execution": executor or Reader(),
-        "answer": ScriptedModel(["<answer>no</answer>"]),
+        "answer": answerer or ScriptedModel(["<answer>no</answer>"]),
     }
     roles: dict[RoleName, Role] = {
         name: Role(
@@ -182,6 +185,16 @@ async def gateway(
         executes = ReportCache(VersionRouting(lambda _: one, "small", _never, _never), lambda: "index")
     search = FactorizedSearch(Delegator(roles["delegation"]), executes, Answerer(roles["answer"]))
     wide = WideSearch(Delegator(roles["delegation"], limits.discoveries, STOP), executes, limits, early_dispatch=early)
+    written = FactorizedSearch(
+        Delegator(roles["delegation"], 100),
+        executes,
+        Answerer(roles["answer"], stop=()),
+        max_rounds=limits.max_rounds,
+        early_dispatch=early,
+        width=limits.width,
+    )
+    alone = single_agent_limits(ExecutorLimits(), limits.max_rounds, 10)
+    single = SingleAgent(roles["delegation"], world, alone, SINGLE_WRITER)
     settings = {name: RoleSetting(name, "0" * 64) for name in roles}
     try:
         async with LogJournal.writing(database) as journal:
@@ -193,7 +206,15 @@ async def gateway(
                     executor=executes,
                     roles=roles,
                     lifecycle=lifecycle,
-                    tables={"wide": TableTopology(wide, roles)},
+                    tables={
+                        "wide": TableTopology(wide, roles),
+                        "wide_written": TableTopology(
+                            WrittenTables(written, roles["answer"], "wide_written", limits.max_tasks), roles
+                        ),
+                        "wide_single": TableTopology(
+                            WrittenTables(single, roles["delegation"], "wide_single", limits.max_tasks), roles
+                        ),
+                    },
                     table_limits=limits,
                 ),
                 archive,

@@ -10,11 +10,13 @@ import pytest
 from router.errors import BadRequest
 from router.models import Completion, Delta, OnDelta, Prompt, ScriptedModel
 from router.runs import Gateway, RequestOptions, RunFilter
-from router.table import TableLimits, table_of
+from router.table import TableLimits, TableRequest, table_of
 from router.trace import Run
+from router.trace.table import TableTopologyName
 from router.trace.values import TableRun
 from tests.router.deployment import HeldModel
 from tests.router.table.small_world import REQUEST, Reader, World, gateway, lead
+from tests.router.table.test_writing import alone, asked_for, leads, table_in
 
 LIMITS = TableLimits(width=3)
 NAMED = RequestOptions(request_id="mine")
@@ -31,15 +33,17 @@ def models(held: str = "", free: int = 0, seed: int = 0) -> dict[str, Any]:
     return said | ({held: HeldModel(said[held], free)} if held else {})
 
 
-async def fill(filling: Gateway, options: RequestOptions = NAMED) -> Run:
-    return await filling.fill_table(REQUEST, options)
+async def fill(filling: Gateway, options: RequestOptions = NAMED, request: TableRequest = REQUEST) -> Run:
+    return await filling.fill_table(request, options)
 
 
-async def killed(folder: Path, held: str, said: dict[str, Any], **terms: Any) -> tuple[Path, str]:
+async def killed(
+    folder: Path, held: str, said: dict[str, Any], request: TableRequest = REQUEST, **terms: Any
+) -> tuple[Path, str]:
     """The store as it is left by a kill when `held` does not answer any more, and the run."""
     left = folder / "killed"
     async with gateway(folder / "first", world(), **said, limits=LIMITS, **terms) as (first, archive):
-        filling = asyncio.create_task(fill(first))
+        filling = asyncio.create_task(fill(first, request=request))
         await asyncio.wait_for(said[held].called.wait(), 10)
         await asyncio.sleep(0)  # the log is written at the end of the loop's turn
         run_id = (await archive.list(RunFilter(), 1)).runs[0].id
@@ -156,6 +160,33 @@ async def test_what_was_begun_early(tmp_path: Path, agrees: bool) -> None:
         run = await fill(second, RequestOptions(resume=run_id))
     assert table(run) == table(whole)
     assert (len(run.calls) < len(whole.calls)) == agrees
+
+
+@pytest.mark.parametrize(
+    ("topology", "held", "free"),
+    [
+        *(("wide_written", *at) for at in (("delegator", 1), ("executor", 3), ("executor", 25), ("answerer", 0))),
+        *(("wide_single", "delegator", free) for free in (0, 2, 12)),
+    ],
+)
+async def test_one_that_a_model_writes(tmp_path: Path, topology: TableTopologyName, held: str, free: int) -> None:
+    """Is gone on with likewise, by the run that is named."""
+
+    def said() -> dict[str, Any]:
+        main = leads(world()) if topology == "wide_written" else alone(world())
+        return {"delegator": main, "executor": Reader(slow=3), "answerer": ScriptedModel(table_in)}
+
+    request = asked_for(topology)
+    async with gateway(tmp_path / "whole", world(), **said(), limits=LIMITS) as (undisturbed, _):
+        whole = await fill(undisturbed, request=request)
+    left, run_id = await killed(tmp_path, held, said() | {held: HeldModel(said()[held], free)}, request)
+    async with gateway(left, world(), **said(), limits=LIMITS) as (second, archive):
+        interrupted = await archive.load(run_id)
+        run = await fill(second, RequestOptions(resume=run_id))
+        stored = await archive.load(run.id)
+    assert table(run) == table(stored) == table(whole)
+    ended = sum(call.outcome == "completed" for call in interrupted.calls)
+    assert ended + len(run.calls) == len(whole.calls)
 
 
 async def test_a_table_is_no_answer(tmp_path: Path) -> None:

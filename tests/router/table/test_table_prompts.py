@@ -5,7 +5,7 @@ from pathlib import Path
 
 from router.protocol.decision import Dispatch, Stop, parse_decision
 from router.protocol.turns import ReportTurn, SearchTurn
-from router.table.table_delegation import opening, planned
+from router.table.table_delegation import described, opening, planned
 from router.table.table_text import parse_table_turn, read_rows, read_values
 from router.trace.table import Column, Schema
 from serving.config.file import preset
@@ -38,6 +38,23 @@ def test_the_delegators() -> None:
     assert [len(each.sub_queries) for each in decisions if isinstance(each, Dispatch)] == [4, 3]
     assert all("{lighthouse}" in column.ask for column in planned(schema, plan).columns[1:])
     assert opening("", schema).partition("</question>")[2] in path.read_text("utf-8")
+
+
+def test_those_of_baselines() -> None:
+    """Rounds and a stop; tables, read as they are meant; the request is as it will be."""
+    columns = LIGHTS.columns[0], LIGHTS.columns[2], LIGHTS.columns[4]
+    decisions = [parse_decision(text, limit=20) for text in turns(PROMPTS / "wide_written_delegation.txt")]
+    assert [type(each) for each in decisions] == [Dispatch, Dispatch, Stop]
+    for name, rows, shown in (
+        ("wide_written_answer", (("Aldsay Beacon", "1864", ""), ("Skerry Lamp", "", "")), columns),
+        ("wide_single", (("Aldsay Beacon", "1864"), ("Skerry Lamp", "")), columns[:2]),
+    ):
+        *searches, table = map(parse_table_turn, turns(PROMPTS / f"{name}.txt"))
+        assert all(isinstance(each, SearchTurn) for each in searches)
+        assert isinstance(table, ReportTurn)
+        assert read_rows(table.report.answer, shown) == (rows, 0)
+        asked = f"Columns, keys with a star: {', '.join(map(described, shown))}"
+        assert asked in (PROMPTS / f"{name}.txt").read_text("utf-8")
 
 
 def test_the_executors() -> None:

@@ -51,6 +51,15 @@ MANNERS = {
     "a table of its sources after it": f"{_HEAD}{_ROWS}\n\n| No. | Title | Link |\n|---|---|---|\n| 1 | Annals | a.b |",
     "CSV in a fence": "The cities:\n```csv\ncity,founder,founded\nKrurou,Ana Ruiz,1321\nBel,,1400\n```",
     "line ends of Windows": (_HEAD + _ROWS).replace("\n", "\r\n"),
+    "quoted": "> Here it is:\n>\n> " + (_HEAD + _ROWS).replace("\n", "\n> "),
+    "in an item of a list": "1. The cities:\n   " + (_HEAD + _ROWS).replace("\n", "\n   "),
+    "a fence for each part": "```markdown\n"
+    + f"{_HEAD}{_ROWS}\n```".replace("\n| Bel", "\n```\nMore:\n```markdown\n| Bel"),
+    "a remark between rows": _HEAD + _ROWS.replace("\n", "\nThose in the south:\n"),
+    "a grid": "+---+---+---+\n"
+    + (_HEAD + _ROWS).replace("|---|---|---|", "+===+===+===+").replace("\n| Bel", "\n+---+---+---+\n| Bel"),
+    "spaces that do not break": (_HEAD + _ROWS).replace(" | ", "\u00a0|\u00a0"),
+    "wide bars": "结果如下：\n" + (_HEAD + _ROWS).replace("|", "｜"),
 }
 
 
@@ -129,6 +138,19 @@ def test_a_list_that_says_more() -> None:
     text = "- Krurou: founded in 1321\n- **Bel** – a port"
     assert [row[0] for row in read_rows(text, CITIES).rows] == ["Krurou", "**Bel**"]
     assert [row[0] for row in read_rows(text, [CITY]).rows] == ["Krurou: founded in 1321", "Bel"]
+
+
+def test_a_thousand_rows_in_chinese() -> None:
+    """Fenced, with prose around them, some cells missing or blank: all of them, and what is blank stays so."""
+    columns = Column("城市", key=True), Column("省份"), Column("人口", "integer")
+    rows = [(f"城市{number}号", "暂无" if number % 7 == 0 else "广东省", f"{number}万") for number in range(1, 1001)]
+    table = to_markdown(columns, rows).replace("| 城市5号 | 广东省 | 5万 |", "| 城市5号 |")
+    rows[4] = ("城市5号", "", "")
+    told = f"以下是完整的表格：\n\n```markdown\n{table}```\n\n注：“暂无”表示没有数据。"
+    text = f"<answer>{told}</answer><evidence>见表</evidence>"
+    turn = parse_table_turn(text)
+    assert isinstance(turn, ReportTurn)
+    assert read_rows(turn.report.answer, columns) == (tuple(rows), 0)
 
 
 def test_a_list_that_was_cut() -> None:

@@ -1,0 +1,112 @@
+"""Tables that a model writes, to compare with: the papers' ways (WideSeek-R1 3; WideSearch).
+
+The program reads what was written, keeps what was given, and looks each value up in all passages that were found.
+"""
+
+import asyncio
+import dataclasses
+import sys
+from typing import Any
+
+from msgspec.structs import replace
+
+from router.calls import Role
+from router.errors import BudgetExhausted, OutOfTime, UpstreamError
+from router.protocol import NO_EVIDENCE
+from router.protocol.turns import ReportTurn
+from router.search import RunContext
+from router.search.context import ANSWERING_SHARE
+from router.search.loop import Loop
+from router.search.single_agent import SINGLE_AGENT
+from router.table.assembly import read_report
+from router.table.filling import TableRequest, table_of
+from router.table.table_delegation import described
+from router.table.table_text import parse_table_turn, to_markdown
+from router.trace import Conversation, Execution, Trajectory
+from router.trace.table import Ask, Schema, TableTopologyName
+from router.trace.values import Planned, Reported, Result, RowChanged, SubQueryDispatched, TableRun, says_not_found
+
+SINGLE_WRITER = dataclasses.replace(SINGLE_AGENT, parse=parse_table_turn, stop=("</search>",))
+"""Of a single agent; no cell of its table ends its turn."""
+
+
+class WrittenTables:
+    """Fills tables by a loop that answers questions, whose answer is the table; any number of tables at once."""
+
+    def __init__(self, loop: Loop, writer: Role, topology: TableTopologyName, max_tasks: int = 1) -> None:
+        """`writer`: the role that answers. `max_tasks`: executors that the loop dispatches in all, if any."""
+        self._loop, self._writer, self._topology, self._max_tasks = loop, writer, topology, max_tasks
+
+    async def run(self, request: TableRequest, context: RunContext) -> TableRun:
+        """Fill the table of a checked request. What ends the search early, be it time, a budget or a limit, ends in the
+        table that is written of what was found, or, where there is no time or money left for that, in the given rows.
+        Raises `UpstreamError` where a model fails, or writes no table, and no row was given.
+        """
+        context.on_event(Planned(request.columns))
+        now, ended = asyncio.get_running_loop().time(), ""
+        until = now + (context.search_deadline - now) * (1 - ANSWERING_SHARE)
+        inner = dataclasses.replace(context, deadline=context.search_deadline, search_deadline=until, tabular=True)
+        try:
+            context.draft.result = found = await self._loop.run(_question(request), inner)
+            if _written(request, found).failed and not says_not_found(found.answer):
+                raise self._writer.malformed()
+        except OutOfTime:
+            ended = "time_exhausted"
+        except BudgetExhausted:
+            ended = "budget_exhausted"
+        except UpstreamError as error:
+            if not request.rows:
+                raise
+            ended, context.failures[None] = "delegation_failed", error
+        finally:
+            context.draft.result = made = self._made(request, context.draft.result, ended)
+        table = await asyncio.to_thread(table_of, replace(made, max_rows=sys.maxsize))
+        index, ask, written = len(made.asks) - 1, made.asks[-1], made.executions[-1]
+        lost = read_report(made.schema, ask, replace(written, searches=())).lost
+        if made.outcome == "filled" and (lost or (len(table.rows) > made.max_rows and not request.closed)):
+            context.draft.result = made = replace(made, outcome="rows_exhausted")
+        context.on_event(SubQueryDispatched(index, 1, written.sub_query, ask))
+        context.on_event(Reported(index, written))
+        for row in table.rows[: made.max_rows]:
+            context.on_event(RowChanged(row.key, row))
+        return made
+
+    def _made(self, request: TableRequest, result: Result | None, ended: str) -> TableRun:
+        """The run of a table: all that executors did, and last what was written."""
+        found = result if isinstance(result, Trajectory) else Trajectory("", "answered")
+        executions, columns = found.executions, tuple(column.name for column in request.columns)
+        asks = (Ask("fill", (), attempt=number) for number in range(1, len(executions) + 1))
+        outcome: Any = ended or {"answered": "filled", "not_found": "filled"}.get(found.outcome, found.outcome)
+        if outcome == "rounds_exhausted" and len(executions) >= self._max_tasks:
+            outcome = "tasks_exhausted"
+        return TableRun(
+            Schema(request.columns),
+            request.rows,
+            (*asks, Ask("discover", columns)),
+            (*executions, _written(request, found)),
+            found.delegation,
+            outcome,
+            self._topology,
+            max_rows=len(request.rows) if request.closed else request.max_rows,
+        )
+
+
+def _question(request: TableRequest) -> str:
+    """The request, as a question."""
+    text = f"{request.question}\n\nColumns, keys with a star: {', '.join(map(described, request.columns))}"
+    if not request.rows:
+        return text
+    others = "There are no other rows" if request.closed else "There may be other rows"
+    known = to_markdown(request.columns, request.rows)
+    return f"{text}\n\nKnown rows, to be kept, with their empty cells filled. {others}.\n{known}"
+
+
+def _written(request: TableRequest, found: Trajectory) -> Execution:
+    """The table that stands in the last turn, as a report."""
+    said, turn = found.answering or Conversation(()), None
+    outputs = (found.answering or found.delegation or said).outputs
+    if outputs and not says_not_found(found.answer):
+        turn = parse_table_turn(outputs[-1].text, outputs[-1].finish_reason == "length")
+    if isinstance(turn, ReportTurn):
+        return Execution(request.question, turn.report, "reported", found.searches, said)
+    return Execution(request.question, NO_EVIDENCE, "no_report", found.searches, said)
