@@ -4,10 +4,8 @@ Three strata are kept: what the untuned student does right with one search (stud
 right with one (teacher_single), and what the teacher does right with more, where it fails with one at most
 (teacher_multi): so the student learns when a second search is needed, and when it is not. *Right* means that the final
 answer it leads to is an exact match and the judge, where there is one, accepts it (TBSS 3.4), and that the report
-stands on its evidence: a right answer may have been guessed. Everything else is counted by its reason.
-
-Reports on tables are judged one by one, by the right rows, or by what the table was filled with (`TableReports`); there
-"not found" is a good report where nothing is to be found.
+stands on its evidence: a right answer may have been guessed. Everything else is counted by its reason. Reports on
+tables are judged one by one (`TableReports`); there "not found" is a good one where nothing is to be found.
 
 With `--best`, the best run of each group of `rolegate sft rollout --group` is kept, by exact match, F1, fewer tokens,
 seed, unless none of them is right: its delegator's work, and its executors', where it stands on evidence.
@@ -150,9 +148,7 @@ def filtered(
 
 
 def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Stratum, Work, str | None, Ask | None]]:
-    """All work on a question, each with the reason why it is not worth learning from, None where it is; and, of a table,
-    with its ask.
-    """
+    """All work on a question, with the reason why it is not worth learning from, if any, and its ask of a table."""
     if isinstance(rollout, Rollout):
         filled = rollout.trajectory if isinstance(rollout.trajectory, TableRun) else None
         reports = filled and TableReports(rollout.question, filled)
@@ -162,8 +158,8 @@ def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Strat
                 sample: Sample = getattr(sub_query, who)
                 searches = "single" if len(sample.execution.searches) == 1 else "multi"
                 stratum: Stratum = f"{who}_{searches}"  # type: ignore[assignment] # it is one
-                flaw = _reason_in_table(who, sub_query, partial(reports.flaw, ask)) if ask and reports else None
-                reason = flaw if ask else _reason(who, sample, sub_query)
+                flaw = partial(reports.flaw, ask) if ask and reports else None
+                reason = _reason_in_table(who, sub_query, flaw) if flaw else _reason(who, sample, sub_query)
                 yield stratum, sample.execution, None if none else reason, ask
         return
     rewards = rollout.rewards
@@ -231,18 +227,17 @@ def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
 def _reason_in_table(who: Who, sub_query: SubQueryRollout, flaw: Callable[[Execution], str | None]) -> str | None:
     """The same for a table. `flaw`: of any report that answers this ask."""
     execution: Execution = getattr(sub_query, who).execution
-    first = msgspec.structs.replace(execution, searches=execution.searches[:1])
+    early = flaw(msgspec.structs.replace(execution, searches=execution.searches[:1])) is None
+    tries = sub_query.capped
     return flaw(execution) or _not_needed(
-        who, execution, sub_query.capped, early=flaw(first) is None, stands=lambda one: flaw(one.execution) is None
+        who, execution, tries, early=early, stands=lambda one: not flaw(one.execution)
     )
 
 
 def _not_needed(
     who: Who, execution: Execution, capped: Sequence[Sample], *, early: bool, stands: Callable[[Sample], bool]
 ) -> str | None:
-    """The reason why a second search is not to be learnt: none of the tries without it may have found the answer.
-    `early`: whether the first search found the evidence.
-    """
+    """The reason why a second search is not needed: the first one (`early`), or a try with one, found the answer."""
     if len(execution.searches) == 1:
         return None
     if who == "student":

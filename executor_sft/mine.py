@@ -2,9 +2,9 @@
 
 Reads the config's store: answers and tables, failures included, but none of tenants that have opted out and none whose
 texts were not kept. Which answers are right is known from right answers that feedback tells, or from the judge; that
-somebody liked an answer does not make it right. Of tables nothing has to be known: each report is compared with its
-passages, and with other reports. Unless one tenant is named, no tenant's word stands for more than a quarter of the
-questions. Prints what that would take and asks; then it does what `rolegate sft rollout` does.
+somebody liked an answer does not make it right. Of tables nothing has to be known. Unless one tenant is named, no
+tenant's word stands for more than a quarter of the questions. Prints what that would take and asks; then it does what
+`rolegate sft rollout` does.
 """
 
 import argparse
@@ -111,11 +111,7 @@ async def select(
             counts.nearly_evaluation += likeness == "near"
         elif any(evaluation.likeness(execution.sub_query) for execution in executions):
             counts.evaluation_sub_query += 1
-        elif not (
-            (question := question_of(run, feedback := await log.feedback(run.id))).golds
-            or question.table
-            or (judge and run.kind == "answer")
-        ):
+        elif not ((question := question_of(run, told := await log.feedback(run.id))).golds or question.table or judge):
             counts.right_answer_unknown += 1
         elif normal in asked:
             counts.same_question += 1
@@ -127,7 +123,7 @@ async def select(
             if limit is not None and len(chosen) >= limit:
                 counts.over_limit += 1
             else:
-                by_client = question.golds and all(said.tenant for said in feedback if said.gold_answer.strip())
+                by_client = question.golds and all(said.tenant for said in told if said.gold_answer.strip())
                 chosen.append((question, run.calls, run.tenant if by_client and wanted.tenant is None else ""))
     kept = within_share(chosen, lambda one: one[2])
     counts.selected, counts.over_share = len(kept), len(chosen) - len(kept)
@@ -139,7 +135,7 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
     as a wrong one, if the last verdict was that it is.
     """
     result = run.result
-    if isinstance(result, TableRun) and result.asks:
+    if isinstance(result, TableRun):
         closed = bool(result.given) and all(ask.row for ask in result.asks)
         table = TableRequest(run.request, result.schema.columns, result.given, closed)
         return Question(run.id, run.request, (), SOURCE, table=table)
@@ -157,7 +153,8 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterat
     while True:
         listed = await log.list(wanted, _PAGE, page)
         for summary in listed.runs:
-            if summary.status == "running" or summary.kind not in ("answer", "table"):
+            tabular = summary.kind == "table" and summary.outcome not in (None, "out_of_scope")
+            if summary.status == "running" or not (tabular or summary.kind == "answer"):
                 continue
             try:
                 run = await log.load(summary.id)

@@ -15,7 +15,7 @@ from router.table import TableRequest, checked_rows, checked_schema, table_of
 from router.table.assembly import Found, read_report
 from router.table.cell_value import canonical, row_key
 from router.trace import Execution
-from router.trace.table import Ask, CellState, Column, RowKey
+from router.trace.table import Ask, Column, RowKey, Schema
 from router.trace.values import TableRun
 
 _ANSWERS = ("answers", "golden_answers", "golds", "answer")
@@ -26,7 +26,6 @@ missing word leaves more in common; other questions in the same words hardly eve
 training with one of 4,125 of the paper's test sets, and 0.4 % of five mini worlds' with one of five others'.
 """
 Likeness = Literal["same", "near"]
-_SETTLED: tuple[CellState, ...] = ("given", "agreed", "single")
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,7 +58,6 @@ class _Line(msgspec.Struct, frozen=True):
     text: str = ""
     question: str = ""
     query: str = ""
-    """The question as WideSearch writes it."""
     answer: str | list[str] = ""
     answers: list[str] = []
     golden_answers: list[str] = []
@@ -87,7 +85,11 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
     for number, line, text in _lines(path):
         given = next(filter(None, (getattr(line, name) for name in _ANSWERS)), ())
         golds = tuple(gold for gold in ([given] if isinstance(given, str) else given) if gold.strip())
-        table, rows = _table(line, text, f"{path}:{number}") if tables else (None, ())
+        try:
+            table = TableRequest(text, checked_schema(line.columns).columns) if tables and line.columns else None
+            rows = checked_rows(Schema(table.columns), line.rows) if table else ()
+        except BadRequest as error:
+            raise BadConfig(f"{path}:{number}: {error}") from None
         if not (golds or table):
             raise BadConfig(f"{path}:{number}: no right answer; give one of {', '.join(_ANSWERS)}.")
         if question_key(text) in found:
@@ -100,17 +102,6 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
     if not found:
         raise BadConfig(f"{path}: holds no question; write one JSON object a line.")
     return list(found.values()), duplicates
-
-
-def _table(line: _Line, text: str, where: str) -> tuple[TableRequest | None, tuple[tuple[str, ...], ...]]:
-    """The table that a line asks for, if any, and its right rows."""
-    if not line.columns:
-        return None, ()
-    try:
-        schema = checked_schema(line.columns)
-        return TableRequest(text, schema.columns), checked_rows(schema, line.rows)
-    except BadRequest as error:
-        raise BadConfig(f"{where}: {error}") from None
 
 
 class HeldOut:
@@ -188,30 +179,26 @@ def _lines(path: Path) -> Iterator[tuple[int, _Line, str]]:
 
 
 class TableReports:
-    """The worth of reports on one table: by its right rows; of rows that these do not hold, by the table as it was
-    filled.
-    """
+    """The worth of reports on one table: by its right rows; of other rows, by what the table was filled with."""
 
     def __init__(self, question: Question, run: TableRun) -> None:
-        table = table_of(run)
-        self._schema = table.schema
-        self._right = {row_key(self._schema, row): self._forms(row) for row in question.rows}
-        self._known: dict[RowKey, Sequence[str | None]] = {}
+        table, self._schema = table_of(run), run.schema
+        self._right = {row_key(run.schema, row): self._forms(row) for row in question.rows}
         filled = {row.key: self._forms([cell.value for cell in row.cells]) for row in table.rows}
         self.right: bool | None = filled == self._right if question.rows else None
         """Whether the table is the right one; None where that is not known."""
+        self._settled: dict[RowKey, Sequence[str | None]] = {}
         for row in table.rows:
-            keys = row.key, *row.aliases
+            keys, known = (row.key, *row.aliases), zip(row.cells, filled[row.key], strict=True)
+            settled = [form if cell.state in ("given", "agreed", "single") else None for cell, form in known]
+            self._settled.update(dict.fromkeys(keys, settled))
             if right := next((self._right[key] for key in keys if key in self._right), None):
                 self._right.update(dict.fromkeys(keys, right))
-            settled = [cell.state in _SETTLED for cell in row.cells]
-            known = [form if sure else None for form, sure in zip(filled[row.key], settled, strict=True)]
-            self._known.update(dict.fromkeys(keys, known))
 
     def flaw(self, ask: Ask, execution: Execution) -> str | None:
         """The reason why a report is not worth learning from; None where it is: all that it says is right and in a
-        passage that the executor was shown, and it says all that was asked for, as far as there is any. What nobody
-        knows to be right has to be stated of its row, and no other report may differ.
+        passage that the executor was shown, and it says all that was asked for and is there. What nobody knows to be
+        right has to be stated of its row, and undisputed.
         """
         found = read_report(self._schema, ask, execution).found
         flaws = (flaw for each in found if (flaw := self._flaw(ask, each)))
@@ -219,16 +206,16 @@ class TableReports:
 
     def _flaw(self, ask: Ask, found: Found) -> str | None:
         right = self._right.get(found.key)
-        if ask.row is None and self._right and right is None:
+        if ask.row is None and self._right and not right:
             return "wrong answer"  # a row that does not belong
-        known = right or self._known.get(found.key) or [None] * len(found.claims)
-        for column, claim, value in zip(self._schema.columns, found.claims, known, strict=True):
+        values = right or self._settled.get(found.key) or [None] * len(found.claims)
+        for column, claim, value in zip(self._schema.columns, found.claims, values, strict=True):
             if claim is None:
                 if column.name in ask.columns and value != "":
                     return "found nothing"
             elif value is None:
                 return "right answer not known"
-            elif claim.support == "unsupported" or (right is None and claim.support != "stated"):
+            elif claim.support == "unsupported" or (claim.support != "stated" and not right):
                 return "evidence in no passage"
             elif claim.canonical != value and not column.key:
                 return "wrong answer"

@@ -36,7 +36,7 @@ from router.protocol import exact_match
 from router.search import Executor, FactorizedSearch, RunContext
 from router.search.answerer import Judge
 from router.search.loop import settings_of
-from router.table import WideSearch
+from router.table import TableRequest, WideSearch
 from router.trace import Execution, Run, Trajectory
 from router.trace.export import Reward, agent_trajectories, reward_of
 from router.trace.values import TableRun
@@ -172,7 +172,7 @@ class RolloutWorker:
         raises `UpstreamError`, `OutOfTime` and `StoreFailed`.
         """
         if question.table:
-            return await self._table(question)
+            return await self._table(question, question.table)
         context = self.context()
         trajectory = await self.search.run(question.text, context)
         check_failures(trajectory, 0, context)
@@ -204,29 +204,28 @@ class RolloutWorker:
         check_failures(led, first + len(block), context)
         return Sample(execution, led.answer, await self._verdict(run.question, led))
 
-    async def _table(self, question: Question) -> Rollout:
-        """The rollout of a table, whose executors work as many at once as it may have."""
-        assert self.wide and question.table
+    async def _table(self, question: Question, table: TableRequest) -> Rollout:
+        """The rollout of a table, by as many executors at once as fill it."""
+        assert self.wide
         limits, context = self.wide.limits, self.context(self.wide.limits.timeout_s)
-        found = await self.wide.run(question.table.checked(limits), context)
+        found = await self.wide.run(table.checked(limits), context)
         check_failures(found, 0, context)
         reports = TableReports(question, found)
 
-        def sample(number: int, execution: Execution) -> Sample:
-            right = reports.flaw(found.asks[number], execution) is None
-            return Sample(execution, execution.report.answer, Verdict(right if question.rows else None))
+        async def sample(number: int, executor: Executor | None = None) -> Sample:
+            execution = found.executions[number]
+            if executor:
+                context = replace(self.context(), tabular=True)
+                execution = await executor.run(execution.sub_query, number, context)
+                check_execution(execution, number, context)
+            right = reports.flaw(found.asks[number], execution) is None if question.rows else None
+            return Sample(execution, execution.report.answer, Verdict(right))
 
         async def work(number: int) -> SubQueryRollout:
-            teacher = found.executions[number]
-            good = reports.flaw(found.asks[number], teacher) is None
-            others = [self.student, *(self.capped if good and len(teacher.searches) >= 2 else ())]
-            samples = [sample(number, teacher)]
-            for executor in others:
-                context = replace(self.context(), tabular=True)
-                execution = await executor.run(teacher.sub_query, number, context)
-                check_execution(execution, number, context)
-                samples.append(sample(number, execution))
-            return SubQueryRollout(samples[0], samples[1], tuple(samples[2:]))
+            teacher, student = await sample(number), await sample(number, self.student)
+            needless = teacher.verdict.exact_match is False or len(teacher.execution.searches) < 2
+            tries = [await sample(number, executor) for executor in (() if needless else self.capped)]
+            return SubQueryRollout(teacher, student, tuple(tries))
 
         rolled_out = await in_flight(work, range(len(found.asks)), limits.width, lambda: None)
         return Rollout(question, found, Verdict(reports.right), tuple(rolled_out))
