@@ -153,7 +153,7 @@ def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Strat
         filled = rollout.trajectory if isinstance(rollout.trajectory, TableRun) else None
         reports = filled and TableReports(rollout.question, filled)
         for number, sub_query in enumerate(rollout.sub_queries):
-            ask = filled and filled.asks[number]
+            ask = filled.asks[number] if filled else None
             for who in get_args(Who):
                 sample: Sample = getattr(sub_query, who)
                 searches = "single" if len(sample.execution.searches) == 1 else "multi"
