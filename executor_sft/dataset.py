@@ -10,8 +10,8 @@ were corrected have no row.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,8 +29,9 @@ from router.models.model import TokenIds, end_at_stop
 from router.protocol import parse_decision, parse_turn
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.prompts import without_system_role
-from router.protocol.turns import ReportTurn, SearchTurn
+from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
 from router.search.executor import STOP
+from router.table import parse_table_turn
 from router.trace import Conversation, Execution
 from serving.dependencies import need
 from serving.files import write_atomically
@@ -242,7 +243,8 @@ def rows_of(samples: Iterable[FilteredSample], tokens: ServedTokens) -> tuple[li
     turns: Counter[str] = Counter()
     for number, sample in enumerate(samples):
         work = sample.work
-        conversation, kind_of = (work, _decision) if isinstance(work, Conversation) else (work.conversation, _kind)
+        executes = partial(_kind, parse_table_turn if sample.ask else parse_turn)
+        conversation, kind_of = (work, _decision) if isinstance(work, Conversation) else (work.conversation, executes)
         for turn, (messages, output, reply) in enumerate(_turns(conversation)):
             kind = "cut off" if output.finish_reason == "length" else kind_of(output, reply)
             if kind in LEARNT and isinstance(work, Execution) and not _as_served(work, turn):
@@ -273,9 +275,9 @@ def _turns(conversation: Conversation) -> Iterator[tuple[tuple[Message, ...], Co
         yield messages[:place], output, messages[place + 1] if place + 1 < len(messages) else None
 
 
-def _kind(output: Completion, reply: Message | None) -> str:
+def _kind(parse: Callable[[str], ExecutionTurn], output: Completion, reply: Message | None) -> str:
     """`search` or `report`, or the reason why an executor's turn is not to be learnt."""
-    match parse_turn(output.text):
+    match parse(output.text):
         case SearchTurn() if reply is not None and reply.content.startswith("<documents>"):
             return "search"
         case ReportTurn() if reply is None:

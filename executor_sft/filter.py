@@ -4,7 +4,8 @@ Three strata are kept: what the untuned student does right with one search (stud
 right with one (teacher_single), and what the teacher does right with more, where it fails with one at most
 (teacher_multi): so the student learns when a second search is needed, and when it is not. *Right* means that the final
 answer it leads to is an exact match and the judge, where there is one, accepts it (TBSS 3.4), and that the report
-stands on its evidence: a right answer may have been guessed. Everything else is counted by its reason.
+stands on its evidence: a right answer may have been guessed. Everything else is counted by its reason. Reports on
+tables are judged one by one (`TableReports`); there "not found" is a good one where nothing is to be found.
 
 With `--best`, the best run of each group of `rolegate sft rollout --group` is kept, by exact match, F1, fewer tokens,
 seed, unless none of them is right: its delegator's work, and its executors', where it stands on evidence.
@@ -13,7 +14,8 @@ seed, unless none of them is right: its delegator's work, and its executors', wh
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,7 +24,7 @@ from msgspec import Meta
 
 from executor_sft.command import POSITIONAL, StepOptions, show
 from executor_sft.jsonl import read_jsonl
-from executor_sft.questions import HeldOut, question_key
+from executor_sft.questions import HeldOut, TableReports, question_key
 from executor_sft.rollout import ROLLOUTS, Group, Rollout, Sample, SubQueryRollout
 from executor_sft.step import Step
 from router.errors import BadConfig
@@ -30,7 +32,8 @@ from router.protocol import normal_answer
 from router.trace import Conversation, Execution, Trajectory
 from router.trace.citation import cite
 from router.trace.export import Reward
-from router.trace.values import says_not_found
+from router.trace.table import Ask
+from router.trace.values import TableRun, says_not_found
 from serving.files import write_atomically
 from serving.terminal import complain
 
@@ -76,6 +79,8 @@ class FilteredSample(msgspec.Struct, frozen=True):
     source: str
     """The data set that the question is from."""
     work: Work
+    ask: Ask | None = None
+    """The part of a table that it is about; None elsewhere."""
 
     @property
     def execution(self) -> Execution:
@@ -121,13 +126,13 @@ def filtered(
     """The samples that pass, in order, and how many were rejected for which reason; together, all there are."""
     samples: list[FilteredSample] = []
     rejected: Counter[str] = Counter()
-    seen: set[tuple[Stratum, str]] = set()
+    seen: set[tuple[Stratum, bool, str]] = set()
     for rollout in rollouts:
         question, candidates = rollout.question, list(_candidates(rollout, none=none))
-        asked = {work.sub_query for _, work, _ in candidates if isinstance(work, Execution)}
+        asked = {work.sub_query for _, work, _, _ in candidates if isinstance(work, Execution)}
         leaked = _leaked(question.text, asked, held_out) if held_out else None
-        for stratum, work, flaw in candidates:
-            key = stratum, question_key(work.sub_query if isinstance(work, Execution) else question.text)
+        for stratum, work, flaw, ask in candidates:
+            key = stratum, ask is None, question_key(work.sub_query if isinstance(work, Execution) else question.text)
             reason = leaked or (_no_report(work) if isinstance(work, Execution) else None) or flaw
             if reason is None and not none and key in seen:
                 reason = "duplicate sub-query"
@@ -135,22 +140,27 @@ def filtered(
                 rejected[reason] += 1
                 continue
             seen.add(key)
-            samples.append(FilteredSample(stratum, question.id, question.source, work))
+            samples.append(FilteredSample(stratum, question.id, question.source, work, ask))
     chosen = mixed(samples, mix, seed)
     if len(chosen) < len(samples):
         rejected["over the mix"] = len(samples) - len(chosen)
     return chosen, rejected
 
 
-def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Stratum, Work, str | None]]:
-    """All work on a question, each with the reason why it is not worth learning from; None where it is."""
+def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Stratum, Work, str | None, Ask | None]]:
+    """All work on a question, with the reason why it is not worth learning from, if any, and its ask of a table."""
     if isinstance(rollout, Rollout):
-        for sub_query in rollout.sub_queries:
+        filled = rollout.trajectory if isinstance(rollout.trajectory, TableRun) else None
+        reports = filled and TableReports(rollout.question, filled)
+        for number, sub_query in enumerate(rollout.sub_queries):
+            ask = filled.asks[number] if filled else None
             for who in get_args(Who):
                 sample: Sample = getattr(sub_query, who)
                 searches = "single" if len(sample.execution.searches) == 1 else "multi"
                 stratum: Stratum = f"{who}_{searches}"  # type: ignore[assignment] # it is one
-                yield stratum, sample.execution, None if none else _reason(who, sample, sub_query)
+                flaw = partial(reports.flaw, ask) if ask and reports else None
+                reason = _reason_in_table(who, sub_query, flaw) if flaw else _reason(who, sample, sub_query)
+                yield stratum, sample.execution, None if none else reason, ask
         return
     rewards = rollout.rewards
     best = min(range(len(rewards)), key=lambda number: _rank(rewards[number]))
@@ -161,9 +171,9 @@ def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Strat
         assert isinstance(run.result, Trajectory)
         fate = "no run is right" if not right else None if number == best else "not the best run"
         if run.result.delegation is not None:
-            yield led, run.result.delegation, fate
+            yield led, run.result.delegation, fate, None
         for execution in run.result.executions:
-            yield done, execution, fate or (None if none else flaw_of(execution))
+            yield done, execution, fate or (None if none else flaw_of(execution)), None
 
 
 def _rank(reward: Reward) -> tuple[float, ...]:
@@ -206,22 +216,38 @@ def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
         return flaw
     if _disagree(sub_query):
         return "teacher and student report otherwise"
-    return None if len(sample.execution.searches) == 1 else _not_needed(who, sample.execution, sub_query.capped)
-
-
-def _not_needed(who: Who, execution: Execution, capped: Sequence[Sample]) -> str | None:
-    """The reason why a second search is not to be learnt: none of the tries without it may have found the answer."""
-    if who == "student":
-        return "student searched twice"
+    execution = sample.execution
     points = execution.report.evidence
     found = cite(points, execution.searches[0].shown)
     later = [point for point, first in zip(points, found, strict=True) if not first]
-    if not later or not _says(later, execution.report.answer):
+    early = not later or not _says(later, execution.report.answer)
+    return _not_needed(who, execution, sub_query.capped, early=early, stands=_stands)
+
+
+def _reason_in_table(who: Who, sub_query: SubQueryRollout, flaw: Callable[[Execution], str | None]) -> str | None:
+    """The same for a table. `flaw`: of any report that answers this ask."""
+    execution: Execution = getattr(sub_query, who).execution
+    early = flaw(msgspec.structs.replace(execution, searches=execution.searches[:1])) is None
+    tries = sub_query.capped
+    return flaw(execution) or _not_needed(
+        who, execution, tries, early=early, stands=lambda one: not flaw(one.execution)
+    )
+
+
+def _not_needed(
+    who: Who, execution: Execution, capped: Sequence[Sample], *, early: bool, stands: Callable[[Sample], bool]
+) -> str | None:
+    """The reason why a second search is not needed: the first one (`early`), or a try with one, found the answer."""
+    if len(execution.searches) == 1:
+        return None
+    if who == "student":
+        return "student searched twice"
+    if early:
         return "evidence found by the first search"
     tested = [one for one in capped if one.execution.outcome not in _UPSTREAM]
     if not tested:
         return "second search not tested"
-    return "second search not needed" if any(map(_stands, tested)) else None
+    return "second search not needed" if any(map(stands, tested)) else None
 
 
 def flaw_of(execution: Execution) -> str | None:

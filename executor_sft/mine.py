@@ -1,9 +1,10 @@
 """`rolegate sft mine`: roll out logged questions again, with the teacher as executor.
 
-Reads the config's store: runs of kind answer, failures included, but none of tenants that have opted out and none whose
+Reads the config's store: answers and tables, failures included, but none of tenants that have opted out and none whose
 texts were not kept. Which answers are right is known from right answers that feedback tells, or from the judge; that
-somebody liked an answer does not make it right. Unless one tenant is named, no tenant's word stands for more than a
-quarter of the questions. Prints what that would take and asks; then it does what `rolegate sft rollout` does.
+somebody liked an answer does not make it right. Of tables nothing has to be known. Unless one tenant is named, no
+tenant's word stands for more than a quarter of the questions. Prints what that would take and asks; then it does what
+`rolegate sft rollout` does.
 """
 
 import argparse
@@ -26,10 +27,11 @@ from router.models import Usage
 from router.runs import RunFilter
 from router.runs.archive import Archive
 from router.store import SQLArchive
+from router.table import TableRequest
 from router.trace import Call, Price, RoleName, Run, Trajectory
 from router.trace.call import totals
 from router.trace.run import Feedback, right_answers
-from router.trace.values import NOT_FOUND
+from router.trace.values import NOT_FOUND, TableRun
 from router.versions.gate import within_share
 from serving.cli.options import FORMATS, time_argument
 from serving.cli.store import opened_store
@@ -57,7 +59,7 @@ class Counts(msgspec.Struct):
     """Logged runs that were read, by what became of them."""
 
     read: int = 0
-    """Runs that have ended, of kind answer, of tenants that let their runs train."""
+    """Answers and tables that have ended, of tenants that let their runs train."""
     redacted: int = 0
     """Their texts were not kept."""
     unreadable: int = 0
@@ -99,7 +101,7 @@ async def select(
     asked: set[str] = set()
     worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
-        executions = run.result.executions if isinstance(run.result, Trajectory) else ()
+        executions = run.result.executions if isinstance(run.result, Trajectory | TableRun) else ()
         normal = question_key(run.request)
         sub_queries = frozenset(question_key(execution.sub_query) for execution in executions)
         if run.redacted:
@@ -109,7 +111,7 @@ async def select(
             counts.nearly_evaluation += likeness == "near"
         elif any(evaluation.likeness(execution.sub_query) for execution in executions):
             counts.evaluation_sub_query += 1
-        elif not (question := question_of(run, feedback := await log.feedback(run.id))).golds and not judge:
+        elif not ((question := question_of(run, told := await log.feedback(run.id))).golds or question.table or judge):
             counts.right_answer_unknown += 1
         elif normal in asked:
             counts.same_question += 1
@@ -121,7 +123,7 @@ async def select(
             if limit is not None and len(chosen) >= limit:
                 counts.over_limit += 1
             else:
-                by_client = question.golds and all(said.tenant for said in feedback if said.gold_answer.strip())
+                by_client = question.golds and all(said.tenant for said in told if said.gold_answer.strip())
                 chosen.append((question, run.calls, run.tenant if by_client and wanted.tenant is None else ""))
     kept = within_share(chosen, lambda one: one[2])
     counts.selected, counts.over_share = len(kept), len(chosen) - len(kept)
@@ -133,6 +135,10 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
     as a wrong one, if the last verdict was that it is.
     """
     result = run.result
+    if isinstance(result, TableRun):
+        closed = bool(result.given) and all(ask.row for ask in result.asks)
+        table = TableRequest(run.request, result.schema.columns, result.given, closed)
+        return Question(run.id, run.request, (), SOURCE, table=table)
     answer = result.answer if isinstance(result, Trajectory) and result.outcome != "out_of_scope" else ""
     if answer == NOT_FOUND:
         answer = ""
@@ -147,7 +153,8 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterat
     while True:
         listed = await log.list(wanted, _PAGE, page)
         for summary in listed.runs:
-            if summary.status == "running":
+            tabular = summary.kind == "table" and summary.outcome not in (None, "out_of_scope")
+            if summary.status == "running" or not (tabular or summary.kind == "answer"):
                 continue
             try:
                 run = await log.load(summary.id)
@@ -213,7 +220,6 @@ async def _selected(config: Config, options: Options) -> Selection | None:
     """
     wanted = RunFilter(
         tenant=options.tenant,
-        kind="answer",
         start=time_argument(options.since).timestamp() if options.since else None,
         end=time_argument(options.until).timestamp() if options.until else None,
         training=True,

@@ -10,7 +10,13 @@ from typing import Literal
 import msgspec
 
 from executor_sft.jsonl import read_jsonl
-from router.errors import BadConfig
+from router.errors import BadConfig, BadRequest
+from router.table import TableRequest, checked_rows, checked_schema, table_of
+from router.table.assembly import Found, read_report
+from router.table.cell_value import canonical, row_key
+from router.trace import Execution
+from router.trace.table import Ask, Column, RowKey, Schema
+from router.trace.values import TableRun
 
 _ANSWERS = ("answers", "golden_answers", "golds", "answer")
 _ARTICLES = frozenset(("a", "an", "the"))
@@ -22,8 +28,8 @@ training with one of 4,125 of the paper's test sets, and 0.4 % of five mini worl
 Likeness = Literal["same", "near"]
 
 
-class Question(msgspec.Struct, frozen=True):
-    """A question with its right answers."""
+class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A question with its right answers, or a table that is asked for."""
 
     id: str
     text: str
@@ -33,6 +39,12 @@ class Question(msgspec.Struct, frozen=True):
     """The data set that it is from, for the composition table; empty where that was not said."""
     rejected: tuple[str, ...] = ()
     """Answers that somebody has called wrong."""
+    table: TableRequest | None = None
+    """None where an answer is asked for."""
+    rows: tuple[tuple[str, ...], ...] = ()
+    """The right ones of the table, a value for each column, empty where there is none to be found; none where they are
+    not known.
+    """
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -45,6 +57,7 @@ class _Line(msgspec.Struct, frozen=True):
     id: str | int | None = None
     text: str = ""
     question: str = ""
+    query: str = ""
     answer: str | list[str] = ""
     answers: list[str] = []
     golden_answers: list[str] = []
@@ -54,14 +67,17 @@ class _Line(msgspec.Struct, frozen=True):
     sub_queries: list[str] = []
     rounds: list[list[_Asked]] = []
     """The sub-queries as the mini world writes them."""
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
 
 
-def read_questions(path: Path) -> tuple[list[Question], int]:
+def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question], int]:
     """The questions of a file, and how many others are the same once normalised; the first one stays.
 
     A line has `text` or `question`, and `answer`, `answers`, `golden_answers` or `golds`; `id` and `source` (or
-    `dataset`) may be missing. Of an id that comes twice, the later ones get a number. Raises `BadConfig`, naming file
-    and line.
+    `dataset`) may be missing. Of an id that comes twice, the later ones get a number. With `tables`, a line
+    with `columns`, each with the fields of `Column`, asks for a table; its right `rows` may be missing. Raises
+    `BadConfig`, naming file and line.
     """
     found: dict[str, Question] = {}
     ids: dict[str, int] = {}
@@ -69,7 +85,12 @@ def read_questions(path: Path) -> tuple[list[Question], int]:
     for number, line, text in _lines(path):
         given = next(filter(None, (getattr(line, name) for name in _ANSWERS)), ())
         golds = tuple(gold for gold in ([given] if isinstance(given, str) else given) if gold.strip())
-        if not golds:
+        try:
+            table = TableRequest(text, checked_schema(line.columns).columns) if tables and line.columns else None
+            rows = checked_rows(Schema(table.columns), line.rows) if table else ()
+        except BadRequest as error:
+            raise BadConfig(f"{path}:{number}: {error}") from None
+        if not (golds or table):
             raise BadConfig(f"{path}:{number}: no right answer; give one of {', '.join(_ANSWERS)}.")
         if question_key(text) in found:
             duplicates += 1
@@ -77,7 +98,7 @@ def read_questions(path: Path) -> tuple[list[Question], int]:
         name = str(number if line.id is None else line.id)
         ids[name] = ids.get(name, 0) + 1
         unique = name if ids[name] == 1 else f"{name}#{ids[name]}"
-        found[question_key(text)] = Question(unique, text, golds, line.source or line.dataset)
+        found[question_key(text)] = Question(unique, text, golds, line.source or line.dataset, (), table, rows)
     if not found:
         raise BadConfig(f"{path}: holds no question; write one JSON object a line.")
     return list(found.values()), duplicates
@@ -151,7 +172,54 @@ def _triples(text: str) -> frozenset[str]:
 def _lines(path: Path) -> Iterator[tuple[int, _Line, str]]:
     """The lines with their numbers and questions."""
     for number, line in read_jsonl(path, _Line, "name a file with one JSON object a line"):
-        text = (line.text or line.question).strip()
+        text = (line.text or line.question or line.query).strip()
         if not text:
             raise BadConfig(f"{path}:{number}: no question; give it as text or question.")
         yield number, line, text
+
+
+class TableReports:
+    """The worth of reports on one table: by its right rows; of other rows, by what the table was filled with."""
+
+    def __init__(self, question: Question, run: TableRun) -> None:
+        table, self._schema = table_of(run), run.schema
+        self._right = {row_key(run.schema, row): self._forms(row) for row in question.rows}
+        filled = {row.key: self._forms([cell.value for cell in row.cells]) for row in table.rows}
+        self.right: bool | None = filled == self._right if question.rows else None
+        """Whether the table is the right one; None where that is not known."""
+        self._settled: dict[RowKey, Sequence[str | None]] = {}
+        for row in table.rows:
+            keys, known = (row.key, *row.aliases), zip(row.cells, filled[row.key], strict=True)
+            settled = [form if cell.state in ("given", "agreed", "single") else None for cell, form in known]
+            self._settled.update(dict.fromkeys(keys, settled))
+            if right := next((self._right[key] for key in keys if key in self._right), None):
+                self._right.update(dict.fromkeys(keys, right))
+
+    def flaw(self, ask: Ask, execution: Execution) -> str | None:
+        """The reason why a report is not worth learning from; None where it is: all that it says is right and in a
+        passage that the executor was shown, and it says all that was asked for and is there. What nobody knows to be
+        right has to be stated of its row, and undisputed.
+        """
+        found = read_report(self._schema, ask, execution).found
+        flaws = (flaw for each in found if (flaw := self._flaw(ask, each)))
+        return next(flaws, None) if found else "found nothing"
+
+    def _flaw(self, ask: Ask, found: Found) -> str | None:
+        right = self._right.get(found.key)
+        if ask.row is None and self._right and not right:
+            return "wrong answer"  # a row that does not belong
+        values = right or self._settled.get(found.key) or [None] * len(found.claims)
+        for column, claim, value in zip(self._schema.columns, found.claims, values, strict=True):
+            if claim is None:
+                if column.name in ask.columns and value != "":
+                    return "found nothing"
+            elif value is None:
+                return "right answer not known"
+            elif claim.support == "unsupported" or (claim.support != "stated" and not right):
+                return "evidence in no passage"
+            elif claim.canonical != value and not column.key:
+                return "wrong answer"
+        return None
+
+    def _forms(self, row: Sequence[str]) -> tuple[str, ...]:
+        return tuple(map(canonical, self._schema.columns, row))

@@ -3,6 +3,7 @@
 The backbone answers each question with the teacher as its executor; the student works on every sub-query beside it, and
 where its report differs, the run goes on from there to see which answer that leads to. What the teacher found with two
 searches it looks for again with one, several times. So `rolegate sft filter` can tell what is worth learning.
+A question with columns asks for a table, of which each report is right or wrong by itself.
 
 With `--group 8`, each question is answered eight times instead, by models that are all sampled: trajectories.jsonl has
 what each agent said, with the run's reward; `rolegate sft filter --best` reads such rollouts.
@@ -23,10 +24,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from executor_sft.asking import failures
+from executor_sft.asking import failures, in_flight
 from executor_sft.command import StepOptions, show
 from executor_sft.jsonl import JsonlFile, read_jsonl
-from executor_sft.questions import HeldOut, Question, read_questions
+from executor_sft.questions import HeldOut, Question, TableReports, read_questions
 from executor_sft.runtime import BASE, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings
 from router.calls import Role
@@ -35,8 +36,10 @@ from router.protocol import exact_match
 from router.search import Executor, FactorizedSearch, RunContext
 from router.search.answerer import Judge
 from router.search.loop import settings_of
+from router.table import TableRequest, WideSearch
 from router.trace import Execution, Run, Trajectory
 from router.trace.export import Reward, agent_trajectories, reward_of
+from router.trace.values import TableRun
 from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
 from serving.files import write_atomically
@@ -64,7 +67,7 @@ class RolloutOptions(StepOptions, frozen=True, kw_only=True):
 class Options(RolloutOptions, frozen=True, kw_only=True):
     """Options of `rollout`."""
 
-    questions: Annotated[Path, Meta(description="questions with right answers, JSON lines")]
+    questions: Annotated[Path, Meta(description="questions with right answers, or tables, JSON lines")]
     exclude: Annotated[tuple[Path, ...], Meta(description="files of questions to leave out")] = ()
     group: Annotated[int, Meta(ge=2, description="runs of each question, and no teacher")] | None = None
     temperature: Annotated[float, Meta(ge=_TEMPERATURE, description="of all roles in a group")] = 1.0
@@ -109,11 +112,11 @@ class Rollout(msgspec.Struct, frozen=True):
     """A question with everything that was made of it; one line of `rollouts.jsonl`."""
 
     question: Question
-    trajectory: Trajectory
+    trajectory: Trajectory | TableRun
     """The teacher's run."""
     verdict: Verdict
     sub_queries: tuple[SubQueryRollout, ...] = ()
-    """In order of dispatch."""
+    """In order of dispatch; of a table, by the numbers of its asks."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -128,7 +131,7 @@ class Group(msgspec.Struct, frozen=True):
         return [reward_of(run, self.question.golds) for run in self.runs]
 
 
-def check_failures(trajectory: Trajectory, first: int, context: RunContext) -> None:
+def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunContext) -> None:
     """Raise the failure that a run answered in spite of: time ran out, or an endpoint failed. `first`: the number of
     the first sub-query that was worked on in `context`.
     """
@@ -136,6 +139,8 @@ def check_failures(trajectory: Trajectory, first: int, context: RunContext) -> N
         check_execution(execution, index, context)
     if trajectory.outcome == "time_exhausted":
         raise OutOfTime(_TIME)
+    if trajectory.outcome == "delegation_failed":
+        raise context.failures[None]
 
 
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
@@ -157,13 +162,17 @@ class RolloutWorker:
     capped: Sequence[Executor]
     """The teacher with one search at most, each with another seed."""
     judge: Judge | None
-    context: Callable[[], RunContext]
-    """For one run."""
+    context: Callable[..., RunContext]
+    """For one run, which may be given so many seconds."""
+    wide: WideSearch | None = None
+    """The search that fills tables, with the teacher as executor; None where none are asked for."""
 
     async def roll_out(self, question: Question) -> Rollout:
         """Sample `question` and its sub-queries. An executor that could not do its work is an error, not a sample:
         raises `UpstreamError`, `OutOfTime` and `StoreFailed`.
         """
+        if question.table:
+            return await self._table(question, question.table)
         context = self.context()
         trajectory = await self.search.run(question.text, context)
         check_failures(trajectory, 0, context)
@@ -180,18 +189,46 @@ class RolloutWorker:
 
     async def _sample(self, executor: Executor, run: Rollout, number: int, place: int) -> Sample:
         """The work of `executor` on a sub-query, by its round and its place there, and where its report leads to."""
-        block = list(run.trajectory.block(number))
-        context, first = self.context(), sum(run.trajectory.rounds[:number])
+        trajectory = run.trajectory
+        assert isinstance(trajectory, Trajectory)
+        block = list(trajectory.block(number))
+        context, first = self.context(), sum(trajectory.rounds[:number])
         execution = await executor.run(block[place].sub_query, first + place, context)
         check_execution(execution, first + place, context)
         if execution.report == block[place].report:
-            return Sample(execution, run.trajectory.answer, run.verdict)
+            return Sample(execution, trajectory.answer, run.verdict)
         block[place] = execution
         context = self.context()
-        changed = self.search.instead(run.trajectory, number, block)
+        changed = self.search.instead(trajectory, number, block)
         led = await self.search.proceed(run.question.text, changed, context)
         check_failures(led, first + len(block), context)
         return Sample(execution, led.answer, await self._verdict(run.question, led))
+
+    async def _table(self, question: Question, table: TableRequest) -> Rollout:
+        """The rollout of a table, by as many executors at once as fill it."""
+        assert self.wide
+        limits, context = self.wide.limits, self.context(self.wide.limits.timeout_s)
+        found = await self.wide.run(table.checked(limits), context)
+        check_failures(found, 0, context)
+        reports = TableReports(question, found)
+
+        async def sample(number: int, executor: Executor | None = None) -> Sample:
+            execution = found.executions[number]
+            if executor:
+                context = replace(self.context(), tabular=True)
+                execution = await executor.run(execution.sub_query, number, context)
+                check_execution(execution, number, context)
+            right = reports.flaw(found.asks[number], execution) is None if question.rows else None
+            return Sample(execution, execution.report.answer, Verdict(right))
+
+        async def work(number: int) -> SubQueryRollout:
+            teacher, student = await sample(number), await sample(number, self.student)
+            needless = teacher.verdict.exact_match is False or len(teacher.execution.searches) < 2
+            tries = [await sample(number, executor) for executor in (() if needless else self.capped)]
+            return SubQueryRollout(teacher, student, tuple(tries))
+
+        rolled_out = await in_flight(work, range(len(found.asks)), limits.width, lambda: None)
+        return Rollout(question, found, Verdict(reports.right), tuple(rolled_out))
 
     async def _verdict(self, question: Question, trajectory: Trajectory) -> Verdict:
         """The verdict on an answer; the judge is asked only where it decides."""
@@ -259,8 +296,9 @@ def rollout_worker(runtime: Runtime, capped: int = 3, teaching: Callable[[Role],
     again = [runtime, *(runtime.sampled(seed, warm) for seed in range(1, capped))]
     first, *others = [teaching(one.role("execution", config)) for one in again]
     tries = [runtime.executor(role, once) for role in (first, *others)]
-    search = runtime.search(runtime.executor(first))
-    return RolloutWorker(search, runtime.executor(), tries, runtime.judge, runtime.context)
+    executor = runtime.executor(first)
+    search, wide = runtime.search(executor), runtime.wide_search(executor)
+    return RolloutWorker(search, runtime.executor(), tries, runtime.judge, runtime.context, wide)
 
 
 async def roll_out_all(
@@ -331,7 +369,7 @@ def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
 
 def run(options: Options) -> int:
     """Run the step; the exit status."""
-    listed, duplicates = read_questions(options.questions)
+    listed, duplicates = read_questions(options.questions, tables=options.group is None)
     held_out = HeldOut.read(options.exclude)
     likeness = [held_out.likeness(question.text) for question in listed]
     chosen = [question for question, like in zip(listed, likeness, strict=True) if like is None]

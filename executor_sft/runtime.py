@@ -24,6 +24,7 @@ from router.search import Executor, FactorizedSearch, RunContext, Topology
 from router.search.agent import ExecutorLimits
 from router.search.answerer import Judge
 from router.search.retrieval import IndexRetriever
+from router.table import WideSearch
 from router.trace import RoleName
 from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig
@@ -34,7 +35,7 @@ from serving.engines.versions import MANIFEST
 from serving.retrieval.opening import open_retriever
 from serving.roles import new_role
 from serving.startup import start_engines
-from serving.topologies import ROLE_OF, executor_limits, new_search, new_topology, role_configs
+from serving.topologies import ROLE_OF, new_executor, new_search, new_tables, new_topology, role_configs
 
 BASE, TEACHER = "base", "teacher"
 """Models of the config, and no adapters."""
@@ -104,11 +105,18 @@ class Runtime:
         """An executor; with the config's role and limits, unless there are others."""
         version = self.versions.get("execution")
         role = role or self.role("execution", self.config.roles.execution, version=version)
-        return Executor(role, self.retriever, limits or executor_limits(self.config.search))
+        return new_executor(self.config, role, self.retriever, limits)
 
     def search(self, executor: Executor) -> FactorizedSearch:
         """A search with the config's backbone and answerer."""
         return new_search(self.config.search, self._others, executor)
+
+    def wide_search(self, executor: Executor) -> WideSearch:
+        """A search that fills tables, with the config's backbone."""
+        roles = {**self._others, "execution": executor.role(self.context())}
+        filling = new_tables(self.config, roles, executor, self.retriever)["wide"].filling
+        assert isinstance(filling, WideSearch)
+        return filling
 
     def topology(self, name: TopologyName, executor: Executor | None = None) -> Topology:
         """A way to answer, with its roles. `executor`: of `factorized`; None for the config's model. Raises `BadConfig`
@@ -130,10 +138,10 @@ class Runtime:
         delegation = self.role("delegation", roles.delegation, version=self.versions.get("delegation"))
         return {"delegation": delegation, "answer": self.role("answer", roles.answer)}
 
-    def context(self) -> RunContext:
-        """A context for one run that begins now: it may take as long as the config allows, and is not stored."""
+    def context(self, time_s: float | None = None) -> RunContext:
+        """A context for one run that begins now, which is not stored. `time_s`: seconds, if not those of an answer."""
         ledger = Ledger(f"sft-{token_hex(8)}")  # engines tell calls apart by it
-        return RunContext.lasting(self.config.server.timeout_s, lambda event: None, ledger)
+        return RunContext.lasting(time_s or self.config.server.timeout_s, lambda event: None, ledger)
 
 
 def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dict[str, Path | None]:

@@ -137,6 +137,7 @@ def config_settings(config: Config, extra_roles: Mapping[str, RoleConfig | None]
     return {
         "roles": {name: _role(role) for name, role in roles.items()},
         "search": {key: value for key, value in search.items() if key != "vocabulary"},
+        "table": (config.table, config.roles.table_delegation, config.roles.table_execution),
         "retrieval": {key: retrieval[key] for key in ("documents", "chunk_tokens", "lexical")} | embedder,
     }
 

@@ -68,9 +68,9 @@ def new_topology(
     return Topology(new_search(search, every, executor, name), every)
 
 
-def new_executor(config: Config, role: Role, retriever: Retriever) -> Executor:
-    """The executor of a role, for questions and for tables."""
-    limits, own = executor_limits(config.search), _in_tables(role, config.roles.table_execution)
+def new_executor(config: Config, role: Role, retriever: Retriever, limits: ExecutorLimits | None = None) -> Executor:
+    """The executor of a role, for questions and for tables; with the config's limits, unless there are others."""
+    limits, own = limits or executor_limits(config.search), _in_tables(role, config.roles.table_execution)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
     return Executor(role, retriever, limits, tabular=Agent(own, retriever, long, EXECUTOR_OF_TABLES))
 

@@ -1,8 +1,9 @@
 """`rolegate sft mini-world`: write a world as files.
 
 These are corpus.jsonl, questions.jsonl with gold plans, reports and answers, vocabulary.txt, which all questions stay
-in, and rolegate.toml: the preset mini over this world. With --wide, instead of the questions, tables that are asked
-for, in WideSearch's form: tasks.jsonl, gold/ID.csv, and reach.jsonl, which tells where each cell is to be found.
+in, registers.jsonl, pages that list its things, and rolegate.toml: the preset mini over this world. With --wide, the
+corpus holds registers, and the questions are tables for `rolegate sft rollout`; in WideSearch's form, tasks.jsonl
+and gold/ID.csv, and reach.jsonl, which tells where each cell is to be found.
 """
 
 import itertools
@@ -28,6 +29,8 @@ from serving.config.config import Config
 from serving.config.file import load_config, preset
 from serving.files import write_atomically
 
+REGISTERS = "registers.jsonl"
+
 
 class Options(Knobs, frozen=True, kw_only=True):
     """Options of the command; the knobs are those of wide worlds."""
@@ -50,15 +53,17 @@ def run(options: Options) -> int:
         raise BadConfig(f"--out {out}: is not empty; name another folder, or write over what is there with --force.")
     if options.wide:
         wide = WideWorld(options.seed, options.side, options, tasks=options.tables)
-        asked = set[str]().union(*(words(task.query) for task in wide.tasks))
-        write_corpus(out, wide.library.passages, vocabulary_of(wide.world, asked))
+        write_corpus(out, wide.library.passages, _vocabulary_of_tables(wide))
         export_tables(wide, out)
         search = demo_search(out / "corpus.jsonl", out / "index") if options.check else None
         show({"tables": figures(wide, search)}, as_json=options.json)
     else:
         questions = export(World(options.seed, options.side), out, options.questions)
+        wide = WideWorld.undisturbed(options.seed, options.side)
+        write_corpus(out, wide.registers, _vocabulary_of_tables(wide), name=REGISTERS)
         print(f"{out}: a world of seed {options.seed} with {len(questions)} questions")
-    write_config(over(load_config(preset("mini")), out.resolve()), out / "rolegate.toml")
+    more = () if options.wide else (REGISTERS,)
+    write_config(over(load_config(preset("mini")), out.resolve(), *more), out / "rolegate.toml")
     return 0
 
 
@@ -74,15 +79,19 @@ def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> 
 
 
 def write_corpus(
-    folder: Path, passages: Iterable[Passage], vocabulary: str = "", questions: Iterable[Question] = ()
+    folder: Path,
+    passages: Iterable[Passage],
+    vocabulary: str = "",
+    questions: Iterable[Question] = (),
+    name: str = "corpus.jsonl",
 ) -> None:
-    """Write `corpus.jsonl`, and `vocabulary.txt` and `questions.jsonl` where there are any, into `folder`, which is
+    """Write the file `name`, and `vocabulary.txt` and `questions.jsonl` where there are any, into `folder`, which is
     made where it is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     encoder = msgspec.json.Encoder()
     documents = [{"id": page.id, "title": page.title, "text": page.text} for page in passages]
-    (folder / "corpus.jsonl").write_bytes(encoder.encode_lines(documents))
+    (folder / name).write_bytes(encoder.encode_lines(documents))
     if vocabulary:
         (folder / "vocabulary.txt").write_text(vocabulary, "utf-8")
     if questions:
@@ -96,16 +105,22 @@ def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:
     )
     known = {word.strip("?,.").format(x="", a="", b="") for wording in wordings for word in wording.split()}
     names = {name for entity in world.entities for name in (entity.name, entity.alias) if name}
-    return "\n".join([*sorted(filter(None, known.union(more))), *OCCUPATIONS, "", *sorted(names), ""])
-
-
-def over(config: Config, world: Path) -> Config:
-    """The same models over the world whose files are in the folder `world`; its index, its runs and the versions that
-    are made of these are kept there.
-    """
-    retrieval = msgspec.structs.replace(
-        config.retrieval, documents=(str(world / "corpus.jsonl"),), index=str(world / "index"), address=None
+    return "\n".join(
+        [*sorted(filter(None, known.union(set(more) - words(" ".join(names))))), *OCCUPATIONS, "", *sorted(names), ""]
     )
+
+
+def _vocabulary_of_tables(wide: WideWorld) -> str:
+    """The vocabulary with the words in which its tables are asked for."""
+    return vocabulary_of(wide.world, set[str]().union(*(words(task.query) for task in wide.tasks)))
+
+
+def over(config: Config, world: Path, *more: str) -> Config:
+    """The same models over the world whose files are in the folder `world`, its corpus and `more`; its index, its runs
+    and the versions that are made of these are kept there.
+    """
+    documents = tuple(str(world / name) for name in ("corpus.jsonl", *more))
+    retrieval = msgspec.structs.replace(config.retrieval, documents=documents, index=str(world / "index"), address=None)
     search = msgspec.structs.replace(
         config.search, vocabulary=config.search.vocabulary and str(world / "vocabulary.txt")
     )

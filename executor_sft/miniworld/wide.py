@@ -16,6 +16,8 @@ from msgspec import Meta
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.relations import BY_SUBJECT, Kind, Relation
 from executor_sft.miniworld.world import Entity, Side, World
+from router.protocol import Passage
+from router.trace.table import Column, Schema
 
 Size = Literal["small", "medium", "large"]
 Reach = Literal["register", "own_page", "two_searches", "unstated"]
@@ -24,7 +26,7 @@ ROWS: dict[Size, range] = {"small": range(5, 13), "medium": range(15, 41), "larg
 """About 8, 25 and 55."""
 MOST_NAMES = 6
 """Of a register, and of a report."""
-_YEARS, _OWNERS = range(900, 2000, 10), 20
+_YEARS, _OWNERS, _EVERY = range(900, 2000, 10), 20, 10**6
 
 
 class Knobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +34,8 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     and nothing is unstated that a set or another page rests on.
     """
 
-    hubs: Annotated[int, Meta(ge=1, le=20, description="to which most things of a kind belong")] = 5
+    hubs: Annotated[int, Meta(ge=1, le=20, description="to which most things of a kind belong")] | None = 5
+    """None: everyone has their share."""
     listed: Annotated[float, Meta(ge=0, le=1, description="members of a set that its registers name")] = 0.9
     stale: Annotated[float, Meta(ge=0, le=1, description="registers that name one that does not belong")] = 0.1
     twice: Annotated[float, Meta(ge=0, le=1, description="names in two registers, cells on two pages")] = 0.15
@@ -132,6 +135,13 @@ class TableTask:
         return [self.sets[0].kind, *map(column_name, self.relations)]
 
     @property
+    def schema(self) -> Schema:
+        """The same as a table's columns."""
+        key, *others = self.columns
+        typed = (Column(name, "integer" if name == "year" else "text") for name in others)
+        return Schema((Column(key, key=True), *typed))
+
+    @property
     def query(self) -> str:
         """The question with the columns in its last lines, as WideSearch has it."""
         return self.question + _TAIL.format(columns=", ".join(self.columns))
@@ -163,6 +173,17 @@ class WideWorld:
         for one in self.sets:
             self._register(one, self._rng(f"registers of the {one.noun}"))
         self._write_beside(self._rng("second pages"))
+
+    @classmethod
+    def undisturbed(cls, seed: int, side: Side) -> "WideWorld":
+        """A world as it is without tables, and registers of all sets that are large enough for one."""
+        knobs = Knobs(hubs=None, listed=1, stale=0, twice=0, conflict=0, unstated=0)
+        return cls(seed, side, knobs, tasks=_EVERY)
+
+    @property
+    def registers(self) -> list[Passage]:
+        """All of them."""
+        return [self.library.by_id[identity] for one in self.sets for identity in one.registers]
 
     def gold(self, row: Entity, relation: Relation) -> str:
         """The value of a cell; empty where no page states it."""

@@ -24,11 +24,11 @@ _TEXT = {"preprocess": ["norm_str"], "metric": ["exact_match"]}
 
 
 def export_tables(wide: WideWorld, folder: Path) -> None:
-    """Write `tasks.jsonl`, `gold/<id>.csv` and, to tell errors apart, `reach.jsonl`: where each gold cell is found, and
-    the names in registers that do not belong.
+    """Write `tasks.jsonl` with `gold/<id>.csv`; the same as `questions.jsonl`, for `rolegate sft rollout`; and, to tell
+    errors apart, `reach.jsonl`: where each gold cell is found, and the names in registers that do not belong.
     """
     (folder / "gold").mkdir(parents=True, exist_ok=True)
-    tasks, reaches = [], []
+    tasks, questions, reaches = [], [], []
     for task in wide.tasks:
         rules = {name: _YEAR if name == "year" else _TEXT for name in task.columns}
         evaluation = json.dumps({"unique_columns": task.columns[:1], "required": task.columns, "eval_pipeline": rules})
@@ -36,10 +36,12 @@ def export_tables(wide: WideWorld, folder: Path) -> None:
         tasks.append({"instance_id": task.id, **written})
         stale = sorted(wide.listed(task) - {row.mention for row in task.rows})
         reaches.append({"instance_id": task.id, "size": task.size, "reach": wide.reach(task), "stale": stale})
+        rows = [[row.mention, *(wide.gold(row, one) for one in task.relations)] for row in task.rows]
+        asked = {"question": task.question, "columns": task.schema.columns, "rows": rows}
+        questions.append({"id": task.id, **asked})
         with (folder / "gold" / f"{task.id}.csv").open("w", encoding="utf-8-sig", newline="") as file:
-            rows = ([row.mention, *(wide.gold(row, one) for one in task.relations)] for row in task.rows)
             csv.writer(file).writerows([task.columns, *rows])
-    for name, lines in (("tasks", tasks), ("reach", reaches)):
+    for name, lines in (("tasks", tasks), ("questions", questions), ("reach", reaches)):
         (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
 
 

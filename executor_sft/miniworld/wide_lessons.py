@@ -12,6 +12,7 @@ from executor_sft.miniworld.wide import EntitySet, Knobs, TableTask, WideWorld
 from executor_sft.miniworld.world import Entity
 from router.protocol import Passage, Report, prompts
 from router.protocol.turns import MOST_POINTS
+from router.table.table_delegation import opening
 
 MOST_KEYS, MOST_HOLES = 20, 5
 """That a lead is shown."""
@@ -23,9 +24,7 @@ _FAILING = 0.1
 
 def table_request(task: TableTask) -> str:
     """The lead's view of a request."""
-    key, *others = task.columns
-    typed = [f"{key}*", *(f"{name}:integer" if name == "year" else name for name in others)]
-    return prompts.table_request(task.question, typed)
+    return opening(task.question, task.schema)
 
 
 def turn_text(task: TableTask, turn: int) -> str:

@@ -16,7 +16,7 @@ EXAMPLE = Path("examples", "javascript")
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example with the official gRPC packages for Node.js beside it."""
+    """The examples with the official gRPC packages for Node.js beside them."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -28,12 +28,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if installed.returncode != 0:
         pytest.skip(f"npm could not install @grpc/grpc-js: {installed.stderr.strip()[-300:]}")
-    return folder / "ask.mjs"
+    return folder
 
 
-def called(client: Path, *arguments: str) -> tuple[int, list[Any]]:
-    """Exit status and printed JSON of one run of the client."""
-    command = ["node", str(client), *arguments]
+def called(client: Path, *arguments: str, program: str = "ask.mjs") -> tuple[int, list[Any]]:
+    """Exit status and printed JSON of one run of an example."""
+    command = ["node", str(client / program), *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert run.stderr == ""
     return run.returncode, [json.loads(line) for line in run.stdout.splitlines()]
@@ -80,6 +80,24 @@ def test_a_refused_question(client: Path, gateway: str, method: str) -> None:
         "domain": "rolegate",
         "metadata": {},
     }
+
+
+def test_a_table(client: Path, gateway: str) -> None:
+    """A line for each row, or for each event; columns that cannot be are refused."""
+    asked, table = ("the cities of Vorland", "city*, founder, founded:integer"), "table.mjs"
+    status, (first, second) = called(client, gateway, *asked, program=table)
+    assert status == 0
+    assert [first[name]["value"] for name in ("city", "founder", "founded")] == ["Krurou", "Ana", "1200"]
+    assert second["founded"] == {"value": "900", "state": "CELL_STATE_SINGLE", "said": ["Bel was founded in 900."]}
+
+    status, events = called(client, gateway, *asked, "stream", program=table)
+    assert (status, [event["event_number"] for event in events]) == (0, list(range(1, len(events) + 1)))
+    kinds = [event["event"] for event in events]
+    assert (kinds[0], kinds[-1], "row_changed" in kinds) == ("run_started", "done", True)
+    assert len(events[-1]["done"]["rows"]) == 2
+
+    status, (error,) = called(client, gateway, asked[0], "city, founder", program=table)
+    assert (status, error["reason"], "none is a key" in error["message"]) == (1, "BAD_REQUEST", True)
 
 
 async def test_a_key(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,6 +14,7 @@ from rolegate.v1 import table_service_pb2 as pb
 
 from tests.router.deployment import Deployment
 from tests.router.edge.wire import whole_server
+from tests.scripted_gateway import ROOT, environment
 
 QUESTION, COLUMNS = "the cities of Vorland", "city*, founder, founded:integer"
 ROWS = [["Krurou", "Ana", "1200"], ["Bel", "Bo", "900"]]
@@ -107,3 +110,29 @@ def test_what_is_refused(gateway: str) -> None:
     with Client(gateway) as asked, pytest.raises(GatewayError, match="none is a key") as caught:
         asked.table(QUESTION, "city, founder")
     assert caught.value.reason == "BAD_REQUEST"
+
+
+def test_the_example(gateway: str) -> None:
+    """Tells rows as they change, then the table with its sources, and shows what an error is made of."""
+    told, refused = (
+        subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "python" / "table.py"), gateway, QUESTION, columns],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(),
+            timeout=60,
+        )
+        for columns in (COLUMNS, "city, founder")
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    rows, _, rest = told.stdout.partition("| city | founder | founded |\n")
+    assert (rows.splitlines()[0], rows.splitlines()[-1]) == ("Krurou, missing, missing", "Bel, Bo, 900")
+    assert rest.splitlines()[1:4] == [
+        "| Krurou | Ana | 1200 |",
+        "| Bel | Bo | 900 |",
+        "  Krurou, city: Register: The cities of Vorland are Krurou and Bel.",
+    ]
+    assert "  Bel, founded: Bel: Bel was founded in 900.\n" in rest
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("INVALID_ARGUMENT BAD_REQUEST : columns: none is a key")

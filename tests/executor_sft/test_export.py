@@ -82,8 +82,9 @@ def test_the_command_writes_the_demos_world(tmp_path: Path, capsys: pytest.Captu
     assert main(["mini-world", "--out", str(tmp_path), "--questions", "3"]) == 0
 
     assert capsys.readouterr().out == f"{tmp_path}: a world of seed 7 with 3 questions\n"
-    (corpus,) = config.retrieval.documents
-    for name, shipped in (("corpus.jsonl", corpus), ("vocabulary.txt", config.search.vocabulary)):
+    corpus, registers = config.retrieval.documents
+    files = {"corpus.jsonl": corpus, "registers.jsonl": registers, "vocabulary.txt": config.search.vocabulary}
+    for name, shipped in files.items():
         assert shipped is not None
         assert (tmp_path / name).read_bytes() == Path(shipped).read_bytes()
 

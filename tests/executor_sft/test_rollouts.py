@@ -14,6 +14,7 @@ from executor_sft.rollout import Rollout, Verdict, roll_out_all
 from router.errors import BadConfig, OutOfTime, UpstreamRefused, UpstreamUnavailable
 from router.models import Prompt
 from router.models.model import Answer
+from router.trace import Trajectory
 from tests.executor_sft.scripted_roles import ScriptedRoles, questions, searches_twice
 from tests.router.deployment import lasting
 
@@ -24,6 +25,7 @@ RIGHT, WRONG = Verdict(exact_match=True), Verdict(exact_match=False)
 async def test_another_report_leads_to_another_answer() -> None:
     """The student's one search finds another name, and the run that goes on from there ends elsewhere."""
     rollout = await ScriptedRoles().worker().roll_out(QUESTION)
+    assert isinstance(rollout.trajectory, Trajectory)
     assert (rollout.trajectory.answer, rollout.verdict) == ("home of MannF0", RIGHT)
     first, second = rollout.sub_queries
     assert (first.teacher.answer, len(first.teacher.execution.searches)) == ("home of MannF0", 2)

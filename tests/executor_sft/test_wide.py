@@ -189,12 +189,13 @@ def test_registers_name_a_few_each_and_say_of_what(wide: WideWorld) -> None:
 
 def test_an_undisturbed_world_has_registers_and_nothing_else() -> None:
     """All facts of the world without tables, all its pages, and registers that name all members once and no other."""
-    for seed, wide in zip((1, 2, 3), worlds(), strict=True):
-        plain = World(seed, "test", hubs=5)
+    of_hubs = [(World(seed, "test", hubs=5), wide) for seed, wide in zip((1, 2, 3), worlds(), strict=True)]
+    for plain, wide in (*of_hubs, (World(7, "test"), WideWorld.undisturbed(7, "test"))):
         pages = Library(plain).passages
-        assert wide.world.facts.keys() == plain.facts.keys()
+        assert [fact.value for fact in wide.world.facts.values()] == [fact.value for fact in plain.facts.values()]
         assert wide.library.passages[: len(pages)] == pages
         assert all(page.title.startswith("Register ") for page in wide.library.passages[len(pages) :])
+        assert sorted(wide.registers, key=lambda page: page.id) == wide.library.passages[len(pages) :]
         for one in wide.sets:
             assert Counter(names_of(one)) == Counter(member.mention for member in one.members)
 

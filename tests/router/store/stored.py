@@ -23,6 +23,7 @@ from router.trace.values import (
     SearchDone,
     SearchRecord,
     SubQueryDispatched,
+    TableRun,
 )
 
 HEAT = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9, "films.pdf", 3)
@@ -121,7 +122,7 @@ def run_row(run: Run) -> dict[str, object]:
         "fingerprint": "",
         "request": run.request,
         "status": run.status,
-        "outcome": run.result.outcome if isinstance(run.result, Trajectory) else "",
+        "outcome": run.result.outcome if isinstance(run.result, Trajectory | TableRun) else "",
         "started_at": run.started_at,
         "duration_s": run.duration_s,
         "log": "log",

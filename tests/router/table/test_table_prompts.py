@@ -5,7 +5,9 @@ from pathlib import Path
 
 from router.protocol.decision import Dispatch, Stop, parse_decision
 from router.protocol.turns import ReportTurn, SearchTurn
-from router.table.table_delegation import described, opening, planned
+from router.table.asking import question
+from router.table.assembly import assemble
+from router.table.table_delegation import described, opening, planned, status
 from router.table.table_text import parse_table_turn, read_rows, read_values
 from router.trace.table import Column, Schema
 from serving.config.file import preset
@@ -20,24 +22,30 @@ LIGHTS = Schema(
         Column("keeper"),
     )
 )
+KEEPERS = Schema(
+    (Column("lighthouse", key=True), Column("keeper", key=True), Column("from", "integer", about="first year"))
+)
 
 
 def turns(path: Path) -> list[str]:
     """The model's turns in the examples of a prompt."""
-    examples = path.read_text("utf-8").partition("Example")[2]
+    examples = path.read_text("utf-8").partition("\nExample")[2]
     return re.findall(r"^You: (.*?)(?=^\w+: |^It would|^Example|\Z)", examples, re.MULTILINE | re.DOTALL)
 
 
 def test_the_delegators() -> None:
-    """A plan with a wording for each column, more questions, and a stop; the request is as it will be."""
+    """Plans with a wording for each column, more questions, and a stop; the requests are as they will be."""
     path = PROMPTS / "table_delegation.txt"
-    schema = Schema(LIGHTS.columns[:4])
-    plan, more, stop = turns(path)
-    decisions = [parse_decision(text, limit=20) for text in (plan, more, stop)]
-    assert [type(each) for each in decisions] == [Dispatch, Dispatch, Stop]
-    assert [len(each.sub_queries) for each in decisions if isinstance(each, Dispatch)] == [4, 3]
-    assert all("{lighthouse}" in column.ask for column in planned(schema, plan).columns[1:])
-    assert opening("", schema).partition("</question>")[2] in path.read_text("utf-8")
+    lights, prompt = Schema(LIGHTS.columns[:4]), path.read_text("utf-8")
+    plan, more, stop, other = turns(path)
+    decisions = [parse_decision(text, limit=20) for text in (plan, more, stop, other)]
+    assert [type(each) for each in decisions] == [Dispatch, Dispatch, Stop, Dispatch]
+    assert [len(each.sub_queries) for each in decisions if isinstance(each, Dispatch)] == [4, 3, 2]
+    assert all("{lighthouse}" in column.ask for column in planned(lights, plan).columns[1:])
+    assert planned(KEEPERS, other).columns[2].ask.count("{") == 2
+    known = assemble(KEEPERS, [("Skerry Lamp", "Ana Torrin", "1880")], [])
+    assert opening("", lights).partition("</question>")[2] in prompt
+    assert (opening("", KEEPERS) + status(known, ())).partition("</question>")[2] in prompt
 
 
 def test_those_of_baselines() -> None:
@@ -58,13 +66,18 @@ def test_those_of_baselines() -> None:
 
 
 def test_the_executors() -> None:
-    """A list of names, and values of one row."""
-    searches, lists, asks, values = map(parse_table_turn, turns(PROMPTS / "table_execution.txt"))
-    assert isinstance(searches, SearchTurn)
-    assert isinstance(asks, SearchTurn)
-    assert isinstance(lists, ReportTurn)
-    assert isinstance(values, ReportTurn)
-    assert read_rows(lists.report.answer, LIGHTS.columns[:1]).rows == (("Old Mole Light",), ("Aldsay Beacon",))
-    assert len(lists.report.evidence) == 2
+    """A list of names, rows of several columns, and values of one row, asked for as they will be."""
+    path = PROMPTS / "table_execution.txt"
+    lights, row, value = (parse_table_turn(text) for text in turns(path)[1::2])
+    assert all(isinstance(parse_table_turn(text), SearchTurn) for text in turns(path)[::2])
+    assert isinstance(lights, ReportTurn) and isinstance(row, ReportTurn) and isinstance(value, ReportTurn)
+    assert read_rows(lights.report.answer, LIGHTS.columns[:1]).rows == (("Old Mole Light",), ("Aldsay Beacon",))
+    assert len(lights.report.evidence) == 2
+    found = read_rows(row.report.answer, KEEPERS.columns[:2])
+    assert found == ((("Skerry Lamp", "Ivo Brandt"), ("Aldsay Beacon", "Joan Ferris")), 0)
     wanted = LIGHTS.columns[2], LIGHTS.columns[4]
-    assert read_values(values.report.answer, LIGHTS, wanted, ("skerry lamp",)) == ("1891", "")
+    assert read_values(value.report.answer, LIGHTS, wanted, ("skerry lamp",)) == ("1891", "")
+    told = re.findall(r"^- .*: (.*)$", path.read_text("utf-8").partition("Example 3.")[2], re.MULTILINE)
+    asked = [Column(column.name, ask=ask) for column, ask in zip(wanted, told, strict=True)]
+    sub_query = question(Schema((LIGHTS.columns[0], *asked)), ("Skerry Lamp",), [column.name for column in asked])
+    assert f"Request: {sub_query}\n" in path.read_text("utf-8")

@@ -1,0 +1,356 @@
+"""Tables, from rollouts to rows: what executors report on them is judged ask by ask."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from executor_sft.dataset import ServedTokens, read_rows, read_samples, rows_of
+from executor_sft.filter import FilteredSample, filtered
+from executor_sft.miniworld.wide import Knobs, WideWorld
+from executor_sft.miniworld.wide_export import export_tables
+from executor_sft.questions import HeldOut, Question, TableReports, read_questions
+from executor_sft.rollout import Rollout, RolloutWorker
+from executor_sft.step import read_manifest
+from router.calls import Role
+from router.edge.grpc.server import Server
+from router.errors import BadConfig, OutOfTime, UpstreamRefused
+from router.models import Completion, Message, Prompt, Sampling, ScriptedModel
+from router.search import Answerer, Delegator, Executor, FactorizedSearch
+from router.search.agent import Agent, ExecutorLimits
+from router.store import Database
+from router.table import TableLimits, TableRequest, WideSearch
+from router.table.filling import EXECUTOR_OF_TABLES
+from router.table.table_delegation import STOP
+from router.testing.openai_server import ChatRequest, says, serving
+from router.trace import Conversation, Execution, RoleName
+from router.trace.table import Ask, Schema
+from router.trace.values import TableRun
+from serving.config.file import preset
+from serving.retrieval.services import RetrievalServicer
+from tests.conftest import Rolegate
+from tests.executor_sft.traces import MINI, write_lines
+from tests.router.deployment import lasting
+from tests.router.store.stored import put, run
+from tests.router.table.reports import SCHEMA, executed, fill
+from tests.router.table.small_world import COLUMNS, QUESTION, Reader, World, lead, written
+
+KROUROU, BEL = "Krurou: Krurou was founded in 1200 by Ana. It is old.", "Bel: Bel was founded in 900."
+REGISTER = "Register: The cities of Vorland are Krurou and Bel."
+ROWS = (("Krurou", "Ana", "1,200"), ("Bel", "", "900"))
+ASKED = TableRequest("the cities of Vorland", SCHEMA.columns)
+
+
+def discovery(number: int) -> Ask:
+    """As tables ask for rows."""
+    return Ask("discover", (), discovery=number)
+
+
+FILLED = (
+    (discovery(1), executed("Krurou\nBel", REGISTER)),
+    (fill("krurou", "founder", "founded"), executed("founder: Ana\nfounded: 1200", KROUROU)),
+    (fill("bel", "founder", "founded"), executed("founded: 900", BEL)),
+)
+FULL = preset("mini").parents[1] / "prompts" / "full"
+
+
+def reports(rows: tuple[tuple[str, ...], ...], *more: tuple[Ask, Execution]) -> TableReports:
+    """On a table that was filled with these besides; `rows` are the right ones."""
+    asks, executions = zip(*FILLED, *more, strict=True)
+    return TableReports(
+        Question("q", "?", (), table=ASKED, rows=rows), TableRun(SCHEMA, asks=asks, executions=executions)
+    )
+
+
+@pytest.mark.parametrize(
+    ("ask", "report", "by_gold", "without"),
+    [
+        (fill("krurou", "founded"), executed("1200", KROUROU), None, None),
+        (fill("krurou", "founded"), executed("1200", BEL), "evidence in no passage", "evidence in no passage"),
+        (fill("krurou", "founded"), executed("1200", "Wars: One began in 1200."), None, "evidence in no passage"),
+        (fill("krurou", "founded"), executed("900", BEL), "wrong answer", "evidence in no passage"),
+        (fill("krurou", "founded"), executed("not found", KROUROU), "found nothing", "found nothing"),
+        (fill("bel", "founder"), executed("not found", BEL), None, "found nothing"),
+        (fill("bel", "founder"), executed("Bo", "Bel: Bo founded Bel."), "wrong answer", "right answer not known"),
+        (fill("bel", "founder", "founded"), executed("founded: 900", BEL), None, "found nothing"),
+        (fill("krurou", "founder", "founded"), executed("founder: Ana", KROUROU), "found nothing", "found nothing"),
+        (discovery(2), executed("Bel", REGISTER), None, None),
+        (discovery(2), executed("Bel\nTal", REGISTER), "wrong answer", "right answer not known"),
+        (discovery(2), executed("Bel", KROUROU), "evidence in no passage", "evidence in no passage"),
+        (discovery(2), executed("not found", REGISTER), "found nothing", "found nothing"),
+    ],
+)
+def test_a_report_is_judged_by_its_own_ask(
+    ask: Ask, report: Execution, by_gold: str | None, without: str | None
+) -> None:
+    """All is right and in a passage; by the right rows a cell may be empty, without them each has to be stated."""
+    assert reports(ROWS).flaw(ask, report) == by_gold
+    assert reports(()).flaw(ask, report) == without
+
+
+def test_without_right_rows_reports_have_to_agree() -> None:
+    """A cell that is in conflict teaches nothing, a row under another name is the same one, and a row that the right
+    ones do not hold is judged without them.
+    """
+    rival = executed("founder: Bo", "Annals: Krurou was founded by Bo.")
+    ana = fill("krurou", "founder"), executed("Ana", KROUROU)
+    assert reports(()).flaw(*ana) is None
+    assert reports((), (fill("krurou", "founder", attempt=2), rival)).flaw(*ana) == "right answer not known"
+    assert reports(ROWS, (fill("krurou", "founder", attempt=2), rival)).flaw(*ana) is None
+    old = discovery(2), executed("Old Krurou", "Old Krurou: Old Krurou is the former name of Krurou.")
+    assert reports(ROWS, old).flaw(*old) is None
+    assert reports(ROWS[:1]).flaw(*FILLED[2]) == "found nothing"
+    assert reports(ROWS[:1]).flaw(fill("bel", "founded"), FILLED[2][1]) is None
+
+
+@pytest.mark.parametrize(("rows", "right"), [(ROWS, True), (ROWS[:1], False), ((), None)])
+def test_the_whole_table(rows: tuple[tuple[str, ...], ...], right: bool | None) -> None:
+    """Is right where it has the right rows and no others, in whichever form and order."""
+    assert reports(rows).right is right
+
+
+def question(world: World, *, known: bool = True) -> Question:
+    """All cities of a world."""
+    return Question(
+        "t1", QUESTION, (), "cities", table=TableRequest(QUESTION, COLUMNS), rows=tuple(world.rows() * known)
+    )
+
+
+class SearchesTwice(Reader):
+    """Searches for the founder of each third city once in vain."""
+
+    def _write(self, prompt: Prompt) -> Any:
+        asked = prompt.messages[1].content
+        if len(prompt.messages) == 2 and self._needs_two(asked):
+            return "<search>nothing of it</search>"
+        if len(prompt.messages) == 4 and self._needs_two(asked):
+            last = "No searches are left" in prompt.messages[-1].content
+            return written("not found") if last else f"<search>{asked}</search>"
+        return super()._write(prompt)
+
+    def _needs_two(self, asked: str) -> bool:
+        return "Who" in asked and sum(map(ord, asked)) % 3 == 0
+
+
+def worker(world: World, teacher: ScriptedModel, student: ScriptedModel, **limits: Any) -> RolloutWorker:
+    """Scripted models over a world."""
+
+    def role(name: RoleName, model: ScriptedModel) -> Role:
+        return Role(name, model, name, Sampling(max_tokens=256), attempts=1, streams=False)
+
+    def executor(model: ScriptedModel, searches: int = 2) -> Executor:
+        own, most = role("execution", model), ExecutorLimits(max_searches=searches)
+        tabular = Agent(replace(own, system="tables"), world, most, EXECUTOR_OF_TABLES)
+        return Executor(own, world, most, tabular=tabular)
+
+    leads, answers = role("delegation", lead(world)), role("answer", ScriptedModel([]))
+    search = FactorizedSearch(Delegator(leads), executor(teacher), Answerer(answers))
+    wide = WideSearch(Delegator(leads, 20, STOP), executor(teacher), TableLimits(cells_per_ask=1, **limits))
+    return RolloutWorker(search, executor(student), [executor(teacher, 1)] * 2, None, lasting, wide)
+
+
+async def test_a_table_is_rolled_out() -> None:
+    """The teacher fills it; the student works on each ask, the teacher again with one search where it made two."""
+    world = World(12)
+    of = question(world)
+    found = await worker(world, SearchesTwice(), Reader(invents=0.5)).roll_out(of)
+    assert isinstance(found.trajectory, TableRun)
+    assert len(found.sub_queries) == len(found.trajectory.asks) == 3 + 12 * 2
+    assert found.verdict.correct
+    for work in found.sub_queries:
+        assert work.teacher.verdict.correct
+        assert len(work.capped) == (2 if len(work.teacher.execution.searches) == 2 else 0)
+        assert {one.execution.sub_query for one in (work.student, *work.capped)} <= {work.teacher.execution.sub_query}
+        assert {one.execution.conversation.messages[0].content for one in (work.teacher, work.student)} == {"tables"}
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Rollout) == found
+
+    samples, rejected = filtered([found], {})
+    multi = sum(len(work.teacher.execution.searches) == 2 for work in found.sub_queries)
+    strata = Counter(sample.stratum for sample in samples)
+    assert (strata["teacher_multi"], strata["teacher_single"]) == (multi, 27 - multi)
+    assert 0 < rejected["evidence in no passage"] + rejected["wrong answer"] == 27 - strata["student_single"]
+    assert {(sample.question_id, sample.source) for sample in samples} == {("t1", "cities")}
+    assert Counter(sample.ask.kind for sample in samples if sample.ask)["discover"] == 6
+
+
+async def test_of_a_table_whose_rows_nobody_knows_what_is_stated_is_learnt() -> None:
+    """What was invented stands in no passage, and what was not found may be there."""
+    world = World(8, unstated=2)
+    found = await worker(world, Reader(), Reader(invents=0.5)).roll_out(question(world, known=False))
+    assert found.verdict.exact_match is None
+    known, _ = filtered([msgspec.structs.replace(found, question=question(world))], {})
+    samples, rejected = filtered([found], {})
+    assert [sample for sample in known if sample in samples] == samples
+    assert rejected["found nothing"] >= 2
+    for sample in samples:
+        if sample.ask and sample.ask.row:
+            (gold,) = (row for row in world.rows() if row[0].casefold() == sample.ask.row[0])
+            assert sample.execution.report.answer in gold
+
+
+async def test_held_out_tables_and_asks_are_not_learnt() -> None:
+    """By the question, or by any sub-query; an equal question of an answer is no duplicate of a table's."""
+    world = World(4)
+    found = await worker(world, Reader(), Reader()).roll_out(question(world))
+    asked = found.sub_queries[-1].teacher.execution.sub_query
+    for held_out, reason in ((QUESTION.upper(), "held out: same question"), (asked, "held out: as a sub-query")):
+        assert filtered([found], {}, held_out=HeldOut([held_out])) == ([], {reason: 2 * len(found.sub_queries)})
+    samples, rejected = filtered([found, found], {})
+    assert len(samples) == rejected["duplicate sub-query"] == 2 * len(found.sub_queries)
+
+
+async def test_an_executor_that_failed_is_an_error() -> None:
+    """And no sample, whoever it was; nor is a table whose time ran out, or whose delegator failed later."""
+    world = World(4)
+    with pytest.raises(UpstreamRefused):
+        await worker(world, Reader(fails=1.0), Reader()).roll_out(question(world))
+    with pytest.raises(UpstreamRefused):
+        await worker(world, Reader(), Reader(fails=1.0)).roll_out(question(world))
+    with pytest.raises(OutOfTime):
+        await worker(world, Reader(), Reader(), timeout_s=1e-6).roll_out(question(world))
+
+
+@asynccontextmanager
+async def served(folder: Path, world: World) -> AsyncIterator[Path]:
+    """The file of a config whose models play these over a world."""
+    models = {"backbone": lead(world), "teacher": SearchesTwice(), "student": Reader(invents=0.3)}
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        asked = msgspec.json.decode(await request.read(), type=ChatRequest)
+        messages = tuple(Message(message["role"], message["content"]) for message in asked.messages)
+        return await says((await models[asked.model].complete(Prompt(messages, Sampling()))).text)(request)
+
+    roles = {"delegation": "backbone", "execution": "student", "answer": "backbone"}
+    tables = {f"roles.{name}": (model, name) for name, model in roles.items()}
+    tables["distillation.teacher"] = ("teacher", "execution")
+    async with serving(recording=False) as there:
+        there.plays(play)
+        server = Server(None, RetrievalServicer(world))
+        port = await server.start("127.0.0.1:0")
+        parts = [
+            f'[{table}]\nmodel = "{model}"\nprompt = "shipped:prompts/full/{prompt}.txt"\nattempts = 1\n'
+            f'base_url = "{there.base_url}"\n'
+            for table, (model, prompt) in tables.items()
+        ]
+        parts += ["[table]\ncells_per_ask = 1\n", f'[retrieval]\naddress = "127.0.0.1:{port}"\n']
+        file = folder / "config.toml"
+        file.write_text("\n".join(['[server]\nstore = "sqlite:///runs.db"\n', *parts]), "utf-8")
+        yield file
+        await server.drain(0)
+
+
+async def step(rolegate: Rolegate, *arguments: object) -> str:
+    """Run a step beside the servers of this process; what it printed."""
+    ended = await asyncio.to_thread(rolegate, "sft", *arguments)
+    assert ended.status == 0, ended.out + ended.err
+    return ended.out + ended.err
+
+
+async def test_from_a_file_of_tables_to_rows(rolegate: Rolegate, tmp_path: Path) -> None:
+    """Rolled out, filtered and written under the prompt for tables, beside questions in one file."""
+    world = World(6)
+    asked = {"id": "t1", "question": QUESTION, "columns": COLUMNS, "rows": world.rows(), "source": "cities"}
+    listed = write_lines(tmp_path / "questions.jsonl", [asked])
+    async with served(tmp_path, world) as config:
+        out = tmp_path / "out"
+        await step(rolegate, "rollout", "--questions", listed, "--config", config, "--out", out)
+    figures = read_manifest(out).figures
+    assert (figures["questions"], figures["exact_match"]) == (1, 1.0)
+    assert figures["executors"]["teacher"]["invocations"] == 2 + 6 * 2
+    await step(rolegate, "filter", out, "--out", tmp_path / "kept")
+    assert read_manifest(tmp_path / "kept").figures["sources"]["cities"]["questions"] == 1
+    await step(
+        rolegate, "dataset", tmp_path / "kept", "--model", MINI, "--out", tmp_path / "data", "--max-length", 9999
+    )
+    rows, samples = read_rows(tmp_path / "data" / "rows.jsonl"), list(read_samples(tmp_path / "kept"))
+    assert rows == rows_of(samples, ServedTokens(MINI))[0]
+    assert {(row.question_id, row.stratum) for row in rows} == {("t1", one.stratum) for one in samples}
+    system = (FULL / "table_execution.txt").read_text("utf-8").strip()
+    assert {row.messages[0]["content"] for row in rows} == {system}
+    learnt = Counter(row.trajectory for row in rows)
+    assert [learnt[at] for at in range(len(samples))] == [len(one.execution.searches) + 1 for one in samples]
+    assert {"Who", "When", "Which"} <= {str(row.messages[1]["content"]).split()[0] for row in rows}
+
+
+@pytest.mark.parametrize("tabular", [True, False])
+def test_a_report_without_evidence_is_learnt_in_tables_alone(tabular: bool) -> None:
+    """As it is read there; elsewhere it would have been corrected."""
+    listed = "<answer>Krurou\nBel</answer>"
+    said = [Completion("<search>cities</search>", "stop"), Completion(listed, "stop")]
+    messages = [
+        Message("user", "Which?"),
+        Message("assistant", said[0].text),
+        Message("user", "<documents></documents>"),
+    ]
+    talk = Conversation((*messages, Message("assistant", listed)), tuple(said))
+    work = msgspec.structs.replace(executed("Krurou\nBel", REGISTER), conversation=talk)
+    sample = FilteredSample("teacher_single", "t1", "", work, discovery(1) if tabular else None)
+    assert rows_of([sample], ServedTokens(MINI))[1] == {"search": 1, "report" if tabular else "malformed": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ({"columns": [{"name": "city"}]}, "none is a key"),
+        ({"columns": [{"name": "city", "key": True}], "rows": [["Bel", "Bo"]]}, r"rows\[0\] has 2 values"),
+        ({}, "no right answer"),
+    ],
+)
+def test_a_table_that_cannot_be_asked_for(line: dict[str, Any], why: str, tmp_path: Path) -> None:
+    """Is named with its file and line; those of other steps are questions with answers alone."""
+    path = write_lines(tmp_path / "tables.jsonl", [{"question": QUESTION, **line}])
+    with pytest.raises(BadConfig, match=rf"tables\.jsonl:1: .*{why}"):
+        read_questions(path, tables=True)
+    write_lines(path, [{"question": QUESTION, "columns": COLUMNS}])
+    with pytest.raises(BadConfig, match="no right answer"):
+        read_questions(path)
+
+
+def test_the_tables_of_a_mini_world_can_be_rolled_out(tmp_path: Path) -> None:
+    """With their columns as the lead was taught, and their gold."""
+    wide = WideWorld(21, "test", Knobs(), tasks=2)
+    export_tables(wide, tmp_path)
+    read, duplicates = read_questions(tmp_path / "questions.jsonl", tables=True)
+    assert ([one.id for one in read], duplicates) == ([task.id for task in wide.tasks], 0)
+    for one, task in zip(read, wide.tasks, strict=True):
+        assert one.table == TableRequest(task.question, task.schema.columns)
+        assert one.rows == tuple((row.mention, *(wide.gold(row, of) for of in task.relations)) for row in task.rows)
+
+
+async def test_logged_tables_are_rolled_out_again(rolegate: Rolegate, tmp_path: Path) -> None:
+    """With the columns and rows that were given, whoever liked them; those that came to nothing are left out."""
+    world = World(4)
+    given, asks = (
+        tuple((city, "", "") for city in world.cities[:2]),
+        (fill("kruaa", "founder"), fill("kruba", "founder")),
+    )
+    closed = TableRun(Schema(COLUMNS), given, asks, tuple(executed("Ana", KROUROU) for _ in asks))
+    other = msgspec.structs.replace(FILLED[0][1], sub_query="Which cities?")
+    logged = {"closed": closed, "open": TableRun(Schema(COLUMNS), (), (discovery(1),), (other,))}
+    logged["empty"] = TableRun(Schema(COLUMNS), outcome="out_of_scope")
+    database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
+    runs = [
+        run(name, float(at), kind="table", request=f"{name}: {QUESTION}", result=result, events=())
+        for at, (name, result) in enumerate(logged.items())
+    ]
+    await put(database, *runs, run("failed", 9.0, kind="table", result=None, status="failed", events=()))
+    await database.close()
+    async with served(tmp_path, world) as config:
+        await step(rolegate, "mine", "--config", config, "--out", tmp_path / "out", "--yes")
+    counts = read_manifest(tmp_path / "out").figures["selection"]
+    assert (counts["read"], counts["selected"]) == (2, 2)
+    lines = (tmp_path / "out" / "rollouts.jsonl").read_bytes().splitlines()
+    first, second = (msgspec.json.decode(line, type=Rollout) for line in lines)
+    assert first.question.table == TableRequest(f"open: {QUESTION}", COLUMNS)
+    assert second.question.table == TableRequest(f"closed: {QUESTION}", COLUMNS, given, closed=True)
+    assert isinstance(second.trajectory, TableRun)
+    assert {ask.kind for ask in second.trajectory.asks} == {"fill"}
+    await step(rolegate, "filter", tmp_path / "out", "--out", tmp_path / "kept")
+    assert {one.question_id for one in read_samples(tmp_path / "kept")} == {"open"}  # which asks the same, and more
