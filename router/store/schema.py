@@ -203,7 +203,7 @@ def run_of(row: Row[Any]) -> Run:
         request_id = row.request_id or ""
         return struct_of(Run, row._mapping, id=row.run_id, request_id=request_id, calls=(), **missing)
     try:
-        trace = zlib.decompress(row.trace) if row.trace[:1] == b"x" else row.trace  # MessagePack of a map never begins so
+        trace = zlib.decompress(row.trace) if row.trace[:1] == b"x" else row.trace  # as no map begins
         run = msgspec.msgpack.decode(trace, type=Run)
     except (zlib.error, msgspec.DecodeError) as error:
         raise StoreFailed(f"The trace of run {row.run_id} is damaged; see `rolegate store check`.") from error

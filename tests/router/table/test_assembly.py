@@ -205,9 +205,7 @@ def plainly(rows: Sequence[Sequence[str]], told: Sequence[tuple[Ask, Execution]]
 
 
 @given(GIVEN, reports(), st.randoms(use_true_random=False))
-def test_each_step(
-    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random
-) -> None:
+def test_each_step(rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random) -> None:
     """On the way, the table is that of the reports so far, as if it were made of them at once."""
     shuffled, assembly = chance.sample(told, len(told)), Assembly(SCHEMA, rows)
     for number, one in enumerate(shuffled, 1):
