@@ -149,7 +149,7 @@ async def ask_until(
 
 
 def rows_of(table: Table) -> str:
-    """All that a table says, what it rests on included, without its costs, which a run that went on has in part."""
+    """All that a table says, and what it rests on; its costs, which a run that went on has in part, are left out."""
     for row in table.rows:
         for part in (row, *row.cells):
             part.ClearField("tokens")
