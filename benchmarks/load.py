@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import msgspec
 from rolegate.client import AsyncClient, GatewayError
+from rolegate.v1.table_service_pb2 import Table
 
 from executor_sft import asking
 from executor_sft.asking import Item, Result
@@ -113,6 +114,8 @@ class Ended(msgspec.Struct, frozen=True):
     attempts: int = 0
     """Upstream calls that the answer was told to have taken."""
     tokens: int = 0
+    rows: str = ""
+    """Those of a table, as `rows_of` writes them."""
 
     @property
     def late_s(self) -> float:
@@ -120,13 +123,19 @@ class Ended(msgspec.Struct, frozen=True):
         return self.took_s - self.deadline_s
 
 
-async def ask_until(client: AsyncClient, text: str, deadline_s: float, *, hurried: bool = False) -> Ended:
+async def ask_until(
+    client: AsyncClient, text: str, deadline_s: float, *, hurried: bool = False, columns: str = ""
+) -> Ended:
     """Ask a question under a name that it has again when it is asked again. `hurried`: the deadline is the client's
-    own, not the gateway's.
+    own, not the gateway's. `columns`: of the table that is wanted; empty for an answer.
     """
-    begun = time.perf_counter()
+    begun, wait_s, rows = time.perf_counter(), deadline_s + (0.0 if hurried else _BEYOND_S), ""
     try:
-        answer = await client.ask(text, deadline_s if hurried else deadline_s + _BEYOND_S, request_id=text)
+        if columns:
+            answer: Any = (await client.table(text, columns, (), wait_s, request_id=text)).message
+            rows = rows_of(answer)
+        else:
+            answer = await client.ask(text, wait_s, request_id=text)
     except GatewayError as error:
         took_s = time.perf_counter() - begun
         if error.reason:
@@ -136,7 +145,16 @@ async def ask_until(client: AsyncClient, text: str, deadline_s: float, *, hurrie
     took_s = time.perf_counter() - begun
     tokens = sum(usage.prompt_tokens + usage.completion_tokens for usage in answer.usage)
     attempts = sum(usage.attempts for usage in answer.usage)
-    return Ended(ANSWERED, True, took_s, deadline_s, answer.run_id, attempts, tokens)
+    return Ended(ANSWERED, True, took_s, deadline_s, answer.run_id, attempts, tokens, rows)
+
+
+def rows_of(table: Table) -> str:
+    """All that a table says, and what it rests on; its costs, which a run that went on has in part, are left out."""
+    for row in table.rows:
+        for part in (row, *row.cells):
+            part.ClearField("tokens")
+            part.ClearField("cost_nano_usd")
+    return f"{table.outcome} {table.columns} {table.rows}"
 
 
 class Outcomes(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ faults   played models, of which a share of calls goes wrong: resets, storms of 
          answered, streams that drip or are cut, lying usage, invalid UTF-8, duplicated chunks, stuck health endpoints
 kills    played models that take their time, and a gateway that is killed (SIGKILL) at random moments and started again,
          many times; half of those whose question was cut ask it again under its name, and their runs go on
+tables   the same with tables, each asked for again until it is there, and then compared with that of an undisturbed run
 vllm     the same with the demo's models on real vLLM
 replica  models as slow as real ones, of which one replica dies again and again: the others' questions notice nothing
 gateways two and more on one PostgreSQL that many clients of one tenant ask, until its quota is spent and beyond; one of
@@ -33,9 +34,10 @@ from sqlalchemy import select
 from benchmarks import harness
 from benchmarks.gateway import gateway
 from benchmarks.harness import Check, own_bytes, work_folder
-from benchmarks.load import ANSWERED, Ended, ask_until, at_rate, quantile, question
+from benchmarks.load import ANSWERED, Ended, ask_until, at_rate, in_flight, quantile, question, rows_of
 from benchmarks.reliability.stand import (
     BACKBONES,
+    COLUMNS,
     CUT,
     PartFigures,
     Stand,
@@ -53,9 +55,9 @@ from router.testing.fault_proxy import FAULTS, State
 from router.testing.postgres import Server, running_postgres
 from serving.terminal import complain
 
-Part = Literal["faults", "kills", "vllm", "replica", "gateways"]
-_PACE = 100.0
-"""Tokens a second."""
+Part = Literal["faults", "kills", "tables", "vllm", "replica", "gateways"]
+_PACE, _TABLE_S = 100.0, 120.0
+"""Tokens a second, and the longest that a table may take."""
 _LATE_S, _GROWTH, _SLOWER = 0.1, 0.1, 0.1
 _EVERY_S = 0.5
 _DEATHS: tuple[State, ...] = "gone", "silent"
@@ -105,7 +107,8 @@ async def measure(options: Options) -> Figures:
         few = {"questions": 40, "kills": 2, "clients": 20, "quota": 30_000, "seconds": 12.0, "every": 2.0, "stop": 5.0}
         options = msgspec.structs.replace(options, **few)
     checks, parts, on_postgres = list[Check](), list[PartFigures](), options.store == "postgres"
-    run: dict[str, _Work] = {"faults": _faults, "kills": _kills, "vllm": _vllm, "replica": _replica}
+    run: dict[str, _Work] = {"faults": _faults, "kills": _kills, "tables": _tables, "vllm": _vllm}
+    run["replica"] = _replica
     run = {part: work for part, work in run.items() if part in options.parts}
     needed = running_postgres() if on_postgres or "gateways" in options.parts else nullcontext()
     with work_folder(options.folder) as folder, needed as server:
@@ -150,6 +153,20 @@ def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
 async def _kills(folder: Path, store: str, options: Options) -> _Found:
     async with canned(folder, store, options.seed, CUT, pace=_PACE) as stand:
         return stand, await _killed(stand, options)
+
+
+async def _tables(folder: Path, store: str, options: Options) -> _Found:
+    async with canned(folder, store, options.seed, CUT, timeout_s=_TABLE_S, pace=_PACE, columns=COLUMNS) as stand:
+        checks = await _killed(stand, options)
+        async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
+
+            async def undisturbed(text: str) -> str:
+                return rows_of((await client.table(text, COLUMNS, (), _TABLE_S)).message)
+
+            again = await in_flight(undisturbed, stand.tables, options.in_flight)
+        other = [text for (text, rows), anew in zip(stand.tables.items(), again, strict=True) if rows != anew]
+    same = named(other, f"{len(again):,}")
+    return stand, [*checks, Check("each table is what an undisturbed run makes of it", not other, same)]
 
 
 async def _vllm(folder: Path, store: str, options: Options) -> _Found:

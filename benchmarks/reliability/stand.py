@@ -1,7 +1,9 @@
 """Gateways to be asked while all fails, behind them played models or real ones; and checks of what came of it."""
 
 import asyncio
+import json
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -113,6 +115,10 @@ class Stand:
     """What was done to gateways and their database."""
     shared: bool = False
     """Whether several gateways have the database, none of which reads another one's log."""
+    columns: str = ""
+    """Of the tables that are asked for; empty where answers are."""
+    tables: dict[str, str] = field(default_factory=dict)
+    """The rows of those that came, by their questions."""
     lag_s: float = 0.0
 
     @property
@@ -139,14 +145,16 @@ class Stand:
 
     async def ask(self, client: AsyncClient, text: str, *, hurried_share: float = _HURRIED_SHARE) -> Ended | None:
         """Ask a question, sometimes with less time than the gateway gives; None where the gateway is gone."""
-        hurried = self.chance.random() < hurried_share
+        hurried = not self.columns and self.chance.random() < hurried_share
         deadline_s = self.chance.uniform(_LEAST_S, self.timeout_s) if hurried else self.timeout_s
-        ended = await ask_until(client, text, deadline_s, hurried=hurried)
+        ended = await ask_until(client, text, deadline_s, hurried=hurried, columns=self.columns)
         if ended.outcome.startswith("UNAVAILABLE,"):
-            if self.chance.random() < _AGAIN_SHARE:
+            if self.columns or self.chance.random() < _AGAIN_SHARE:
                 self.cut.append(text)
             return None
         self.ended.append(ended)
+        if ended.rows:
+            self.tables[text] = ended.rows
         return ended
 
     async def keep_asking(self, address: str, texts: Iterator[str], at_once: int) -> None:
@@ -176,14 +184,22 @@ class Stand:
 
 @asynccontextmanager
 async def canned(
-    folder: Path, store: str, seed: int, faults: Sequence[Fault], *, timeout_s: float = 8.0, pace: float = 0.0
+    folder: Path,
+    store: str,
+    seed: int,
+    faults: Sequence[Fault],
+    *,
+    timeout_s: float = 8.0,
+    pace: float = 0.0,
+    columns: str = "",
 ) -> AsyncIterator[Stand]:
     """Played models with replicas, and a retrieval, behind fault proxies. `folder` is named after the part; `store`:
-    the address of its database; `pace`: tokens a second; 0 for all at once.
+    the address of its database; `pace`: tokens a second; 0 for all at once; `columns`: as of `Stand`.
     """
 
     def reply(asked: ChatRequest) -> Reply:
-        return Reply(at_once(asked).tokens, (), 0.05, lambda: 1 / pace) if pace else at_once(asked)
+        whole = Reply.of(tabular(asked)) if columns else at_once(asked)
+        return Reply(whole.tokens, (), 0.05, lambda: 1 / pace) if pace else whole
 
     searching = FaultPlan(f"{seed} retrieval", 0.0, SEARCH_FAULTS)
     async with AsyncExitStack() as stack:
@@ -195,15 +211,40 @@ async def canned(
         proxies = await stack.enter_async_context(fault_proxies(upstreams, seed, faults))
         urls = [proxy.base_url for proxy in proxies]
         waits = {"first_token_timeout_s": timeout_s / 8, "call_timeout_s": timeout_s / 2}
+        waits |= {"attempts": 6} if columns else {}  # a table without a call that failed for good is another one
         executors = {"base_url": urls[BACKBONES], "replicas": urls[BACKBONES + 1 :], "fallbacks": ["delegation"]}
         roles: dict[str, dict[str, Any]] = {"delegation": waits, "execution": waits | executors, "answer": waits}
         settings = {"timeout_s": timeout_s, **_kept(folder, store)}
-        config = canned_config(folder, urls[:BACKBONES], address, roles, server=settings)
+        table = {"timeout_s": timeout_s}
+        config = canned_config(folder, urls[:BACKBONES], address, roles, server=settings, table=table)
         plans = [*([searching] if faults == FAULTS else []), *(proxy.plan for proxy in proxies)]
         deployments, texts = dict(zip(urls, proxies, strict=True)), map(question, count())
-        stand = Stand(config, deployments, plans, timeout_s, random.Random(seed), store, texts, models)
+        chance = random.Random(seed)
+        stand = Stand(config, deployments, plans, timeout_s, chance, store, texts, models, columns=columns)
         await stack.enter_async_context(background_tasks(stand.watch()))
         yield stand
+
+
+COLUMNS = "part*, maker, made:integer"
+_ASKS = '<ask column="maker">Who made {part}?</ask><ask column="made">When was {part} made?</ask>'
+
+
+def tabular(asked: ChatRequest) -> str:
+    """The text of a turn on a table of `COLUMNS`; names and values repeat the numbers of what is asked."""
+    about, turns = asked.texts[1], len(asked.texts)
+    numbers = re.findall(r"\d+", about)[:4]
+    name = "-".join(numbers)
+    if "<columns>" in about and turns > 4:
+        return "<stop/>Enough evidence<stop>"
+    if "<columns>" in about:
+        shelves = [f"Which parts are on shelf {name}-{turns}-{number}?" for number in range(2)]
+        return f"<search>{json.dumps(shelves)}</search>{_ASKS}"
+    if turns == 2:
+        return f"<search>{about}</search>"
+    answer = f"maker: {'Michael Mann' if int(numbers[-1]) % 3 else 'not found'}\nmade: {1943 + int(numbers[-1])}"
+    if "shelf" in about:
+        answer = "\n".join(f"Part {name}-{number}" for number in range(4))
+    return f"<answer>{answer}</answer>\n<evidence>Heat is a film by Michael Mann</evidence>"
 
 
 @asynccontextmanager

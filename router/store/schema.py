@@ -1,5 +1,6 @@
 """The tables, and structs as their rows. Columns that hold a struct follow from its fields."""
 
+import zlib
 from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
@@ -185,9 +186,14 @@ def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> 
     return [struct_of(struct, row) for row in connection.execute(query).mappings()]
 
 
+_LARGE = 1 << 16
+"""Bytes of a trace that is compressed: executors of a table share their prompt and most of their passages."""
+
+
 def trace_of(run: Run) -> bytes:
-    """MessagePack. Executions are left out of the events, as the result holds them."""
-    return msgspec.msgpack.encode(msgspec.structs.replace(run, events=brief(run.events)))
+    """MessagePack, compressed where it is large. Executions are left out of the events, as the result holds them."""
+    trace = msgspec.msgpack.encode(msgspec.structs.replace(run, events=brief(run.events)))
+    return zlib.compress(trace, 1) if len(trace) >= _LARGE else trace
 
 
 def run_of(row: Row[Any]) -> Run:
@@ -197,7 +203,8 @@ def run_of(row: Row[Any]) -> Run:
         request_id = row.request_id or ""
         return struct_of(Run, row._mapping, id=row.run_id, request_id=request_id, calls=(), **missing)
     try:
-        run = msgspec.msgpack.decode(row.trace, type=Run)
-    except msgspec.DecodeError as error:
+        trace = zlib.decompress(row.trace) if row.trace[:1] == b"x" else row.trace  # as no map begins
+        run = msgspec.msgpack.decode(trace, type=Run)
+    except (zlib.error, msgspec.DecodeError) as error:
         raise StoreFailed(f"The trace of run {row.run_id} is damaged; see `rolegate store check`.") from error
     return msgspec.structs.replace(run, events=whole(run.events, run.result))

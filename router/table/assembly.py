@@ -1,8 +1,10 @@
 """The fold of reports to a table: the same, whatever came first. No model writes any of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from operator import is_
-from typing import NamedTuple, get_args
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -13,6 +15,8 @@ from router.table.table_text import read_rows, read_values
 from router.trace import Execution
 from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema, Support
 
+_Place = tuple[tuple[Any, ...], int]
+"""The rank of an ask, and the number of a row in its report."""
 _SUPPORTS: tuple[Support, ...] = get_args(Support)
 
 
@@ -72,7 +76,9 @@ def names_of(schema: Schema, key: RowKey) -> list[str]:
 
 
 class Assembly:
-    """A table as its reports come; `table` may be asked for at any time, and tells rows that are the same by `is`."""
+    """A table as its reports come; what one costs goes by the rows that it is about. `table` may be asked for at any
+    time, and tells rows that are the same by `is`.
+    """
 
     def __init__(self, schema: Schema, given: Iterable[Sequence[str]] = (), *, asks_per_cell: int = 2) -> None:
         """`given`: rows with a value for each column, empty where one is wanted. `asks_per_cell`: after so many
@@ -80,49 +86,59 @@ class Assembly:
         """
         self._schema, self._asks_per_cell = schema, asks_per_cell
         self._given = {row_key(schema, values): tuple(values) for values in given}
-        self._readings: dict[Ask, Reading] = {}
-        self._ties = set[Tie]()
-        self._made: dict[RowKey, tuple[Sequence[Found], Row]] = {}
+        self._found: dict[RowKey, list[tuple[_Place, Found]]] = {key: [] for key in self._given}
+        """By keys, and then by rank."""
+        self._parts: dict[RowKey, tuple[str, ...]] = {}
+        """Comparable ones of keys."""
+        self._names, self._ties = set[str](), set[Tie]()
+        self._groups: dict[RowKey, list[RowKey]] = {}
+        """The keys of each row, by the first of them, its home, in the order of rows."""
+        self._homes: dict[RowKey, RowKey] = {}
+        self._rows: dict[RowKey, Row] = {}
+        self._changed = set[RowKey]()
+        """Homes of rows that are to be made anew."""
+        self._group()
 
     def add(self, ask: Ask, execution: Execution) -> Reading:
-        """Take the report of an ask, as it is read."""
-        reading = self._readings[ask] = read_report(self._schema, ask, execution)
-        self._ties.update(reading.ties)
+        """Take the report of an ask, as it is read; of each ask one."""
+        reading, moved = read_report(self._schema, ask, execution), False
+        for at, each in enumerate(reading.found):
+            insort(found := self._found.setdefault(each.key, []), ((rank(ask), at), each), key=itemgetter(0))
+            moved |= found[0][1] is each and each.key not in self._given
+        ties = {*reading.ties} - self._ties
+        self._ties |= ties
+        if moved or any(tied(ties, self._names)):
+            self._group()
+        self._changed.update(self._homes[each.key] for each in reading.found)
         return reading
 
     def table(self) -> Table:
         """The table by the reports there are."""
-        found = [each for ask in sorted(self._readings, key=rank) for each in self._readings[ask].found]
-        homes = self._homes(dict.fromkeys([*self._given, *(each.key for each in found)]))
-        groups: dict[RowKey, list[Found]] = {key: [] for key in self._given}
-        for each in found:
-            groups.setdefault(homes[each.key], []).append(each)
-        for home, members in groups.items():
-            known = self._made.get(home)
-            if known is None or len(known[0]) != len(members) or not all(map(is_, known[0], members)):
-                self._made[home] = members, self._row(home, members)
-        return Table(self._schema, tuple(self._made[home][1] for home in groups))
+        for home in self._changed & self._groups.keys():
+            found = chain.from_iterable(self._found[key] for key in self._groups[home])
+            self._rows[home] = self._row(home, [each for _, each in sorted(found, key=itemgetter(0))])
+        self._changed.clear()
+        return Table(self._schema, tuple(self._rows[home] for home in self._groups))
 
-    def _homes(self, keys: Iterable[RowKey]) -> Mapping[RowKey, RowKey]:
-        """For each key that of its row: the first one that is the same, or whose names passages tie to its own."""
-        names = {name for key in keys for name in names_of(self._schema, key)}
-        same: dict[str, str] = {}
-
-        def root(name: str) -> str:
-            while name in same:
-                name = same[name]
-            return name
-
-        for pair in tied(self._ties, names):
-            low, high = sorted(map(root, pair))
-            if low != high:
-                same[high] = low
-        several, homes, first = {*same, *same.values()}, dict[RowKey, RowKey](), dict[tuple[str, ...], RowKey]()
-        for key in keys:
-            form = tuple(root(name) if (name := comparable(part)) in several else part for part in key)
-            homes[key] = key if key in self._given else first.get(form, key)
+    def _group(self) -> None:
+        """Put each key to the first one that is the same, or whose names passages tie to its own; given ones stay."""
+        for key in self._found.keys() - self._parts.keys():
+            self._parts[key] = tuple(map(comparable, key))
+            self._names.update(names_of(self._schema, key))
+        same: dict[str, frozenset[str]] = {}
+        for one, other in tied(self._ties, self._names):
+            if other not in (names := same.get(one, frozenset((one,)))):
+                names |= same.get(other, {other})
+                same |= dict.fromkeys(names, names)
+        before, first = self._groups, dict[tuple[str | frozenset[str], ...], RowKey]()
+        self._groups = {key: [] for key in self._given}
+        others = [key for key in self._found if key not in self._given]
+        for key in (*self._given, *sorted(others, key=lambda key: self._found[key][0][0])):
+            form = tuple(same.get(name, part) for name, part in zip(self._parts[key], key, strict=True))
+            self._homes[key] = home = key if key in self._given else first.get(form, key)
             first.setdefault(form, key)
-        return homes
+            self._groups.setdefault(home, []).append(key)
+        self._changed.update(home for home, keys in self._groups.items() if before.get(home) != keys)
 
     def _row(self, home: RowKey, members: Sequence[Found]) -> Row:
         given, cells, parts = self._given.get(home), list[Cell](), iter(home)

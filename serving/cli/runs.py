@@ -3,14 +3,13 @@
 import argparse
 from collections.abc import Sequence
 from itertools import islice
-from typing import cast
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rolegate.client import Client, Stream, Table
+from rolegate.client.requests import ANSWER_S, TABLE_S, SearchOptions
 from rolegate.v1 import run_service_pb2 as pb
-from rolegate.v1.answer_service_pb2 import StreamAnswerResponse
-from rolegate.v1.table_service_pb2 import StreamTableResponse
 
 from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
@@ -64,12 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--prompts", action="store_true", help="show what each model read and wrote, too")
     show.add_argument("--trace", action="store_true", help="print all that was said and found, as JSON")
     what = "Shows what happens in one, also after its end."
-    watch = add_command(commands, "watch", "what happens in an answer", what, _watch)
+    watch = add_command(commands, "watch", "what happens in an answer or a table", what, _watch)
     watch.add_argument("--after", type=int, default=0, metavar="N", help="only what came after event number N")
     what = """Goes on with a run whose gateway was killed, from the last turn of each of its models: one of the last
 hour, at the gateway that worked on it, started anew since. What was spent before counts against its budget."""
-    resume = add_command(commands, "resume", "go on with an interrupted answer", what, _resume)
-    resume.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="deadline (default: 120)")
+    resume = add_command(commands, "resume", "go on with an interrupted answer or table", what, _resume)
+    what = f"deadline (default: {ANSWER_S:g}, of tables {TABLE_S:g})"
+    resume.add_argument("--timeout", type=timeout, metavar="SECONDS", help=what)
     cancel = add_command(commands, "cancel", "stop a run", "Stops a run; one that has ended stays as it is.", _cancel)
     what = "Keeps your opinion beside a run."
     feedback = add_command(commands, "feedback", "say what became of an answer", what, _feedback)
@@ -176,18 +176,31 @@ def _show_call(console: Console, conversation: Conversation, indent: int) -> Non
 
 
 def _watch(client: Client, given: argparse.Namespace) -> None:
-    out, progress, events = Console(), Console(stderr=True, quiet=given.json), client.watch(given.run_id, given.after)
-    if client.run(given.run_id).run.kind == pb.RUN_KIND_TABLE:
-        table = TableView(out, progress, as_json=given.json, events=True)
-        table.show(Table(table.follow(cast(Stream[StreamTableResponse], events))))
-    else:
-        view = AnswerView(out, progress, stream=True, as_json=given.json)
-        view.show(view.follow(cast(Stream[StreamAnswerResponse], events)))
+    _follow(given, client.watch(given.run_id, given.after), of_table=_is_table(client, given))
 
 
 def _resume(client: Client, given: argparse.Namespace) -> None:
-    view = AnswerView(Console(), Console(stderr=True, quiet=given.json), stream=True, as_json=given.json)
-    view.show(view.follow(client.stream("", given.timeout, resume_run_id=given.run_id)))
+    resumed, of_table = SearchOptions(resume_run_id=given.run_id), _is_table(client, given)
+    if of_table:
+        events: Stream[Any] = client.stream_table("", (), (), given.timeout or TABLE_S, **resumed)
+    else:
+        events = client.stream("", given.timeout or ANSWER_S, **resumed)
+    _follow(given, events, of_table=of_table)
+
+
+def _is_table(client: Client, given: argparse.Namespace) -> bool:
+    return client.run(given.run_id).run.kind == pb.RUN_KIND_TABLE
+
+
+def _follow(given: argparse.Namespace, events: Stream[Any], *, of_table: bool) -> None:
+    """Show what happens in a run, and what it comes to."""
+    out, progress = Console(), Console(stderr=True, quiet=given.json)
+    if of_table:
+        table = TableView(out, progress, as_json=given.json, events=True)
+        table.show(Table(table.follow(events)))
+    else:
+        view = AnswerView(out, progress, stream=True, as_json=given.json)
+        view.show(view.follow(events))
 
 
 def _cancel(client: Client, given: argparse.Namespace) -> None:

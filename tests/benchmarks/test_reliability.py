@@ -143,6 +143,8 @@ async def test_runs_that_go_on(tmp_path: Path) -> None:
     [
         pytest.param("kills", "sqlite", marks=pytest.mark.slow),
         pytest.param("kills", "postgres", marks=pytest.mark.postgres),
+        pytest.param("tables", "sqlite", marks=pytest.mark.slow),
+        pytest.param("tables", "postgres", marks=pytest.mark.postgres),
         pytest.param("vllm", "sqlite", marks=pytest.mark.engines),
     ],
 )

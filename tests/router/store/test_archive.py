@@ -54,6 +54,18 @@ async def test_a_run_comes_back_as_it_was(database: Database, archive: SQLArchiv
     assert stored.count(b"Heat is a film by Michael Mann.") == 2 * len(EXECUTIONS)  # evidence and passage of each
 
 
+async def test_a_large_run(database: Database, archive: SQLArchive) -> None:
+    """Is stored in little, where its texts are alike, and comes back as it was; so does one that was not compressed."""
+    kept = run("run-1", result=msgspec.structs.replace(ANSWER, executions=EXECUTIONS * 100))
+    await put(database, kept)
+    trace = msgspec.msgpack.encode(msgspec.structs.replace(kept, events=()))
+    (stored,) = await database.read(lambda connection: connection.execute(select(RUNS.c.trace)).one())
+    assert 10 * len(stored) < len(trace)
+    assert await archive.load("run-1") == kept
+    await database.write(lambda connection: connection.execute(RUNS.update().values(trace=trace)))
+    assert await archive.load("run-1") == msgspec.structs.replace(kept, events=())
+
+
 async def test_events_without_their_execution(database: Database, archive: SQLArchive) -> None:
     """A run that was cut may have told of a report that its result had not taken up yet."""
     cut = msgspec.structs.replace(ANSWER, executions=EXECUTIONS[:1])

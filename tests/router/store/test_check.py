@@ -143,11 +143,12 @@ async def test_what_does_not_agree(
     assert Problem(where, what) in await found(database)
 
 
-async def test_a_trace_that_is_damaged(database: Database, journal: LogJournal) -> None:
+@pytest.mark.parametrize("trace", [b"\xa3Heat", b"x\x01Heat"])
+async def test_a_trace_that_is_damaged(database: Database, journal: LogJournal, trace: bytes) -> None:
     """Is told; the other runs are looked at all the same."""
     for number in range(3):
         await conduct(journal, f"run-{number}")
-    damage = RUNS.update().where(RUNS.c.run_id == "run-1").values(trace=b"\xa3Heat")
+    damage = RUNS.update().where(RUNS.c.run_id == "run-1").values(trace=trace)
     await database.write(lambda connection: connection.execute(damage))
 
     checked = await check(database)

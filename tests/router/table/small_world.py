@@ -154,7 +154,7 @@ async def _never(*_: object) -> Any:
 
 @asynccontextmanager
 async def gateway(
-    store: Path,
+    store: Path | str,
     world: World,
     executor: Any = None,
     delegator: Any = None,
@@ -164,9 +164,10 @@ async def gateway(
     early: bool = True,
     shared: bool = False,
 ) -> AsyncIterator[tuple[Gateway, SQLArchive]]:
-    """A gateway on the store in a folder."""
-    store.mkdir(exist_ok=True)
-    database = await Database.open(f"sqlite:///{store}/runs.db")
+    """A gateway on the store in a folder, or at a URL."""
+    if isinstance(store, Path):
+        store.mkdir(exist_ok=True)
+    database = await Database.open(store if isinstance(store, str) else f"sqlite:///{store}/runs.db")
     models: Mapping[RoleName, Any] = {
         "delegation": delegator or lead(world),
         "execution": executor or Reader(),

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.table import Assembly, Table, assemble
+from router.table.asking import rank
 from router.table.assembly import read_report
+from router.table.cell_value import row_key
+from router.table.support import comparable, tied
 from router.trace import Execution
-from router.trace.table import Ask, Cell, Column, Schema
+from router.trace.table import Ask, Cell, Column, RowKey, Schema
 from router.trace.values import ExecutionOutcome
 from tests.router.table.reports import SCHEMA, discovery, executed, fill
 
@@ -181,6 +184,36 @@ def test_the_order_of_arrival_changes_nothing(
         if chance.random() < 0.5:
             assembly.table()
     assert assembly.table() == assemble(SCHEMA, rows, told)
+
+
+def plainly(rows: Sequence[Sequence[str]], told: Sequence[tuple[Ask, Execution]]) -> list[tuple[RowKey, set[RowKey]]]:
+    """The keys of each row in order, and their other keys, by names that ties put together one after the other."""
+    given = [row_key(SCHEMA, row) for row in rows]
+    read = [read_report(SCHEMA, *one) for one in sorted(told, key=lambda one: rank(one[0]))]
+    keys = list(dict.fromkeys([*given, *(found.key for reading in read for found in reading.found)]))
+    names = [{comparable(key[0])} for key in keys]
+    pairs = [set(pair) for pair in tied({tie for reading in read for tie in reading.ties}, set().union(*names))]
+    for _ in pairs:
+        for name in names:
+            name.update(*(pair for pair in pairs if pair & name))
+    homes = dict[RowKey, set[RowKey]]()
+    for key, same in zip(keys, names, strict=True):
+        others = (home for home in keys[: keys.index(key)] if len(same) > 1 and comparable(home[0]) in same)
+        home = key if key in given else next(others, key)
+        homes.setdefault(home, set()).update({key} - {home})
+    return list(homes.items())
+
+
+@given(GIVEN, reports(), st.randoms(use_true_random=False))
+def test_each_step(rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random) -> None:
+    """On the way, the table is that of the reports so far, as if it were made of them at once."""
+    shuffled, assembly = chance.sample(told, len(told)), Assembly(SCHEMA, rows)
+    for number, one in enumerate(shuffled, 1):
+        assembly.add(*one)
+        if chance.random() < 0.7:
+            table = assembly.table()
+            assert table == assemble(SCHEMA, rows, shuffled[:number])
+            assert [(row.key, {*row.aliases}) for row in table.rows] == plainly(rows, shuffled[:number])
 
 
 @given(GIVEN, reports())
