@@ -10,10 +10,10 @@ _KINDS: tuple[AskKind, ...] = get_args(AskKind)
 
 
 def rank(ask: Ask) -> tuple[Any, ...]:
-    """The place of an ask among all, which depends on nothing but itself: discoveries, fills, settling; first attempts
-    before others.
+    """The place of an ask among all, which depends on nothing but itself: discoveries as they were written, each with
+    all of its attempts; fills, settling, first attempts before others.
     """
-    return _KINDS.index(ask.kind), ask.attempt, ask.discovery, ask.row or (), ask.columns, ask.manager
+    return _KINDS.index(ask.kind), ask.discovery, ask.attempt, ask.row or (), ask.columns, ask.manager
 
 
 def question(schema: Schema, row: Sequence[str], columns: Sequence[str], *, anew: bool = False) -> str:

@@ -57,7 +57,7 @@ def read_report(schema: Schema, ask: Ask, execution: Execution) -> Reading:
         rows = [(row_key(Schema(tuple(columns)), row), row) for row in listed]
     else:
         rows, lost = [(ask.row, read_values(answer, schema, columns, ask.row))], 0
-    looked = ask.row is not None and execution.outcome in ("reported", "no_report")
+    looked = ask.row is not None and execution.looked
     found = list[Found]()
     for key, row in rows:
         names, claims = shown.also_named(names_of(schema, key)), dict[str, Claim]()

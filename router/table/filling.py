@@ -103,9 +103,7 @@ def table_of(run: TableRun) -> Table:
 def occasions(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
     """The discoveries that looked for rows by themselves, of these reports."""
     return {
-        ask
-        for ask, execution in reports
-        if ask.kind == "discover" and execution.outcome in ("reported", "no_report") and not execution.shared_from
+        ask for ask, execution in reports if ask.kind == "discover" and execution.looked and not execution.shared_from
     }
 
 
@@ -330,13 +328,12 @@ class _Filling:
         """Take a report, and ask again for what it does not hold."""
         ask, self._executions[number] = self._asks[number], execution
         reading, limits = self._assembly.add(ask, execution), self._limits
-        looked = execution.outcome in ("reported", "no_report")
         if execution.outcome == "budget_exhausted":
             self._end("budget_exhausted")
         elif execution.outcome == "timed_out":
             self._end("time_exhausted")
         if ask.row is not None:
-            self._looked.update((ask.row, name) for name in ask.columns if looked)
+            self._looked.update((ask.row, name) for name in ask.columns if execution.looked)
             claims = zip(self._schema.columns, reading.found[0].claims, strict=True)
             self._ask(ask.row, [column.name for column, claim in claims if not claim and column.name in ask.columns])
             return
@@ -345,7 +342,7 @@ class _Filling:
         listed |= new
         for each in reading.found:
             self._names.setdefault(each.key, self._named([claim.value if claim else "" for claim in each.claims]))
-        most = limits.max_rounds if reading.lost and new else 0 if looked else 2 * limits.asks_per_cell
+        most = limits.max_rounds if reading.lost and new else 0 if execution.looked else 2 * limits.asks_per_cell
         if ask.attempt < most:
             self._put(replace(ask, attempt=ask.attempt + 1))
 

@@ -55,6 +55,11 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
         """True where there is no report."""
         return self.outcome != "reported"
 
+    @property
+    def looked(self) -> bool:
+        """True where it came to an end of its own, with a report, or without one after a search."""
+        return self.outcome == "reported" or (self.outcome == "no_report" and bool(self.searches))
+
     def citations(self, points: Iterable[str]) -> list[list[Citation]]:
         """The sentences of the passages shown that each of `points` may rest on; none where no passage holds it."""
         return cite(points, (passage for search in self.searches for passage in search.shown))

@@ -5,7 +5,7 @@ import html
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from router.runs import Gateway, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, ReportCache, Topology
 from router.search.agent import Agent, ExecutorLimits
+from router.search.executor import Executes
 from router.search.single_agent import SingleAgent, single_agent_limits
 from router.store import Database, LogJournal, SQLArchive
 from router.table import TableLimits, TableRequest, TableTopology, WideSearch
@@ -137,15 +138,17 @@ def lead(world: World, a_turn: int = 4, *, first: int = 0) -> ScriptedModel:
     all.
     """
 
-    def write(prompt: Prompt) -> str:
-        turn = len(prompt.messages) // 2 - 1
-        parts = range(1 + first, len(world.parts) + 1)[turn * a_turn : (turn + 1) * a_turn]
-        if not parts:
-            return ENOUGH
-        asked = ", ".join(f'"Which cities does part {part} list?"' for part in parts)
-        return f"<search>[{asked}]</search>{_ASKS if turn == 0 else ''}"
+    return ScriptedModel(lambda prompt: lead_turn(world, len(prompt.messages), a_turn, first=first), "backbone")
 
-    return ScriptedModel(write, "backbone")
+
+def lead_turn(world: World, messages: int, a_turn: int, *, first: int = 0) -> str:
+    """Its turn after so many messages."""
+    turn = messages // 2 - 1
+    parts = range(1 + first, len(world.parts) + 1)[turn * a_turn : (turn + 1) * a_turn]
+    if not parts:
+        return ENOUGH
+    asked = ", ".join(f'"Which cities does part {part} list?"' for part in parts)
+    return f"<search>[{asked}]</search>{_ASKS if turn == 0 else ''}"
 
 
 async def _never(*_: object) -> Any:
@@ -155,7 +158,7 @@ async def _never(*_: object) -> Any:
 @asynccontextmanager
 async def gateway(
     store: Path | str,
-    world: World,
+    world: Any,
     executor: Any = None,
     delegator: Any = None,
     answerer: Any = None,
@@ -163,8 +166,13 @@ async def gateway(
     limits: TableLimits | None = None,
     early: bool = True,
     shared: bool = False,
+    around: Callable[[Executes], Executes] = lambda executes: executes,
+    max_tokens: int = 256,
+    report_chars: int = 2000,
 ) -> AsyncIterator[tuple[Gateway, SQLArchive]]:
-    """A gateway on the store in a folder, or at a URL."""
+    """A gateway on the store in a folder, or at a URL. `world`: or any retriever, where both models are given. `around`:
+    what stands between tables and their executors.
+    """
     if isinstance(store, Path):
         store.mkdir(exist_ok=True)
     database = await Database.open(store if isinstance(store, str) else f"sqlite:///{store}/runs.db")
@@ -173,19 +181,20 @@ async def gateway(
         "execution": executor or Reader(),
         "answer": answerer or ScriptedModel(["<answer>no</answer>"]),
     }
+    sampling = Sampling(max_tokens=max_tokens)
     roles: dict[RoleName, Role] = {
-        name: Role(
-            name, model, name, Sampling(max_tokens=256), 1, executor_version="small" if name == "execution" else None
-        )
+        name: Role(name, model, name, sampling, 1, executor_version="small" if name == "execution" else None)
         for name, model in models.items()
     }
-    limits, agent = limits or TableLimits(), Agent(roles["execution"], world, ExecutorLimits(), EXECUTOR_OF_TABLES)
+    limits, long = limits or TableLimits(), ExecutorLimits(report_chars=report_chars)
+    agent = Agent(roles["execution"], world, long, EXECUTOR_OF_TABLES)
     executes: Any = Executor(roles["execution"], world, ExecutorLimits(), tabular=agent)
     if shared:
         one: Executor = executes
         executes = ReportCache(VersionRouting(lambda _: one, "small", _never, _never), lambda: "index")
     search = FactorizedSearch(Delegator(roles["delegation"]), executes, Answerer(roles["answer"]))
-    wide = WideSearch(Delegator(roles["delegation"], limits.discoveries, STOP), executes, limits, early_dispatch=early)
+    lead_role = Delegator(roles["delegation"], limits.discoveries, STOP)
+    wide = WideSearch(lead_role, around(executes), limits, early_dispatch=early)
     written = FactorizedSearch(
         Delegator(roles["delegation"], 100),
         executes,

@@ -31,11 +31,13 @@ def test_the_words_of_several_cells() -> None:
 
 
 def test_the_rank_of_asks() -> None:
-    """Discoveries as they were written, then fills, then what is to be settled; first attempts first."""
+    """Discoveries as they were written, so that rows stand where they would have without a failure; then fills, then
+    what is to be settled, first attempts first.
+    """
     asks = [
         discovery(1),
-        discovery(2),
         discovery(1, attempt=2),
+        discovery(2),
         fill("bel", "founded"),
         fill("tal", "founded"),
         fill("bel", "founded", attempt=2),

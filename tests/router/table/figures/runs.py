@@ -1,0 +1,127 @@
+"""Runs of tables by scripted models, in the mini model's tokens, and how their figures are shown.
+
+They are figures of the machinery: how well models search, read or plan is not in them.
+"""
+
+import html
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.widesearch.scoring import Judge, scores_of
+from executor_sft.dataset import ServedTokens
+from router.errors import UpstreamRefused
+from router.models import Completion, Message, Prompt, ScriptedModel, Usage
+from router.table import table_cost, table_of
+from router.table.table_text import to_csv, to_markdown
+from router.trace import RoleName, Run
+from tests.benchmarks.widesearch.made_tasks import TEXT, number, task
+from tests.router.table.small_world import COLUMNS, Reader, World, lead_turn
+from tests.router.table.test_filling import filled, result, values
+
+MINI = Path(__file__).parents[4] / "serving/models/mini-backbone"
+
+
+async def run_of(folder: Path, world: World, executor: Any = None, delegator: Any = None, **terms: Any) -> Run:
+    """A run, whose cells and rows with the overhead cost what its calls have spent, to the last token."""
+    run = await filled(folder, world, executor, delegator, max_tokens=1024, **terms)
+    cost = table_cost(table_of(result(run)), result(run).asks, run.calls)
+    assert sum(amount.tokens for amount in (*cost.rows, cost.overhead)) == sum(tokens(run).values())
+    return run
+
+
+def tokens(run: Run) -> dict[str, int]:
+    """By role, failed calls included."""
+    spent = dict.fromkeys(("delegation", "execution"), 0)
+    for call in run.calls:
+        assert call.usage or call.outcome != "completed"
+        spent[call.role] += call.usage.total_tokens if call.usage else 0
+    return spent
+
+
+def with_prompts(run: Run) -> dict[str, int]:
+    """The same, had each call the system prompt that is shipped for large models instead of a word."""
+    spent = tokens(run)
+    for call in run.calls:
+        if call.usage:
+            spent[call.role] += read_tokens([system(call.role)]) - read_tokens([Message("system", call.role)])
+    return spent
+
+
+@cache
+def system(role: RoleName) -> Message:
+    """The prompt for tables that is shipped for large models."""
+    file = Path(__file__).parents[4] / f"serving/prompts/full/table_{role}.txt"
+    return Message("system", file.read_text("utf-8").strip())
+
+
+def right(world: World, run: Run) -> int:
+    """Cells that are as they should be, keys and blank ones included."""
+    gold = {row[0]: row for row in world.rows()}
+    return sum(cell == wanted for row in values(run) for cell, wanted in zip(row, gold.get(row[0], ()), strict=False))
+
+
+async def item_f1(world: World, run: Run) -> float:
+    """By the evaluator's strict rules, in points."""
+    asked = task(to_csv(COLUMNS, world.rows()), TEXT, TEXT, number(0.0))
+    scores = await scores_of(asked, to_markdown(COLUMNS, values(run)), Judge(), "strict")
+    return 100 * scores.item_f1
+
+
+@cache
+def _served() -> ServedTokens:
+    return ServedTokens(MINI)
+
+
+def read_tokens(messages: Sequence[Message]) -> int:
+    """Tokens of a prompt, as the demo's engines count them, chat template included."""
+    return len(_served().prompt(messages))
+
+
+class _Counting(ScriptedModel):
+    """Counts as the demo's engines do."""
+
+    async def count(self, prompt: Prompt, text: str) -> Usage:
+        return Usage(read_tokens(prompt.messages), len(_served().completion(Completion(text, "stop"))))
+
+
+class CountingLead(_Counting):
+    """`lead`, in the mini model's tokens."""
+
+    def __init__(self, world: World, a_turn: int = 4) -> None:
+        super().__init__(lambda prompt: lead_turn(world, len(prompt.messages), a_turn), "backbone")
+
+
+class CountingReader(Reader, _Counting):
+    """A reader, in the mini model's tokens.
+
+    Of its executors a share `fails`: it is refused at its first turn, or at its report, when tokens are spent already.
+    """
+
+    def __init__(self, *, fails: float = 0.0, **knobs: Any) -> None:
+        super().__init__(**knobs)
+        self._failing = fails
+
+    def _write(self, prompt: Prompt) -> Any:
+        written, asked = super()._write(prompt), html.unescape(prompt.messages[1].content)
+        luck = random.Random(f"{self._seed}/{asked}/{self.asked[asked]}/fails")
+        fails, at = luck.random() < self._failing, luck.choice((2, 4))
+        return UpstreamRefused("no", endpoint=self.endpoint) if fails and len(prompt.messages) == at else written
+
+
+def spread(found: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    return f"{fmean(found):.4g} ± {stdev(found):.2g}" if len(found) > 1 else f"{fmean(found):.4g}"
+
+
+def show(title: str, rows: Sequence[dict[str, object]]) -> None:
+    """Print figures as a Markdown table, which `pytest -s` lets through."""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([_shown(value) for value in row.values()] for row in rows)]
+    print(f"\n\n{title}\n", *(f"| {' | '.join(line)} |" for line in lines), sep="\n")
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,84 @@
+"""How far the estimate of a table's rows is off, by how likely a discovery is to name a row."""
+
+import random
+from collections.abc import Callable, Iterator
+from statistics import fmean, median
+
+import pytest
+
+from router.table.assembly import assemble
+from router.table.completeness import completeness
+from tests.router.table.figures.runs import show
+from tests.router.table.reports import SCHEMA, discovery, executed
+
+pytestmark = pytest.mark.slow
+
+_SIZES, _RUNS = (8, 25, 55), 100
+Names = Callable[[random.Random, int, int], Iterator[list[int]]]
+"""Of a number of rows and of discoveries: the rows that each discovery names."""
+
+
+def independent(chance: float) -> Names:
+    """Each row with the same probability, whatever others name."""
+    return lambda luck, rows, times: ([row for row in range(rows) if luck.random() < chance] for _ in range(times))
+
+
+def uneven(chance: float) -> Names:
+    """A half of the rows as likely as that, the others half as likely: some are known better than others."""
+    return lambda luck, rows, times: (
+        [row for row in range(rows) if luck.random() < chance / (1 + row % 2)] for _ in range(times)
+    )
+
+
+def one_index(chance: float) -> Names:
+    """A share of the rows is within reach of no discovery, as where all search one index; the others independently."""
+    return lambda luck, rows, times: (
+        [row for row in range(rows) if row % 5 and luck.random() < chance] for _ in range(times)
+    )
+
+
+def parts(luck: random.Random, rows: int, times: int) -> Iterator[list[int]]:
+    """The parts of a register: no row is in two."""
+    shuffled = luck.sample(range(rows), rows)
+    return (shuffled[at::times] for at in range(times))
+
+
+def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, float, bool, float]]:
+    """Of runs of all sizes: the error of the estimate, that of the count of known rows, whether the upper bound holds,
+    and the share of namings that are of a row that is named again.
+    """
+    for rows in _SIZES:
+        for run in range(_RUNS):
+            luck = random.Random(f"{seed}/{rows}/{run}")
+            named = [*names(luck, rows, times)]
+            asks = [discovery(number) for number in range(1, times + 1)]
+            told = [executed("\n".join(f"- City {row}" for row in one) or "not found") for one in named]
+            found = completeness(assemble(SCHEMA, [], zip(asks, told, strict=True)), {*asks})
+            assert found.estimated_rows is not None and found.estimated_rows_at_most is not None
+            yield (
+                abs(found.estimated_rows - rows) / rows,
+                abs(found.rows - rows) / rows,
+                found.estimated_rows_at_most >= rows,
+                1 - found.rows_seen_once / max(1, sum(map(len, named))),
+            )
+
+
+def test_the_estimate() -> None:
+    """Is within 15 % at the median where a discovery names each row at least half of the time. Where it names fewer,
+    where some rows are out of reach, and where discoveries ask for parts that have nothing in common, it says little.
+    """
+    ways = {f"p = {chance}": independent(chance) for chance in (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)}
+    ways |= {"p = 0.5 or 0.25": uneven(0.5), "p = 0.5, a fifth out of reach": one_index(0.5), "parts": parts}
+    rows, errors = list[dict[str, object]](), dict[tuple[str, int], float]()
+    for name, names in ways.items():
+        for times in (3, 5, 8):
+            wrong, without, held, again = zip(*estimated(names, times, times), strict=True)
+            errors[name, times] = median(wrong)
+            rows.append({"discoveries name a row with": name, "discoveries": times, "median error": median(wrong)})
+            rows[-1] |= {
+                "worst tenth from": sorted(wrong)[int(0.9 * len(wrong))],
+                "error of the count": median(without),
+            }
+            rows[-1] |= {"upper bound holds": fmean(held), "named again": fmean(again)}
+    show(f"|estimate - N| / N, N = {_SIZES}, {_RUNS} runs each", rows)
+    assert all(errors[f"p = {chance}", times] <= 0.15 for chance in (0.5, 0.7, 0.9) for times in (3, 5, 8))

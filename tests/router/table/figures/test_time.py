@@ -1,0 +1,166 @@
+"""Time that a table takes with more executors at a time, and without a barrier: ratios, of runs in turn on one machine.
+
+Models write over HTTP at a pace, 100 ms to the first token and then 200 tokens a second, as much more slowly as an ask
+draws; 40 rows of 3 columns take 10 discoveries and 40 fills.
+"""
+
+import asyncio
+import html
+import math
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import pytest
+
+from router.calls import Role
+from router.models.connection_pool import ConnectionPool
+from router.models.openai_client import OpenAIHTTP
+from router.search import RunContext
+from router.search.executor import Executes
+from router.table import TableLimits, table_of
+from router.testing.openai_server import ChatRequest, OpenAIServer, Reply, serving, writes
+from router.trace import Execution
+from tests.router.table.figures.runs import run_of, show
+from tests.router.table.small_world import Reader, World, lead_turn
+from tests.router.table.test_filling import result, values
+
+pytestmark = pytest.mark.slow
+
+_FIRST_TOKEN_S, _TOKEN_S, _A_TURN = 0.1, 0.005, 5
+WORLD = World(40)
+Around = Callable[[Executes], Executes]
+
+
+class Paced:
+    """The text and the pace of each reply: that of executors is drawn from a log-normal distribution by their ask."""
+
+    def __init__(self, sigma: float = 0.0, seed: int = 0) -> None:
+        self._sigma, self._seed, self._reader = sigma, seed, Reader()
+
+    def __call__(self, asked: ChatRequest) -> Reply:
+        slower, request = 1.0, html.unescape(asked.texts[1])
+        if asked.model == "lead":
+            text = lead_turn(WORLD, len(asked.texts), _A_TURN)
+        else:
+            slower = math.exp(random.Random(f"{self._seed}/{request}").gauss(0, self._sigma))
+            text = f"<search>{asked.texts[1]}</search>"
+            if len(asked.texts) > 2:
+                text = self._reader.report(request, "\n".join(asked.texts[2:]))
+        return Reply(Reply.of(text).tokens, (), _FIRST_TOKEN_S * slower, lambda: _TOKEN_S * slower)
+
+
+class Held:
+    """Executors whose reports wait for those of all others that are at work, as a lead waits for its turn's."""
+
+    def __init__(self, executor: Executes, of: Callable[[str], bool]) -> None:
+        """`of`: whether a sub-query is one of those."""
+        self._executor, self._of = executor, of
+        self._at_work, self._all_done = 0, asyncio.Event()
+
+    @property
+    def report_tokens(self) -> int:
+        return self._executor.report_tokens
+
+    def role(self, context: RunContext) -> Role:
+        return self._executor.role(context)
+
+    async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
+        if not self._of(sub_query):
+            return await self._executor.run(sub_query, index, context)
+        self._at_work, all_done = self._at_work + 1, self._all_done
+        execution = await self._executor.run(sub_query, index, context)
+        self._at_work -= 1
+        if not self._at_work:
+            self._all_done = asyncio.Event()
+            all_done.set()
+        await all_done.wait()
+        return execution
+
+
+def every_turn(executor: Executes) -> Executes:
+    """The papers' barrier: nothing is begun before all that was begun together is done."""
+    return Held(executor, lambda _: True)
+
+
+def discoveries_first(executor: Executes) -> Executes:
+    """A weaker one: no row is filled before all discoveries of a turn are done."""
+    return Held(executor, lambda sub_query: "part" in sub_query)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[OpenAIServer]:
+    async with serving(recording=False) as server:
+        yield server
+
+
+@asynccontextmanager
+async def _models(server: OpenAIServer) -> AsyncIterator[dict[str, OpenAIHTTP]]:
+    async with ConnectionPool() as pool:
+        yield {
+            "executor": OpenAIHTTP(pool, server.base_url, "reader"),
+            "delegator": OpenAIHTTP(pool, server.base_url, "lead"),
+        }
+
+
+async def timed(
+    folder: Path, server: OpenAIServer, width: int, around: Around = lambda one: one
+) -> tuple[float, bytes]:
+    """Seconds of a run, and its table with all that it rests on."""
+    async with _models(server) as models:
+        began = time.perf_counter()
+        limits = TableLimits(width=width)
+        run = await run_of(folder, WORLD, **models, limits=limits, early=False, around=around)
+        seconds = time.perf_counter() - began
+    assert sorted(values(run)) == sorted(WORLD.rows())
+    return seconds, msgspec.json.encode(table_of(result(run)))
+
+
+async def test_slots(tmp_path: Path, server: OpenAIServer) -> None:
+    """Change nothing but the time: eight bring a table at least three times as soon as one."""
+    server.plays(writes(Paced()))
+    seconds: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: [], 16: []}
+    tables = set[bytes]()
+    for turn in range(3):
+        for width, found in seconds.items():
+            taken, table = await timed(tmp_path / f"{width}-{turn}", server, width)
+            found.append(taken)
+            tables.add(table)
+    sooner = {
+        width: [one / other for one, other in zip(seconds[1], found, strict=True)] for width, found in seconds.items()
+    }
+    show(
+        f"{len(WORLD.cities)} rows x 3 columns by slots, 3 runs each: {len(tables)} table",
+        [
+            {"slots": width, "times as soon as with one": median(ratios), "least": min(ratios), "most": max(ratios)}
+            for width, ratios in sooner.items()
+        ],
+    )
+    assert len(tables) == 1
+    assert median(sooner[8]) >= 3
+
+
+async def test_barrier(tmp_path: Path, server: OpenAIServer) -> None:
+    """Where executors take as long as a log-normal distribution of sigma 1 says, a turn that waits for all of its own
+    takes at least 1.3 times as long.
+    """
+    variants: dict[str, Around] = {"no": lambda one: one, "turn": every_turn, "discoveries": discoveries_first}
+    rows, tables = list[dict[str, object]](), set[bytes]()
+    longer: dict[str, list[float]] = {name: [] for name in variants}
+    for seed in range(5):
+        server.plays(writes(Paced(1.0, seed)))
+        seconds = dict[str, float]()
+        for name, around in variants.items():
+            seconds[name], table = await timed(tmp_path / f"{name}-{seed}", server, 8, around)
+            tables.add(table)
+        for name, found in longer.items():
+            found.append(seconds[name] / seconds["no"])
+        rows.append({"seed": seed, **{name: found[-1] for name, found in longer.items()}})
+    rows.append({"seed": "median", **{name: median(found) for name, found in longer.items()}})
+    show("Time with a barrier to without, 8 slots, sigma 1: of every turn; of discoveries before fills", rows)
+    assert len(tables) == 1
+    assert median(longer["turn"]) >= 1.3
