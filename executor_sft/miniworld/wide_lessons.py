@@ -77,7 +77,8 @@ class TableLessons:
         once, twice = (sum(times == number for times in seen.values()) for number in (1, 2))
         counts = {"rows": len(seen), "complete": len(seen) - len(dict(holes)), "missing": len(holes)}
         counts |= {"conflicts": self._rng.choice((0, 0, 0, 1, 2)), "seen_once": once}
-        counts["estimate"] = len(seen) + once * (once - 1) // (2 * (twice + 1))
+        if 2 * once <= seen.total():
+            counts["estimate"] = len(seen) + once * (once - 1) // (2 * (twice + 1))
         return prompts.table_status(counts, list(seen)[:most_keys], map(": ".join, holes[:MOST_HOLES]))
 
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:

@@ -24,7 +24,8 @@ class Completeness(msgspec.Struct, frozen=True):
     """Rows that one discovery names."""
     estimated_rows: int | None
     """Chao1, bias-corrected: a lower bound where discoveries find the same pages, as they do where they share an index;
-    None with fewer than two discoveries.
+    None where fewer than half of the namings are of a row that is named again (Good's coverage, 1953), as discoveries
+    that ask for parts of a whole say nothing of its size.
     """
     estimated_rows_at_most: int | None
     """The upper end of its log-normal interval of 95 % (Chao 1987)."""
@@ -36,14 +37,15 @@ def completeness(table: Table, occasions: Collection[Ask]) -> Completeness:
     known, keys = len(table.rows), len(table.rows) * len(table.schema.keys)
     named = Counter(sum(ask in occasions for ask in row.found_by) for row in table.rows)
     estimate, at_most = chao1(known - named[0], named[1], named[2])
+    tells = len(occasions) > 1 and 2 * named[1] <= sum(times * rows for times, rows in named.items())
     return Completeness(
         known,
         sum(all(cell.value for cell in row.cells) for row in table.rows),
         dict(Counter(cell.state for cell in cells)),
         (sum(cell.value != "" for cell in cells) - keys) / (len(cells) - keys) if len(cells) > keys else 1.0,
         named[1],
-        max(known, round(estimate)) if len(occasions) > 1 else None,
-        max(known, math.ceil(at_most)) if len(occasions) > 1 else None,
+        max(known, round(estimate)) if tells else None,
+        max(known, math.ceil(at_most)) if tells else None,
     )
 
 

@@ -170,8 +170,8 @@ async def gateway(
     max_tokens: int = 256,
     report_chars: int = 2000,
 ) -> AsyncIterator[tuple[Gateway, SQLArchive]]:
-    """A gateway on the store in a folder, or at a URL. `world`: or any retriever, where both models are given. `around`:
-    what stands between tables and their executors.
+    """A gateway on the store in a folder, or at a URL. `world`: or any retriever, where both models are given.
+    `around`: what stands between tables and their executors.
     """
     if isinstance(store, Path):
         store.mkdir(exist_ok=True)
