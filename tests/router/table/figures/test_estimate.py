@@ -44,8 +44,8 @@ def parts(luck: random.Random, rows: int, times: int) -> Iterator[list[int]]:
 
 
 def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, float, bool, float]]:
-    """Of runs of all sizes that are given an estimate: its error, that of the count of known rows, whether the upper bound
-    holds, and the share of namings that are of a row that is named again.
+    """Of runs of all sizes that are given an estimate: its error, that of the count of known rows, whether the upper
+    bound holds, and the share of namings that are of a row that is named again.
     """
     for rows in _SIZES:
         for run in range(_RUNS):
