@@ -227,10 +227,9 @@ def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
 def _reason_in_table(who: Who, sub_query: SubQueryRollout, flaw: Callable[[Execution], str | None]) -> str | None:
     """The same for a table. `flaw`: of any report that answers this ask."""
     execution: Execution = getattr(sub_query, who).execution
-    early = flaw(msgspec.structs.replace(execution, searches=execution.searches[:1])) is None
-    tries = sub_query.capped
+    first = msgspec.structs.replace(execution, searches=execution.searches[:1])
     return flaw(execution) or _not_needed(
-        who, execution, tries, early=early, stands=lambda one: not flaw(one.execution)
+        who, execution, sub_query.capped, early=flaw(first) is None, stands=lambda one: not flaw(one.execution)
     )
 
 

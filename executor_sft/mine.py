@@ -9,6 +9,7 @@ tenant's word stands for more than a quarter of the questions. Prints what that 
 
 import argparse
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -102,7 +103,6 @@ async def select(
     worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
         executions = run.result.executions if isinstance(run.result, Trajectory | TableRun) else ()
-        normal = question_key(run.request)
         sub_queries = frozenset(question_key(execution.sub_query) for execution in executions)
         if run.redacted:
             counts.redacted += 1
@@ -113,12 +113,12 @@ async def select(
             counts.evaluation_sub_query += 1
         elif not ((question := question_of(run, told := await log.feedback(run.id))).golds or question.table or judge):
             counts.right_answer_unknown += 1
-        elif normal in asked:
+        elif question.key in asked:
             counts.same_question += 1
         elif sub_queries and sub_queries in worked_on:
             counts.same_sub_queries += 1
         else:
-            asked.add(normal)
+            asked.add(question.key)
             worked_on.add(sub_queries)
             if limit is not None and len(chosen) >= limit:
                 counts.over_limit += 1
@@ -136,8 +136,8 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
     """
     result = run.result
     if isinstance(result, TableRun):
-        closed = bool(result.given) and all(ask.row for ask in result.asks)
-        table = TableRequest(run.request, result.schema.columns, result.given, closed)
+        closed = bool(result.asks) and all(ask.row for ask in result.asks)
+        table = TableRequest(run.request, result.schema.columns, result.given, closed, result.max_rows)
         return Question(run.id, run.request, (), SOURCE, table=table)
     answer = result.answer if isinstance(result, Trajectory) and result.outcome != "out_of_scope" else ""
     if answer == NOT_FOUND:
@@ -161,7 +161,7 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterat
             except NotFound:
                 continue  # deleted meanwhile
             except StoreFailed as error:
-                if not isinstance(error.__cause__, msgspec.DecodeError):
+                if not isinstance(error.__cause__, zlib.error | msgspec.DecodeError):
                     raise
                 counts.read, counts.unreadable = counts.read + 1, counts.unreadable + 1
                 continue

@@ -46,6 +46,12 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     not known.
     """
 
+    @property
+    def key(self) -> str:
+        """The same for those that count as one in training."""
+        table = self.table and msgspec.json.encode((self.table.columns, self.table.rows)).decode()
+        return question_key(self.text) + (table or "")
+
 
 class _Asked(msgspec.Struct, frozen=True):
     text: str
@@ -67,6 +73,9 @@ class _Line(msgspec.Struct, frozen=True):
     sub_queries: list[str] = []
     rounds: list[list[_Asked]] = []
     """The sub-queries as the mini world writes them."""
+
+
+class _TableLine(_Line, frozen=True):
     columns: tuple[Column, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
 
@@ -82,23 +91,25 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
     found: dict[str, Question] = {}
     ids: dict[str, int] = {}
     duplicates = 0
-    for number, line, text in _lines(path):
+    for number, line, text in _lines(path, _TableLine if tables else _Line):
         given = next(filter(None, (getattr(line, name) for name in _ANSWERS)), ())
         golds = tuple(gold for gold in ([given] if isinstance(given, str) else given) if gold.strip())
         try:
-            table = TableRequest(text, checked_schema(line.columns).columns) if tables and line.columns else None
-            rows = checked_rows(Schema(table.columns), line.rows) if table else ()
+            columns, given_rows = (line.columns, line.rows) if isinstance(line, _TableLine) else ((), ())
+            table = TableRequest(text, checked_schema(columns).columns) if columns else None
+            rows = checked_rows(Schema(table.columns), given_rows) if table else ()
         except BadRequest as error:
             raise BadConfig(f"{path}:{number}: {error}") from None
         if not (golds or table):
             raise BadConfig(f"{path}:{number}: no right answer; give one of {', '.join(_ANSWERS)}.")
-        if question_key(text) in found:
+        name = str(number if line.id is None else line.id)
+        one = Question(name, text, golds, line.source or line.dataset, (), table, rows)
+        if one.key in found:
             duplicates += 1
             continue
-        name = str(number if line.id is None else line.id)
         ids[name] = ids.get(name, 0) + 1
         unique = name if ids[name] == 1 else f"{name}#{ids[name]}"
-        found[question_key(text)] = Question(unique, text, golds, line.source or line.dataset, (), table, rows)
+        found[one.key] = msgspec.structs.replace(one, id=unique)
     if not found:
         raise BadConfig(f"{path}: holds no question; write one JSON object a line.")
     return list(found.values()), duplicates
@@ -169,9 +180,9 @@ def _triples(text: str) -> frozenset[str]:
     return frozenset(f" {word} "[at : at + 3] for word in _words(text) for at in range(len(word)))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, _Line, str]]:
+def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, str]]:
     """The lines with their numbers and questions."""
-    for number, line in read_jsonl(path, _Line, "name a file with one JSON object a line"):
+    for number, line in read_jsonl(path, kind, "name a file with one JSON object a line"):
         text = (line.text or line.question or line.query).strip()
         if not text:
             raise BadConfig(f"{path}:{number}: no question; give it as text or question.")

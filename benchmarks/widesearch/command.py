@@ -69,7 +69,7 @@ class ScoredResponse(msgspec.Struct, frozen=True):
 
     @property
     def right_cells(self) -> float:
-        """Cells of the gold table that it has, keys included, by strict rules."""
+        """About the cells of the gold table that it has, keys included, by strict rules."""
         return self.scores["strict"].item_recall * self.task.rows * len(self.task.rules)
 
 
@@ -89,7 +89,7 @@ async def measure(options: Options) -> Figures:
     need("widesearch", "dateparser", "matplotlib")
     tasks, out = read_tasks(options.tasks), options.out
     out.mkdir(parents=True, exist_ok=True)
-    file = options.responses or out / "responses.jsonl"
+    file = options.responses or out / f"responses.{options.topology}.jsonl"
     if options.address:
         await _ask(options.address, tasks, file, options)
     responses = read_responses(file, tasks, options.runs)
@@ -115,7 +115,8 @@ async def measure(options: Options) -> Figures:
         complain(f"{judge.unreadable:,} replies of the judge could not be read; what they were about counts as wrong.")
     how = "with a judge" if options.judge else "without a judge: its cells are right where they are equal"
     tables = [*tables_of(scored, options.runs, others), *token_tables(scored)]
-    write_report(out, f"WideSearch: {len(tasks):,} tasks, N = {options.runs}, {how}", tables, scored)
+    asked = f" by {options.topology}" if options.address else ""
+    write_report(out, f"WideSearch{asked}: {len(tasks):,} tasks, N = {options.runs}, {how}", tables, scored)
     return Figures(str(out / PAGE), tables)
 
 

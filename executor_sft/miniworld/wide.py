@@ -176,7 +176,7 @@ class WideWorld:
 
     @classmethod
     def undisturbed(cls, seed: int, side: Side) -> "WideWorld":
-        """A world as it is without tables, and registers of all sets that are large enough for one."""
+        """A world as it is without tables, and registers of all sets that a table could ask for."""
         knobs = Knobs(hubs=None, listed=1, stale=0, twice=0, conflict=0, unstated=0)
         return cls(seed, side, knobs, tasks=_EVERY)
 

@@ -135,7 +135,9 @@ class Gateway:
                 return run
             context = run.context
             if self._vocabulary and self._vocabulary.outside(question):
-                context.draft.result = TableRun(Schema(request.columns), outcome="out_of_scope")
+                context.draft.result = TableRun(
+                    Schema(request.columns), request.rows, outcome="out_of_scope", topology=topology
+                )
             else:
                 found = await chosen.filling.run(request, context)
                 if error := _nothing_but(found, context):

@@ -11,9 +11,6 @@ from router.search.executor import Executes
 from router.trace import Event, Execution
 from router.trace.values import Reported, SearchDone, SubQueryDispatched
 
-ANY_NUMBER = 1 << 31
-"""Of executors at a time."""
-
 
 class Dispatching:
     """Runs the sub-queries of a block side by side.
@@ -31,7 +28,7 @@ class Dispatching:
         group: asyncio.TaskGroup,
         *,
         most: int | None = None,
-        width: int = ANY_NUMBER,
+        width: int = 10**6,
     ) -> None:
         """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors work in `group`.
         `most`: of those begun early; None for any number. `width`: of those at work at a time.
@@ -104,7 +101,8 @@ class Dispatching:
             self._unheard = [event for event in self._unheard if event.index != index]
             self._outer.ledger.waste(index)
             await asyncio.wait([self._decided])  # which never cancels it
-            execution = await self._executor.run(sub_query, index, context)
+            async with self._slots:
+                execution = await self._executor.run(sub_query, index, context)
         self._on_event(Reported(index, execution))
         return execution
 
@@ -117,7 +115,7 @@ class Dispatching:
 
 @asynccontextmanager
 async def dispatching(
-    executor: Executes, number: int, first: int, context: RunContext, width: int = ANY_NUMBER
+    executor: Executes, number: int, first: int, context: RunContext, width: int = 10**6
 ) -> AsyncIterator[Dispatching]:
     """The executors of round `number`, whose first sub-query has the number `first`. When the context is left, none is
     at work any more.

@@ -16,7 +16,7 @@ from router.protocol.tags import Malformed, without_thinking
 from router.search.answerer import Answerer
 from router.search.context import RunContext
 from router.search.delegator import Delegator
-from router.search.dispatch import ANY_NUMBER, Dispatching, dispatching
+from router.search.dispatch import Dispatching, dispatching
 from router.search.executor import Executes
 from router.trace import Execution, RoleName, Trajectory
 from router.trace.run import RoleSetting
@@ -36,7 +36,7 @@ class FactorizedSearch:
         require_evidence: bool = True,
         early_dispatch: bool = True,
         topology: TopologyName = "factorized",
-        width: int = ANY_NUMBER,
+        width: int = 10**6,
     ) -> None:
         """`max_rounds`: delegator decisions (T in TBSS 4.1). `require_evidence`: without a single report that carries
         evidence, the answer is `NOT_FOUND` and the answerer is not asked to guess. `early_dispatch`: begin with a

@@ -24,7 +24,7 @@ from router.table.table_delegation import described
 from router.table.table_text import parse_table_turn, to_markdown
 from router.trace import Conversation, Execution, Trajectory
 from router.trace.table import Ask, Schema, TableTopologyName
-from router.trace.values import Planned, Reported, Result, RowChanged, SubQueryDispatched, TableRun, says_not_found
+from router.trace.values import Planned, Reported, Result, RowChanged, SubQueryDispatched, TableRun
 
 SINGLE_WRITER = dataclasses.replace(SINGLE_AGENT, parse=parse_table_turn, stop=("</search>",))
 """Of a single agent; no cell of its table ends its turn."""
@@ -48,7 +48,9 @@ class WrittenTables:
         inner = dataclasses.replace(context, deadline=context.search_deadline, search_deadline=until, tabular=True)
         try:
             context.draft.result = found = await self._loop.run(_question(request), inner)
-            if _written(request, found).failed and not says_not_found(found.answer):
+            asked = found.answering or any(search.passages for search in found.searches)
+            cut = found.outcome in ("time_exhausted", "budget_exhausted")
+            if asked and not cut and _written(request, found).failed:
                 raise self._writer.malformed()
         except OutOfTime:
             ended = "time_exhausted"
@@ -62,7 +64,7 @@ class WrittenTables:
             context.draft.result = made = self._made(request, context.draft.result, ended)
         table = await asyncio.to_thread(table_of, replace(made, max_rows=sys.maxsize))
         index, ask, written = len(made.asks) - 1, made.asks[-1], made.executions[-1]
-        lost = read_report(made.schema, ask, replace(written, searches=())).lost
+        lost = (await asyncio.to_thread(read_report, made.schema, ask, replace(written, searches=()))).lost
         if made.outcome == "filled" and (lost or (len(table.rows) > made.max_rows and not request.closed)):
             context.draft.result = made = replace(made, outcome="rows_exhausted")
         context.on_event(SubQueryDispatched(index, 1, written.sub_query, ask))
@@ -104,9 +106,9 @@ def _question(request: TableRequest) -> str:
 def _written(request: TableRequest, found: Trajectory) -> Execution:
     """The table that stands in the last turn, as a report."""
     said, turn = found.answering or Conversation(()), None
-    outputs = (found.answering or found.delegation or said).outputs
-    if outputs and not says_not_found(found.answer):
-        turn = parse_table_turn(outputs[-1].text, outputs[-1].finish_reason == "length")
+    wrote = found.delegation if found.topology == "single_agent" else found.answering
+    if wrote and wrote.outputs:
+        turn = parse_table_turn(wrote.outputs[-1].text, wrote.outputs[-1].finish_reason == "length")
     if isinstance(turn, ReportTurn):
         return Execution(request.question, turn.report, "reported", found.searches, said)
     return Execution(request.question, NO_EVIDENCE, "no_report", found.searches, said)

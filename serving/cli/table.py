@@ -53,7 +53,7 @@ def table(arguments: Sequence[str]) -> int:
     parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what the table may spend")
     parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
     parser.add_argument("--no-cache", action="store_true", help="use nothing that other runs have found")
-    what = "who finds and writes it; the demo's models know only wide, the others compare"
+    what = "who finds and writes it; all but wide are there to compare (docs/widesearch.md)"
     parser.add_argument("--topology", choices=get_args(TableTopologyName), default="wide", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)

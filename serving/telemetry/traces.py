@@ -98,7 +98,7 @@ class Traces:
             queries = {search.query for search in execution.searches} if execution else set()
             mine = [search for search in searches if search.query in queries and search.error is None]
             searches = [search for search in searches if search not in mine]
-            if calls or mine:
+            if calls:
                 self._agent(span, execution, calls, mine, told=told)
         for call in run.calls:
             if call.sub_query is None:

@@ -182,10 +182,10 @@ async def test_more_runs_than_one_page(database: Database) -> None:
     assert [question.id for question in selection.questions] == [f"r{number:03}" for number in reversed(range(105))]
 
 
-async def test_traces_of_another_schema(database: Database) -> None:
+@pytest.mark.parametrize("strange", [msgspec.msgpack.encode({"id": "b", "request": 7}), b"x\x01cut"])
+async def test_traces_that_cannot_be_read(database: Database, strange: bytes) -> None:
     """Are counted, and the others are read; a store that does not work at all is an error."""
     await put(database, asked("a", "A?"), asked("b", "B?"))
-    strange = msgspec.msgpack.encode({"id": "b", "kind": "answer", "request": 7})
     damage = update(RUNS).where(RUNS.c.run_id == "b").values(trace=strange)
     await database.write(lambda connection: connection.execute(damage) and None)
     selection = await selected(database, judge=True)

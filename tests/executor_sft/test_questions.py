@@ -4,6 +4,7 @@ import random
 import unicodedata
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from executor_sft.miniworld.export import export
@@ -41,6 +42,16 @@ def test_duplicates(tmp_path: Path) -> None:
     questions, duplicates = read_questions(path)
     assert [question.text for question in questions] == [texts[0], *texts[2:]]
     assert duplicates == 1
+
+
+def test_other_keys(tmp_path: Path) -> None:
+    """Are ignored, also those that a table would have; tables in the same words but of other columns are others."""
+    (path := tmp_path / "q.jsonl").write_text('{"question": "Who?", "answer": "a", "rows": 3, "columns": ["a"]}\n')
+    assert [one.text for one in read_questions(path)[0]] == ["Who?"]
+    asked = [{"question": "Fill it", "columns": [{"name": "city", "key": True}, {"name": name}]} for name in "abb"]
+    path.write_bytes(msgspec.json.Encoder().encode_lines(asked))
+    found, duplicates = read_questions(path, tables=True)
+    assert ([one.table and one.table.columns[1].name for one in found], duplicates) == (["a", "b"], 1)
 
 
 @pytest.mark.parametrize(

@@ -348,8 +348,8 @@ async def test_logged_tables_are_rolled_out_again(rolegate: Rolegate, tmp_path: 
     assert (counts["read"], counts["selected"]) == (2, 2)
     lines = (tmp_path / "out" / "rollouts.jsonl").read_bytes().splitlines()
     first, second = (msgspec.json.decode(line, type=Rollout) for line in lines)
-    assert first.question.table == TableRequest(f"open: {QUESTION}", COLUMNS)
-    assert second.question.table == TableRequest(f"closed: {QUESTION}", COLUMNS, given, closed=True)
+    assert first.question.table == TableRequest(f"open: {QUESTION}", COLUMNS, max_rows=2000)
+    assert second.question.table == TableRequest(f"closed: {QUESTION}", COLUMNS, given, closed=True, max_rows=2000)
     assert isinstance(second.trajectory, TableRun)
     assert {ask.kind for ask in second.trajectory.asks} == {"fill"}
     await step(rolegate, "filter", tmp_path / "out", "--out", tmp_path / "kept")

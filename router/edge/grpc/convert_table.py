@@ -93,7 +93,8 @@ async def _found(run: Run) -> _Found:
         table = await asyncio.to_thread(table_of, run.result)  # reading takes milliseconds for each report
         return _Found(table, run.result.asks, dict(enumerate(run.result.executions)))
     told = TableEvents(run.events)
-    asks = [Ask("discover", ())] * (1 + max(told.asks.values(), default=-1))  # one that is gone on with may have gaps
+    last = max((*told.asks.values(), *told.executions), default=-1)
+    asks = [Ask("fill", ())] * (1 + last)  # gaps: of a run that is gone on with, or whose executors have no asks
     for ask, number in told.asks.items():
         asks[number] = ask
     return _Found(Table(Schema(told.columns), tuple(told.rows.values())), asks, told.executions)

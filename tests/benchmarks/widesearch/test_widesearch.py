@@ -166,7 +166,7 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
             await server.drain(1.0)
         runs = (await archive.list(RunFilter(kind="table"), 20)).runs
     assert len([run for run in runs if run.status == "finished"]) == 6
-    kept = [json.loads(line) for line in (out / "responses.jsonl").read_text("utf-8").splitlines()]
+    kept = [json.loads(line) for line in (out / "responses.wide.jsonl").read_text("utf-8").splitlines()]
     assert sorted(line["instance_id"] for line in kept) == sorted(2 * names)
     (response,) = {line["response"] for line in kept}
     assert response.splitlines()[:4:3] == ["```markdown", "| Kruaa | Ana Kruaason | 1000 |"]

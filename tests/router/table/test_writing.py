@@ -219,11 +219,12 @@ async def test_no_table(tmp_path: Path, topology: TableTopologyName) -> None:
     """A model that writes none, or fails, is an error where nothing was given; else the given rows are left."""
     world, given = World(4), ("Bel", "Else", "7")
     refused = UpstreamRefused("no", endpoint="")
-    for said, error in (("I have no table.", MalformedOutput), (refused, UpstreamRefused)):
+    saying = ("I have no table.", MalformedOutput), ("<answer></answer>", MalformedOutput), (refused, UpstreamRefused)
+    for number, (said, error) in enumerate(saying):
         model = ScriptedModel(["<search>part 1</search>", said, said, said] if topology == "wide_single" else [said])
         terms: dict[str, Any] = {"delegator" if topology == "wide_single" else "answerer": model}
         with pytest.raises(error):
-            await written(tmp_path / error.__name__, topology, world, **terms)
+            await written(tmp_path / str(number), topology, world, **terms)
     model = ScriptedModel(["<search>part 1</search>", refused] if topology == "wide_single" else [refused])
     terms = {"delegator" if topology == "wide_single" else "answerer": model}
     run = await written(tmp_path / "given", topology, world, asked_for(topology, given), **terms)
