@@ -40,6 +40,9 @@ def main() -> int:
                     if event.HasField("row_changed"):
                         print(changed(event.row_changed.row))
             show(Table(event.done))
+        except ValueError as error:  # of the columns
+            print(error, file=sys.stderr)
+            return 1
         except GatewayError as error:
             # The code says whether to try again (UNAVAILABLE), the reason why, the role whose model failed.
             print(f"{error.code.name} {error.reason} {error.role or ''}: {error}", file=sys.stderr)

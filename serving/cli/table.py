@@ -4,6 +4,7 @@ Without --address a gateway is started for the table and stopped after it. Ctrl-
 found.
 """
 
+import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
@@ -14,13 +15,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 from rolegate.client import GatewayError, Stream, Table
 from rolegate.client.requests import TABLE_S, TableOptions, TableTopologyName
-from rolegate.client.table import parse_columns
+from rolegate.client.table import given_rows, parse_columns
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.edge.rendering import source_line
 from router.errors import BadConfig
-from router.table.table_text import read_csv
-from router.trace.table import Column
+from router.table.schema import normal_name
 from serving.cli.ask import add_gateway, reached
 from serving.cli.options import dollars, json_of, new_parser, tokens
 from serving.cli.tables import new_table, print_line, usage_table, word
@@ -46,7 +46,9 @@ def table(arguments: Sequence[str]) -> int:
     parser.add_argument("--columns", required=True, metavar="COLUMNS", help=what)
     parser.add_argument("--rows", type=Path, metavar="FILE", help="known rows, CSV; their empty cells are asked for")
     parser.add_argument("--closed", action="store_true", help="there are no rows besides those of --rows")
-    parser.add_argument("--max-rows", type=int, default=0, metavar="N", help="end with so many rows")
+    parser.add_argument(
+        "--max-rows", type=int, default=0, metavar="N", help="end with so many rows (0: as many as are allowed)"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"write it to a file too: {', '.join(_FILES)}")
     add_gateway(parser, TABLE_S)
     parser.add_argument("--request-id", default="", metavar="NAME", help="asked again under it, the table is the same")
@@ -59,10 +61,14 @@ def table(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.out and given.out.suffix not in _FILES:
         parser.error(f"--out {given.out}: give a name that ends in {', '.join(_FILES)}; spreadsheets open .csv.")
+    if given.out and not given.out.parent.is_dir():
+        parser.error(f"--out {given.out}: there is no folder {given.out.parent}; make it first.")
     try:
         columns = parse_columns(given.columns)
     except ValueError as error:
         parser.error(f"--columns: {error}")
+    if not any(column.key for column in columns):
+        parser.error('--columns: none is a key, which tells rows apart; put a star behind its name: "city*, founder".')
     rows = _known(given.rows, columns) if given.rows else []
     errors_only()
     progress = Console(stderr=True, quiet=given.json)
@@ -89,8 +95,16 @@ def table(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _known(file: Path, columns: Sequence[pb.Column]) -> list[tuple[str, ...]]:
-    rows = read_csv(file.read_text("utf-8"), [Column(column.name) for column in columns])
+def _known(file: Path, columns: Sequence[pb.Column]) -> list[dict[str, str]]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            read = csv.DictReader(opened, restkey="(a field too many)", restval="", skipinitialspace=True)
+            names = {normal_name(column.name): column.name for column in columns}
+            read.fieldnames = [names.get(normal_name(name), name) for name in read.fieldnames or ()]
+            rows = list(read)
+        given_rows(columns, rows)
+    except (OSError, ValueError, csv.Error) as error:
+        raise BadConfig(f"--rows {file}: {getattr(error, 'strerror', None) or error}") from error
     if not rows:
         raise BadConfig(f"--rows {file}: no row was found; the first line must name some of the columns.")
     return rows
@@ -155,7 +169,7 @@ class TableView:
         known, seconds = message.completeness, message.duration.seconds + message.duration.nanos / 1e9
         more = f", about {known.estimated_rows} in all" if known.estimated_rows > known.rows else ""
         outcome = word(pb.TableOutcome, message.outcome)
-        rows = f"{known.rows} rows{more}, {known.fill_rate:.0%} filled"
+        rows = f"{known.rows} rows{more}, {known.fill_rate:.0%} filled" if known.rows else "no row was found"
         print_line(self._progress, f"{outcome}: {rows}; {message.run_id}, {seconds:.1f} s", style="dim")
 
 

@@ -221,7 +221,8 @@ async def test_no_table(tmp_path: Path, topology: TableTopologyName) -> None:
     refused = UpstreamRefused("no", endpoint="")
     saying = ("I have no table.", MalformedOutput), ("<answer></answer>", MalformedOutput), (refused, UpstreamRefused)
     for number, (said, error) in enumerate(saying):
-        model = ScriptedModel(["<search>part 1</search>", said, said, said] if topology == "wide_single" else [said])
+        outputs: list[Any] = ["<search>part 1</search>", said, said, said] if topology == "wide_single" else [said]
+        model = ScriptedModel(outputs)
         terms: dict[str, Any] = {"delegator" if topology == "wide_single" else "answerer": model}
         with pytest.raises(error):
             await written(tmp_path / str(number), topology, world, **terms)

@@ -68,15 +68,17 @@ def test_what_is_refused(rolegate: Rolegate, dead: str, gateway: str, tmp_path: 
         (("--columns", "a*:b"), "the type 'b' is unknown; use one of text, integer"),
         (("--columns", "a*", "--out", "t.xlsx"), "ends in .md, .csv, .json; spreadsheets open .csv."),
         (("--columns", "a*", "--topology", "pair"), "invalid choice: 'pair' (choose from"),
-        (("--columns", "a*", "--rows", tmp_path / "known.csv"), "the first line must name some of the columns"),
+        (("--columns", "a*", "--rows", tmp_path / "known.csv"), "has a value for 'town', which is no column; use a."),
         (("--columns", "a*", "--rows", tmp_path / "none.csv"), "No such file"),
+        (("--columns", "a*", "--out", tmp_path / "none" / "t.csv"), "there is no folder"),
+        (("--columns", "a"), "none is a key, which tells rows apart"),
     ):
         ended = rolegate("table", QUESTION, "--address", dead, *options)
         assert ended.status in (1, 2)
         assert said in ended.err
-    status, out, err = rolegate("table", QUESTION, "--address", gateway, "--columns", "city")
+    status, out, err = rolegate("table", QUESTION, "--address", gateway, "--columns", "city*, City")
     assert (status, out) == (1, "")
-    assert err.startswith("rolegate: columns: none is a key")
+    assert err.startswith("rolegate: columns")
 
 
 def test_watching_its_run(rolegate: Rolegate, gateway: str) -> None:
