@@ -1,4 +1,4 @@
-// Asks a rolegate gateway from JavaScript; `node ask.mjs --help` says how.
+// Asks a rolegate gateway from JavaScript; after `npm install`, `node ask.mjs --help` says how.
 
 import { connect, fail, print, taking } from "./gateway.mjs";
 

@@ -1,4 +1,4 @@
-// Has a rolegate gateway fill a table from JavaScript; `node table.mjs --help` says how.
+// Has a rolegate gateway fill a table from JavaScript; after `npm install`, `node table.mjs --help` says how.
 
 import { connect, fail, print, taking } from "./gateway.mjs";
 
