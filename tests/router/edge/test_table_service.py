@@ -25,7 +25,7 @@ from router.models import Usage
 from router.runs import RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.trace import Call
-from router.trace.values import TableRun
+from router.trace.values import Planned, Reported, SubQueryDispatched, TableRun
 from tests.router.clock import ended
 from tests.router.deployment import Kept
 from tests.router.edge.wire import refusal, served
@@ -112,6 +112,14 @@ async def test_rivals() -> None:
     assert (cell.value, cell.state) == ("900", pb.CELL_STATE_CONFLICT)
     assert [(claim.value, claim.sub_query, claim.support) for claim in cell.rivals] == [("901", 1, pb.SUPPORT_STATED)]
     assert [at.document for at in cell.citations] == ["Bel"]
+
+
+async def test_one_that_a_model_will_write() -> None:
+    """Has no rows yet, and executors whose work no cell is asked of."""
+    events = (Planned(SCHEMA.columns), SubQueryDispatched(0, 1, "Which?"), Reported(0, executed("Bel")))
+    going_on = msgspec.structs.replace(run("run-1"), kind="table", status="running", result=None, events=events)
+    table = await table_to_proto(going_on)
+    assert ([*table.rows], [column.name for column in table.columns]) == ([], [one.name for one in SCHEMA.columns])
 
 
 _SPENT = st.tuples(st.none() | st.integers(0, len(SCRIPT)), st.integers(0, 999), st.none() | st.integers(0, 999))
