@@ -35,7 +35,7 @@ from serving.engines.versions import MANIFEST
 from serving.retrieval.opening import open_retriever
 from serving.roles import new_role
 from serving.startup import start_engines
-from serving.topologies import ROLE_OF, new_executor, new_search, new_tables, new_topology, role_configs
+from serving.topologies import ROLE_OF, new_executor, new_search, new_topology, new_wide_search, role_configs
 
 BASE, TEACHER = "base", "teacher"
 """Models of the config, and no adapters."""
@@ -113,10 +113,7 @@ class Runtime:
 
     def wide_search(self, executor: Executor) -> WideSearch:
         """A search that fills tables, with the config's backbone."""
-        roles = {**self._others, "execution": executor.role(self.context())}
-        filling = new_tables(self.config, roles, executor, self.retriever)["wide"].filling
-        assert isinstance(filling, WideSearch)
-        return filling
+        return new_wide_search(self.config, self._others, executor)
 
     def topology(self, name: TopologyName, executor: Executor | None = None) -> Topology:
         """A way to answer, with its roles. `executor`: of `factorized`; None for the config's model. Raises `BadConfig`

@@ -75,6 +75,12 @@ def new_executor(config: Config, role: Role, retriever: Retriever, limits: Execu
     return Executor(role, retriever, limits, tabular=Agent(own, retriever, long, EXECUTOR_OF_TABLES))
 
 
+def new_wide_search(config: Config, roles: Mapping[RoleName, Role], executor: Executes) -> WideSearch:
+    """The way to fill a table by the roles of the search."""
+    lead = Delegator(_in_tables(roles["delegation"], config.roles.table_delegation), config.table.discoveries, STOP)
+    return WideSearch(lead, executor, config.table, early_dispatch=config.search.early_dispatch)
+
+
 def new_tables(
     config: Config, roles: Mapping[RoleName, Role], executor: Executes, retriever: Retriever
 ) -> dict[TableTopologyName, TableTopology]:
@@ -83,9 +89,8 @@ def new_tables(
     """
     search, limits, own = config.search, config.table, config.topologies
     early, needed = search.early_dispatch, search.require_evidence
-    lead = _in_tables(roles["delegation"], config.roles.table_delegation)
     execution = _in_tables(roles["execution"], config.roles.table_execution)
-    wide = WideSearch(Delegator(lead, limits.discoveries, STOP), executor, limits, early_dispatch=early)
+    wide = new_wide_search(config, roles, executor)
     rounds, a_round = min(limits.max_rounds, limits.max_tasks), max(1, limits.max_tasks // limits.max_rounds)
     shown = _in_tables(roles["delegation"], own.wide_written_delegation, "wide_written_delegation")
     writer = _in_tables(roles["answer"], own.wide_written_answer, "wide_written_answer")
@@ -104,7 +109,7 @@ def new_tables(
     single = SingleAgent(alone, retriever, everybodys, SINGLE_WRITER, require_evidence=needed)
     by_written: dict[RoleName, Role] = {"delegation": shown, "execution": execution, "answer": writer}
     return {
-        "wide": TableTopology(wide, {"delegation": lead, "execution": execution}),
+        "wide": TableTopology(wide, {"delegation": wide.delegator.role, "execution": execution}),
         "wide_written": TableTopology(WrittenTables(written, writer, "wide_written", rounds * a_round), by_written),
         "wide_single": TableTopology(WrittenTables(single, alone, "wide_single"), {"delegation": alone}),
     }
