@@ -27,6 +27,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
     ├── UpstreamRefused        it understood and will not: wrong model name, wrong key
     │   └── ContextTooLong     the prompt is longer than the model's context
     ├── UpstreamProtocolError        it answered something that is not its protocol
+    ├── ToolFailed             a tool's server is down, died, took too long, or says that the call failed
     └── MalformedOutput        its model writes nothing that can be read as a turn of its role, corrected or not
 """
 
@@ -205,6 +206,10 @@ class ContextTooLong(UpstreamRefused):
 
 class UpstreamProtocolError(UpstreamError):
     """It answered something that is not its protocol."""
+
+
+class ToolFailed(UpstreamError):
+    """A tool's server is down, died, took too long, or says that the call failed."""
 
 
 class MalformedOutput(UpstreamError):

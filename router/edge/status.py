@@ -41,7 +41,7 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     code_pb2.ABORTED: (errors.SlowReader,),
     code_pb2.PERMISSION_DENIED: (errors.AccessDenied,),
     code_pb2.UNAUTHENTICATED: (errors.NoKey,),
-    code_pb2.UNAVAILABLE: (errors.StoreFailed, UpstreamUnavailable, UpstreamProtocolError),
+    code_pb2.UNAVAILABLE: (errors.StoreFailed, UpstreamUnavailable, UpstreamProtocolError, errors.ToolFailed),
 }
 _REASONS: dict[type[RolegateError], str] = {errors.NotFound: "RUN_NOT_FOUND"}
 """Reasons that are not the class's name."""
@@ -69,6 +69,7 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     errors.UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
     errors.ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",
     UpstreamProtocolError: "{who} answered something that cannot be used; try again, or tell the gateway's operator.",
+    errors.ToolFailed: "A tool of the gateway's failed; try again, or tell its operator.",
     errors.MalformedOutput: "{who} does not follow the gateway's protocol, so it cannot do its work; tell the "
     "operator.",
 }
