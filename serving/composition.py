@@ -52,7 +52,7 @@ from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
 from serving.startup import start_engines
 from serving.telemetry.observers import Watched, open_observers
-from serving.topologies import new_executor, new_search, new_tables, new_topology
+from serving.topologies import new_executor, new_host, new_search, new_tables, new_topology
 
 _UPSTREAM_CONNECTIONS = 1000
 _GATE_ERROR, _GATE_TRIALS = 0.05, 10_000
@@ -72,11 +72,12 @@ class _Upstream:
     new_role: Callable[..., Role]
     roles: dict[RoleName, Role]
     baselines: dict[TopologyName, Role]
+    managers: dict[str, Role]
 
     @property
     def deployments(self) -> dict[str, str | None]:
         """Places where models are served, each with the base URL of its engine."""
-        return deployments(self.roles, self.baselines)
+        return deployments(self.roles, self.baselines, self.managers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +164,9 @@ async def _open_upstream(config: Config, log: Log, double: IndexRetriever | None
         stack.push_async_callback(close_clients)
         endpoints = Upstreams()
         new = partial(new_role, pool=pool, engines=engines, upstreams=endpoints)
-        roles, baselines = await all_roles(config, new)
+        roles, baselines, managers = await all_roles(config, new)
         watched = WatchedRetriever(retriever, readiness)
-        yield _Upstream(readiness, watched, session, engines, endpoints, new, roles, baselines)
+        yield _Upstream(readiness, watched, session, engines, endpoints, new, roles, baselines, managers)
 
 
 @asynccontextmanager
@@ -239,12 +240,15 @@ def _gateway(
 ) -> Gateway:
     roles, words = upstream.roles, config.search.vocabulary
     baselines = {name: new_topology(name, config, roles, role, retriever) for name, role in upstream.baselines.items()}
+    hosts: dict[TopologyName, Topology] = (
+        {"host": new_host(config, roles, upstream.managers, executor)} if upstream.managers else {}
+    )
     return Gateway(
-        topologies={"factorized": Topology(new_search(config.search, roles, executor), roles), **baselines},
+        topologies={"factorized": Topology(new_search(config.search, roles, executor), roles), **baselines, **hosts},
         executor=executor,
         roles=roles,
         lifecycle=lifecycle,
-        tables=new_tables(config, roles, executor, retriever),
+        tables=new_tables(config, roles, executor, retriever, upstream.managers),
         table_limits=config.table,
         max_question_chars=config.server.max_question_chars,
         vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,

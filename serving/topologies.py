@@ -7,18 +7,21 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from router.calls import Role
+from router.protocol import parse_turn
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
 from router.search.agent import Agent, ExecutorLimits
 from router.search.executor import EXECUTOR, SEARCH_R1, Executes
+from router.search.managers import Manager, Managers
 from router.search.single_agent import SingleAgent, single_agent_limits
 from router.table import TableTopology, WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES
 from router.table.table_delegation import STOP
+from router.table.table_text import parse_table_turn
 from router.table.writing import SINGLE_WRITER, WrittenTables
 from router.trace import RoleName
 from router.trace.table import TableTopologyName
 from router.trace.values import TopologyName
-from serving.config.config import Config, RoleConfig, SearchConfig, TableRoleConfig
+from serving.config.config import Config, ManagerConfig, RoleConfig, SearchConfig, TableRoleConfig
 
 ROLE_OF: dict[TopologyName, RoleName] = {
     "single_agent": "delegation",
@@ -53,6 +56,48 @@ def role_configs(config: Config) -> dict[TopologyName, RoleConfig]:
     return found if topologies.searcher is None else {**found, "searcher": topologies.searcher}
 
 
+def manager_configs(config: Config) -> dict[str, RoleConfig]:
+    """The role of each manager: its own, or the delegator's model with a prompt for managers."""
+    other = replace(config.roles.delegation, prompt=str(_PROMPTS / "manager.txt"), fallbacks=())
+    found = {name: (one.role or other, one.prompt) for name, one in config.managers.items()}
+    return {name: replace(role, prompt=prompt or role.prompt) for name, (role, prompt) in found.items()}
+
+
+def new_managers(config: Config, roles: Mapping[str, Role], workers: Executes) -> Managers:
+    """The managers of a config. `roles`: made of `manager_configs`. `workers`: those of managers without tools."""
+    most, in_tables = config.search.max_sub_queries, (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
+
+    def manager(name: str, described: ManagerConfig) -> Manager:
+        own = Delegator(roles[name], most, report=parse_turn)
+        tabular = Delegator(_told_besides(roles[name], in_tables), most, report=parse_table_turn)
+        return Manager(name, own, workers, described.max_rounds, described.max_workers, tabular)
+
+    return Managers([manager(name, described) for name, described in config.managers.items()])
+
+
+def new_host(config: Config, roles: Mapping[RoleName, Role], own: Mapping[str, Role], workers: Executes) -> Topology:
+    """Three layers: a delegator, managers, whose roles are `own`, and their workers."""
+    hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
+    search = new_search(config.search, hosted, new_managers(config, own, workers), "host")
+    return Topology(search, hosted | _named(own))
+
+
+def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
+    """Managers' roles, as they stand beside the others."""
+    return {f"managers.{name}": role for name, role in managers.items()}
+
+
+def _with_managers(config: Config, role: Role) -> Role:
+    """The delegator, told of the managers."""
+    listed = "\n".join(f"- {name}: {one.about}" for name, one in config.managers.items())
+    return _told_besides(role, (_PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed))
+
+
+def _told_besides(role: Role, text: str) -> Role:
+    fallbacks = tuple(_told_besides(other, text) for other in role.fallbacks)
+    return dataclasses.replace(role, system=f"{role.system}\n\n{text}", fallbacks=fallbacks)
+
+
 def new_topology(
     name: TopologyName, config: Config, roles: Mapping[RoleName, Role], own: Role, retriever: Retriever
 ) -> Topology:
@@ -75,22 +120,31 @@ def new_executor(config: Config, role: Role, retriever: Retriever, limits: Execu
     return Executor(role, retriever, limits, tabular=Agent(own, retriever, long, EXECUTOR_OF_TABLES))
 
 
-def new_wide_search(config: Config, roles: Mapping[RoleName, Role], executor: Executes) -> WideSearch:
-    """The way to fill a table by the roles of the search."""
-    lead = Delegator(_in_tables(roles["delegation"], config.roles.table_delegation), config.table.discoveries, STOP)
-    return WideSearch(lead, executor, config.table, early_dispatch=config.search.early_dispatch)
+def new_wide_search(
+    config: Config, roles: Mapping[RoleName, Role], executor: Executes, managers: Managers | None = None
+) -> WideSearch:
+    """The way to fill a table by the roles of the search; `managers` stand before the executor, if there are any."""
+    role, early = _in_tables(roles["delegation"], config.roles.table_delegation), config.search.early_dispatch
+    role = _with_managers(config, role) if managers else role
+    lead = Delegator(role, config.table.discoveries, STOP, managed=managers is not None)
+    names = managers.names if managers else ()
+    return WideSearch(lead, managers or executor, config.table, early_dispatch=early, managers=names)
 
 
 def new_tables(
-    config: Config, roles: Mapping[RoleName, Role], executor: Executes, retriever: Retriever
+    config: Config,
+    roles: Mapping[RoleName, Role],
+    executor: Executes,
+    retriever: Retriever,
+    managing: Mapping[str, Role] = {},
 ) -> dict[TableTopologyName, TableTopology]:
-    """The ways to fill a table: by the roles of the search, and those to compare with, which have as many turns and
-    executors, or as many turns and searches as all of these.
+    """The ways to fill a table: by the roles of the search, with managers where there are any, and those to compare
+    with, which have as many turns and executors, or as many turns and searches as all of these.
     """
     search, limits, own = config.search, config.table, config.topologies
     early, needed = search.early_dispatch, search.require_evidence
     execution = _in_tables(roles["execution"], config.roles.table_execution)
-    wide = new_wide_search(config, roles, executor)
+    wide = new_wide_search(config, roles, executor, new_managers(config, managing, executor) if managing else None)
     rounds, a_round = min(limits.max_rounds, limits.max_tasks), max(1, limits.max_tasks // limits.max_rounds)
     shown = _in_tables(roles["delegation"], own.wide_written_delegation, "wide_written_delegation")
     writer = _in_tables(roles["answer"], own.wide_written_answer, "wide_written_answer")
@@ -109,7 +163,7 @@ def new_tables(
     single = SingleAgent(alone, retriever, everybodys, SINGLE_WRITER, require_evidence=needed)
     by_written: dict[RoleName, Role] = {"delegation": shown, "execution": execution, "answer": writer}
     return {
-        "wide": TableTopology(wide, {"delegation": wide.delegator.role, "execution": execution}),
+        "wide": TableTopology(wide, {"delegation": wide.delegator.role, "execution": execution, **_named(managing)}),
         "wide_written": TableTopology(WrittenTables(written, writer, "wide_written", rounds * a_round), by_written),
         "wide_single": TableTopology(WrittenTables(single, alone, "wide_single"), {"delegation": alone}),
     }
@@ -134,7 +188,7 @@ def new_search(
 ) -> FactorizedSearch:
     """The search loop of a config, with its backbone, its answerer and whichever executor."""
     return FactorizedSearch(
-        Delegator(roles["delegation"], search.max_sub_queries),
+        Delegator(roles["delegation"], search.max_sub_queries, managed=topology == "host"),
         executor,
         Answerer(roles["answer"]),
         max_rounds=search.max_rounds,

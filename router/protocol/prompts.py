@@ -19,6 +19,9 @@ CORRECT_REPORT = (
     "Write either one <search>query</search> block, or a report: <answer>…</answer> and then <evidence>…</evidence> "
     "with one to three short points."
 )
+REPORT = (
+    "Report now, by what was found: <answer>…</answer> and then <evidence>…</evidence> with one to three short points."
+)
 CORRECT_AGENT = (
     "Write either one <search>query</search> block and nothing else, or the answer of the question as "
     "<answer>…</answer>."

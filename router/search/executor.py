@@ -129,7 +129,8 @@ class Executor:
             context.failures[index] = error
         role, report = agent.role, NO_EVIDENCE
         if work.report is not None:
-            outcome, report = "reported", self._finished(work.report, work, agent)
+            outcome = "escalated" if work.report.escalate_to else "reported"
+            report = self._finished(work.report, work, agent)
         elif outcome == "no_report" and not work.searches:  # one that searches, and then tells nothing, found nothing
             context.failures[index] = role.malformed()
         version = role.executor_version or ""

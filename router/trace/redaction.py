@@ -15,7 +15,7 @@ from router.trace.values import Execution, RunStarted
 _WHOLE = (Call, Usage, RoleSetting, RunStarted)
 _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
     Run: frozenset(("id", "tenant", "request_id", "settings", "resumed_from")),
-    Execution: frozenset(("executor", "shared_from")),
+    Execution: frozenset(("executor", "shared_from", "manager")),
     Completion: frozenset(("finish_reason",)),
 }
 """Fields that are no texts, beside enumerations; strings of all others are emptied, so that a new field is left out

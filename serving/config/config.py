@@ -288,6 +288,23 @@ class AgentConfig(Section, frozen=True):
     """The file that holds the system prompt; absent for the shipped one."""
 
 
+class ManagerConfig(Section, frozen=True):
+    """A manager, who stands between the delegator and executors in the topology `host`, and in tables: it splits a
+    step, lets workers look, checks what comes back, and reports.
+    """
+
+    about: str
+    """Its use, in a line that the delegator reads."""
+    prompt: File | None = None
+    """The file that holds its system prompt; absent for the shipped one, or that of `role`."""
+    role: RoleConfig | None = None
+    """Its model; absent for the delegator's, with its sampling."""
+    max_workers: Count = 8
+    """Workers at a time."""
+    max_rounds: Count = 2
+    """Turns in which it may dispatch workers."""
+
+
 class TopologiesConfig(Section, frozen=True):
     """Baselines that a request may choose instead of the three roles; for comparisons."""
 
@@ -320,6 +337,8 @@ class Config(Section, frozen=True):
     distillation: DistillationConfig = DistillationConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     topologies: TopologiesConfig = TopologiesConfig()
+    managers: dict[str, ManagerConfig] = {}
+    """By name; what names none goes to the first."""
     prices: dict[str, Price] = {}
     """By model. A model that is not in it is looked up in LiteLLM's table, where that is installed."""
 
@@ -327,6 +346,7 @@ class Config(Section, frozen=True):
     def called_roles(self) -> dict[str, RoleConfig]:
         """All that a gateway calls, by their keys."""
         roles = {f"roles.{name}": role for name, role in self.roles.by_name.items()}
+        roles |= {f"managers.{name}.role": one.role for name, one in self.managers.items() if one.role}
         return roles if (searcher := self.topologies.searcher) is None else {**roles, "topologies.searcher": searcher}
 
 
