@@ -1,15 +1,17 @@
 """Ways to answer questions and to fill tables, from a config: the three roles, and the baselines beside them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from router.calls import Role
 from router.protocol import parse_turn
+from router.protocol.turns import ExecutionTurn
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
 from router.search.agent import Agent, ExecutorLimits
+from router.search.delegator import HOST_STOP
 from router.search.executor import EXECUTOR, SEARCH_R1, Executes
 from router.search.managers import Manager, Managers
 from router.search.single_agent import SingleAgent, single_agent_limits
@@ -21,7 +23,7 @@ from router.table.writing import SINGLE_WRITER, WrittenTables
 from router.trace import RoleName
 from router.trace.table import TableTopologyName
 from router.trace.values import TopologyName
-from serving.config.config import Config, ManagerConfig, RoleConfig, SearchConfig, TableRoleConfig
+from serving.config.config import Config, RoleConfig, SearchConfig, TableRoleConfig
 
 ROLE_OF: dict[TopologyName, RoleName] = {
     "single_agent": "delegation",
@@ -63,16 +65,27 @@ def manager_configs(config: Config) -> dict[str, RoleConfig]:
     return {name: replace(role, prompt=prompt or role.prompt) for name, (role, prompt) in found.items()}
 
 
-def new_managers(config: Config, roles: Mapping[str, Role], workers: Executes) -> Managers:
-    """The managers of a config. `roles`: made of `manager_configs`. `workers`: those of managers without tools."""
-    most, in_tables = config.search.max_sub_queries, (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
-
-    def manager(name: str, described: ManagerConfig) -> Manager:
-        own = Delegator(roles[name], most, report=parse_turn)
-        tabular = Delegator(_told_besides(roles[name], in_tables), most, report=parse_table_turn)
-        return Manager(name, own, workers, described.max_rounds, described.max_workers, tabular)
-
-    return Managers([manager(name, described) for name, described in config.managers.items()])
+def new_managers(
+    config: Config,
+    roles: Mapping[str, Role],
+    workers: Executes,
+    report: Callable[[str, bool], ExecutionTurn] = parse_turn,
+) -> Managers:
+    """The managers of a config. `roles`: made of `manager_configs`. `workers`: those of managers without tools.
+    `report`: reads a manager's report.
+    """
+    return Managers(
+        [
+            Manager(
+                name,
+                Delegator(roles[name], config.search.max_sub_queries, report=report),
+                workers,
+                one.max_rounds,
+                one.max_workers,
+            )
+            for name, one in config.managers.items()
+        ]
+    )
 
 
 def new_host(config: Config, roles: Mapping[RoleName, Role], own: Mapping[str, Role], workers: Executes) -> Topology:
@@ -144,7 +157,10 @@ def new_tables(
     search, limits, own = config.search, config.table, config.topologies
     early, needed = search.early_dispatch, search.require_evidence
     execution = _in_tables(roles["execution"], config.roles.table_execution)
-    wide = new_wide_search(config, roles, executor, new_managers(config, managing, executor) if managing else None)
+    in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
+    managing = {name: _told_besides(role, in_tables) for name, role in managing.items()}
+    managers = new_managers(config, managing, executor, parse_table_turn) if managing else None
+    wide = new_wide_search(config, roles, executor, managers)
     rounds, a_round = min(limits.max_rounds, limits.max_tasks), max(1, limits.max_tasks // limits.max_rounds)
     shown = _in_tables(roles["delegation"], own.wide_written_delegation, "wide_written_delegation")
     writer = _in_tables(roles["answer"], own.wide_written_answer, "wide_written_answer")
@@ -187,8 +203,11 @@ def new_search(
     search: SearchConfig, roles: Mapping[RoleName, Role], executor: Executes, topology: TopologyName = "factorized"
 ) -> FactorizedSearch:
     """The search loop of a config, with its backbone, its answerer and whichever executor."""
+    lead = Delegator(roles["delegation"], search.max_sub_queries)
+    if topology == "host":
+        lead = dataclasses.replace(lead, stop=HOST_STOP, managed=True)
     return FactorizedSearch(
-        Delegator(roles["delegation"], search.max_sub_queries, managed=topology == "host"),
+        lead,
         executor,
         Answerer(roles["answer"]),
         max_rounds=search.max_rounds,

@@ -15,6 +15,8 @@ from router.trace import Conversation, Execution
 from router.trace.call import Purpose
 
 STOP = ("</search>",)
+HOST_STOP = ("<search_results",)
+"""Of a delegator of managers, who may write a block for each of several."""
 
 
 @dataclass(frozen=True, slots=True)

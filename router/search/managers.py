@@ -38,18 +38,15 @@ class Manager:
     """Turns in which it may dispatch."""
     max_workers: int = 8
     """Workers at a time."""
-    tabular: Delegator | None = None
-    """The same for the work on tables; None where there is none."""
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
         """Look, and report. Nothing is raised that an executor does not raise. What ends the work early leaves a report
         of what workers have found by then.
         """
-        delegator = self.tabular if context.tabular and self.tabular else self.delegator
         inner, now = _inside(index, self.name, context), asyncio.get_running_loop().time()
-        inner.draft.result = Trajectory("", "rounds_exhausted", delegation=delegator.open(sub_query))
+        inner.draft.result = Trajectory("", "rounds_exhausted", delegation=self.delegator.open(sub_query))
         search = FactorizedSearch(
-            delegator, self.workers, None, max_rounds=self.max_rounds, early_dispatch=False, width=self.max_workers
+            self.delegator, self.workers, None, max_rounds=self.max_rounds, early_dispatch=False, width=self.max_workers
         )
         report: Report | None = None
         cut: ExecutionOutcome | None = None
@@ -59,7 +56,7 @@ class Manager:
                 raise TimeoutError  # before a call is opened
             async with asyncio.timeout_at(context.search_deadline):
                 found = await search.run(sub_query, inner)
-                report = await _report(delegator, found, inner)
+                report = await _report(self.delegator, found, inner)
         except TimeoutError:
             cut = _CUT["time_exhausted"]
         except BudgetExhausted:
