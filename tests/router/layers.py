@@ -14,7 +14,6 @@ from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
 from router.search.delegator import HOST_STOP
 from router.search.managers import Manager, Managers
-from router.trace import RoleName
 from tests.router.deployment import STOP, block, report, role
 
 QUESTION = "What are facts 0 to 7?"
@@ -108,9 +107,10 @@ class Layers:
         workers = Executor(role("execution", self.workers[name]), self.pages[name], ExecutorLimits())
         return Manager(name, lead, workers, self.max_rounds, self.max_workers)
 
-    def roles(self) -> dict[RoleName, Any]:
-        """The roles at both ends."""
-        return {"delegation": role("delegation", self.delegator), "answer": role("answer", self.answerer)}
+    def roles(self) -> dict[str, Any]:
+        """The roles at both ends, and managers'."""
+        managers = {f"managers.{name}": self._manager(name).delegator.role for name in self.managers}
+        return {"delegation": role("delegation", self.delegator), "answer": role("answer", self.answerer), **managers}
 
     def search(self, **settings: Any) -> FactorizedSearch:
         """The search of three layers."""
