@@ -240,11 +240,10 @@ def _gateway(
 ) -> Gateway:
     roles, words = upstream.roles, config.search.vocabulary
     baselines = {name: new_topology(name, config, roles, role, retriever) for name, role in upstream.baselines.items()}
-    hosts: dict[TopologyName, Topology] = (
-        {"host": new_host(config, roles, upstream.managers, executor)} if upstream.managers else {}
-    )
+    if upstream.managers:
+        baselines["host"] = new_host(config, roles, upstream.managers, executor)
     return Gateway(
-        topologies={"factorized": Topology(new_search(config.search, roles, executor), roles), **baselines, **hosts},
+        topologies={"factorized": Topology(new_search(config.search, roles, executor), roles), **baselines},
         executor=executor,
         roles=roles,
         lifecycle=lifecycle,

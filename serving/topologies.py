@@ -74,15 +74,10 @@ def new_managers(
     """The managers of a config. `roles`: made of `manager_configs`. `workers`: those of managers without tools.
     `report`: reads a manager's report.
     """
+    most = config.search.max_sub_queries
     return Managers(
         [
-            Manager(
-                name,
-                Delegator(roles[name], config.search.max_sub_queries, report=report),
-                workers,
-                one.max_rounds,
-                one.max_workers,
-            )
+            Manager(name, Delegator(roles[name], most, report=report), workers, one.max_rounds, one.max_workers)
             for name, one in config.managers.items()
         ]
     )

@@ -43,7 +43,7 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
 
     sub_query: str
     report: Report
-    """`NO_EVIDENCE` unless `outcome` is `reported`, or `escalated`, when it says why and to whom."""
+    """`NO_EVIDENCE` where there is none; of an `escalated` execution, why and to whom."""
     outcome: ExecutionOutcome
     searches: tuple[SearchRecord, ...]
     """Its own; a manager has none."""
