@@ -1,9 +1,10 @@
 """Managers: what they ask, how they report and hand on, and what each of three layers costs."""
 
 import asyncio
-import html
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from router.ledger import Budget, Ledger
 from router.ledger.budget import Allowance
 from router.models import Completion, OnDelta, Prompt, ScriptedModel
 from router.models.model import Answer
-from router.protocol import NO_EVIDENCE
+from router.protocol import NO_EVIDENCE, parse_decision, parse_turn
+from router.protocol.decision import Dispatch
+from router.protocol.turns import ReportTurn
 from router.search import Executor, RunContext
 from router.search.agent import ExecutorLimits
 from router.search.managers import Managers
@@ -24,6 +27,7 @@ from tests.router.clock import Clock, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, block, lasting, report, role
 from tests.router.layers import QUESTION, STEPS, Layers, Pages, answers, leads_alone, manages, works
 
+PROMPTS = Path(__file__).parents[3] / "serving" / "prompts" / "full"
 VALUES = [f"value-{number}" for number in range(8)]
 
 
@@ -318,4 +322,25 @@ def test_names() -> None:
     managers: Managers = Layers().of()
     assert managers.names == ("search", "browser")
     assert managers.report_tokens == 64
-    assert html.escape(managers.names[0]) == "search"
+
+
+def test_what_the_prompts_show() -> None:
+    """Is read as it is meant: the turns of the example, the name in a block, the hand-on."""
+    prompt = (PROMPTS / "manager.txt").read_text("utf-8")
+    first, second, last = re.findall(r"^You: (.*(?:\n[A-Z].*</evidence>)?)$", prompt, re.MULTILINE)
+    for text, size in ((first, 2), (second, 1)):
+        decision = parse_decision(text, limit=8)
+        assert isinstance(decision, Dispatch)
+        assert len(decision.sub_queries) == size
+    turn = parse_turn(last)
+    assert isinstance(turn, ReportTurn)
+    assert len(turn.report.evidence) == 2
+    (hand_on,) = re.findall("<escalate.*</escalate>", prompt)
+    turn = parse_turn(hand_on)
+    assert isinstance(turn, ReportTurn)
+    assert turn.report.escalate_to == "NAME"
+    host = (PROMPTS / "host.txt").read_text("utf-8")
+    (block_of_one,) = re.findall("<search.*</search>", host)
+    named = parse_decision(block_of_one.replace("…", "Who?"), limit=8, managed=True)
+    assert named == Dispatch(("Who?",), (), ("NAME",))
+    assert "{managers}" in host
