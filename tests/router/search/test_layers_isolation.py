@@ -108,8 +108,8 @@ async def test_each_layer_sees_what_is_its_own(world: World) -> None:
             mine = f"{FACTS[number]} {which}?"
             prompts = [prompt for prompt in seen.workers[name].prompts if mine in shown([prompt])]
             assert len(prompts) == 2
-            foreign = ("QUESTIONMARK", *steps, *reports, f"{FACTS[number]} {sibling}?", FACTS[other], "THOUGHTMARK")
-            assert not missing(prompts, (mine, "PASSAGEMARK"), (*foreign, "WORKER"))
+            unseen = ("QUESTIONMARK", *steps, *reports, f"{FACTS[number]} {sibling}?", FACTS[other], "THOUGHTMARK")
+            assert not missing(prompts, (mine, "PASSAGEMARK"), (*unseen, "WORKER"))
 
 
 @settings(deadline=None, max_examples=40)
