@@ -15,7 +15,7 @@ from router.calls.timeouts import Timeouts
 from router.errors import MalformedOutput, UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.ledger import Ledger
 from router.ledger.ledger import Caller
-from router.models import Completion, Delta, Message, Model, Prompt, Sampling
+from router.models import Completion, Delta, Function, Message, Model, Prompt, Sampling
 from router.protocol import prompts
 from router.trace import Price, RoleName
 from router.trace.call import Purpose
@@ -58,6 +58,8 @@ class Role:
     """Who is asked instead, in this order, where its model is not to be had."""
     structured: bool = False
     """Whether patterns are passed on to the endpoint."""
+    tool_calls: bool = False
+    """Whether its model calls tools in a way of its own; otherwise in tags."""
 
     def opening(self, text: str) -> tuple[Message, ...]:
         """A fresh conversation whose first user turn is `text`."""
@@ -72,14 +74,16 @@ class Role:
         purpose: Purpose = "first",
         sub_query: int | None = None,
         pattern: str | None = None,
+        tools: tuple[Function, ...] = (),
         until: float = math.inf,
         on_text: OnText | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Completion:
         """The model's next turn or, where its model is not to be had, that of the first fallback whose is. `pattern`:
-        what it has to match, where the endpoint can see to that. `until`: when it is due, in the event loop's time; no
-        pause is begun that would take longer. `on_text`, `on_delta`: as for `Attempts`. Raises `BudgetExhausted`, and
-        `UpstreamError`, naming this role, once neither another attempt nor a fallback is worth it.
+        what it has to match, where the endpoint can see to that. `tools`: for its own tool calls. `until`: when it is
+        due, in the event loop's time; no pause is begun that would take longer. `on_text`, `on_delta`: as for
+        `Attempts`. Raises `BudgetExhausted`, and `UpstreamError`, naming this role, once neither another attempt nor a
+        fallback is worth it.
         """
         agent = Agent(self.name, sub_query)
         first: UpstreamError | None = None
@@ -90,7 +94,7 @@ class Role:
                 if first:
                     _log.warning("role.fallback", role=self.name, model=role.model.name, error=str(first))
                     self.health.fallbacks, purpose = self.health.fallbacks + 1, "fallback"
-                attempts = role._attempts(role._prompt(messages, stop, pattern), sub_query, ledger, purpose)
+                attempts = role._attempts(role._prompt(messages, stop, pattern, tools), sub_query, ledger, purpose)
                 attempts.until, attempts.on_text, attempts.on_delta = until, on_text, on_delta
                 try:
                     output = await attempts.completion()
@@ -106,7 +110,7 @@ class Role:
             raise
 
     def _attempts(self, prompt: Prompt, sub_query: int | None, ledger: Ledger, purpose: Purpose) -> Attempts:
-        bound, most, at = self._in_context(prompt_bound(prompt.messages)), self.sampling.max_tokens, self.replicas
+        bound, most, at = self._in_context(prompt_bound(prompt.texts)), self.sampling.max_tokens, self.replicas
         caller = Caller(
             self.name, self.model.name, at[0].deployment, sub_query, most, self.executor_version, self.price, bound
         )
@@ -148,9 +152,15 @@ class Role:
         """Everywhere its model is served."""
         return Replica(self.model, self.deployment or self.model.endpoint, self.endpoint), *self.others
 
-    def _prompt(self, messages: tuple[Message, ...], stop: tuple[str, ...], pattern: str | None) -> Prompt:
+    def _prompt(
+        self,
+        messages: tuple[Message, ...],
+        stop: tuple[str, ...],
+        pattern: str | None,
+        tools: tuple[Function, ...] = (),
+    ) -> Prompt:
         shown = messages if self.system_role else prompts.without_system_role(messages)
-        return Prompt(shown, self.sampling, stop, pattern=pattern if self.structured else None)
+        return Prompt(shown, self.sampling, stop, pattern=pattern if self.structured else None, tools=tools)
 
     def _worst(self, prompt_tokens: int, max_tokens: int) -> Amount:
         prompt_tokens = self._in_context(prompt_tokens)
