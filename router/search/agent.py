@@ -255,6 +255,7 @@ class Agent:
         functions = [function for _, function in tools.values()]
         told = [prompts.ACCESS] if self.limits.access_k else []
         told += [prompts.CALLS] if tools else []
+        told += [prompts.CALLS_ALONE] if tools and not self._retriever else []
         told += [prompts.tools(functions)] if tools and not self.role.tool_calls else []
         work.offer(tools, "\n\n".join(told))
 

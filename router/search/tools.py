@@ -52,7 +52,7 @@ class Tool(msgspec.Struct, frozen=True):
         known, required = self.parameters.get("properties"), self.parameters.get("required")
         known, required = known if isinstance(known, dict) else {}, required if isinstance(required, list) else []
         closed = self.parameters.get("additionalProperties") is False
-        if any(name not in given for name in required) or (closed and given.keys() - known.keys()):
+        if any(name not in list(given) for name in required) or (closed and given.keys() - known.keys()):
             return None
         return given if all(_fits(value, known.get(name)) for name, value in given.items()) else None
 
