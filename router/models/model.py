@@ -11,7 +11,7 @@ import msgspec
 from router.errors import UpstreamError
 
 _TOOLS_CHARS = 1500
-"""Characters in which chat templates say how tools are called; Hermes' and Llama's take less than half as many."""
+"""Characters in which chat templates say how tools are called, at most; Hermes' and Llama's take less than half."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -59,11 +59,11 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def texts(self) -> tuple[Message, ...]:
-        """The messages, with the tools as one more: all that is read, and room for the words around the tools."""
+        """The messages, with the tools as one more, in JSON as long as that of any template: all that is read."""
         if not self.tools:
             return self.messages
-        told = json.dumps(msgspec.to_builtins(self.tools), indent=4)  # no template writes them longer
-        return (*self.messages, Message("user", told + " " * _TOOLS_CHARS))
+        told = [(tool.name, tool.description, json.loads(tool.parameters)) for tool in self.tools]
+        return (*self.messages, Message("user", json.dumps(told, indent=8) + " " * _TOOLS_CHARS))
 
 
 class Usage(msgspec.Struct, frozen=True):
