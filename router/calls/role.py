@@ -15,7 +15,8 @@ from router.calls.timeouts import Timeouts
 from router.errors import MalformedOutput, UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.ledger import Ledger
 from router.ledger.ledger import Caller
-from router.models import Completion, Delta, Function, Message, Model, Prompt, Sampling
+from router.models import Completion, Delta, Message, Model, Prompt, Sampling
+from router.models.model import Function
 from router.protocol import prompts
 from router.trace import Price, RoleName
 from router.trace.call import Purpose
@@ -94,7 +95,8 @@ class Role:
                 if first:
                     _log.warning("role.fallback", role=self.name, model=role.model.name, error=str(first))
                     self.health.fallbacks, purpose = self.health.fallbacks + 1, "fallback"
-                attempts = role._attempts(role._prompt(messages, stop, pattern, tools), sub_query, ledger, purpose)
+                prompt = msgspec.structs.replace(role._prompt(messages, stop, pattern), tools=tools)
+                attempts = role._attempts(prompt, sub_query, ledger, purpose)
                 attempts.until, attempts.on_text, attempts.on_delta = until, on_text, on_delta
                 try:
                     output = await attempts.completion()
@@ -152,15 +154,9 @@ class Role:
         """Everywhere its model is served."""
         return Replica(self.model, self.deployment or self.model.endpoint, self.endpoint), *self.others
 
-    def _prompt(
-        self,
-        messages: tuple[Message, ...],
-        stop: tuple[str, ...],
-        pattern: str | None,
-        tools: tuple[Function, ...] = (),
-    ) -> Prompt:
+    def _prompt(self, messages: tuple[Message, ...], stop: tuple[str, ...], pattern: str | None) -> Prompt:
         shown = messages if self.system_role else prompts.without_system_role(messages)
-        return Prompt(shown, self.sampling, stop, pattern=pattern if self.structured else None, tools=tools)
+        return Prompt(shown, self.sampling, stop, pattern=pattern if self.structured else None)
 
     def _worst(self, prompt_tokens: int, max_tokens: int) -> Amount:
         prompt_tokens = self._in_context(prompt_tokens)

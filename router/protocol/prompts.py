@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from router.models import Function, Message
+from router.models import Message
+from router.models.model import Function
 from router.protocol.evidence import Passage, Report
 from router.protocol.tags import element, escape, without_thinking
 

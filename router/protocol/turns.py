@@ -50,7 +50,7 @@ class CallTurn:
 
     tool: str
     arguments: str
-    """As they were written, which may be no JSON."""
+    """The text in the block, which may be no JSON."""
 
 
 ExecutionTurn = SearchTurn | AccessTurn | CallTurn | ReportTurn | Malformed

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from router.calls import Role
 from router.errors import ContextTooLong, ToolFailed
-from router.models import Completion, Function, Message
+from router.models import Completion, Message
+from router.models.model import Function
 from router.protocol import Passage, Report, prompts
 from router.protocol.turns import (
     AccessTurn,
@@ -141,11 +142,8 @@ class ContextWindow:
 
     def named(self, name: str) -> str | None:
         """The document of that name or title which a search has found; None where there is none."""
-        found = [each for search in self.searches if search.call is UNSET for each in search.passages if each.document]
-        names = {each.title: each.document for each in reversed(found)} | {
-            each.document: each.document for each in found
-        }
-        return names.get(name)
+        found = (each for search in self.searches if search.call is UNSET for each in search.passages)
+        return next((each.document for each in found if name in (each.document, each.title)), None)
 
     def documents(self, search: SearchRecord, *, last: bool) -> None:
         """Add what a search found; `last` asks for the report outright."""
@@ -297,9 +295,7 @@ class Agent:
         tool, _ = (work.tools or {}).get(name, (None, None))
         arguments = tool.arguments(text) if tool else None
         if tool is None or arguments is None:
-            return SearchRecord(
-                query, (), call=ToolCall("", "", text, error="no such tool, or not for these arguments")
-            )
+            return SearchRecord(query, (), call=ToolCall("", "", text, error="no tool takes it"))
         began, passages, error = time.monotonic(), tuple[Passage, ...](), None
         try:
             output = await self._tools.call(tool, arguments)
@@ -328,21 +324,13 @@ class Agent:
         tools = tuple(function for _, function in (work.tools or {}).values()) if role.tool_calls else ()
         if form.search_first and not self._hands:  # a call's arguments have no pattern
             pattern = turn_pattern(searched=bool(work.searches), may_search=self._may_search(work, turns=1))
+        asked = partial(role.ask, sub_query=index, pattern=pattern, tools=tools, until=until)
         if role.context_tokens is not None:
             work.fit(role.context_tokens, role.sampling.max_tokens)
         while True:
             messages = prompts.continued(work.messages) if form.raw else work.messages
             try:
-                output = await role.ask(
-                    messages,
-                    stop,
-                    context.ledger,
-                    purpose=purpose,
-                    sub_query=index,
-                    pattern=pattern,
-                    tools=tools,
-                    until=until,
-                )
+                output = await asked(messages, stop, context.ledger, purpose=purpose)
             except ContextTooLong:
                 if not work.drop():
                     raise

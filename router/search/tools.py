@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from router.errors import JSON_ERRORS
-from router.models import Function
+from router.models.model import Function
 from router.protocol import Passage
 from router.protocol.tags import encodable
 

@@ -27,10 +27,10 @@ class ToolCall(msgspec.Struct, frozen=True):
     """Empty where there is no such tool."""
     tool: str
     arguments: str
-    """As the model wrote them; JSON, unless they were refused for not being any."""
+    """Text of the model's, not always JSON."""
     duration_s: float = 0.0
     error: str | None = None
-    """Why it failed; None where it did not."""
+    """The reason why it failed; None where it did not."""
 
 
 class SearchRecord(msgspec.Struct, frozen=True):

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.calls.limits import PromptCounts, prompt_bound
-from router.models import Completion, Function, Message, Model, Prompt, Sampling
+from router.models import Completion, Message, Model, Prompt, Sampling
 from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import LiteLLMModel, close_clients
+from router.models.model import Function
 from router.models.openai_client import OpenAIHTTP
 from router.models.openai_wire import CallReply, FunctionReply, call_text, chat_body
 from router.protocol import parse_turn
