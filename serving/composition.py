@@ -47,7 +47,7 @@ from serving.config.config import Config, RoleConfig
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
-from serving.retrieval.opening import open_retriever
+from serving.retrieval.opening import check_access, open_retriever
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
 from serving.startup import start_engines
@@ -159,6 +159,8 @@ async def _open_upstream(config: Config, log: Log, double: IndexRetriever | None
         opening = opened if double is None else lambda **_: nullcontext(double)
         also = [judge] if (judge := _judge(config)) else []
         engines, retriever = await start_engines(config, stack, log, opening, also, readiness=readiness)
+        if config.search.access:
+            await check_access(retriever)
         pool = await stack.enter_async_context(ConnectionPool(_UPSTREAM_CONNECTIONS))
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)

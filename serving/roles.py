@@ -85,6 +85,7 @@ def new_role(
         timeouts=Timeouts(config.first_token_timeout_s, config.call_timeout_s),
         health=upstreams.role(name, config.max_in_flight),
         structured=config.structured and name == "execution",
+        tool_calls=config.tool_calls,
     )
 
 

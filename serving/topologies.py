@@ -15,6 +15,7 @@ from router.search.delegator import HOST_STOP
 from router.search.executor import EXECUTOR, SEARCH_R1, Executes
 from router.search.managers import Manager, Managers
 from router.search.single_agent import SingleAgent, single_agent_limits
+from router.search.tools import Tools
 from router.table import TableTopology, WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES
 from router.table.table_delegation import STOP
@@ -123,9 +124,18 @@ def new_topology(
 
 def new_executor(config: Config, role: Role, retriever: Retriever, limits: ExecutorLimits | None = None) -> Executor:
     """The executor of a role, for questions and for tables; with the config's limits, unless there are others."""
+    return new_worker(config, role, retriever, None, limits)
+
+
+def new_worker(
+    config: Config, role: Role, retriever: Retriever | None, tools: Tools | None, limits: ExecutorLimits | None = None
+) -> Executor:
+    """The same with tools, with a search, or with both."""
     limits, own = limits or executor_limits(config.search), _in_tables(role, config.roles.table_execution)
+    limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
-    return Executor(role, retriever, limits, tabular=Agent(own, retriever, long, EXECUTOR_OF_TABLES))
+    tabular = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
+    return Executor(role, retriever, limits, tabular=tabular, tools=tools)
 
 
 def new_wide_search(
@@ -191,7 +201,8 @@ def _in_tables(role: Role, config: TableRoleConfig, prompt: str = "") -> Role:
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:
     """Limits of an executor, by a config."""
-    return ExecutorLimits(search.max_turns, search.max_searches, search.top_k)
+    access_k, chars = search.access_k if search.access else 0, search.access_chars
+    return ExecutorLimits(search.max_turns, search.max_searches, search.top_k, access_k=access_k, access_chars=chars)
 
 
 def new_search(

@@ -40,7 +40,11 @@ def unescape(text: str) -> str:
 
 def readable(text: str) -> str:
     """Unescaped text, which every encoding of Unicode can hold."""
-    text = unescape(text)
+    return encodable(unescape(text))
+
+
+def encodable(text: str) -> str:
+    """The same without halves of surrogate pairs, which no encoding can hold."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

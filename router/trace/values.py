@@ -22,15 +22,31 @@ class Conversation(msgspec.Struct, frozen=True, tag=True):
     outputs: tuple[Completion, ...] = ()
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool."""
+
+    server: str
+    """Empty where there is no such tool."""
+    tool: str
+    arguments: str
+    """Text of the model's, not always JSON."""
+    duration_s: float = 0.0
+    error: str | None = None
+    """The reason why it failed; None where it did not."""
+
+
 class SearchRecord(msgspec.Struct, frozen=True):
-    """One search and what it found."""
+    """One search and what it found; or a document that was opened, or a tool that was called."""
 
     query: str
+    """What was looked for; of a document, with its name, and of a tool, the call."""
     passages: tuple[Passage, ...]
     ignored_queries: int = 0
     """Further search blocks of the same turn, which were not run."""
     dropped_passages: int = 0
     """The number of `passages`, the last ones, not shown to the model, because its context has no room for them."""
+    call: ToolCall | msgspec.UnsetType = msgspec.UNSET
+    """Set for a tool."""
 
     @property
     def shown(self) -> tuple[Passage, ...]:

@@ -13,7 +13,7 @@ from rolegate.v1 import run_service_pb2 as pb
 
 from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
-from router.trace.values import TableRun
+from router.trace.values import TableRun, ToolCall
 from serving.cli.options import (
     FORMATS,
     add_command,
@@ -159,8 +159,10 @@ def _show_execution(console: Console, execution: Execution, number: str, *, prom
     for at, worker in enumerate(execution.work.executions if execution.work else (), 1):
         _show_execution(console, worker, f"{number}.{at}", prompts=prompts)
     for search in execution.searches:
-        titles = ", ".join(passage.title for passage in search.shown)
-        print_line(console, f"searched “{search.query}”: {titles or 'nothing found'}", 5)
+        did, found = "searched", ", ".join(passage.title for passage in search.shown) or "nothing found"
+        if isinstance(call := search.call, ToolCall):
+            did, found = f"called {call.server} in {call.duration_s:.1f} s", call.error or found
+        print_line(console, f"{did} “{search.query}”: {found}", 5)
     for point, citations in zip(report.evidence, execution.citations(report.evidence), strict=True):
         places = ", ".join(citation.passage_id for citation in citations)
         print_line(console, f"“{point}” ({places or 'in no passage'})", 5, "cyan")

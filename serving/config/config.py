@@ -87,6 +87,13 @@ class SearchConfig(Section, frozen=True):
     """Searches of one executor."""
     top_k: Annotated[int, Meta(ge=1, le=100)] = 3
     """Passages shown for each search."""
+    access: bool = False
+    """Executors may open a document that a search of theirs has named, at what they look for; for models that follow
+    their prompt, as small ones that were trained without it do not."""
+    access_k: Annotated[int, Meta(ge=1, le=100)] = 10
+    """Passages shown of a document that is opened."""
+    access_chars: Chars = 25_000
+    """Characters shown of it, and of what a tool returns, at most."""
     early_dispatch: bool = True
     """Begin with a sub-query once the delegator has written it, not when its whole block is written."""
     require_evidence: bool = True
@@ -165,6 +172,9 @@ class RoleConfig(Section, frozen=True):
     structured: bool = True
     """Of the execution role: its turns are held to their form by vLLM's structured outputs, where the endpoint has them
     and `thinking` is not true. False for a model that thinks in its text."""
+    tool_calls: bool = False
+    """Its model calls tools in the way of OpenAI's API, which its endpoint reads (vLLM: `--enable-auto-tool-choice` and
+    a `--tool-call-parser`). False: in tags, which any model can write."""
 
 
 class TableRoleConfig(Section, frozen=True):

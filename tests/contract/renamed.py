@@ -132,6 +132,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "fields: EvidenceSource": "Every decision on a version says whose evidence it rests on.",
         "fields: sources": "Every decision on a version says whose evidence it rests on.",
         "json: sources": "Every decision on a version says whose evidence it rests on.",
+        "fields: document": "A search within one document, which executors may open.",
         **{f"rpc: TableService/{name}": _TABLES for name in ("FillTable", "StreamTable", "GetTable")},
         **{f"fields: {name}": _TABLES for name in _OF_TABLES},
         **{f"json: {name}": _TABLES for name in ("columns", "row_id", "table_outcome")},

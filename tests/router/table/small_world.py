@@ -70,7 +70,7 @@ class World:
         """The right table."""
         return [(city, self.founder.get(city, ""), self.founded[city]) for city in self.cities]
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         """The pages that queries name."""
         await asyncio.sleep(0)
         return [self._named(query)[:top_k] for query in queries]
