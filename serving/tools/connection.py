@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from mcp import Client, types
-from mcp.client.session import IncomingMessage
+from mcp.client import IncomingMessage, Transport
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
@@ -19,6 +19,7 @@ from serving.config.secrets import api_key
 from serving.tools.pool import reason
 from serving.tools.transports import child_process, http_client
 
+_NO_RESULT = "answered with something that is no result"
 _MOST_PAGES = 50
 _MOST_BYTES = 1 << 20
 """Of a message, beside what its text may take; then it is passed over, and its call fails."""
@@ -36,6 +37,7 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
             stale.set()
 
     async with AsyncExitStack() as stack:
+        transport: Transport
         if config.url is None:
             transport = child_process(config.command, config.env, most, ended=stale)
         else:
@@ -70,12 +72,16 @@ class MCPConnection:
         """Call a tool; a task that is cancelled has the server told so. Raises `ToolFailed`."""
         asked = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=dict(arguments)))
         try:
-            msgspec.json.encode(arguments)  # what cannot be sent is no fault of the connection
+            msgspec.json.encode(arguments)
+        except (ValueError, TypeError) as error:  # half a surrogate pair; it would end the transport
+            raise ToolFailed("the arguments are no JSON", endpoint=f"tools.{self._server}") from error
+        try:
             # Not `call_tool`, which holds outputs against schemas of the server's, with whatever patterns it likes.
             result = await self._client.session.send_request(asked, types.CallToolResult)
         except (MCPError, ValueError, RuntimeError, OSError) as error:
             self.stale.set()
-            raise ToolFailed(reason(error), endpoint=f"tools.{self._server}") from error
+            said = _NO_RESULT if isinstance(error, ValueError) else reason(error)
+            raise ToolFailed(said, endpoint=f"tools.{self._server}") from error
         output = output_of(result, self._max_chars)
         if result.is_error:
             raise ToolFailed(reason(ValueError(output.text)), endpoint=f"tools.{self._server}")

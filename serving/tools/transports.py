@@ -78,8 +78,9 @@ async def child_process(
             last = (last + said)[-_EDGE:]
 
     async def end() -> None:
-        async with background_tasks(_drained(stdout)):
-            await process.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ENDS_WITHIN_S), background_tasks(_drained(stdout)):
+                await process.wait()
 
     try:
         async with background_tasks(listen()):
@@ -90,12 +91,12 @@ async def child_process(
                 for stream in (received, incoming, outgoing, sent):
                     stream.close()
                 stdin.close()
-                for _ in ("asked", "killed"):
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_ENDS_WITHIN_S):
-                            await end()
+                try:
+                    await end()
+                finally:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
+                    await end()
     except Exception as error:
         raise ConnectionError(f"{reason(error)}; its last words: {last.decode('utf-8', 'replace')}") from error
 
