@@ -58,7 +58,11 @@ async def tool_pool(
 
     servers = {name: _Server(name, config, connect, readiness) for name, config in configs.items()}
     async with background_tasks(*(server.keep(first_pause_s) for server in servers.values())):
-        yield ToolPool(servers)
+        try:
+            yield ToolPool(servers)
+        finally:
+            for server in servers.values():
+                server.closing = True
 
 
 class _Server:
@@ -69,6 +73,7 @@ class _Server:
         self._tools: dict[str, Tool] = {}
         self._tried = asyncio.Event()
         self._why: str | None = None
+        self.closing = False
 
     async def available(self) -> Sequence[Tool]:
         """The tools that it lists and that are allowed; once its first start has succeeded, or not."""
@@ -92,7 +97,7 @@ class _Server:
                 raise ToolFailed(said, endpoint=f"tools.{self._name}") from None
 
     async def keep(self, first_pause_s: float) -> None:
-        """Keep it running, and its list fresh; for ever."""
+        """Keep it running, and its list fresh, until it is cancelled."""
         loop, pause_s, start_s = asyncio.get_running_loop(), first_pause_s, self._config.timeout_s
         while True:
             began = loop.time()
@@ -106,6 +111,8 @@ class _Server:
                         await connection.stale.wait()
                         limit.reschedule(loop.time() + start_s)
             except Exception as error:
+                if self.closing:  # the SDK may turn a cancellation into an error of its own
+                    return
                 self._say(None, (), reason(error))
             if loop.time() - began > _GOOD_AFTER_S:
                 pause_s = first_pause_s
