@@ -1,6 +1,7 @@
 """A connection to an MCP server, by the official SDK: its tools, and calls of them as outputs or failures."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
@@ -13,49 +14,55 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 from router.errors import ToolFailed
+from router.models.failures import Secrets
 from router.search.tools import Tool, ToolOutput
 from serving.config.config import ToolServerConfig
 from serving.config.secrets import api_key
 from serving.tools.pool import reason
 from serving.tools.transports import child_process, http_client
 
-_NO_RESULT = "answered with something that is no result"
-_MOST_PAGES = 50
+_MOST_PAGES, _REASON_CHARS = 50, 500
 _MOST_BYTES = 1 << 20
 """Of a message, beside what its text may take; then it is passed over, and its call fails."""
+_US = types.Implementation(name="rolegate", version=version("rolegate"))
 
 
 @asynccontextmanager
 async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConnection"]:
-    """Start the program of a section, or connect to its address, as long as the context is open. Entering raises many
-    things, such as `ExceptionGroup`, and so may whatever cancels the task that has entered.
+    """Start the program of a section, or connect to its address, as long as the context is open. What goes wrong
+    is a `ConnectionError`, also where the task that has entered is cancelled.
     """
     stale, most = asyncio.Event(), _MOST_BYTES + 4 * config.max_chars
+    headers = {header: api_key(variable) or "" for header, variable in config.headers.items()}
+    environment = {name: os.environ[name] for name in config.env if name in os.environ}
+    secrets = Secrets(None, {"env": environment, "headers": headers}, config.url or "")
 
     async def on_message(message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             stale.set()
 
-    async with AsyncExitStack() as stack:
-        transport: Transport
-        if config.url is None:
-            transport = child_process(config.command, config.env, most, ended=stale)
-        else:
-            headers = {header: api_key(variable) or "" for header, variable in config.headers.items()}
-            http = await stack.enter_async_context(http_client(headers, config.timeout_s, most))
-            transport = streamable_http_client(config.url, http_client=http, max_sse_event_size=most)
-        us = types.Implementation(name="rolegate", version=version("rolegate"))
-        # The handshake is what every server knows, and it has changes of the list told unasked.
-        client = Client(transport, mode="legacy", cache=None, client_info=us, message_handler=on_message)
-        yield MCPConnection(name, await stack.enter_async_context(client), stale, config.max_chars)
+    try:
+        async with AsyncExitStack() as stack:
+            transport: Transport
+            if config.url is None:
+                transport = child_process(config.command, environment, most, ended=stale)
+            else:
+                http = await stack.enter_async_context(http_client(headers, config.timeout_s, most))
+                transport = streamable_http_client(config.url, http_client=http, max_sse_event_size=most)
+            # The handshake is what every server knows, and it has changes of the list told unasked.
+            client = Client(transport, mode="legacy", cache=None, client_info=_US, message_handler=on_message)
+            await stack.enter_async_context(client)
+            yield MCPConnection(name, client, stale, config.max_chars, secrets)
+    except Exception as error:
+        raise ConnectionError(secrets.hidden(reason(error))[:_REASON_CHARS]) from error
 
 
 class MCPConnection:
     """A `Connection` of the pool, over a client of the SDK."""
 
-    def __init__(self, server: str, client: Client, stale: asyncio.Event, max_chars: int) -> None:
+    def __init__(self, server: str, client: Client, stale: asyncio.Event, max_chars: int, secrets: Secrets) -> None:
         self.stale = stale
-        self._server, self._client, self._max_chars = server, client, max_chars
+        self._server, self._client, self._max_chars, self._secrets = server, client, max_chars, secrets
 
     async def tools(self) -> list[Tool]:
         """List all tools, over some pages."""
@@ -73,19 +80,22 @@ class MCPConnection:
         asked = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=dict(arguments)))
         try:
             msgspec.json.encode(arguments)
-        except (ValueError, TypeError) as error:  # half a surrogate pair; it would end the transport
-            raise ToolFailed("the arguments are no JSON", endpoint=f"tools.{self._server}") from error
+        except (ValueError, TypeError):  # half a surrogate pair; it would end the transport
+            raise self._failed("the arguments are no JSON") from None
         try:
             # Not `call_tool`, which holds outputs against schemas of the server's, with whatever patterns it likes.
             result = await self._client.session.send_request(asked, types.CallToolResult)
         except (MCPError, ValueError, RuntimeError, OSError) as error:
             self.stale.set()
-            said = _NO_RESULT if isinstance(error, ValueError) else reason(error)
-            raise ToolFailed(said, endpoint=f"tools.{self._server}") from error
+            said = "answered with something that is no result" if isinstance(error, ValueError) else reason(error)
+            raise self._failed(said) from error
         output = output_of(result, self._max_chars)
         if result.is_error:
-            raise ToolFailed(reason(ValueError(output.text)), endpoint=f"tools.{self._server}")
-        return output
+            raise self._failed(output.text)
+        return msgspec.structs.replace(output, text=self._secrets.hidden(output.text))
+
+    def _failed(self, said: str) -> ToolFailed:
+        return ToolFailed(self._secrets.hidden(said)[:_REASON_CHARS], endpoint=f"tools.{self._server}")
 
 
 def output_of(result: types.CallToolResult, max_chars: int) -> ToolOutput:

@@ -30,7 +30,6 @@ class Connection(Protocol):
 
 Connect = Callable[[str, ToolServerConfig], AbstractAsyncContextManager[Connection]]
 """Reaches the server of a name and a section, as long as the context is open; raises anything."""
-_REASON_CHARS = 500
 
 
 class ToolPool:
@@ -145,5 +144,5 @@ def reason(error: BaseException) -> str:
     """The first of the errors that a task group or a single call has raised, on one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    said = " ".join(str(error).split())[:_REASON_CHARS]
+    said = " ".join(str(error).split())
     return said or ("did not answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

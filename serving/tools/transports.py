@@ -22,8 +22,8 @@ from serving.tools.pool import reason
 _Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 _INHERITED = ("PATH", "HOME", "LANG")
 _ENDS_WITHIN_S = 2.0
-_EDGE = 300
-"""Bytes that are kept of both ends of a line that is too long, and of what a server says on its way out."""
+_EDGE, _LAST_WORDS = 300, 4096
+"""Bytes that are kept: of both ends of a line that is too long, and of what a server says beside the protocol."""
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*[,}]')
 _ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 """The request that a line answers, where that stands first or last in it, which no text within can look like."""
@@ -31,13 +31,13 @@ _ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.
 
 @asynccontextmanager
 async def child_process(
-    command: Sequence[str], variables: Sequence[str], most_bytes: int, *, ended: asyncio.Event
+    command: Sequence[str], variables: Mapping[str, str], most_bytes: int, *, ended: asyncio.Event
 ) -> AsyncIterator[_Streams]:
     """Run a program that speaks over its standard streams, with nothing of the environment but what every program needs
     and `variables`; it ends with the context, with all that it started, or with this process. `ended` is set when its
     output ends. Lines of more than `most_bytes` are passed over. Raises `OSError`.
     """
-    environment = {name: os.environ[name] for name in (*_INHERITED, *variables) if name in os.environ}
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | {**variables}
     if (program := shutil.which(command[0], path=environment.get("PATH"))) is None:
         raise FileNotFoundError(f"there is no program {command[0]}")
     process = await asyncio.create_subprocess_exec(
@@ -75,7 +75,7 @@ async def child_process(
     async def listen() -> None:
         nonlocal last
         while said := await stderr.read(1 << 12):
-            last = (last + said)[-_EDGE:]
+            last = (last + said)[-_LAST_WORDS:]
 
     async def end() -> None:
         with suppress(TimeoutError):
@@ -98,7 +98,8 @@ async def child_process(
                         os.killpg(process.pid, signal.SIGKILL)
                     await end()
     except Exception as error:
-        raise ConnectionError(f"{reason(error)}; its last words: {last.decode('utf-8', 'replace')}") from error
+        line = last.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise ConnectionError(f"{reason(error)}; its last words: {line or 'none'}") from error
 
 
 async def _drained(stream: asyncio.StreamReader) -> None:
