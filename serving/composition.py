@@ -52,6 +52,7 @@ from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
 from serving.startup import start_engines
 from serving.telemetry.observers import Watched, open_observers
+from serving.tools import ToolPool, tool_pool
 from serving.topologies import new_executor, new_host, new_search, new_tables, new_topology
 
 _UPSTREAM_CONNECTIONS = 1000
@@ -73,6 +74,7 @@ class _Upstream:
     roles: dict[RoleName, Role]
     baselines: dict[TopologyName, Role]
     managers: dict[str, Role]
+    tools: ToolPool
 
     @property
     def deployments(self) -> dict[str, str | None]:
@@ -168,7 +170,8 @@ async def _open_upstream(config: Config, log: Log, double: IndexRetriever | None
         new = partial(new_role, pool=pool, engines=engines, upstreams=endpoints)
         roles, baselines, managers = await all_roles(config, new)
         watched = WatchedRetriever(retriever, readiness)
-        yield _Upstream(readiness, watched, session, engines, endpoints, new, roles, baselines, managers)
+        tools = await stack.enter_async_context(tool_pool(config.tools, readiness))
+        yield _Upstream(readiness, watched, session, engines, endpoints, new, roles, baselines, managers, tools)
 
 
 @asynccontextmanager

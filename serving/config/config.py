@@ -291,6 +291,28 @@ class DistillationConfig(Section, frozen=True):
     """Asked by `rolegate sft`, and, by a gateway, about answers of a version that is tried."""
 
 
+class ToolServerConfig(Section, frozen=True):
+    """An MCP server whose tools workers may call: a program that the gateway keeps running, or an address."""
+
+    command: tuple[str, ...] = ()
+    """A program with its arguments, which speaks over its standard streams. Of the gateway's environment it has PATH,
+    HOME, LANG and `env`."""
+    env: tuple[Variable, ...] = ()
+    """Environment variables that the program gets."""
+    url: URL | None = None
+    """An address of streamable HTTP, such as http://127.0.0.1:8000/mcp."""
+    headers: dict[str, Variable] = {}
+    """HTTP headers, each with the environment variable that holds its value, as in `{Authorization = "WEB_KEY"}`."""
+    allow: tuple[str, ...] = ()
+    """Names of the tools that may be called; `rolegate check --live` tells which there are."""
+    timeout_s: Seconds = 60.0
+    """Of a call, and of a start."""
+    max_in_flight: Count = 4
+    """Calls at a time, over all runs; further ones wait."""
+    max_chars: Chars = 50_000
+    """Of an output, the rest is cut off. A call that is answered with much more fails."""
+
+
 class AgentConfig(Section, frozen=True):
     """A main agent that works alone: the model of `roles.delegation`, with its sampling."""
 
@@ -345,6 +367,7 @@ class Config(Section, frozen=True):
     engines: dict[str, EngineConfig] = {}
     versions: VersionsConfig = VersionsConfig()
     distillation: DistillationConfig = DistillationConfig()
+    tools: dict[str, ToolServerConfig] = {}
     telemetry: TelemetryConfig = TelemetryConfig()
     topologies: TopologiesConfig = TopologiesConfig()
     managers: dict[str, ManagerConfig] = {}

@@ -66,7 +66,7 @@ async def open_embedder(
 def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
     if config.base_url is None or config.model is None or config.dimension is None:
         raise BadConfig("retrieval.embedder: an embedder elsewhere needs base_url (or engine), model and dimension.")
-    for problem in key_problems("retrieval.embedder", config.api_key_env):
+    for problem in key_problems("retrieval.embedder.api_key_env", config.api_key_env):
         raise BadConfig(problem)
     return EndpointEmbedder(
         config.base_url,
