@@ -53,7 +53,7 @@ from serving.roles import all_roles, deployments, new_role
 from serving.startup import start_engines
 from serving.telemetry.observers import Watched, open_observers
 from serving.tools import ToolPool, tool_pool
-from serving.topologies import new_executor, new_host, new_search, new_tables, new_topology
+from serving.topologies import new_executor, new_host, new_search, new_tables, new_topology, new_worker
 
 _UPSTREAM_CONNECTIONS = 1000
 _GATE_ERROR, _GATE_TRIALS = 0.05, 10_000
@@ -245,14 +245,20 @@ def _gateway(
 ) -> Gateway:
     roles, words = upstream.roles, config.search.vocabulary
     baselines = {name: new_topology(name, config, roles, role, retriever) for name, role in upstream.baselines.items()}
+    worker = replace(roles["execution"], executor_version=None)  # it is no version of the executor
+    with_tools: dict[str, Executes] = {
+        name: new_worker(config, worker, None, upstream.tools.view(one.tools))
+        for name, one in config.managers.items()
+        if one.tools
+    }
     if upstream.managers:
-        baselines["host"] = new_host(config, roles, upstream.managers, executor)
+        baselines["host"] = new_host(config, roles, upstream.managers, executor, with_tools)
     return Gateway(
         topologies={"factorized": Topology(new_search(config.search, roles, executor), roles), **baselines},
         executor=executor,
         roles=roles,
         lifecycle=lifecycle,
-        tables=new_tables(config, roles, executor, retriever, upstream.managers),
+        tables=new_tables(config, roles, executor, retriever, upstream.managers, with_tools=with_tools),
         table_limits=config.table,
         max_question_chars=config.server.max_question_chars,
         vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,

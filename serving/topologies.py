@@ -71,23 +71,36 @@ def new_managers(
     roles: Mapping[str, Role],
     workers: Executes,
     report: Callable[[str, bool], ExecutionTurn] = parse_turn,
+    with_tools: Mapping[str, Executes] = {},
 ) -> Managers:
     """The managers of a config. `roles`: made of `manager_configs`. `workers`: those of managers without tools.
-    `report`: reads a manager's report.
+    `report`: reads a manager's report. `with_tools`: the workers of the others, by the manager's name.
     """
     most = config.search.max_sub_queries
     return Managers(
         [
-            Manager(name, Delegator(roles[name], most, report=report), workers, one.max_rounds, one.max_workers)
+            Manager(
+                name,
+                Delegator(roles[name], most, report=report),
+                with_tools.get(name, workers),
+                one.max_rounds,
+                one.max_workers,
+            )
             for name, one in config.managers.items()
         ]
     )
 
 
-def new_host(config: Config, roles: Mapping[RoleName, Role], own: Mapping[str, Role], workers: Executes) -> Topology:
-    """Three layers: a delegator, managers, whose roles are `own`, and their workers."""
+def new_host(
+    config: Config,
+    roles: Mapping[RoleName, Role],
+    own: Mapping[str, Role],
+    workers: Executes,
+    with_tools: Mapping[str, Executes] = {},
+) -> Topology:
+    """Three layers: a delegator, managers, whose roles are `own`, and their workers, as for `new_managers`."""
     hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
-    search = new_search(config.search, hosted, new_managers(config, own, workers), "host")
+    search = new_search(config.search, hosted, new_managers(config, own, workers, with_tools=with_tools), "host")
     return Topology(search, hosted | _named(own))
 
 
@@ -155,6 +168,8 @@ def new_tables(
     executor: Executes,
     retriever: Retriever,
     managing: Mapping[str, Role] = {},
+    *,
+    with_tools: Mapping[str, Executes] = {},
 ) -> dict[TableTopologyName, TableTopology]:
     """The ways to fill a table: by the roles of the search, with managers where there are any, and those to compare
     with, which have as many turns and executors, or as many turns and searches as all of these.
@@ -164,7 +179,7 @@ def new_tables(
     execution = _in_tables(roles["execution"], config.roles.table_execution)
     in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {name: _told_besides(role, in_tables) for name, role in managing.items()}
-    managers = new_managers(config, managing, executor, parse_table_turn) if managing else None
+    managers = new_managers(config, managing, executor, parse_table_turn, with_tools) if managing else None
     wide = new_wide_search(config, roles, executor, managers)
     rounds, a_round = min(limits.max_rounds, limits.max_tasks), max(1, limits.max_tasks // limits.max_rounds)
     shown = _in_tables(roles["delegation"], own.wide_written_delegation, "wide_written_delegation")

@@ -141,6 +141,9 @@ def _tools(config: Config) -> _Rules:
         yield alike, key, "give either command (a program with its arguments) or url, not both and not neither."
         yield server.env and not server.command, f"{key}.env", "is for a command; an address has headers."
         yield server.headers and server.url is None, f"{key}.headers", "is for an address; a command has env."
+    for name, manager in config.managers.items():
+        for tool in manager.tools:
+            yield tool not in config.tools, f"managers.{name}.tools", f"no table tools.{tool}; add it."
 
 
 def _versions(config: Config) -> _Rules:

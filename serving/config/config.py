@@ -329,6 +329,8 @@ class ManagerConfig(Section, frozen=True):
     """Its use, in a line that the delegator reads."""
     prompt: File | None = None
     """The file that holds its system prompt; absent for the shipped one, or that of `role`."""
+    tools: tuple[str, ...] = ()
+    """Names of the table `tools`, whose tools its workers call instead of searching; absent for the run's executors."""
     role: RoleConfig | None = None
     """Its model; absent for the delegator's, with its sampling."""
     max_workers: Count = 8

@@ -11,7 +11,7 @@ from msgspec.inspect import DictType, LiteralType, StructType, Type, UnionType, 
 
 from router.errors import BadConfig
 from serving.config.check import problems
-from serving.config.config import Config, EngineConfig, Section, ToolServerConfig, visit_texts
+from serving.config.config import Config, EngineConfig, ManagerConfig, Section, ToolServerConfig, visit_texts
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PRESETS = _PACKAGE / "presets"
@@ -19,7 +19,7 @@ _SHIPPED = "shipped:"
 _PATHS = ("path", "file", "source", "version")
 _ALIKE = 0.75
 """The least `difflib` ratio of a key and its misspelling: `kynd` and `kind`, but not `max_turns` and `max_tokens`."""
-_NAMED: dict[str, type[Section]] = {"engines": EngineConfig, "tools": ToolServerConfig}
+_NAMED: dict[str, type[Section]] = {"engines": EngineConfig, "tools": ToolServerConfig, "managers": ManagerConfig}
 """Sections of which there may be several, each with a name."""
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 

@@ -1,6 +1,7 @@
 """Managers of a config, asked for over gRPC: who is asked, by which prompts, and what it cost."""
 
 import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -20,7 +21,7 @@ from router.testing.openai_server import OpenAIServer, says, serving
 from serving.cli.runs import runs
 from serving.composition import running_gateway
 from serving.config.check import problems
-from serving.config.config import Config, ManagerConfig
+from serving.config.config import Config, ManagerConfig, ToolServerConfig
 from serving.topologies import manager_configs
 from tests.router.deployment import STOP, block, report
 from tests.serving.test_topologies import ANSWER, FULL, QUESTION, REPORT, SEARCH, config_of, retrieving
@@ -188,3 +189,29 @@ def test_sweeps(tmp_path: Path) -> None:
     (tmp_path / "rolegate.toml").write_text(config, "utf-8")
     with pytest.raises(BadConfig, match="no managers"):
         cells_of(read_plan(tmp_path / "sweep.toml"))
+
+
+async def test_workers_with_tools(tmp_path: Path) -> None:
+    """Call those of their manager's servers, of whose output the citations are, and search for nothing."""
+    page = {"id": "heat", "title": "Heat", "text": "Heat is a film by Michael Mann."}
+    (tmp_path / "pages.jsonl").write_text(json.dumps(page), "utf-8")
+    program = (sys.executable, str(FULL.parents[2] / "examples" / "mcp" / "mini_web.py"), f"{tmp_path}/pages.jsonl")
+    web = ToolServerConfig(command=program, allow=("fetch",))
+    said = (PAGES, block("Who?"), '<call tool="fetch">{"url": "mini://heat"}</call>', REPORT, REPORT, STOP, ANSWER)
+    async with serving() as server, retrieving() as port:
+        server.plays(*map(says, said))
+        pages = ManagerConfig(about="opens pages", tools=("web",))
+        config = with_managers(config_of(tmp_path, server.base_url, port), pages=pages)
+        config = msgspec.structs.replace(config, tools={"web": web})
+        assert problems(config) == []
+        async with running_gateway(config, "127.0.0.1:0", lambda _told: None) as at, AsyncClient(at) as client:
+            answer = await client.ask(QUESTION, topology="host", no_cache=True)
+            trace = json.loads((await client.run(answer.run_id, trace=True)).trace_json)
+    (worker,) = trace["result"]["executions"][0]["work"]["executions"]
+    assert [(one["call"]["server"], one["call"]["tool"], one["call"]["error"]) for one in worker["searches"]] == [
+        ("web", "fetch", None)
+    ]
+    assert [citation.document for citation in answer.citations] == ["mini://heat"]
+    assert [result.manager for result in answer.results] == ["pages"]
+    lacking = with_managers(config, other=ManagerConfig(about="?", tools=("nowhere",)))
+    assert problems(lacking) == ["managers.other.tools: no table tools.nowhere; add it."]
