@@ -29,7 +29,7 @@ class Pages:
     def __init__(self, blocked: Sequence[int] = ()) -> None:
         self.blocked = blocked
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         await asyncio.sleep(0)
         return [[self._page(int(number[0]))] if (number := re.findall(r"\d+", query)) else [] for query in queries]
 

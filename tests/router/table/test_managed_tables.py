@@ -36,7 +36,7 @@ class Partly:
     def __init__(self, world: World, blocked: Sequence[str] = (), silent: Sequence[str] = ()) -> None:
         self._world, self._blocked, self._silent = world, blocked, silent
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         found = await self._world.search(queries, top_k)
         return [[self._shown(page) for page in pages] for pages in found]
 
@@ -83,7 +83,7 @@ class Held:
     pages: Any
     model: Any
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         found: list[list[Passage]] = await self.pages.search(queries, top_k)
         return found
 
