@@ -68,7 +68,7 @@ class OnePassage:
     index_id: str | None = None
     """See `IndexRetriever.index_id`."""
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         """See `Retriever.search`."""
         return [[_PASSAGE][:top_k] for _ in queries]
 

@@ -33,7 +33,7 @@ from router.trace import Conversation, Execution, Trajectory
 from router.trace.citation import cite
 from router.trace.export import Reward
 from router.trace.table import Ask
-from router.trace.values import TableRun, says_not_found
+from router.trace.values import TableRun, by_executors, says_not_found
 from serving.files import write_atomically
 from serving.terminal import complain
 
@@ -172,7 +172,7 @@ def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Strat
         fate = "no run is right" if not right else None if number == best else "not the best run"
         if run.result.delegation is not None:
             yield led, run.result.delegation, fate, None
-        for execution in run.result.executions:
+        for execution in by_executors(run.result.executions):
             yield done, execution, fate or (None if none else flaw_of(execution)), None
 
 

@@ -32,7 +32,7 @@ from router.table import TableRequest
 from router.trace import Call, Price, RoleName, Run, Trajectory
 from router.trace.call import totals
 from router.trace.run import Feedback, right_answers
-from router.trace.values import NOT_FOUND, TableRun
+from router.trace.values import NOT_FOUND, TableRun, by_executors
 from router.versions.gate import within_share
 from serving.cli.options import FORMATS, time_argument
 from serving.cli.store import opened_store
@@ -102,7 +102,8 @@ async def select(
     asked: set[str] = set()
     worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
-        executions = run.result.executions if isinstance(run.result, Trajectory | TableRun) else ()
+        outer = run.result.executions if isinstance(run.result, Trajectory | TableRun) else ()
+        executions = (*(one for one in outer if one.work), *by_executors(outer))
         sub_queries = frozenset(question_key(execution.sub_query) for execution in executions)
         if run.redacted:
             counts.redacted += 1

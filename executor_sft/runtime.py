@@ -35,7 +35,16 @@ from serving.engines.versions import MANIFEST
 from serving.retrieval.opening import open_retriever
 from serving.roles import new_role
 from serving.startup import start_engines
-from serving.topologies import ROLE_OF, new_executor, new_search, new_topology, new_wide_search, role_configs
+from serving.topologies import (
+    ROLE_OF,
+    manager_configs,
+    new_executor,
+    new_host,
+    new_search,
+    new_topology,
+    new_wide_search,
+    role_configs,
+)
 
 BASE, TEACHER = "base", "teacher"
 """Models of the config, and no adapters."""
@@ -122,6 +131,12 @@ class Runtime:
         if name == "factorized":
             executor = executor or self.executor()
             return Topology(self.search(executor), {**self._others, "execution": executor.role(self.context())})
+        if name == "host" and self.config.managers:
+            executor = executor or self.executor()
+            roles = self._others | {"execution": executor.role(self.context())}
+            managing = manager_configs(self.config).items()
+            managers = {manager: self.role("delegation", config) for manager, config in managing}
+            return new_host(self.config, roles, managers, executor)
         described = role_configs(self.config)
         if name not in described:
             raise BadConfig(f"topology {name}: is not set up; add [topologies.{name}] to the config.")

@@ -211,6 +211,9 @@ class UpstreamProtocolError(UpstreamError):
 class ToolFailed(UpstreamError):
     """A tool's server is down, died, took too long, or says that the call failed."""
 
+    def __str__(self) -> str:
+        return f"{self.endpoint}: {self.args[0]}"
+
 
 class MalformedOutput(UpstreamError):
     """Its model writes nothing that can be read as a turn of its role, corrected or not."""

@@ -47,12 +47,13 @@ from serving.config.config import Config, RoleConfig
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
-from serving.retrieval.opening import open_retriever
+from serving.retrieval.opening import check_access, open_retriever
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
 from serving.startup import start_engines
 from serving.telemetry.observers import Watched, open_observers
-from serving.topologies import new_executor, new_search, new_tables, new_topology
+from serving.tools import ToolPool, tool_pool
+from serving.topologies import new_executor, new_host, new_search, new_tables, new_topology, new_worker
 
 _UPSTREAM_CONNECTIONS = 1000
 _GATE_ERROR, _GATE_TRIALS = 0.05, 10_000
@@ -72,11 +73,13 @@ class _Upstream:
     new_role: Callable[..., Role]
     roles: dict[RoleName, Role]
     baselines: dict[TopologyName, Role]
+    managers: dict[str, Role]
+    tools: ToolPool
 
     @property
     def deployments(self) -> dict[str, str | None]:
         """Places where models are served, each with the base URL of its engine."""
-        return deployments(self.roles, self.baselines)
+        return deployments(self.roles, self.baselines, self.managers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +161,17 @@ async def _open_upstream(config: Config, log: Log, double: IndexRetriever | None
         opening = opened if double is None else lambda **_: nullcontext(double)
         also = [judge] if (judge := _judge(config)) else []
         engines, retriever = await start_engines(config, stack, log, opening, also, readiness=readiness)
+        if config.search.access:
+            await check_access(retriever)
         pool = await stack.enter_async_context(ConnectionPool(_UPSTREAM_CONNECTIONS))
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
         endpoints = Upstreams()
         new = partial(new_role, pool=pool, engines=engines, upstreams=endpoints)
-        roles, baselines = await all_roles(config, new)
+        roles, baselines, managers = await all_roles(config, new)
         watched = WatchedRetriever(retriever, readiness)
-        yield _Upstream(readiness, watched, session, engines, endpoints, new, roles, baselines)
+        tools = await stack.enter_async_context(tool_pool(config.tools, readiness))
+        yield _Upstream(readiness, watched, session, engines, endpoints, new, roles, baselines, managers, tools)
 
 
 @asynccontextmanager
@@ -239,12 +245,20 @@ def _gateway(
 ) -> Gateway:
     roles, words = upstream.roles, config.search.vocabulary
     baselines = {name: new_topology(name, config, roles, role, retriever) for name, role in upstream.baselines.items()}
+    worker = replace(roles["execution"], executor_version=None)  # it is no version of the executor
+    with_tools: dict[str, Executes] = {
+        name: new_worker(config, worker, None, upstream.tools.view(one.tools))
+        for name, one in config.managers.items()
+        if one.tools
+    }
+    if upstream.managers:
+        baselines["host"] = new_host(config, roles, upstream.managers, executor, with_tools)
     return Gateway(
         topologies={"factorized": Topology(new_search(config.search, roles, executor), roles), **baselines},
         executor=executor,
         roles=roles,
         lifecycle=lifecycle,
-        tables=new_tables(config, roles, executor, retriever),
+        tables=new_tables(config, roles, executor, retriever, upstream.managers, with_tools=with_tools),
         table_limits=config.table,
         max_question_chars=config.server.max_question_chars,
         vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,

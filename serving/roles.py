@@ -19,16 +19,21 @@ from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig
 from serving.config.prices import prices_of
 from serving.config.secrets import api_key
-from serving.topologies import ROLE_OF, role_configs
+from serving.topologies import ROLE_OF, manager_configs, role_configs
 
 _INTERVAL = 8
 """Tokens that our own engines send at a time where nobody follows a stream live."""
 
 
-async def all_roles(config: Config, new: Callable[..., Role]) -> tuple[dict[RoleName, Role], dict[TopologyName, Role]]:
-    """The three roles, and those that set baselines apart, which do not share the health of what they stand for."""
-    usual, own = config.roles.by_name, role_configs(config)
+async def all_roles(
+    config: Config, new: Callable[..., Role]
+) -> tuple[dict[RoleName, Role], dict[TopologyName, Role], dict[str, Role]]:
+    """The three roles, those that set baselines apart, and managers', which do not share the health of what they stand
+    for.
+    """
+    usual, own, managing = config.roles.by_name, role_configs(config), manager_configs(config)
     prices, own_prices = await prices_of(usual, config.prices), await prices_of(own, config.prices)
+    managers_prices = await prices_of(managing, config.prices)
     roles = {name: new(name, role, price=prices[name]) for name, role in usual.items()}
     baselines = {
         name: replace(
@@ -38,7 +43,11 @@ async def all_roles(config: Config, new: Callable[..., Role]) -> tuple[dict[Role
         )
         for name, role in own.items()
     }
-    return _with_fallbacks(config, roles), baselines
+    managers = {
+        name: replace(new("delegation", role, price=managers_prices[name]), health=RoleHealth(role.max_in_flight))
+        for name, role in managing.items()
+    }
+    return _with_fallbacks(config, roles), baselines, managers
 
 
 def new_role(
@@ -76,6 +85,7 @@ def new_role(
         timeouts=Timeouts(config.first_token_timeout_s, config.call_timeout_s),
         health=upstreams.role(name, config.max_in_flight),
         structured=config.structured and name == "execution",
+        tool_calls=config.tool_calls,
     )
 
 

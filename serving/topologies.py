@@ -1,19 +1,25 @@
 """Ways to answer questions and to fill tables, from a config: the three roles, and the baselines beside them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from router.calls import Role
+from router.protocol import parse_turn
+from router.protocol.turns import ExecutionTurn
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
 from router.search.agent import Agent, ExecutorLimits
+from router.search.delegator import HOST_STOP
 from router.search.executor import EXECUTOR, SEARCH_R1, Executes
+from router.search.managers import Manager, Managers
 from router.search.single_agent import SingleAgent, single_agent_limits
+from router.search.tools import Tools
 from router.table import TableTopology, WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES
 from router.table.table_delegation import STOP
+from router.table.table_text import parse_table_turn
 from router.table.writing import SINGLE_WRITER, WrittenTables
 from router.trace import RoleName
 from router.trace.table import TableTopologyName
@@ -53,6 +59,67 @@ def role_configs(config: Config) -> dict[TopologyName, RoleConfig]:
     return found if topologies.searcher is None else {**found, "searcher": topologies.searcher}
 
 
+def manager_configs(config: Config) -> dict[str, RoleConfig]:
+    """The role of each manager: its own, or the delegator's model with a prompt for managers."""
+    other = replace(config.roles.delegation, prompt=str(_PROMPTS / "manager.txt"), fallbacks=())
+    found = {name: (one.role or other, one.prompt) for name, one in config.managers.items()}
+    return {name: replace(role, prompt=prompt or role.prompt) for name, (role, prompt) in found.items()}
+
+
+def new_managers(
+    config: Config,
+    roles: Mapping[str, Role],
+    workers: Executes,
+    report: Callable[[str, bool], ExecutionTurn] = parse_turn,
+    with_tools: Mapping[str, Executes] = {},
+) -> Managers:
+    """The managers of a config. `roles`: made of `manager_configs`. `workers`: those of managers without tools.
+    `report`: reads a manager's report. `with_tools`: the workers of the others, by the manager's name.
+    """
+    most = config.search.max_sub_queries
+    return Managers(
+        [
+            Manager(
+                name,
+                Delegator(roles[name], most, report=report),
+                with_tools.get(name, workers),
+                one.max_rounds,
+                one.max_workers,
+            )
+            for name, one in config.managers.items()
+        ]
+    )
+
+
+def new_host(
+    config: Config,
+    roles: Mapping[RoleName, Role],
+    own: Mapping[str, Role],
+    workers: Executes,
+    with_tools: Mapping[str, Executes] = {},
+) -> Topology:
+    """Three layers: a delegator, managers, whose roles are `own`, and their workers, as for `new_managers`."""
+    hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
+    search = new_search(config.search, hosted, new_managers(config, own, workers, with_tools=with_tools), "host")
+    return Topology(search, hosted | _named(own))
+
+
+def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
+    """Managers' roles, as they stand beside the others."""
+    return {f"managers.{name}": role for name, role in managers.items()}
+
+
+def _with_managers(config: Config, role: Role) -> Role:
+    """The delegator, told of the managers."""
+    listed = "\n".join(f"- {name}: {one.about}" for name, one in config.managers.items())
+    return _told_besides(role, (_PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed))
+
+
+def _told_besides(role: Role, text: str) -> Role:
+    fallbacks = tuple(_told_besides(other, text) for other in role.fallbacks)
+    return dataclasses.replace(role, system=f"{role.system}\n\n{text}", fallbacks=fallbacks)
+
+
 def new_topology(
     name: TopologyName, config: Config, roles: Mapping[RoleName, Role], own: Role, retriever: Retriever
 ) -> Topology:
@@ -70,27 +137,50 @@ def new_topology(
 
 def new_executor(config: Config, role: Role, retriever: Retriever, limits: ExecutorLimits | None = None) -> Executor:
     """The executor of a role, for questions and for tables; with the config's limits, unless there are others."""
+    return new_worker(config, role, retriever, None, limits)
+
+
+def new_worker(
+    config: Config, role: Role, retriever: Retriever | None, tools: Tools | None, limits: ExecutorLimits | None = None
+) -> Executor:
+    """The same with tools, with a search, or with both."""
     limits, own = limits or executor_limits(config.search), _in_tables(role, config.roles.table_execution)
+    limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
-    return Executor(role, retriever, limits, tabular=Agent(own, retriever, long, EXECUTOR_OF_TABLES))
+    tabular = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
+    return Executor(role, retriever, limits, tabular=tabular, tools=tools)
 
 
-def new_wide_search(config: Config, roles: Mapping[RoleName, Role], executor: Executes) -> WideSearch:
-    """The way to fill a table by the roles of the search."""
-    lead = Delegator(_in_tables(roles["delegation"], config.roles.table_delegation), config.table.discoveries, STOP)
-    return WideSearch(lead, executor, config.table, early_dispatch=config.search.early_dispatch)
+def new_wide_search(
+    config: Config, roles: Mapping[RoleName, Role], executor: Executes, managers: Managers | None = None
+) -> WideSearch:
+    """The way to fill a table by the roles of the search; `managers` stand before the executor, if there are any."""
+    role, early = _in_tables(roles["delegation"], config.roles.table_delegation), config.search.early_dispatch
+    role = _with_managers(config, role) if managers else role
+    lead = Delegator(role, config.table.discoveries, STOP, managed=managers is not None)
+    names = managers.names if managers else ()
+    return WideSearch(lead, managers or executor, config.table, early_dispatch=early, managers=names)
 
 
 def new_tables(
-    config: Config, roles: Mapping[RoleName, Role], executor: Executes, retriever: Retriever
+    config: Config,
+    roles: Mapping[RoleName, Role],
+    executor: Executes,
+    retriever: Retriever,
+    managing: Mapping[str, Role] = {},
+    *,
+    with_tools: Mapping[str, Executes] = {},
 ) -> dict[TableTopologyName, TableTopology]:
-    """The ways to fill a table: by the roles of the search, and those to compare with, which have as many turns and
-    executors, or as many turns and searches as all of these.
+    """The ways to fill a table: by the roles of the search, with managers where there are any, and those to compare
+    with, which have as many turns and executors, or as many turns and searches as all of these.
     """
     search, limits, own = config.search, config.table, config.topologies
     early, needed = search.early_dispatch, search.require_evidence
     execution = _in_tables(roles["execution"], config.roles.table_execution)
-    wide = new_wide_search(config, roles, executor)
+    in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
+    managing = {name: _told_besides(role, in_tables) for name, role in managing.items()}
+    managers = new_managers(config, managing, executor, parse_table_turn, with_tools) if managing else None
+    wide = new_wide_search(config, roles, executor, managers)
     rounds, a_round = min(limits.max_rounds, limits.max_tasks), max(1, limits.max_tasks // limits.max_rounds)
     shown = _in_tables(roles["delegation"], own.wide_written_delegation, "wide_written_delegation")
     writer = _in_tables(roles["answer"], own.wide_written_answer, "wide_written_answer")
@@ -109,7 +199,7 @@ def new_tables(
     single = SingleAgent(alone, retriever, everybodys, SINGLE_WRITER, require_evidence=needed)
     by_written: dict[RoleName, Role] = {"delegation": shown, "execution": execution, "answer": writer}
     return {
-        "wide": TableTopology(wide, {"delegation": wide.delegator.role, "execution": execution}),
+        "wide": TableTopology(wide, {"delegation": wide.delegator.role, "execution": execution, **_named(managing)}),
         "wide_written": TableTopology(WrittenTables(written, writer, "wide_written", rounds * a_round), by_written),
         "wide_single": TableTopology(WrittenTables(single, alone, "wide_single"), {"delegation": alone}),
     }
@@ -126,15 +216,19 @@ def _in_tables(role: Role, config: TableRoleConfig, prompt: str = "") -> Role:
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:
     """Limits of an executor, by a config."""
-    return ExecutorLimits(search.max_turns, search.max_searches, search.top_k)
+    access_k, chars = search.access_k if search.access else 0, search.access_chars
+    return ExecutorLimits(search.max_turns, search.max_searches, search.top_k, access_k=access_k, access_chars=chars)
 
 
 def new_search(
     search: SearchConfig, roles: Mapping[RoleName, Role], executor: Executes, topology: TopologyName = "factorized"
 ) -> FactorizedSearch:
     """The search loop of a config, with its backbone, its answerer and whichever executor."""
+    lead = Delegator(roles["delegation"], search.max_sub_queries)
+    if topology == "host":
+        lead = dataclasses.replace(lead, stop=HOST_STOP, managed=True)
     return FactorizedSearch(
-        Delegator(roles["delegation"], search.max_sub_queries),
+        lead,
         executor,
         Answerer(roles["answer"]),
         max_rounds=search.max_rounds,

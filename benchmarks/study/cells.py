@@ -13,13 +13,12 @@ from benchmarks.study.plan import Plan, StudyModel
 from executor_sft.runtime import adapter_name
 from executor_sft.step import config_settings, digest_of
 from router.errors import BadConfig
-from router.trace import RoleName
 from router.trace.values import TopologyName
 from serving.config.check import problems
 from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config, preset
 from serving.files import sha256_of
-from serving.topologies import ROLE_OF, role_configs
+from serving.topologies import ROLE_OF, manager_configs, role_configs
 
 _PLACE = ("engine", "base_url", "api_key_env", "replicas", "fallbacks", "extra_body")
 """Settings that belong to a model's endpoint, and not to its role."""
@@ -50,16 +49,18 @@ class Cell(msgspec.Struct, frozen=True):
         return None if self.adapter is None else adapter_name(self.adapter)
 
     @property
-    def roles(self) -> dict[RoleName, RoleConfig]:
-        """The roles that work in it, in the order of their work."""
-        roles, topology = self.config.roles.by_name, self.topology
+    def roles(self) -> dict[str, RoleConfig]:
+        """The roles that work in it, in the order of their work, and then managers' as `managers.NAME`."""
+        roles, topology = dict[str, RoleConfig](self.config.roles.by_name.items()), self.topology
         if topology == "factorized":
             return roles
+        if topology == "host":
+            return roles | {f"managers.{name}": role for name, role in manager_configs(self.config).items()}
         own = role_configs(self.config)[topology]
         return {"delegation": own} if ROLE_OF[topology] == "delegation" else roles | {"execution": own}
 
     @property
-    def roles_and_judge(self) -> dict[RoleName, RoleConfig]:
+    def roles_and_judge(self) -> dict[str, RoleConfig]:
         """The same, with the judge of its answers where the config has one."""
         judge = self.config.distillation.judge
         return self.roles | ({"judge": judge} if judge else {})
@@ -89,6 +90,8 @@ def cells_of(plan: Plan) -> list[Cell]:
     config, search = msgspec.structs.replace(config, versions=versions), config.search
     cells: dict[str, Cell] = {}
     for pairs in plan.pairs:
+        if pairs.topology == "host" and not config.managers:
+            raise BadConfig("pairs: topology host: the config has no managers; add [managers.NAME].")
         for turns in plan.max_turns or (search.max_turns,):
             limited = msgspec.structs.replace(search, max_turns=turns, max_searches=turns - 1)
             varied = msgspec.structs.replace(config, search=search if turns == search.max_turns else limited)

@@ -93,7 +93,7 @@ async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
     if file != url and not Path(file).expanduser().exists():
         raise BadConfig(f"--store {url}: there is no such file; name the store of a gateway.")
     async with opened(url) as database:
-        report = await SQLUsages(database).usage(UsageQuery())
+        report = await SQLUsages(database).usage(UsageQuery(by=("role", "model", "manager")))
     return report.runs, msgspec.convert(report.rows, list[RoleTotal], from_attributes=True)
 
 

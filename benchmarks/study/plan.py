@@ -41,7 +41,7 @@ class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     backbone: Annotated[tuple[str, ...], Meta(min_length=1)]
     executor: tuple[str, ...] = ()
     """None in topologies without one, and in `homogeneous`, where the backbone's model executes too."""
-    topology: Literal["factorized", "homogeneous", "single_agent", "no_retrieval"] = "factorized"
+    topology: Literal["factorized", "host", "homogeneous", "single_agent", "no_retrieval"] = "factorized"
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -106,7 +106,7 @@ def _problem(pairs: Pairs, plan: Plan) -> str | None:
                 return f"{role}: there is no model {name!r}; add [models.{name}]."
     if any(plan.models[name].adapter for name in pairs.backbone):
         return "backbone: an adapter cannot delegate; name a model."
-    if (pairs.topology == "factorized") == bool(pairs.executor):
+    if (pairs.topology in ("factorized", "host")) == bool(pairs.executor):
         return None
     return f"executor: topology {pairs.topology!r} {'has none of its own' if pairs.executor else 'needs one'}."
 

@@ -17,6 +17,7 @@ from router.protocol.scoring import token_f1
 from router.search import Answerer, Executor, RunContext
 from router.search.answerer import Judge
 from router.trace import Conversation, Execution, Trajectory
+from router.trace.values import by_executors
 
 _TRACED = ("factorized", "homogeneous")
 """Topologies in which a loss can be told from another."""
@@ -108,7 +109,7 @@ class Asker:
 def _searches(result: Trajectory) -> tuple[int, ...]:
     """The searches of each executor run; a single agent is its own executor."""
     alone = (result,) if result.topology == "single_agent" else ()
-    return tuple(len(one.searches) for one in (result.executions or alone))
+    return tuple(len(one.searches) for one in (*by_executors(result.executions), *alone))
 
 
 async def attribute(

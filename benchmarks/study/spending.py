@@ -9,10 +9,10 @@ from benchmarks.study.cells import Cell
 from executor_sft.call_cache import CallCache
 from router.models import Usage
 from router.trace import Call, Price, RoleName
-from router.trace.call import RoleTotal, added, totals
+from router.trace.call import RoleTotal, added, layer_of, totals
 from serving.config.prices import price_of
 
-Prices = Mapping[RoleName, Price | None]
+Prices = Mapping[str, Price | None]
 _DIGITS = 16
 
 
@@ -22,10 +22,10 @@ def prices_in(cell: Cell) -> Prices:
 
 
 def spent(calls: Iterable[Call], prices: Prices) -> tuple[RoleTotal, ...]:
-    """Sum up calls by role and model, at these prices: the calls of a workbench carry none."""
+    """Sum up calls by role, model and manager, at these prices: the calls of a workbench carry none."""
 
     def priced(call: Call) -> Call:
-        price = prices.get(call.role)
+        price = prices.get(f"managers.{call.manager}" if layer_of(call) == "management" else call.role)
         return msgspec.structs.replace(call, nano_usd=price.cost(call.usage) if price and call.usage else None)
 
     return tuple(totals(map(priced, calls)))
@@ -48,10 +48,10 @@ def first_calls(
 
 
 def merged(many: Iterable[RoleTotal]) -> list[RoleTotal]:
-    """Sum up by role and model, in the order of their first appearance."""
-    groups: dict[tuple[RoleName, str], list[RoleTotal]] = {}
+    """Sum up by role, model and manager, in the order of their first appearance."""
+    groups: dict[tuple[RoleName, str, str], list[RoleTotal]] = {}
     for one in many:
-        groups.setdefault((one.role, one.model), []).append(one)
+        groups.setdefault((one.role, one.model, one.manager), []).append(one)
     return [msgspec.structs.replace(group[0], **added(group)) for group in groups.values()]
 
 

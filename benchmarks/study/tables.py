@@ -16,6 +16,7 @@ from benchmarks.study.results import CellRows, Loss, Row, Study
 from benchmarks.study.scores import compared, metrics_of, micro
 from benchmarks.study.spending import dollars, merged, tokens
 from executor_sft.rollout import search_counts
+from router.trace.call import layer_of
 
 _SCORES = "Ours. EM and F1 as the official SQuAD and HotpotQA scripts compute them. Micro: over all questions alike."
 _COSTS = (
@@ -54,7 +55,7 @@ def tables_of(study: Study) -> list[ReportTable]:
         *_tables_2_and_3(study),
         of("table-4", "Table 4: searches of each executor run", _table_4(study), note="Ours.", digits=3),
         of("table-5", "Table 5: the same executors under several backbones", _table_5(study)),
-        of("tokens", "Tokens and money by role", _tokens(study), note=_TOKENS, digits=3),
+        of("tokens", "Tokens and money by layer", _tokens(study), note=_TOKENS, digits=3),
         of("losses", "Which role loses wrong answers", _losses(study), note=_LOSSES, digits=1),
         of("differences", "How sure differences are", _differences(study), note=_DIFFERENCES),
     )
@@ -171,7 +172,8 @@ def _table_5(study: Study) -> Iterator[_Row]:
 def _tokens(study: Study) -> Iterator[_Row]:
     for cell in study.cells:
         checking = merged(one for row in cell.rows for one in row.checking)
-        count, spent = len(cell.rows), [(str(one.role), one) for one in cell.spent]
+        count = len(cell.rows)
+        spent = [(", ".join(filter(None, (layer_of(one), one.manager))), one) for one in cell.spent]
         for role, one in [*spent, *((f"{one.role}, to check", one) for one in checking)]:
             money = dollars([one])
             yield {

@@ -159,7 +159,7 @@ class Attempts:
         except TimeoutError as error:
             raise timeouts.passed(model, wrote=attempt.first_token_s is not None) from error
         if usage := attempt.believed:
-            self.health.counts.learn(prompt.messages, usage.prompt_tokens)
+            self.health.counts.learn(prompt.texts, usage.prompt_tokens)
         return msgspec.structs.replace(completion, usage=usage)
 
     async def _chosen(self) -> Replica:
@@ -183,11 +183,11 @@ def _pause_s(error: UpstreamError, number: int) -> float | None:
 
 async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> int:
     """Return the most tokens that `prompt` can have, by its tokenizer, or by earlier counts and its bytes."""
-    usage, bound = await model.count(prompt, ""), counts.bound(prompt.messages)
+    usage, bound = await model.count(prompt, ""), counts.bound(prompt.texts)
     if usage is None:
         return bound
     if usage.estimated:
-        return min(bound, usage.prompt_tokens + MESSAGE_TOKENS * len(prompt.messages))
+        return min(bound, usage.prompt_tokens + MESSAGE_TOKENS * len(prompt.texts))
     return usage.prompt_tokens
 
 

@@ -16,6 +16,7 @@ from router.errors import MalformedOutput, UpstreamError, UpstreamProtocolError,
 from router.ledger import Ledger
 from router.ledger.ledger import Caller
 from router.models import Completion, Delta, Message, Model, Prompt, Sampling
+from router.models.model import Function
 from router.protocol import prompts
 from router.trace import Price, RoleName
 from router.trace.call import Purpose
@@ -58,6 +59,8 @@ class Role:
     """Who is asked instead, in this order, where its model is not to be had."""
     structured: bool = False
     """Whether patterns are passed on to the endpoint."""
+    tool_calls: bool = False
+    """Whether its model calls tools in a way of its own; otherwise in tags."""
 
     def opening(self, text: str) -> tuple[Message, ...]:
         """A fresh conversation whose first user turn is `text`."""
@@ -72,14 +75,16 @@ class Role:
         purpose: Purpose = "first",
         sub_query: int | None = None,
         pattern: str | None = None,
+        tools: tuple[Function, ...] = (),
         until: float = math.inf,
         on_text: OnText | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Completion:
         """The model's next turn or, where its model is not to be had, that of the first fallback whose is. `pattern`:
-        what it has to match, where the endpoint can see to that. `until`: when it is due, in the event loop's time; no
-        pause is begun that would take longer. `on_text`, `on_delta`: as for `Attempts`. Raises `BudgetExhausted`, and
-        `UpstreamError`, naming this role, once neither another attempt nor a fallback is worth it.
+        what it has to match, where the endpoint can see to that. `tools`: for its own tool calls. `until`: when it is
+        due, in the event loop's time; no pause is begun that would take longer. `on_text`, `on_delta`: as for
+        `Attempts`. Raises `BudgetExhausted`, and `UpstreamError`, naming this role, once neither another attempt nor a
+        fallback is worth it.
         """
         agent = Agent(self.name, sub_query)
         first: UpstreamError | None = None
@@ -90,7 +95,8 @@ class Role:
                 if first:
                     _log.warning("role.fallback", role=self.name, model=role.model.name, error=str(first))
                     self.health.fallbacks, purpose = self.health.fallbacks + 1, "fallback"
-                attempts = role._attempts(role._prompt(messages, stop, pattern), sub_query, ledger, purpose)
+                prompt = msgspec.structs.replace(role._prompt(messages, stop, pattern), tools=tools)
+                attempts = role._attempts(prompt, sub_query, ledger, purpose)
                 attempts.until, attempts.on_text, attempts.on_delta = until, on_text, on_delta
                 try:
                     output = await attempts.completion()
@@ -106,7 +112,7 @@ class Role:
             raise
 
     def _attempts(self, prompt: Prompt, sub_query: int | None, ledger: Ledger, purpose: Purpose) -> Attempts:
-        bound, most, at = self._in_context(prompt_bound(prompt.messages)), self.sampling.max_tokens, self.replicas
+        bound, most, at = self._in_context(prompt_bound(prompt.texts)), self.sampling.max_tokens, self.replicas
         caller = Caller(
             self.name, self.model.name, at[0].deployment, sub_query, most, self.executor_version, self.price, bound
         )

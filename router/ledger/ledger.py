@@ -5,7 +5,8 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
@@ -21,7 +22,7 @@ from router.trace import Call, Price, RoleName
 from router.trace.call import WHOLE, OpenedCall, Outcome, Purpose
 from router.trace.identity import DEFAULT_TENANT
 from router.trace.table import Ask
-from router.trace.turns import Agent, Asked, Decided, Searched
+from router.trace.turns import DELEGATOR, Agent, Asked, Decided, Searched
 from router.trace.values import SearchRecord
 
 _log = structlog.get_logger("ledger")
@@ -45,6 +46,20 @@ class Caller:
     price: Price | None = None
     prompt_bound: int = 0
     """The prompt has no more tokens than this."""
+    manager: str = ""
+    worker: int | None = None
+
+
+@dataclass(slots=True)
+class _Books:
+    """The books of a run, common to all ledgers of its layers."""
+
+    calls: list[Call] = field(default_factory=list)
+    cut: "list[Attempt]" = field(default_factory=list)
+    early: "list[Attempt]" = field(default_factory=list)
+    early_from: int | None = None
+    opened: int = 0
+    refusal: BudgetExhausted | None = None
 
 
 class Attempt:
@@ -133,20 +148,35 @@ class Ledger:
         self._journal: Journal = journal or NoJournal()
         self._allowance = allowance or Allowance()
         self._tenant_limited, self._shadow = limited, shadow
-        self._calls: list[Call] = []
-        self._cut: list[Attempt] = []
-        self._early_from: int | None = None
-        self._early: list[Attempt] = []
-        self._opened, self._resumed = 0, resumed.turns if resumed else ()
+        self._books, self._resumed = _Books(), resumed.turns if resumed else ()
+        self._lead = DELEGATOR
+        """The agent whose ledger it is: the delegator, or a manager."""
+        self._run: Ledger | None = None
         for call in resumed.calls if resumed else ():
             self._allowance.take(call.role, call.charged)
-        self.refusal: BudgetExhausted | None = None
+
+    def within(self, sub_query: int, manager: str) -> "Ledger":
+        """The ledger of a manager at work on a sub-query: numbers of sub-queries are those of its workers. It decides
+        nothing early, and keeps nothing back for an answer, which is the run's.
+        """
+        ledger = copy(self)
+        ledger._lead, ledger._run = Agent("delegation", sub_query, manager), self
+        return ledger
+
+    @property
+    def of_run(self) -> "Ledger":
+        """That of the whole run."""
+        return self._run or self
+
+    @property
+    def refusal(self) -> BudgetExhausted | None:
         """The last reservation that was refused; None where none was."""
+        return self._books.refusal
 
     @property
     def calls(self) -> tuple[Call, ...]:
         """The rows so far, in the order in which the attempts were settled: those that `close` counts at the end."""
-        return tuple(self._calls)
+        return tuple(self._books.calls)
 
     @property
     def budgeted(self) -> bool:
@@ -167,6 +197,8 @@ class Ledger:
 
         Raises `BudgetExhausted` or `StoreFailed` before anything happens inside; then there is no row.
         """
+        agent = Agent(caller.role, caller.sub_query).within(self._lead)
+        caller = replace(caller, sub_query=agent.sub_query, manager=agent.manager, worker=agent.worker)
         opened = await self._granted(lambda: self._open(caller, purpose, number, worst), waits=waits)
         attempt = Attempt(opened, caller.price)
         outcome: Outcome = "cancelled"
@@ -178,13 +210,13 @@ class Ledger:
             raise
         finally:
             attempt.end(outcome)
-            first, sub_query = self._early_from, caller.sub_query
+            first, sub_query = self._books.early_from, caller.sub_query
             early = first is not None and sub_query is not None and sub_query >= first
             countable = attempt.count is not None and attempt.first_token_s is not None  # by the model's tokenizer
             if outcome == "completed" and early:
-                self._early.append(attempt)
+                self._books.early.append(attempt)
             elif outcome != "completed" and attempt.believed is None and countable:
-                self._cut.append(attempt)
+                self._books.cut.append(attempt)
             else:
                 self._settle(attempt, attempt.believed)
 
@@ -193,6 +225,8 @@ class Ledger:
 
         Raises `BudgetExhausted` or `StoreFailed`; then what was kept before still is.
         """
+        if self._run:
+            return
 
         async def reserve() -> None:
             before = self._allowance.reserve_for_answer(amount)
@@ -207,11 +241,12 @@ class Ledger:
 
     def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
         """Put a completed turn on record. `messages`: all that the agent was shown."""
-        self._journal.turn(self.run_id, agent, messages, output)
+        self._journal.turn(self.run_id, agent.within(self._lead), messages, output)
 
     def turn_before(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
         """The turn that an agent has completed in the run that is gone on with, where it was shown just this."""
-        outputs = [turns.next_turn(agent, messages) for turns in self._resumed]  # they all go on to the next
+        of_run = agent.within(self._lead)
+        outputs = [turns.next_turn(of_run, messages) for turns in self._resumed]  # they all go on to the next
         output = next((one for one in outputs if one is not None), None)
         if output is not None:
             self.turn(agent, messages, output)
@@ -219,12 +254,12 @@ class Ledger:
 
     def search_before(self, agent: Agent, query: str) -> SearchRecord | None:
         """The search that an agent has done next in the run that is gone on with, if it was this one."""
-        searches = [turns.next_search(agent, query) for turns in self._resumed]
+        searches = [turns.next_search(agent.within(self._lead), query) for turns in self._resumed]
         return next((one for one in searches if one is not None), None)
 
     def searched(self, agent: Agent, search: SearchRecord) -> None:
         """Put a search that returned on record."""
-        self._journal.note(self.run_id, Searched(agent, search))
+        self._journal.note(self.run_id, Searched(agent.within(self._lead), search))
 
     def asks_before(self) -> dict[Ask, int]:
         """The numbers of sub-queries in the run that is gone on with, by what they ask for."""
@@ -238,32 +273,38 @@ class Ledger:
         """From now on, completed calls for sub-queries from number `first` on are booked once it is known whether
         anybody wants what they wrote.
         """
-        self._early_from = first
+        self._books.early_from = first
 
     def decide(self, below: int) -> None:
         """Sub-queries with numbers below this one are wanted; what others have spent was wasted."""
-        if self._early_from is not None:
+        if self._run:
+            return
+        if self._books.early_from is not None:
             self._journal.note(self.run_id, Decided(below))
-        self._early_from = None
-        self._book(self._early, below)
-        self._early = []
+        self._books.early_from = None
+        self._book(self._books.early, below)
+        self._books.early = []
 
     def worked_on(self, sub_query: int) -> set[str]:
         """The executor versions that have completed calls for a sub-query, those that await their decision included;
         empty where a model was none.
         """
-        booked = [call for call in self._calls if call.outcome == "completed"]
-        calls: list[Call | OpenedCall] = [*booked, *(cut.opened for cut in self._early)]
-        return {call.executor_version or "" for call in calls if call.sub_query == sub_query}
+        booked = [call for call in self._books.calls if call.outcome == "completed"]
+        calls: list[Call | OpenedCall] = [*booked, *(cut.opened for cut in self._books.early)]
+        return {call.executor_version or "" for call in calls if self._on(call, sub_query)}
+
+    def last_outcome(self, sub_query: int) -> Outcome | None:
+        """The outcome of the last call for a sub-query; None where there was none."""
+        return next((call.outcome for call in reversed(self._books.calls) if self._on(call, sub_query)), None)
 
     def waste(self, sub_query: int) -> None:
         """Book what was spent so far on this sub-query, which awaits its decision, as wasted."""
-        self._book([cut for cut in self._early if cut.opened.sub_query == sub_query], 0)
-        self._early = [cut for cut in self._early if cut.opened.sub_query != sub_query]
+        self._book([cut for cut in self._books.early if cut.opened.sub_query == sub_query], 0)
+        self._books.early = [cut for cut in self._books.early if cut.opened.sub_query != sub_query]
 
     async def close(self, within_s: float) -> None:
         """Count what cut streams spent, as far as the models' tokenizers tell within `within_s` seconds."""
-        cuts, self._cut = self._cut, []
+        cuts, self._books.cut = self._books.cut, []
         usages: list[Usage | None] = [None] * len(cuts)
 
         async def count(index: int, cut: Attempt) -> None:
@@ -282,7 +323,7 @@ class Ledger:
         opened = OpenedCall(
             run_id=self.run_id,
             tenant=self.tenant,
-            number=self._opened,
+            number=self._books.opened,
             role=caller.role,
             model=caller.model,
             deployment=caller.deployment,
@@ -294,9 +335,11 @@ class Ledger:
             reserved=worst,
             started_at=time.time(),
             prompt_bound=caller.prompt_bound,
+            manager=caller.manager,
+            worker=caller.worker,
         )
         self._allowance.reserve(caller.role, worst)
-        self._opened += 1
+        self._books.opened += 1
         try:
             await self._journal.open(opened)
         except BaseException:
@@ -306,17 +349,22 @@ class Ledger:
 
     async def _granted(self, ask: Callable[[], Awaitable[Granted]], *, waits: bool = True) -> Granted:
         """What `ask` returns, asked again while only what is under way stands in its way."""
-        wait_s = (_LATER_WAIT_S if self._opened else _FIRST_WAIT_S) if waits else 0.0
+        wait_s = (_LATER_WAIT_S if self._books.opened else _FIRST_WAIT_S) if waits else 0.0
         until, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
         while True:
             try:
                 return await ask()
             except BudgetExhausted as error:
-                self.refusal = error
+                self._books.refusal = error
                 if not error.contended or time.monotonic() >= until:
                     raise
             await asyncio.sleep(random.uniform(0, pause_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _on(self, call: OpenedCall, sub_query: int) -> bool:
+        """True for a call of the executor's that works on a sub-query, by its number here."""
+        agent = Agent("execution", sub_query).within(self._lead)
+        return agent == (call.role, call.sub_query, call.manager, call.worker)
 
     def _book(self, early: list[Attempt], below: int) -> None:
         for attempt in early:
@@ -340,6 +388,6 @@ class Ledger:
             duration_s=attempt.duration_s,
             impossible_usage=impossible and usage is None,
         )
-        self._calls.append(call)
+        self._books.calls.append(call)
         self._allowance.settle(call.role, call.reserved, call.charged)
         self._journal.settle(call)

@@ -7,7 +7,7 @@ import msgspec
 from router.trace import RoleName
 from router.trace.call import UsageSums
 
-Dimension = Literal["tenant", "role", "model", "executor_version"]
+Dimension = Literal["tenant", "role", "model", "executor_version", "manager"]
 Bucket = Literal["hour", "day", "month"]
 
 
@@ -34,6 +34,7 @@ class UsageRow(UsageSums, frozen=True, kw_only=True):
     role: RoleName | None = None
     model: str | None = None
     executor_version: str | None = None
+    manager: str | None = None
 
 
 class UsageReport(msgspec.Struct, frozen=True):

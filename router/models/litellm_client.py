@@ -89,7 +89,7 @@ class LiteLLMModel:
         if self._litellm is None:
             self._litellm = await asyncio.to_thread(load_litellm)
         body = chat_body(self.name, prompt, stream=stream, options=options, extra=self._settings)
-        body["messages"] = msgspec.to_builtins(prompt.messages)
+        body["messages"] = msgspec.to_builtins(body["messages"])
         if prompt.request_id:
             body["extra_headers"] = {REQUEST_ID: prompt.request_id, **body.get("extra_headers", {})}
         with self._translated():

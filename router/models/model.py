@@ -1,6 +1,7 @@
 """A language model, as the rest of the code sees it: two methods, frozen values."""
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
@@ -8,6 +9,9 @@ from typing import Literal, Protocol
 import msgspec
 
 from router.errors import UpstreamError
+
+_TOOLS_CHARS = 1500
+"""Characters in which chat templates say how tools are called, at most; Hermes' and Llama's take less than half."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -27,6 +31,16 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
 
 
+class Function(msgspec.Struct, frozen=True):
+    """A tool that a model may call."""
+
+    name: str
+    """Letters, digits, `_` and `-`."""
+    description: str
+    parameters: str
+    """The JSON schema of its arguments."""
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """One call: what is sent upstream."""
 
@@ -38,6 +52,18 @@ class Prompt(msgspec.Struct, frozen=True):
     """The name under which the endpoint may log the call; empty for none."""
     pattern: str | None = None
     """A regular expression that the output has to match, reasoning apart, where the endpoint can see to that."""
+    tools: tuple[Function, ...] = ()
+    """For models with tool calls of their own. In messages and outputs these stand as text, `<call tool="…">…</call>`,
+    whatever the endpoint makes of them.
+    """
+
+    @property
+    def texts(self) -> tuple[Message, ...]:
+        """The messages, with the tools as one more, in JSON as long as that of any template: all that is read."""
+        if not self.tools:
+            return self.messages
+        told = [(tool.name, tool.description, json.loads(tool.parameters)) for tool in self.tools]
+        return (*self.messages, Message("user", json.dumps(told, indent=8) + " " * _TOOLS_CHARS))
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from router.models.openai_wire import (
 from router.models.streaming import StreamedReply, completion
 
 _FOREIGN = (aiohttp.InvalidURL, httptools.HttpParserError, TransportError)
-_RENDERED = ("messages", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_RENDERED = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 _NOT_THERE = frozenset({401, 403, 404, 405, 501})
 _TOKENIZING_S = 5.0
 _DONE = b"[DONE]"

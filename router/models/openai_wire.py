@@ -1,11 +1,14 @@
 """The replies of OpenAI's chat completions API, whole or in chunks, as vLLM and others really write them."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from router.models.model import Prompt, Usage
+from router.errors import JSON_ERRORS
+from router.models.model import Function, Message, Prompt, Usage
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
 """Names for an output that was ended before its end: OpenAI's, and what others write."""
@@ -48,6 +51,21 @@ class UsageReply(msgspec.Struct, frozen=True, gc=False):
         return Usage(self.prompt_tokens, written, cached, reasoning)
 
 
+class FunctionReply(msgspec.Struct, frozen=True, gc=False):
+    """A call's function, or a piece of it."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallReply(msgspec.Struct, frozen=True, gc=False):
+    """A tool call, or a chunk's piece of one."""
+
+    index: int | None = None
+    """The number of the call that a piece is of; None in a whole message."""
+    function: FunctionReply = FunctionReply()
+
+
 class MessageReply(msgspec.Struct, frozen=True, gc=False):
     """A message, or a chunk's piece of one."""
 
@@ -56,6 +74,50 @@ class MessageReply(msgspec.Struct, frozen=True, gc=False):
     """vLLM's name."""
     reasoning_content: str | None = None
     """The name of DeepSeek's API and of LiteLLM."""
+    tool_calls: tuple[CallReply, ...] | None = None
+
+
+CALL_END = "</call>"
+_CALL = re.compile(r'<call tool="([^"<>]*)">([^<]*)</call>')
+
+
+def call_text(pieces: Iterable[CallReply], before: CallReply | None = None) -> str:
+    """The text of pieces of tool calls; `before`: the piece before them. The last call's end is left out."""
+    texts: list[str] = []
+    for piece in pieces:
+        if before is None or piece.index is None or piece.index != before.index:
+            texts.append(f'{CALL_END if before else ""}<call tool="{piece.function.name or ""}">')
+        texts.append((piece.function.arguments or "").replace("<", r"\u003c"))  # in JSON it stands in strings only
+        before = piece
+    return "".join(texts)
+
+
+def _messages(prompt: Prompt) -> Sequence[Message | dict[str, Any]]:
+    """The messages of a prompt with tools, in which the calls that stand as text are tool calls, and what was said to
+    them their results.
+    """
+    found: list[Message | dict[str, Any]] = []
+    call_id = ""
+    for number, message in enumerate(prompt.messages):
+        call = _CALL.search(message.content) if message.role == "assistant" else None
+        if call and _is_object(call[2]):
+            call_id = f"call{number:05}"  # nine letters and digits, as Mistral's are
+            function = {"name": call[1], "arguments": call[2]}
+            called = [{"id": call_id, "type": "function", "function": function}]
+            text = message.content[: call.start()].strip() or None
+            found.append({"role": "assistant", "content": text, "tool_calls": called})
+        elif call_id and message.role == "user":
+            found.append({"role": "tool", "tool_call_id": call_id, "content": message.content})
+            call_id = ""
+        else:
+            found.append(message)
+    return found
+
+
+def _is_object(text: str) -> bool:
+    with suppress(*JSON_ERRORS):
+        return isinstance(msgspec.json.decode(text), dict)
+    return False
 
 
 class ProviderFields(msgspec.Struct, frozen=True, gc=False):
@@ -197,12 +259,13 @@ def chat_body(
 
     `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged.
     """
-    body: dict[str, Any] = {"model": model, "messages": prompt.messages}
+    body: dict[str, Any] = {"model": model, "messages": _messages(prompt) if prompt.tools else prompt.messages}
     body |= {name: value for name, value in msgspec.structs.asdict(prompt.sampling).items() if value is not None}
     if prompt.messages and prompt.messages[-1].role == "assistant":
         body |= {"add_generation_prompt": False, "continue_final_message": True}
     further = {
         "stop": list(prompt.stop) or None,
+        "tools": [{"type": "function", "function": _function(one)} for one in prompt.tools] or None,
         "stream": stream or None,
         "stream_options": dict(options) if options else None,
         "stream_interval": interval,
@@ -215,6 +278,10 @@ def chat_body(
             both = isinstance(value, Mapping) and isinstance(body.get(name), Mapping)
             body[name] = {**body[name], **value} if both else value
     return body
+
+
+def _function(tool: Function) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(tool), "parameters": msgspec.json.decode(tool.parameters)}
 
 
 MAX_EVENT_BYTES = 2**20

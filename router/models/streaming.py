@@ -5,7 +5,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from router.models.model import Completion, Delta, OnDelta, Prompt, Usage, end_at_stop
-from router.models.openai_wire import ChatReply, Choice, UsageReply
+from router.models.openai_wire import CALL_END, CallReply, ChatReply, Choice, UsageReply, call_text
 
 
 class StopCut:
@@ -56,6 +56,8 @@ class StreamedReply:
         self._cut = StopCut(prompt.stop)
         self._texts: list[str] = []
         self._reasoning: list[str] = []
+        self._call: CallReply | None = None
+        """The last piece of a tool call."""
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: UsageReply | None = None
@@ -105,6 +107,10 @@ class StreamedReply:
             self._finish_reason, self._matched = choice.ended, choice.matched
         said, cut = choice.said, self._cut
         written, thought = said.content or "", said.reasoning or said.reasoning_content or ""
+        if said.tool_calls:
+            written, self._call = written + call_text(said.tool_calls, self._call), said.tool_calls[-1]
+        if self._call and choice.finish_reason and choice.ended != "length":
+            written += CALL_END
         reasoning = "" if cut.met else thought
         text = cut.feed(written)
         if cut.met:
@@ -165,7 +171,9 @@ def completion(choice: Choice, counted: Usage | None, prompt: Prompt, *, thinks:
     """
     said = choice.said
     reasoning = said.reasoning or said.reasoning_content or ""
-    written = said.content or ("" if thinks else reasoning)
+    written = said.content or ("" if thinks or said.tool_calls else reasoning)
+    if said.tool_calls:
+        written += call_text(said.tool_calls) + (CALL_END if choice.ended != "length" else "")
     text, finish_reason = end_at_stop(written, prompt.stop, choice.ended or "stop", choice.matched)
     overran, most = len(text) < len(written), _room(prompt.sampling.max_tokens)
     usage = _held(counted, len(text) + len(reasoning), prompt.sampling.max_tokens)

@@ -21,6 +21,8 @@ class Dispatch:
     """To be run in parallel."""
     over_limit: tuple[str, ...]
     """Too many for one block: to be reported back as not dispatched."""
+    managers: tuple[str, ...] = ()
+    """For each of `sub_queries`, the manager that it is for, or empty; none at all where no block names one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +33,20 @@ class Stop:
 Decision = Dispatch | Stop | Malformed
 
 
-def parse_decision(text: str, *, limit: int, cut: bool = False) -> Decision:
-    """Read the delegator's decision. At most `limit` sub-queries are dispatched; `cut`: the length limit ended `text`.
+def parse_decision(text: str, *, limit: int, cut: bool = False, managed: bool = False) -> Decision:
+    """Read the delegator's decision. At most `limit` sub-queries are dispatched; `cut`: the length limit ended `text`;
+    `managed`: whether a block may name a manager, as `<search manager="browser">`.
 
     A search wins over a stop. Where its block holds no question, the stop counts if it is the later of the two or if
     every block is empty.
     """
-    own, cut = own_text(text, cut=cut)
-    found = search_blocks(own, cut=cut)
-    questions = _distinct(question for block in found for question in block.questions)
-    if questions:
-        return Dispatch(questions[:limit], questions[limit:])
+    attribute = "manager" if managed else ""
+    own, cut = own_text(text, cut=cut, attribute=attribute)
+    found = search_blocks(own, cut=cut, attribute=attribute)
+    asked = _distinct((question, block.manager) for block in found for question in block.questions)
+    if asked:
+        questions, managers = zip(*asked, strict=True)
+        return Dispatch(questions[:limit], questions[limit:], managers[:limit] if any(managers[:limit]) else ())
     stop = max((mark.start() for mark in _STOP.finditer(own)), default=-1)
     if stop != -1 and all(block.empty or block.start < stop for block in found):
         return Stop()
@@ -52,16 +57,16 @@ def parse_decision(text: str, *, limit: int, cut: bool = False) -> Decision:
     return Malformed("no complete question in the search block")
 
 
-def _distinct(questions: Iterable[str]) -> tuple[str, ...]:
-    """The first spelling of each; case and closing punctuation make no difference."""
-    first: dict[str, str] = {}
-    for question in questions:
-        first.setdefault(normal_question(question), question)
-    return tuple(first.values())
+def _distinct(asked: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The first spelling of each question, with its manager; case and closing punctuation make no difference."""
+    first: dict[tuple[str, str], tuple[str, str]] = {}
+    for question, manager in asked:
+        first.setdefault((normal_question(question), manager), (question, manager))
+    return list(first.values())
 
 
-_TAG, _THOUGHT = re.compile(r"<(?:think>|(?i:\s{0,4}search\s{0,4}>))"), "</think>"
-_LONGEST_TAG = 16
+_TAG, _THOUGHT = re.compile(r"<(?:think>|(?i:\s{0,4}search(?:\s{0,4}>|\s{1,4}manager)))"), "</think>"
+_LONGEST_TAG = 22
 _CLOSING = re.compile(r"<\s*+/\s*+search\s*+>", re.IGNORECASE)
 _BEFORE_BODY = re.compile(r"<[^>]*+>\s*+(?:```[a-z]*+\s*+)?+", re.IGNORECASE)
 _ITEM = re.compile(r"[-*+•–]\s|\(?\d{1,2}[.)]\s")
@@ -77,10 +82,10 @@ so that the time is linear in the text whatever it holds."""
 class EarlyReader:
     """Takes one output piece by piece; `parse_decision`, which reads it whole, stays the judge.
 
-    Only the first search block outside of thinking is read. Certain are the sub-queries that `parse_decision` finds
-    first in it in whichever way it may go on: in a list or an object from the closing quote on or, where no question
-    mark stands before it, so that it may stand within the string, from what follows it; in numbered or bulleted
-    questions from the end of the line on; otherwise from the closing tag on.
+    Only the first search block outside of thinking is read, and none if that names a manager. Certain are the sub-
+    queries that `parse_decision` finds first in it in whichever way it may go on: in a list or an object from the
+    closing quote on or, where no question mark stands before it, so that it may stand within the string, from what
+    follows it; in numbered or bulleted questions from the end of the line on; otherwise from the closing tag on.
     """
 
     def __init__(self, limit: int, tell: Callable[[tuple[str, ...]], None]) -> None:
@@ -115,7 +120,8 @@ class EarlyReader:
             if tag is None:
                 break
             if tag[0] != "<think>":
-                return window[tag.start() :]
+                self._over = not tag[0].endswith(">")
+                return "" if self._over else window[tag.start() :]
             position, self._thinking = tag.end(), True
         self._tail = window[max(position, len(window) - _LONGEST_TAG + 1) :]
         return ""

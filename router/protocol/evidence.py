@@ -11,6 +11,8 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """One to three short points from the retrieved text; empty where nothing was found."""
     lost_lines: int = 0
     """Lines of an answer of several lines that were cut off, be it in part."""
+    escalate_to: str = ""
+    """The manager that could do what the executor could not, which `answer` says; empty where it names none."""
 
     def within(self, chars: int) -> "Report":
         """The same, its answer and each point cut to `chars` characters; an answer of several lines, after a line."""
@@ -20,7 +22,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
         if "\n" in answer and answer != self.answer:
             answer = answer[: answer.rindex("\n")]
         lost = self.lost_lines + self.answer.count("\n") - answer.count("\n")
-        return Report(answer, tuple(point[:chars] for point in self.evidence), lost)
+        return Report(answer, tuple(point[:chars] for point in self.evidence), lost, self.escalate_to)
 
 
 NO_EVIDENCE = Report("no evidence found", ())

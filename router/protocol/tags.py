@@ -24,6 +24,8 @@ class Block(NamedTuple):
     """The start of the opening tag, in characters."""
     closed: bool
     """False where the output ended before the closing tag."""
+    named: str = ""
+    """The value of the attribute of its opening tag; empty where it has none."""
 
 
 def escape(text: str) -> str:
@@ -38,7 +40,11 @@ def unescape(text: str) -> str:
 
 def readable(text: str) -> str:
     """Unescaped text, which every encoding of Unicode can hold."""
-    text = unescape(text)
+    return encodable(unescape(text))
+
+
+def encodable(text: str) -> str:
+    """The same without halves of surrogate pairs, which no encoding can hold."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -66,23 +72,28 @@ def without_thinking(text: str) -> str:
     return "".join(kept)
 
 
-def blocks(text: str, tag: str) -> Iterator[Block]:
-    """Every block of `tag`, in order and in linear time; a second opening tag ends an unclosed block."""
-    opening, closing = _tags(tag)
+def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:
+    """Every block of `tag`, in order and in linear time; a second opening tag ends an unclosed block. `attribute`: the
+    one that an opening tag may have; with any other one, and where this is empty with any, it is none.
+    """
+    opening, closing = _tags(tag, attribute)
     start = opening.search(text)
     while start is not None:
         following = opening.search(text, start.end())
         limit = following.start() if following else len(text)
         end = closing.search(text, start.end(), limit)
         body = text[start.end() : end.start() if end else limit]
-        yield Block(body.strip(), start.start(), end is not None)
+        yield Block(body.strip(), start.start(), end is not None, one_line(start["named"] or ""))
         start = following
 
 
 @cache
-def _tags(tag: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _tags(tag: str, attribute: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """The opening and the closing one."""
-    return re.compile(rf"<\s*{tag}\s*>", re.IGNORECASE), re.compile(rf"<\s*/\s*{tag}\s*>", re.IGNORECASE)
+    may = rf"""(?:\s{{1,9}}{attribute}\s{{0,9}}=\s{{0,9}}["'“]?(?P<named>[^"'”<>]{{0,100}})["'”]?)?"""
+    if not attribute:
+        may = "(?P<named>)"
+    return re.compile(rf"<\s*{tag}{may}\s*>", re.IGNORECASE), re.compile(rf"<\s*/\s*{tag}\s*>", re.IGNORECASE)
 
 
 def element(tag: str, text: str) -> str:

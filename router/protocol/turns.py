@@ -4,12 +4,12 @@ Reading is total: any text gives a turn, none raises, and the time is linear in 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router.protocol.evidence import Report
+from router.protocol.evidence import NO_EVIDENCE, Report
 from router.protocol.sub_queries import own_text, quoted_strings, search_blocks
-from router.protocol.tags import Block, Malformed, blocks, one_line, without_thinking
+from router.protocol.tags import Block, Malformed, blocks, encodable, one_line, without_thinking
 
 MOST_POINTS = 3
 """Points of evidence that a report keeps."""
@@ -34,21 +34,75 @@ class ReportTurn:
     report: Report
 
 
-ExecutionTurn = SearchTurn | ReportTurn | Malformed
+@dataclass(frozen=True, slots=True)
+class AccessTurn:
+    """The turn opens a document."""
+
+    document: str
+    """Its name, or its title, as a search has shown it."""
+    query: str
+    """Text to look for in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTurn:
+    """The turn calls a tool."""
+
+    tool: str
+    arguments: str
+    """The text in the block, which may be no JSON."""
+
+
+ExecutionTurn = SearchTurn | AccessTurn | CallTurn | ReportTurn | Malformed
 
 
 def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
     """Read an executor's turn; `cut`: the length limit ended `text`.
 
     Of a search and a report in one turn, the one that comes first counts, provided that it is complete: a report that
-    follows a search rests on results that the model has not seen.
+    follows a search rests on results that the model has not seen. One that names a manager who could do it is that.
     """
     own, cut = own_text(text, cut=cut)
     found, search = _search(own, cut)
+    for block in blocks(own[: search[0]] if search else own, "escalate", "to"):
+        if block.named:
+            return ReportTurn(Report(one_line(block.body) or NO_EVIDENCE.answer, (), escalate_to=block.named))
     turn = _report(own[: search[0]], cut=False) if search else _report(own, cut=cut)
     if isinstance(turn, Malformed) and found:
         return search[1] if search else Malformed("no complete query in the search block")
     return turn
+
+
+_HAND = re.compile(
+    r"""<\s{0,9}(?:(access)\s{1,9}document|call\s{1,9}tool)\s{0,9}=\s{0,9}(["'])([^<>]{1,2000}?)\2\s{0,9}>""",
+    re.IGNORECASE,
+)
+_HAND_END = re.compile(r"<\s{0,9}/\s{0,9}(?:access|call)\s{0,9}>", re.IGNORECASE)
+_FURTHEST_HAND, _LONGEST_BODY = 200_000, 20_000
+"""Characters: where the first one begins at the latest, and how long it is at most."""
+
+
+def parse_hands_turn(usual: Callable[[str, bool], ExecutionTurn], text: str, cut: bool = False) -> ExecutionTurn:
+    """Read the turn of an executor that may open documents and call tools. What comes first counts, provided that it
+    is complete; `usual` reads the rest.
+    """
+    visible = without_thinking(text)
+    hand = _HAND.search(visible, 0, _FURTHEST_HAND)
+    if hand is None:
+        return usual(text, cut)
+    before = usual(visible[: hand.start()], False)
+    if not isinstance(before, Malformed):
+        return before
+    end = _HAND_END.search(visible, hand.end(), hand.end() + _LONGEST_BODY)
+    if end is None and (cut or len(visible) - hand.end() > _LONGEST_BODY):
+        return Malformed("the call was cut off")
+    name, body = one_line(hand[3]), visible[hand.end() : end.start() if end else None].strip()
+    if not hand[1]:
+        # Quotes in JSON are not unescaped, which would end its strings.
+        for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
+            body = body.replace(entity, character)
+        return CallTurn(name, encodable(body).strip("`").removeprefix("json").strip())
+    return AccessTurn(name, query) if (query := one_line(body)) else Malformed("nothing to look for in the document")
 
 
 def _search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:

@@ -1,7 +1,7 @@
 """The gateway: what may be asked of it, and who works on it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -196,10 +196,11 @@ class Gateway:
 
     def _topology(self, name: TopologyName) -> Topology:
         if name not in self._topologies:
-            raise BadConfig(f"topology {name}: is not set up here; add [topologies.{name}] to the gateway's config.")
+            table = "managers.NAME" if name == "host" else f"topologies.{name}"
+            raise BadConfig(f"topology {name}: is not set up here; add [{table}] to the gateway's config.")
         return self._topologies[name]
 
-    def _check_prices(self, options: RequestOptions, roles: Mapping[RoleName, Role]) -> None:
+    def _check_prices(self, options: RequestOptions, roles: Mapping[Any, Role]) -> None:
         """Refuse a limit in money where a price is unknown. Raises `BadRequest`."""
         unpriced = [role.model.name for role in roles.values() if role.price is None]
         if options.budget.max_nano_usd is not None and unpriced:
@@ -226,7 +227,7 @@ def _in_the_way(found: Trajectory, context: RunContext) -> UpstreamError | None:
         return None
     executions = enumerate(found.executions)
     failed = [context.failures[index] for index, one in executions if one.failed and index in context.failures]
-    if any(one.searches or not one.failed for one in found.executions):  # a model that follows the protocol may slip
+    if any(one.every_search or not one.failed for one in found.executions):  # who follows the protocol may slip
         failed = [error for error in failed if not isinstance(error, MalformedOutput)]
     if None in context.failures:
         failed.append(context.failures[None])

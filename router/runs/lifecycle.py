@@ -4,9 +4,10 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import structlog
@@ -23,7 +24,7 @@ from router.runs.live import LiveRun, LiveRuns
 from router.runs.observers import Observer, Observers
 from router.search import RunContext
 from router.search.context import ANSWERING_SHARE, Sharing
-from router.trace import Event, RoleName, Run, Trajectory
+from router.trace import Event, Run, Trajectory
 from router.trace.identity import LOCAL, Identity
 from router.trace.run import RoleSetting, RunKind, RunStatus
 from router.trace.values import AnswerWritten, OnEvent, RunStarted
@@ -62,7 +63,7 @@ class RunRequest:
     """For people to read."""
     content: object
     """All that makes a request what it is; two that are equal ask the same."""
-    settings: dict[RoleName, RoleSetting] | None = None
+    settings: dict[str, RoleSetting] | None = None
     """The roles that work on it; None for the usual ones."""
     answering_share: float = ANSWERING_SHARE
     topology: str = ""
@@ -86,7 +87,7 @@ class OpenRun:
     """Whether its texts are left out of what is stored."""
     training: bool
     """Whether anything may be learnt from it."""
-    settings: dict[RoleName, RoleSetting]
+    settings: dict[str, RoleSetting]
     begun: float = field(default_factory=time.monotonic)
     status: RunStatus = "finished"
     failure: BaseException | None = None
@@ -120,7 +121,7 @@ class RunLifecycle:
         journal: Journal,
         archive: Archive,
         live: LiveRuns,
-        settings: dict[RoleName, RoleSetting],
+        settings: Mapping[Any, RoleSetting],
         timeout_s: float,
         *,
         admission: Admission | None = None,
@@ -132,7 +133,7 @@ class RunLifecycle:
         """
         self._further = conditions
         self._journal, self._archive, self._live = journal, archive, live
-        self._settings, self._timeout_s = settings, timeout_s
+        self._settings, self._timeout_s = dict(settings), timeout_s
         self._admission, self._observer = admission or Admission(), observer or Observers()
 
     @asynccontextmanager

@@ -77,11 +77,11 @@ class ObservedRetriever:
         """See `IndexRetriever.index_id`."""
         return self._retriever.index_id
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         """See `Retriever.search`."""
         began_at, begun, error = time.time(), time.monotonic(), "CancelledError"
         try:
-            found, error = await self._retriever.search(queries, top_k), ""
+            found, error = await self._retriever.search(queries, top_k, document), ""
         except Exception as raised:
             error = type(raised).__name__
             raise

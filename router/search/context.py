@@ -36,6 +36,8 @@ class RunContext:
     """Those whose reports it may use, and who may use its own: other runs of its tenant, or also other tenants'."""
     tabular: bool = False
     """Whether executors report rows and cells, by their prompt for tables."""
+    manager: str = ""
+    """The manager that a sub-query is for; empty where none is named."""
     wasted: list[Execution] = field(default_factory=list)
     """Finished for nothing: other runs may use these, but this one goes on as if they had never been begun."""
     failures: dict[int | None, UpstreamError] = field(default_factory=dict)

@@ -1,19 +1,22 @@
 """The delegator: one decision a round, dispatch or stop (TBSS 3.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.calls import Role
 from router.ledger import Ledger
 from router.models import Completion, Message
 from router.protocol import parse_decision, prompts
-from router.protocol.decision import Decision, Dispatch, EarlyReader
+from router.protocol.decision import Decision, Dispatch, EarlyReader, Stop
 from router.protocol.tags import Malformed
+from router.protocol.turns import ExecutionTurn, ReportTurn
 from router.search.dispatch import Dispatching
 from router.trace import Conversation, Execution
 from router.trace.call import Purpose
 
 STOP = ("</search>",)
+HOST_STOP = ("<search_results",)
+"""Of a delegator of managers, who may write a block for each of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,10 @@ class Delegator:
     max_sub_queries: int = 8
     """The most sub-queries of one block that are dispatched."""
     stop: tuple[str, ...] = STOP
+    managed: bool = False
+    """Whether its blocks may name managers."""
+    report: Callable[[str, bool], ExecutionTurn] | None = None
+    """Read a turn of a manager, who stops by reporting; None for the run's own."""
 
     def open(self, question: str) -> Conversation:
         """A conversation that holds the question and nothing else."""
@@ -64,7 +71,10 @@ class Delegator:
         return decision.over_limit if isinstance(decision, Dispatch) else ()
 
     def _parsed(self, output: Completion) -> Decision:
-        return parse_decision(output.text, limit=self.max_sub_queries, cut=output.finish_reason == "length")
+        cut = output.finish_reason == "length"
+        if self.report and isinstance(self.report(output.text, cut), ReportTurn):
+            return Stop()
+        return parse_decision(output.text, limit=self.max_sub_queries, cut=cut, managed=self.managed)
 
 
 def told(conversation: Conversation, text: str) -> Conversation:

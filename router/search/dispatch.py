@@ -76,24 +76,27 @@ class Dispatching:
         for event in self._unheard:
             self._outer.on_event(event)
 
-    async def run(self, sub_queries: Sequence[str]) -> list[Execution]:
-        """Work on these, the block; the executions in their order."""
-        await self.keep(sub_queries)
-        for index, sub_query in enumerate(sub_queries, self._first):
-            self._outer.on_event(SubQueryDispatched(index, self._number, sub_query))
+    async def run(self, sub_queries: Sequence[str], managers: Sequence[str] = ()) -> list[Execution]:
+        """Work on these, the block; the executions in their order. `managers`: as in a `Dispatch`."""
+        managers = managers or [""] * len(sub_queries)
+        unnamed = next((at for at, manager in enumerate(managers) if manager), len(managers))
+        await self.keep(sub_queries[:unnamed])  # what is begun early goes to no manager by name
+        for index, (sub_query, manager) in enumerate(zip(sub_queries, managers, strict=True), self._first):
+            self._outer.on_event(SubQueryDispatched(index, self._number, sub_query, manager=manager))
         self.tell()
-        for sub_query in sub_queries[len(self._texts) :]:
-            self._start(sub_query)
+        begun = len(self._texts)
+        for sub_query, manager in zip(sub_queries[begun:], managers[begun:], strict=True):
+            self._start(sub_query, manager)
         return [await task for task in self._tasks]
 
-    def _start(self, sub_query: str) -> None:
-        work = self._work(self._first + len(self._texts), sub_query)
+    def _start(self, sub_query: str, manager: str = "") -> None:
+        work = self._work(self._first + len(self._texts), sub_query, manager)
         self._texts.append(sub_query)
         self._tasks.append(self._group.create_task(work))
 
-    async def _work(self, index: int, sub_query: str) -> Execution:
+    async def _work(self, index: int, sub_query: str, manager: str) -> Execution:
         # Not kept in `self`, to which it leads back: whatever is in a cycle stays until the garbage is looked for.
-        context = replace(self._outer, on_event=self._on_event)
+        context = replace(self._outer, on_event=self._on_event, manager=manager)
         async with self._slots:
             execution = await self._executor.run(sub_query, index, context)
         if execution.outcome == "budget_exhausted" and not self._decided.done():

@@ -12,6 +12,7 @@ from router.protocol.turns import MOST_POINTS, parse_agent_turn
 from router.search.agent import Agent, ContextWindow, ExecutorLimits, Form
 from router.search.context import RunContext
 from router.search.retrieval import Retriever
+from router.search.tools import Tools
 from router.trace import Execution
 from router.trace.citation import cite_answer
 from router.trace.values import ExecutionOutcome, SearchRecord
@@ -77,14 +78,17 @@ class Executor:
     def __init__(
         self,
         role: Role,
-        retriever: Retriever,
+        retriever: Retriever | None,
         limits: ExecutorLimits,
         form: Form = EXECUTOR,
         *,
         tabular: Agent | None = None,
+        tools: Tools | None = None,
     ) -> None:
-        """`tabular`: with another role and form, for the work on tables; None where there is none."""
-        self._agent = Agent(role, retriever, limits, form)
+        """`retriever`: None where tools are all that it has. `tabular`: with another role and form, for the work on
+        tables; None where there is none.
+        """
+        self._agent = Agent(role, retriever, limits, form, tools)
         self._tabular = tabular or self._agent
 
     @property
@@ -129,7 +133,8 @@ class Executor:
             context.failures[index] = error
         role, report = agent.role, NO_EVIDENCE
         if work.report is not None:
-            outcome, report = "reported", self._finished(work.report, work, agent)
+            outcome = "escalated" if work.report.escalate_to else "reported"
+            report = self._finished(work.report, work, agent)
         elif outcome == "no_report" and not work.searches:  # one that searches, and then tells nothing, found nothing
             context.failures[index] = role.malformed()
         version = role.executor_version or ""

@@ -18,7 +18,7 @@ from router.search.context import RunContext
 from router.search.delegator import Delegator
 from router.search.dispatch import Dispatching, dispatching
 from router.search.executor import Executes
-from router.trace import Execution, RoleName, Trajectory
+from router.trace import Execution, Trajectory
 from router.trace.run import RoleSetting
 from router.trace.values import NOT_FOUND, AnswerOutcome, RoundStarted, TopologyName
 
@@ -30,7 +30,7 @@ class FactorizedSearch:
         self,
         delegator: Delegator,
         executor: Executes,
-        answerer: Answerer,
+        answerer: Answerer | None,
         *,
         max_rounds: int = 4,
         require_evidence: bool = True,
@@ -38,11 +38,11 @@ class FactorizedSearch:
         topology: TopologyName = "factorized",
         width: int = 10**6,
     ) -> None:
-        """`max_rounds`: delegator decisions (T in TBSS 4.1). `require_evidence`: without a single report that carries
-        evidence, the answer is `NOT_FOUND` and the answerer is not asked to guess. `early_dispatch`: begin with a
-        sub-query once it is written, not when the block is; not in runs with a budget, which are not to spend on
-        guesses. `topology`: what the trajectories are to say of whose model the executor is.
-        `width`: executors at a time.
+        """`answerer`: None for a search that ends with the delegator's last turn, and has no answer. `max_rounds`:
+        delegator decisions (T in TBSS 4.1). `require_evidence`: without a single report that carries evidence, the
+        answer is `NOT_FOUND` and the answerer is not asked to guess. `early_dispatch`: begin with a sub-query once it
+        is written, not when the block is; not in runs with a budget, which are not to spend on guesses. `topology`:
+        what the trajectories are to say of whose model the executor is. `width`: executors at a time.
         """
         self._delegator, self._executor, self._answerer = delegator, executor, answerer
         self._max_rounds, self._require_evidence = max_rounds, require_evidence
@@ -94,7 +94,8 @@ class FactorizedSearch:
                         found = replace(found, outcome="answered" if found.executions else "no_search")
                         break
                     await self._reserve_for_answer(question, found, decision.sub_queries, context)
-                    found = self._told(found, await work.run(decision.sub_queries), decision.over_limit)
+                    executions = await work.run(decision.sub_queries, decision.managers)
+                    found = self._told(found, executions, decision.over_limit)
                 context.draft.result = found
                 if found.outcome in ("time_exhausted", "budget_exhausted"):
                     break
@@ -103,13 +104,13 @@ class FactorizedSearch:
             found = replace(found, outcome="time_exhausted")
         except BudgetExhausted:
             found = replace(found, outcome="budget_exhausted")
-        return await self._answer(question, found, context)
+        return await self._answer(question, found, context) if self._answerer else found
 
     async def _reserve_for_answer(
         self, question: str, found: Trajectory, coming: Sequence[str], context: RunContext
     ) -> None:
         """Keep back what answering may cost, from what was found and from the reports on the sub-queries `coming`."""
-        if not context.ledger.limited:
+        if not context.ledger.limited or self._answerer is None:
             return
         async with asyncio.timeout_at(context.search_deadline):
             pairs = [(execution.sub_query, execution.report) for execution in found.executions]
@@ -150,6 +151,7 @@ class FactorizedSearch:
 
     async def _answer(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
         """Let the answerer write, or say that nothing was found."""
+        assert self._answerer is not None
         # A list or table needs no evidence beside it: each of its values is looked for in the passages.
         grounds = (one.report.evidence or (context.tabular and not one.failed) for one in found.executions)
         if self._require_evidence and not any(grounds):
@@ -178,11 +180,11 @@ class Topology:
     """A way to answer, with the roles that work on it."""
 
     loop: Loop
-    roles: Mapping[RoleName, Role]
-    """Without the versions of the executor."""
+    roles: Mapping[Any, Role]
+    """By their names, and managers' as `managers.NAME`; without the versions of the executor."""
 
 
-def settings_of(roles: Mapping[RoleName, Role]) -> dict[RoleName, RoleSetting]:
+def settings_of(roles: Mapping[Any, Role]) -> dict[str, RoleSetting]:
     """Models and prompts of roles, for the trace."""
     return {
         name: RoleSetting(role.model.name, hashlib.sha256(role.system.encode()).hexdigest())

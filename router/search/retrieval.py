@@ -14,8 +14,10 @@ from router.protocol import Passage
 class Retriever(Protocol):
     """Finds passages. Raises `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`."""
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """The `top_k` nearest passages of each query, best first; fewer where the index is smaller."""
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+        """The `top_k` nearest passages of each query, best first; fewer where the index is smaller. `document`: search
+        that one alone, in whose order its passages then stand; none where it is not known.
+        """
 
 
 class IndexRetriever(Retriever, Protocol):
@@ -44,10 +46,10 @@ class WatchedRetriever:
         """See `IndexRetriever.index_id`."""
         return self._retriever.index_id
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         """See `Retriever.search`."""
         try:
-            return await self._retriever.search(queries, top_k)
+            return await self._retriever.search(queries, top_k, document)
         except UpstreamError:
             self._doubt.set()
             raise

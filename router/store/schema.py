@@ -61,7 +61,7 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 
 METADATA = MetaData()
-SCHEMA_NUMBER = 4
+SCHEMA_NUMBER = 5
 """The number of these tables: counted up with each change, here and in the name of the demo's file (`mini.toml`)."""
 SCHEMA = Table("rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False))
 RUNS = Table(
@@ -102,7 +102,7 @@ CALLS = Table(
     Index("calls_by_deployment", "deployment", "started_at"),
 )
 """Calls of runs that have ended."""
-GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version"
+GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version", "manager"
 """The key of `usage_hours`, common to the calls of a row; hours are Unix time / 3600."""
 USAGE_HOURS = Table(  # sums of ended calls by the hour in which they started, kept when the calls are deleted
     "usage_hours",

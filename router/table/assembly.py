@@ -50,7 +50,7 @@ class Reading(NamedTuple):
 def read_report(schema: Schema, ask: Ask, execution: Execution) -> Reading:
     """The rows and values in the report of an ask, each with its support. Depends on nothing else."""
     answer = "" if execution.failed else execution.report.answer
-    shown = Shown(passage for search in execution.searches for passage in search.shown)
+    shown = Shown(passage for search in execution.every_search for passage in search.shown)
     columns = [column for column in schema.columns if column.name in ask.columns or (column.key and ask.row is None)]
     if ask.row is None:
         listed, lost = read_rows(answer, columns)

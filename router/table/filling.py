@@ -32,7 +32,7 @@ from router.table.assembly import Assembly, Table, assemble
 from router.table.cell_value import row_key
 from router.table.schema import checked_rows, checked_schema
 from router.table.table_text import parse_table_turn
-from router.trace import Conversation, Execution, RoleName
+from router.trace import Conversation, Execution
 from router.trace.table import Ask, AskKind, Column, Row, RowKey, Schema, TableOutcome, TableTopologyName
 from router.trace.values import Planned, Reported, RoundStarted, RowChanged, SubQueryDispatched, TableRun
 
@@ -94,7 +94,7 @@ def table_of(run: TableRun) -> Table:
     """The table that a run has come to. One that a model wrote is folded alone, and checked by all that was found."""
     reports = list(zip(run.asks, run.executions, strict=True))
     if run.topology != "wide":
-        searches = tuple(search for execution in run.executions for search in execution.searches)
+        searches = tuple(search for execution in run.executions for search in execution.every_search)
         reports = [(ask, replace(written, searches=searches)) for ask, written in reports[-1:]]
     table = assemble(run.schema, run.given, reports, asks_per_cell=run.asks_per_cell)
     return replace(table, rows=table.rows[: run.max_rows])
@@ -119,18 +119,26 @@ class TableTopology:
     """A way to fill a table, with the roles that work on it."""
 
     filling: Filling
-    roles: Mapping[RoleName, Role]
+    roles: Mapping[Any, Role]
 
 
 class WideSearch:
     """Fills tables by a delegator that plans and executors that look; any number of tables at once."""
 
     def __init__(
-        self, delegator: Delegator, executor: Executes, limits: TableLimits, *, early_dispatch: bool = True
+        self,
+        delegator: Delegator,
+        executor: Executes,
+        limits: TableLimits,
+        *,
+        early_dispatch: bool = True,
+        managers: Sequence[str] = (),
     ) -> None:
-        """`early_dispatch`: as for `FactorizedSearch`."""
+        """`early_dispatch`: as for `FactorizedSearch`. `managers`: the names of those that the executor is made of; a
+        cell that one has not settled goes to the next one.
+        """
         self.delegator, self.executor, self.limits = delegator, executor, limits
-        self.early_dispatch = early_dispatch
+        self.early_dispatch, self.managers = early_dispatch, managers
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
         """Fill the table of a checked request. What ends the work early, be it time, a budget or a limit, ends in the
@@ -228,14 +236,16 @@ class _Filling:
         most, closed = self._limits.width, self._request.closed
         early = Dispatching(search.executor, self._round, len(self._asks), context, self._group, most=most)
         begins = search.early_dispatch and not context.ledger.budgeted and len(self._schema.keys) == 1 and not closed
-        questions: Sequence[str] = ()
+        questions: Sequence[tuple[str, str]] = ()
         try:
             async with asyncio.timeout_at(context.search_deadline):
                 decision, self._delegation = await search.delegator.decide(
                     self._delegation, context.ledger, early if begins else None
                 )
             if isinstance(decision, Dispatch) and not closed:
-                questions, self._not_dispatched = decision.sub_queries, decision.over_limit
+                managers = decision.managers or [""] * len(decision.sub_queries)
+                questions = list(zip(decision.sub_queries, managers, strict=True))
+                self._not_dispatched = decision.over_limit
             elif first and isinstance(decision, Malformed) and not closed:
                 self._outcome, context.failures[None] = "no_search", search.delegator.role.malformed()
             elif first and not self._request.rows:
@@ -253,14 +263,18 @@ class _Filling:
             context.on_event(Planned(self._schema.columns))
         return await self._discover(questions, early)
 
-    async def _discover(self, questions: Iterable[str], early: Dispatching) -> bool:
-        """Go on with what was begun early of a turn's questions, and put the others into the queue; True where there
-        are new ones.
+    async def _discover(self, questions: Iterable[tuple[str, str]], early: Dispatching) -> bool:
+        """Go on with what was begun early of a turn's questions, each with its manager, and put the others into the
+        queue; True where there are new ones.
         """
-        new = {form: text for text in questions if (form := normal_question(text)) not in self._discoveries}
-        asks = [Ask("discover", (), discovery=number) for number, _ in enumerate(new, len(self._discoveries) + 1)]
+        new, asks = dict[str, str](), list[Ask]()
+        for text, manager in questions:
+            if (form := normal_question(text)) not in self._discoveries | new:
+                new[form] = text
+                asks.append(Ask("discover", (), discovery=len(self._discoveries) + len(new), manager=manager))
         self._discoveries |= new
-        begun = await early.keep([*new.values()])
+        unnamed = next((at for at, ask in enumerate(asks) if ask.manager), len(asks))
+        begun = await early.keep([*new.values()][:unnamed])
         for ask, task in zip(asks, begun, strict=False):
             self._at_work[task] = self._dispatched(ask)
         early.tell()
@@ -296,7 +310,7 @@ class _Filling:
                 self._at_work[self._group.create_task(self._work(number, ask))] = number
 
     async def _work(self, number: int, ask: Ask) -> Execution:
-        context = self._context
+        context = dataclasses.replace(self._context, manager=ask.manager)
         if ask.kind == "settle":  # a second opinion, and not the report that is kept
             context = dataclasses.replace(context, sharing="nobody")
         execution = await self._search.executor.run(self._text(ask), number, context)
@@ -310,7 +324,7 @@ class _Filling:
             self._asks.append(ask)
         number = self._numbers[ask]
         self._context.ledger.asked(number, ask)
-        self._context.on_event(SubQueryDispatched(number, self._round, self._text(ask), ask))
+        self._context.on_event(SubQueryDispatched(number, self._round, self._text(ask), ask, ask.manager))
         return number
 
     def _text(self, ask: Ask) -> str:
@@ -335,7 +349,8 @@ class _Filling:
         if ask.row is not None:
             self._looked.update((ask.row, name) for name in ask.columns if execution.looked)
             claims = zip(self._schema.columns, reading.found[0].claims, strict=True)
-            self._ask(ask.row, [column.name for column, claim in claims if not claim and column.name in ask.columns])
+            holes = [column.name for column, claim in claims if not claim and column.name in ask.columns]
+            self._ask(ask.row, holes, execution.report.escalate_to)
             return
         listed = self._listed.setdefault(ask.discovery, {})
         new = {each.key: None for each in reading.found if each.key not in listed}
@@ -344,22 +359,29 @@ class _Filling:
             self._names.setdefault(each.key, self._named([claim.value if claim else "" for claim in each.claims]))
         most = limits.max_rounds if reading.lost and new else 0 if execution.looked else 2 * limits.asks_per_cell
         if ask.attempt < most:
-            self._put(replace(ask, attempt=ask.attempt + 1))
+            manager = self._manager(ask.attempt + 1, execution.report.escalate_to) if execution.failed else ask.manager
+            self._put(replace(ask, attempt=ask.attempt + 1, manager=manager))
 
     def _named(self, values: Sequence[str]) -> tuple[str, ...]:
         """Of a row's values, those of its key."""
         return tuple(value for column, value in zip(self._schema.columns, values, strict=True) if column.key)
 
-    def _ask(self, key: RowKey, columns: Iterable[str]) -> None:
-        """Ask for cells, as far as they may be asked for once more."""
+    def _manager(self, attempt: int, wanted: str = "") -> str:
+        """The manager of an attempt: the one that was named, if there is one of that name, or else each in its turn."""
+        managers = self._search.managers
+        return wanted if wanted in managers else managers[(attempt - 1) % len(managers)] if managers else ""
+
+    def _ask(self, key: RowKey, columns: Iterable[str], wanted: str = "") -> None:
+        """Ask for cells, as far as they may be asked for once more. `wanted`: the manager that the last one named."""
         most = self._limits.asks_per_cell
-        wanted = [name for name in columns if self._looked[key, name] < most and self._asked[key, name] < 2 * most]
-        attempt = 1 + max((self._asked[key, name] for name in wanted), default=0)
-        kind: AskKind = "settle" if any(self._looked[key, name] for name in wanted) else "fill"
-        self._asked.update({(key, name): attempt - self._asked[key, name] for name in wanted})
+        holes = [name for name in columns if self._looked[key, name] < most and self._asked[key, name] < 2 * most]
+        attempt = 1 + max((self._asked[key, name] for name in holes), default=0)
+        manager = self._manager(attempt, wanted)
+        kind: AskKind = "settle" if any(self._looked[key, name] for name in holes) else "fill"
+        self._asked.update({(key, name): attempt - self._asked[key, name] for name in holes})
         size = self._limits.cells_per_ask or len(self._schema.columns)
-        for start in range(0, len(wanted), size):
-            self._put(Ask(kind, tuple(wanted[start : start + size]), key, attempt=attempt))
+        for start in range(0, len(holes), size):
+            self._put(Ask(kind, tuple(holes[start : start + size]), key, attempt=attempt, manager=manager))
 
     def _put(self, ask: Ask) -> None:
         """Put an ask into the queue, unless nothing may be begun any more. Where a run is gone on with, what it had

@@ -249,7 +249,7 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
     looked for in the passages anyway.
     """
     turn = parse_turn(text, cut)
-    if isinstance(turn, SearchTurn):
+    if isinstance(turn, SearchTurn) or (isinstance(turn, ReportTurn) and turn.report.escalate_to):
         return turn
     cut, visible = cut or len(text) > _MOST_READ, without_thinking(text[:_MOST_READ])
     opening = _OPENING.search(visible)

@@ -214,7 +214,7 @@ class FaultyRetriever:
     def __init__(self, retriever: Retriever, plan: FaultPlan) -> None:
         self._retriever, self._plan = retriever, plan
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         """See `Retriever.search`."""
         match self._plan.next():
             case "black_hole":
@@ -225,7 +225,7 @@ class FaultyRetriever:
                 pass
             case fault:
                 raise UpstreamUnavailable(fault, endpoint="the fault proxy")
-        return await self._retriever.search(queries, top_k)
+        return await self._retriever.search(queries, top_k, document)
 
 
 @asynccontextmanager

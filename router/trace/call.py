@@ -11,6 +11,7 @@ from router.models.model import TOKEN_COUNTS
 
 RoleName = Literal["delegation", "execution", "answer", "judge"]
 Purpose = Literal["first", "retry", "correction", "shortened", "fallback", "shadow"]
+Layer = Literal["delegation", "management", "execution", "answer", "judge"]
 Outcome = Literal[
     "completed",
     "wasted",
@@ -46,7 +47,7 @@ class OpenedCall(msgspec.Struct, frozen=True):
     attempt: int
     """1 for the first attempt of a call."""
     sub_query: int | None
-    """The number of the sub-query that it works on; None outside of execution."""
+    """The number of the sub-query that it works on; None for those who lead the run and write its answer."""
     max_tokens: int
     """The most that it may write, in tokens."""
     reserved: Amount
@@ -55,6 +56,10 @@ class OpenedCall(msgspec.Struct, frozen=True):
     """Unix time, seconds."""
     prompt_bound: int = 0
     """Its prompt has no more tokens than this; 0 where that is not known."""
+    manager: str = ""
+    """The manager that the sub-query went to; empty where an executor works on it itself."""
+    worker: int | None = None
+    """The number of the worker among those of the manager, from 0; None for the manager itself."""
 
     @property
     def request_id(self) -> str:
@@ -182,14 +187,24 @@ class RoleTotal(UsageSums, frozen=True, kw_only=True):
 
     role: RoleName
     model: str
+    manager: str = ""
+    """The manager that spent it, or whose workers did; empty where there was none."""
+
+
+def layer_of(spent: OpenedCall | RoleTotal) -> Layer:
+    """The layer that spent it: the role, but for managers, who delegate under a delegator."""
+    return "management" if spent.manager and spent.role == "delegation" else spent.role
 
 
 def totals(calls: Iterable[Call]) -> list[RoleTotal]:
-    """Sums by role and model, in the order in which roles first spent."""
-    groups: dict[tuple[RoleName, str], list[Call]] = {}
+    """Sums by role, model and manager, in the order in which they first spent."""
+    groups: dict[tuple[RoleName, str, str], list[Call]] = {}
     for call in calls:
-        groups.setdefault((call.role, call.model), []).append(call)
-    return [RoleTotal(role=role, model=model, **sums_of(members)) for (role, model), members in groups.items()]
+        groups.setdefault((call.role, call.model, call.manager), []).append(call)
+    return [
+        RoleTotal(role=role, model=model, manager=manager, **sums_of(members))
+        for (role, model, manager), members in groups.items()
+    ]
 
 
 def sums_of(calls: Sequence[Call]) -> dict[str, Any]:

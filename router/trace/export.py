@@ -12,6 +12,7 @@ from router.protocol.scoring import token_f1
 from router.trace.call import RoleName, sum_known
 from router.trace.run import Feedback, Run
 from router.trace.table import TableOutcome
+from router.trace.turns import DELEGATOR, Agent
 from router.trace.values import AnswerOutcome, Conversation, Execution, TableRun, Trajectory, brief
 
 
@@ -123,7 +124,9 @@ class AgentTrajectory(msgspec.Struct, frozen=True):
     """The same for all runs of one question, word for word."""
     run_id: str
     agent: str
-    """Its name in the run: `delegation`, `execution-0`, …, `answer`."""
+    """Its name in the run: `delegation`, `execution-0`, …, `answer`; a manager's and its first worker's
+    `delegation-0-browser` and `execution-0-browser-0`.
+    """
     parent: str | None
     """The agent that dispatched it."""
     role: RoleName
@@ -158,19 +161,21 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
     if run.status != "finished" or run.redacted or not isinstance(found, Trajectory):
         return
     group, reward = hashlib.sha256(run.request.encode()).hexdigest()[:16], reward_of(run, golds)
-    agents: list[tuple[RoleName, int | None, str, Conversation | None]] = [("delegation", None, "", found.delegation)]
-    agents += [("execution", number, one.executor, one.conversation) for number, one in enumerate(found.executions)]
-    for role, number, version, talk in (*agents, ("answer", None, "", found.answering)):
+    for agent, version, talk in _agents(found):
         if talk is not None and talk.outputs:
+            role, number, manager = agent.role, agent.sub_query, agent.manager
             last = [Message("assistant", said(talk.outputs[0].text))] if role == "answer" else []
+            managing = f"delegation-{number}-{manager}"
+            leads = number is None or (bool(manager) and agent.worker is None)
+            setting = run.settings.get(f"managers.{manager}" if manager and leads else role)
             yield AgentTrajectory(
                 group=group,
                 run_id=run.id,
-                agent=role if number is None else f"{role}-{number}",
-                parent=None if number is None else "delegation",
+                agent="-".join(str(part) for part in agent if part not in ("", None)),
+                parent=None if number is None else "delegation" if leads or not manager else managing,
                 role=role,
                 sub_query=number,
-                model=version or (run.settings[role].model if role in run.settings else ""),
+                model=version or (setting.model if setting else ""),
                 question=run.request,
                 right_answers=tuple(golds),
                 answer=found.answer,
@@ -178,3 +183,15 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
                 messages=(*talk.messages, *last),
                 turns=talk.outputs,
             )
+
+
+def _agents(found: Trajectory, lead: Agent = DELEGATOR) -> Iterator[tuple[Agent, str, Conversation | None]]:
+    """The agents of a search, those of managers' searches included, each with its version and what it said."""
+    yield lead, "", found.delegation
+    for number, execution in enumerate(found.executions):
+        for one in (execution.before, execution):
+            if one and one.work:
+                yield from _agents(one.work, Agent("delegation", number, one.manager))
+            elif one:
+                yield Agent("execution", number).within(lead), one.executor, one.conversation
+    yield Agent("answer"), "", found.answering

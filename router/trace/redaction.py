@@ -10,13 +10,14 @@ from router.models import Completion, Usage
 from router.models.model import TokenIds
 from router.trace.call import Call
 from router.trace.run import RoleSetting, Run
-from router.trace.values import Execution, RunStarted
+from router.trace.values import Execution, RunStarted, ToolCall
 
 _WHOLE = (Call, Usage, RoleSetting, RunStarted)
 _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
     Run: frozenset(("id", "tenant", "request_id", "settings", "resumed_from")),
-    Execution: frozenset(("executor", "shared_from")),
+    Execution: frozenset(("executor", "shared_from", "manager")),
     Completion: frozenset(("finish_reason",)),
+    ToolCall: frozenset(("server", "tool")),
 }
 """Fields that are no texts, beside enumerations; strings of all others are emptied, so that a new field is left out
 until it stands here."""

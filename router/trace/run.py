@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from router.trace.call import Call, RoleName
+from router.trace.call import Call
 from router.trace.identity import DEFAULT_TENANT
 from router.trace.values import Event, Result
 
@@ -32,7 +32,8 @@ class Run(msgspec.Struct, frozen=True):
     """Empty unless `status` is `failed`; for the operator, as it may name addresses."""
     result: Result | None
     """By `kind`; of a run that did not finish, what there was by then."""
-    settings: dict[RoleName, RoleSetting]
+    settings: dict[str, RoleSetting]
+    """By role, and those of managers as `managers.NAME`."""
     calls: tuple[Call, ...]
     started_at: float
     """Unix time, seconds."""

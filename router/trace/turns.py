@@ -20,6 +20,17 @@ class Agent(NamedTuple):
     role: RoleName
     sub_query: int | None = None
     """The number of the one it works on; None for the question itself."""
+    manager: str = ""
+    """The manager that the sub-query went to; empty for an executor that works on it itself."""
+    worker: int | None = None
+    """The number of the worker among those of the manager; None for the manager itself."""
+
+    def within(self, lead: "Agent") -> "Agent":
+        """The agent as the run knows it, where it is one of those whom `lead` leads: the delegator, or a manager."""
+        return self if lead.sub_query is None else Agent(self.role, lead.sub_query, lead.manager, self.sub_query)
+
+
+DELEGATOR = Agent("delegation")
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -140,19 +151,25 @@ class Turns:
         return Conversation(self._shown(agent) + conversation.messages, outputs), tuple(self._searches.get(agent, ()))
 
     def _mapped(self, result: Result | None, change: Callable[..., _Said]) -> Result | None:
-        def execution(number: int, one: Execution) -> Execution:
-            conversation, searches = change(Agent("execution", number), one.conversation, one.searches)
-            return replace(one, conversation=conversation, searches=searches)
+        def execution(number: int, one: Execution, lead: Agent = DELEGATOR) -> Execution:
+            agent = Agent("execution", number).within(lead)
+            conversation, searches = change(agent, one.conversation, one.searches)
+            work = one.work and trajectory(one.work, Agent("delegation", number, one.manager))
+            before = one.before and execution(number, one.before)
+            return replace(one, conversation=conversation, searches=searches, work=work, before=before)
+
+        def trajectory(one: Trajectory, lead: Agent = DELEGATOR) -> Trajectory:
+            main, answering, searches = one.delegation, one.answering, one.searches
+            if main:
+                main, searches = change(lead, main, searches)
+            if answering:
+                answering, _ = change(Agent("answer"), answering, ())
+            executions = tuple(execution(number, each, lead) for number, each in enumerate(one.executions))
+            return replace(one, executions=executions, delegation=main, answering=answering, searches=searches)
 
         match result:
-            case Trajectory(delegation=main, answering=answering):
-                searches = result.searches
-                if main:
-                    main, searches = change(Agent("delegation"), main, searches)
-                if answering:
-                    answering, _ = change(Agent("answer"), answering, ())
-                executions = tuple(execution(number, one) for number, one in enumerate(result.executions))
-                return replace(result, executions=executions, delegation=main, answering=answering, searches=searches)
+            case Trajectory():
+                return trajectory(result)
             case TableRun(delegation=main):
                 main = main and change(Agent("delegation"), main, ())[0]
                 executions = tuple(execution(number, one) for number, one in enumerate(result.executions))

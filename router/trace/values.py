@@ -1,6 +1,6 @@
 """What happens in a run, and what it comes to: executions, trajectories, events."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -10,7 +10,9 @@ from router.protocol import Passage, Report
 from router.trace.citation import Citation, cite
 from router.trace.table import Ask, Column, Row, RowKey, Schema, TableOutcome, TableTopologyName
 
-ExecutionOutcome = Literal["reported", "no_report", "timed_out", "model_failed", "retrieval_failed", "budget_exhausted"]
+ExecutionOutcome = Literal[
+    "reported", "escalated", "no_report", "timed_out", "model_failed", "retrieval_failed", "budget_exhausted"
+]
 
 
 class Conversation(msgspec.Struct, frozen=True, tag=True):
@@ -20,15 +22,31 @@ class Conversation(msgspec.Struct, frozen=True, tag=True):
     outputs: tuple[Completion, ...] = ()
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool."""
+
+    server: str
+    """Empty where there is no such tool."""
+    tool: str
+    arguments: str
+    """Text of the model's, not always JSON."""
+    duration_s: float = 0.0
+    error: str | None = None
+    """The reason why it failed; None where it did not."""
+
+
 class SearchRecord(msgspec.Struct, frozen=True):
-    """One search and what it found."""
+    """One search and what it found; or a document that was opened, or a tool that was called."""
 
     query: str
+    """What was looked for; of a document, with its name, and of a tool, the call."""
     passages: tuple[Passage, ...]
     ignored_queries: int = 0
     """Further search blocks of the same turn, which were not run."""
     dropped_passages: int = 0
     """The number of `passages`, the last ones, not shown to the model, because its context has no room for them."""
+    call: ToolCall | msgspec.UnsetType = msgspec.UNSET
+    """Set for a tool."""
 
     @property
     def shown(self) -> tuple[Passage, ...]:
@@ -37,18 +55,26 @@ class SearchRecord(msgspec.Struct, frozen=True):
 
 
 class Execution(msgspec.Struct, frozen=True, tag=True):
-    """One sub-query, worked on by one executor in a context of its own."""
+    """One sub-query, worked on by one executor in a context of its own, or by a manager and its workers."""
 
     sub_query: str
     report: Report
-    """`NO_EVIDENCE` unless `outcome` is `reported`."""
+    """`NO_EVIDENCE` where there is none; of an `escalated` execution, why and to whom."""
     outcome: ExecutionOutcome
     searches: tuple[SearchRecord, ...]
+    """Its own; a manager has none."""
     conversation: Conversation
+    """Its own; empty for a manager, whose `work` holds it."""
     executor: str = ""
     """The version that worked on it; empty where that was not noted."""
     shared_from: tuple[str, ...] = ()
     """The other runs that paid for it, or for its first turns; their calls are booked there, and not in this run."""
+    manager: str = ""
+    """The manager that worked on it; empty for an executor."""
+    work: "Trajectory | None" = None
+    """Of a manager, its delegation to its workers, and their executions."""
+    before: "Execution | None" = None
+    """The work of the manager that was asked first, and named this one."""
 
     @property
     def failed(self) -> bool:
@@ -58,11 +84,23 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
     @property
     def looked(self) -> bool:
         """True where it came to an end of its own, with a report, or without one after a search."""
-        return self.outcome == "reported" or (self.outcome == "no_report" and bool(self.searches))
+        return self.outcome == "reported" or (self.outcome == "no_report" and bool(self.every_search))
+
+    @property
+    def every_search(self) -> tuple[SearchRecord, ...]:
+        """Its searches, or those of its workers."""
+        return sum((one.every_search for one in self.work.executions), ()) if self.work else self.searches
 
     def citations(self, points: Iterable[str]) -> list[list[Citation]]:
         """The sentences of the passages shown that each of `points` may rest on; none where no passage holds it."""
-        return cite(points, (passage for search in self.searches for passage in search.shown))
+        return cite(points, (passage for search in self.every_search for passage in search.shown))
+
+
+def by_executors(executions: Iterable[Execution]) -> Iterator[Execution]:
+    """The executions of executors among these, and inside of managers' ones."""
+    for one in executions:
+        yield from by_executors((one.before,) if one.before else ())
+        yield from by_executors(one.work.executions) if one.work else (one,)
 
 
 class RunStarted(msgspec.Struct, frozen=True, tag=True):
@@ -87,6 +125,8 @@ class SubQueryDispatched(msgspec.Struct, frozen=True, tag=True, omit_defaults=Tr
     sub_query: str
     ask: Ask | None = None
     """In the words of a table's run, what it is to fill; None elsewhere."""
+    manager: str = ""
+    """The manager that it is meant for; empty where none is named."""
 
 
 class SearchDone(msgspec.Struct, frozen=True, tag=True):
@@ -159,7 +199,7 @@ def says_not_found(answer: str) -> bool:
     return answer.casefold().rstrip(" .!") in ("", "not found", NOT_FOUND)
 
 
-TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", "no_retrieval"]
+TopologyName = Literal["factorized", "host", "single_agent", "homogeneous", "searcher", "no_retrieval"]
 
 AnswerOutcome = Literal[
     "answered", "rounds_exhausted", "no_search", "time_exhausted", "out_of_scope", "not_found", "budget_exhausted"

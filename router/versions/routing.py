@@ -129,10 +129,10 @@ class VersionRouting:
         return True
 
     def _traffic(self, context: RunContext) -> Traffic:
-        return self._kept.setdefault(context.ledger, self.traffic)
+        return self._kept.setdefault(context.ledger.of_run, self.traffic)
 
 
 def _turned_away(execution: Execution, index: int, ledger: Ledger) -> bool:
     """Whether its model refused its first call, as an engine does that has no model of that name."""
-    last = next((call.outcome for call in reversed(ledger.calls) if call.sub_query == index), None)
-    return execution.outcome == "model_failed" and not execution.conversation.outputs and last == "refused"
+    unheard = execution.outcome == "model_failed" and not execution.conversation.outputs
+    return unheard and ledger.last_outcome(index) == "refused"

@@ -31,7 +31,7 @@ def check(arguments: Sequence[str]) -> int:
     parser = new_parser(
         "check",
         """Reads a config and tells what is wrong in it. With --live also asks its models, its embedder and its index a
-few small questions, and estimates what answering one question takes.""",
+few small questions, lists the tools of its servers, and estimates what answering one question takes.""",
     )
     add_config(parser)
     ways = parser.add_mutually_exclusive_group()
@@ -106,7 +106,7 @@ def _show(console: Console, found: Found) -> None:
     for probe in dict.fromkeys(probe for role in found.roles.values() for probe in role.cells):
         roles.add_row(probe, *(_marked(role.cells.get(probe, Cell(None))) for role in found.roles.values()))
     console.print(roles)
-    for name, cells in found.retrieval.items():
+    for name, cells in {**found.retrieval, **found.tools}.items():
         console.print(f"{name}: " + " · ".join(f"{probe} {_marked(cell)}" for probe, cell in cells.items()))
     advice: dict[str, list[str]] = {}
     for name, cells in found.cells.items():

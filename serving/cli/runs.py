@@ -13,7 +13,7 @@ from rolegate.v1 import run_service_pb2 as pb
 
 from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
-from router.trace.values import TableRun
+from router.trace.values import TableRun, ToolCall
 from serving.cli.options import (
     FORMATS,
     add_command,
@@ -128,7 +128,7 @@ def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
             for number, count in enumerate(found.rounds):
                 print_line(console, f"round {number + 1}")
                 for index, execution in enumerate(found.block(number), first):
-                    _show_execution(console, execution, index, prompts=prompts)
+                    _show_execution(console, execution, str(index), prompts=prompts)
                 first += count
             if prompts and found.delegation:
                 print_line(console, "delegation")
@@ -138,28 +138,37 @@ def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
                 _show_call(console, found.answering, 2)
         case TableRun() as table:
             for index, execution in enumerate(table.executions, 1):
-                _show_execution(console, execution, index, prompts=prompts)
+                _show_execution(console, execution, str(index), prompts=prompts)
             if prompts and table.delegation:
                 print_line(console, "delegation")
                 _show_messages(console, table.delegation, 2)
         case Execution() as execution:
-            _show_execution(console, execution, 1, prompts=prompts)
+            _show_execution(console, execution, "1", prompts=prompts)
         case Conversation() as conversation if prompts:
             _show_call(console, conversation, 0)
 
 
-def _show_execution(console: Console, execution: Execution, number: int, *, prompts: bool) -> None:
+def _show_execution(console: Console, execution: Execution, number: str, *, prompts: bool) -> None:
+    """Print an execution, and inside of a manager's those of its workers."""
     report = execution.report
+    if execution.before:
+        _show_execution(console, execution.before, number, prompts=prompts)
     said = execution.outcome.replace("_", " ") if execution.failed else report.answer
+    said += f" ({execution.manager})" if execution.manager else ""
     print_line(console, f"{number}. {execution.sub_query} → {said}", 2, "bold")
+    for at, worker in enumerate(execution.work.executions if execution.work else (), 1):
+        _show_execution(console, worker, f"{number}.{at}", prompts=prompts)
     for search in execution.searches:
-        titles = ", ".join(passage.title for passage in search.shown)
-        print_line(console, f"searched “{search.query}”: {titles or 'nothing found'}", 5)
+        did, found = "searched", ", ".join(passage.title for passage in search.shown) or "nothing found"
+        if isinstance(call := search.call, ToolCall):
+            did, found = f"called {call.server} in {call.duration_s:.1f} s", call.error or found
+        print_line(console, f"{did} “{search.query}”: {found}", 5)
     for point, citations in zip(report.evidence, execution.citations(report.evidence), strict=True):
         places = ", ".join(citation.passage_id for citation in citations)
         print_line(console, f"“{point}” ({places or 'in no passage'})", 5, "cyan")
     if prompts:
-        _show_messages(console, execution.conversation, 5)
+        main = execution.work.delegation if execution.work else None
+        _show_messages(console, main or execution.conversation, 5)
 
 
 def _show_messages(console: Console, conversation: Conversation, indent: int) -> None:

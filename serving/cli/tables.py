@@ -53,8 +53,10 @@ TIMES = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d", "month": "%Y-%m"}
 
 
 def usage_table(usage: Iterable[RoleUsage]) -> Table:
-    """A row for each role and model, and a sum."""
-    return grouped_table([UsageRow(usage=row) for row in usage], ("role", "model"))
+    """A row for each role and model, and each manager where there are any, and a sum."""
+    rows = [UsageRow(usage=row) for row in usage]
+    managed = any(row.usage.manager for row in rows)
+    return grouped_table(rows, ("role", "model", "manager") if managed else ("role", "model"))
 
 
 def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | None = None) -> Table:
@@ -77,17 +79,18 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
 def labels(row: UsageRow) -> dict[str, str]:
     """Groups of sums, as it is called in options and tables."""
     role = word(Role, row.usage.role) if row.usage.role else ""
-    return {"tenant": row.tenant, "role": role, "model": row.usage.model, "version": row.executor_version}
+    known = {"tenant": row.tenant, "role": role, "model": row.usage.model, "version": row.executor_version}
+    return known | {"manager": row.usage.manager}
 
 
 def summed(usage: Iterable[RoleUsage]) -> list[RoleUsage]:
-    """Sums by role and model; what no row knows stays unknown."""
-    groups: dict[tuple[Role, str], list[RoleUsage]] = {}
+    """Sums by role, model and manager; what no row knows stays unknown."""
+    groups: dict[tuple[Role, str, str], list[RoleUsage]] = {}
     for row in usage:
-        groups.setdefault((row.role, row.model), []).append(row)
+        groups.setdefault((row.role, row.model, row.manager), []).append(row)
     sums = [total(rows) for rows in groups.values()]
-    for (role, model), row in zip(groups, sums, strict=True):
-        row.role, row.model = role, model
+    for (role, model, manager), row in zip(groups, sums, strict=True):
+        row.role, row.model, row.manager = role, model, manager
     return sums
 
 
@@ -96,7 +99,7 @@ def total(usage: Iterable[RoleUsage]) -> RoleUsage:
     sums = RoleUsage()
     for row in usage:
         for field, count in row.ListFields():
-            if field.name not in ("role", "model"):
+            if field.name not in ("role", "model", "manager"):
                 setattr(sums, field.name, getattr(sums, field.name) + count)
     return sums
 
@@ -173,7 +176,8 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
         mark, unknown = _MARKS.get(call.counted), call.counted or "unknown"
         table.add_row(
             escape(call.call_id.rpartition("-")[2]),
-            *(word(Role, call.role), escape(call.model), escape(call.purpose), escape(call.outcome)),
+            f"{word(Role, call.role)} {escape(call.manager)}".rstrip(),
+            *(escape(call.model), escape(call.purpose), escape(call.outcome)),
             unknown if mark is None else f"{mark}{call.prompt_tokens:,}",
             unknown if mark is None else f"{mark}{call.completion_tokens:,}",
             cost(call.cost_nano_usd if call.HasField("cost_nano_usd") else None, 1, 0),

@@ -18,12 +18,13 @@ from router.errors import BadConfig
 from serving.cli.options import FORMATS, add_connection, json_of, new_parser, time_argument, with_client
 from serving.cli.tables import TIMES, grouped_table, labels, uncounted, word
 
-Dimension = Literal["tenant", "role", "model", "executor_version"]
+Dimension = Literal["tenant", "role", "model", "executor_version", "manager"]
 _DIMENSIONS: dict[str, Dimension] = {
     "tenant": "tenant",
     "role": "role",
     "model": "model",
     "version": "executor_version",
+    "manager": "manager",
 }
 _FIGURES = (
     "attempts",
@@ -45,7 +46,7 @@ def usage(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["reconcile"]:
         return _reconcile(arguments[1:])
     parser = new_parser("usage", __doc__)
-    what = "of tenant, role, model and version (default: role model)"
+    what = "of tenant, role, model, version and manager (default: role model)"
     parser.add_argument("--by", nargs="+", default=["role", "model"], metavar="NAME", help=what)
     parser.add_argument("--per", choices=list(TIMES), help="split time, in UTC")
     parser.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)

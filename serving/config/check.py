@@ -42,7 +42,7 @@ def problems(config: Config) -> list[str]:
     rules = [
         (wrong, key + at, said) for key, role in roles.items() if role for wrong, at, said in _role(key, role, config)
     ]
-    rules += [*_server(config), *_tables(config), *_versions(config), *_retrieval(config)]
+    rules += [*_server(config), *_tables(config), *_tools(config), *_versions(config), *_retrieval(config)]
     found += [f"{key}: {said}" for wrong, key, said in rules if wrong]
     if tls := config.server.tls:
         try:
@@ -133,6 +133,17 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
 def _tables(config: Config) -> _Rules:
     said = "a table of so many rows could not be filled; it takes one of table.max_tasks for each, or more."
     yield config.table.max_rows > config.table.max_tasks, "table.max_rows", said
+
+
+def _tools(config: Config) -> _Rules:
+    for name, server in config.tools.items():
+        key, alike = f"tools.{name}", bool(server.command) == (server.url is not None)
+        yield alike, key, "give either command (a program with its arguments) or url, not both and not neither."
+        yield server.env and not server.command, f"{key}.env", "is for a command; an address has headers."
+        yield server.headers and server.url is None, f"{key}.headers", "is for an address; a command has env."
+    for name, manager in config.managers.items():
+        for tool in manager.tools:
+            yield tool not in config.tools, f"managers.{name}.tools", f"no table tools.{tool}; add it."
 
 
 def _versions(config: Config) -> _Rules:

@@ -87,6 +87,13 @@ class SearchConfig(Section, frozen=True):
     """Searches of one executor."""
     top_k: Annotated[int, Meta(ge=1, le=100)] = 3
     """Passages shown for each search."""
+    access: bool = False
+    """Executors may open a document that a search of theirs has named, at what they look for; for models that follow
+    their prompt, as small ones that were trained without it do not."""
+    access_k: Annotated[int, Meta(ge=1, le=100)] = 10
+    """Passages shown of a document that is opened."""
+    access_chars: Chars = 25_000
+    """Characters shown of it, and of what a tool returns, at most."""
     early_dispatch: bool = True
     """Begin with a sub-query once the delegator has written it, not when its whole block is written."""
     require_evidence: bool = True
@@ -165,6 +172,9 @@ class RoleConfig(Section, frozen=True):
     structured: bool = True
     """Of the execution role: its turns are held to their form by vLLM's structured outputs, where the endpoint has them
     and `thinking` is not true. False for a model that thinks in its text."""
+    tool_calls: bool = False
+    """Its model calls tools in the way of OpenAI's API, which its endpoint reads (vLLM: `--enable-auto-tool-choice` and
+    a `--tool-call-parser`). False: in tags, which any model can write."""
 
 
 class TableRoleConfig(Section, frozen=True):
@@ -281,11 +291,52 @@ class DistillationConfig(Section, frozen=True):
     """Asked by `rolegate sft`, and, by a gateway, about answers of a version that is tried."""
 
 
+class ToolServerConfig(Section, frozen=True):
+    """An MCP server whose tools workers may call: a program that the gateway keeps running, or an address."""
+
+    command: tuple[str, ...] = ()
+    """A program with its arguments, which speaks over its standard streams. Of the gateway's environment it has PATH,
+    HOME, LANG and `env`."""
+    env: tuple[Variable, ...] = ()
+    """Environment variables that the program gets."""
+    url: URL | None = None
+    """An address of streamable HTTP, such as http://127.0.0.1:8000/mcp."""
+    headers: dict[str, Variable] = {}
+    """HTTP headers, each with the environment variable that holds its value, as in `{Authorization = "WEB_KEY"}`."""
+    allow: tuple[str, ...] = ()
+    """Names of the tools that may be called; `rolegate check --live` tells which there are."""
+    timeout_s: Seconds = 60.0
+    """Of a call, and of a start."""
+    max_in_flight: Count = 4
+    """Calls at a time, over all runs; further ones wait."""
+    max_chars: Chars = 50_000
+    """Of an output, the rest is cut off. A call that is answered with much more fails."""
+
+
 class AgentConfig(Section, frozen=True):
     """A main agent that works alone: the model of `roles.delegation`, with its sampling."""
 
     prompt: File | None = None
     """The file that holds the system prompt; absent for the shipped one."""
+
+
+class ManagerConfig(Section, frozen=True):
+    """A manager, who stands between the delegator and executors in the topology `host`, and in tables: it splits a
+    step, lets workers look, checks what comes back, and reports.
+    """
+
+    about: str
+    """Its use, in a line that the delegator reads."""
+    prompt: File | None = None
+    """The file that holds its system prompt; absent for the shipped one, or that of `role`."""
+    tools: tuple[str, ...] = ()
+    """Names of the table `tools`, whose tools its workers call instead of searching; absent for the run's executors."""
+    role: RoleConfig | None = None
+    """Its model; absent for the delegator's, with its sampling."""
+    max_workers: Count = 8
+    """Workers at a time."""
+    max_rounds: Count = 2
+    """Turns in which it may dispatch workers."""
 
 
 class TopologiesConfig(Section, frozen=True):
@@ -318,8 +369,11 @@ class Config(Section, frozen=True):
     engines: dict[str, EngineConfig] = {}
     versions: VersionsConfig = VersionsConfig()
     distillation: DistillationConfig = DistillationConfig()
+    tools: dict[str, ToolServerConfig] = {}
     telemetry: TelemetryConfig = TelemetryConfig()
     topologies: TopologiesConfig = TopologiesConfig()
+    managers: dict[str, ManagerConfig] = {}
+    """By name; what names none goes to the first."""
     prices: dict[str, Price] = {}
     """By model. A model that is not in it is looked up in LiteLLM's table, where that is installed."""
 
@@ -327,6 +381,7 @@ class Config(Section, frozen=True):
     def called_roles(self) -> dict[str, RoleConfig]:
         """All that a gateway calls, by their keys."""
         roles = {f"roles.{name}": role for name, role in self.roles.by_name.items()}
+        roles |= {f"managers.{name}.role": one.role for name, one in self.managers.items() if one.role}
         return roles if (searcher := self.topologies.searcher) is None else {**roles, "topologies.searcher": searcher}
 
 

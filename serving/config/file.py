@@ -11,7 +11,7 @@ from msgspec.inspect import DictType, LiteralType, StructType, Type, UnionType, 
 
 from router.errors import BadConfig
 from serving.config.check import problems
-from serving.config.config import Config, EngineConfig, visit_texts
+from serving.config.config import Config, EngineConfig, ManagerConfig, Section, ToolServerConfig, visit_texts
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PRESETS = _PACKAGE / "presets"
@@ -19,6 +19,8 @@ _SHIPPED = "shipped:"
 _PATHS = ("path", "file", "source", "version")
 _ALIKE = 0.75
 """The least `difflib` ratio of a key and its misspelling: `kynd` and `kind`, but not `max_turns` and `max_tokens`."""
+_NAMED: dict[str, type[Section]] = {"engines": EngineConfig, "tools": ToolServerConfig, "managers": ManagerConfig}
+"""Sections of which there may be several, each with a name."""
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
@@ -90,8 +92,9 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
     text, _, where = message.partition(" - at `$")
     place = where.strip("`").lstrip(".")
     key = place
-    if place.startswith("engines[...]"):
-        key = place.replace("[...]", f".{_bad_engine(tables['engines'])}", 1)
+    section, named, rest = place.partition("[...]")
+    if named and section in _NAMED:
+        key = f"{section}.{_bad_entry(tables[section], _NAMED[section])}{rest}"
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", text):
         return f"{_joined(key, unknown[1])}: unknown field; {_instead(unknown[1], place, key)}"
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
@@ -134,11 +137,11 @@ def _kind(place: str) -> Type:
     return kind
 
 
-def _bad_engine(engines: dict[str, Any]) -> str:
-    """The name of the first engine that cannot be read; msgspec does not tell it."""
-    for name, engine in engines.items():
+def _bad_entry(entries: dict[str, Any], section: type[Section]) -> str:
+    """The name of the first entry of a table of sections that cannot be read; msgspec does not tell it."""
+    for name, entry in entries.items():
         try:
-            msgspec.convert(engine, EngineConfig)
+            msgspec.convert(entry, section)
         except msgspec.ValidationError:
             return name
     return "*"

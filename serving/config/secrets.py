@@ -12,10 +12,16 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
     """Things that lack, each with its key and what to do; nothing is called. `also`: further roles by their keys."""
     found: list[str] = []
     for key, role in {**config.called_roles, **also}.items():
-        found += key_problems(key, role.api_key_env)
+        found += key_problems(f"{key}.api_key_env", role.api_key_env)
         if role.engine is None and role.base_url is None and importlib.util.find_spec("litellm") is None:
             found.append(f"{key}: hosted models need the package litellm; run: {missing_extra('litellm', 'hosted')}")
-    return [*found, *key_problems("retrieval.embedder", config.retrieval.embedder.api_key_env)]
+    for key, server in ((f"tools.{name}", server) for name, server in config.tools.items()):
+        for variable in server.headers.values():
+            found += key_problems(f"{key}.headers", variable)
+        found += [f"{key}.env: {_NOT_SET.format(variable)}" for variable in server.env if variable not in os.environ]
+        if importlib.util.find_spec("mcp") is None:
+            found.append(f"{key}: needs the package mcp; run: {missing_extra('mcp', 'mcp')}")
+    return [*found, *key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)]
 
 
 def api_key(variable: str | None) -> str | None:
@@ -23,15 +29,20 @@ def api_key(variable: str | None) -> str | None:
     return os.environ.get(variable or "", "").strip() or None
 
 
+_NOT_SET = "the environment variable {} is not set; export it."
+
+
 def key_problems(where: str, variable: str | None) -> list[str]:
-    """Problems of a key in an environment variable that keep it from being sent, without the key."""
+    """Problems of a key in an environment variable, named by the config's key `where`, that keep it from being sent;
+    without the key.
+    """
     if variable is None:
         return []
     if (key := api_key(variable)) is None:
-        return [f"{where}.api_key_env: the environment variable {variable} is not set; export it."]
+        return [f"{where}: {_NOT_SET.format(variable)}"]
     if key.isascii() and key.isprintable():
         return []
     return [
-        f"{where}.api_key_env: the environment variable {variable} holds characters that no key has, such as a line "
+        f"{where}: the environment variable {variable} holds characters that no key has, such as a line "
         "break; see that it is whole, and nothing but the key."
     ]

@@ -20,7 +20,7 @@ OnChange = Callable[[str | None], None]
 
 _READY_INTERVAL_S = 0.2
 _DIE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
-_DYING_WITH_PARENT = (sys.executable, "-I", "-S", "-c", _DIE) if sys.platform == "linux" else ()
+DYING_WITH_PARENT = (sys.executable, "-I", "-S", "-c", _DIE) if sys.platform == "linux" else ()
 """Has Linux end a process when its parent dies, however it dies (PR_SET_PDEATHSIG). Asked for in Popen's `preexec_fn`,
 between fork and exec, it would now and then abort where gRPC's threads are at work.
 """
@@ -49,7 +49,7 @@ class ServerProcess:
         """Start it, and wait until it serves. Raises `BadConfig`, with the end of its output, where it does not."""
         with self.log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
-                *_DYING_WITH_PARENT,
+                *DYING_WITH_PARENT,
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,

@@ -19,7 +19,7 @@ from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import close_clients
 from router.protocol.tags import without_thinking
 from router.trace import Price, RoleName
-from serving.config.config import Config, RoleConfig
+from serving.config.config import Config, RoleConfig, ToolServerConfig
 from serving.config.prices import litellm_entry, price_of
 from serving.config.secrets import api_key
 from serving.engines.engine import Log
@@ -32,6 +32,7 @@ from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import open_embedder, open_retriever
 from serving.roles import new_role
 from serving.startup import start_engines
+from serving.tools.pool import reason
 
 _REPEAT = Turn("", bool, ("e", "o"), "Repeat this line: one two three four five six seven eight nine ten")
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -72,11 +73,13 @@ class Found(msgspec.Struct, frozen=True):
 
     roles: dict[RoleName, RoleFound]
     retrieval: dict[str, Cells]
+    tools: dict[str, Cells]
+    """By `tools.NAME`."""
 
     @property
     def cells(self) -> dict[str, Cells]:
-        """Those of all roles, of the embedder and the index, or of the retrieval server."""
-        return {**{name: role.cells for name, role in self.roles.items()}, **self.retrieval}
+        """Those of all roles, of the embedder and the index, or of the retrieval server, and of tools."""
+        return {**{name: role.cells for name, role in self.roles.items()}, **self.retrieval, **self.tools}
 
     @property
     def works(self) -> bool:
@@ -96,10 +99,12 @@ async def live_check(config: Config, log: Log, limit_s: float) -> Found:
             for name, role in config.roles.by_name.items()
         }
         running = asyncio.gather(*(probe.run(session, log) for probe in probes.values()))
-        _, retrieval = await asyncio.gather(running, probe_retrieval())
+        listing = asyncio.gather(*(_probe_tools(name, server, limit_s) for name, server in config.tools.items()))
+        _, retrieval, listed = await asyncio.gather(running, probe_retrieval(), listing)
+        tools = {f"tools.{name}": cells for name, cells in zip(config.tools, listed, strict=True)}
         uses = estimate(config, {name: probe.measured for name, probe in probes.items()})
         judged = (asyncio.to_thread(probe.judged, config, *uses[name]) for name, probe in probes.items())
-        return Found(dict(zip(probes, await asyncio.gather(*judged), strict=True)), retrieval)
+        return Found(dict(zip(probes, await asyncio.gather(*judged), strict=True)), retrieval, tools)
 
 
 class _RoleProbe:
@@ -238,11 +243,31 @@ async def _served_models(session: aiohttp.ClientSession, role: Role, key: str | 
     return {model.id: model.max_model_len for model in models}
 
 
+async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> Cells:
+    """The cells of a server of tools, which is started or reached for it."""
+    from serving.tools.connection import connect
+
+    try:
+        async with asyncio.timeout(limit_s), connect(name, config) as connection:
+            listed = [tool.name for tool in await connection.tools()]
+    except Exception as error:
+        return {"starts": Cell(False, "no", _printable(reason(error)), needed=True)}
+    lacking = ", ".join(allowed for allowed in config.allow if allowed not in listed)
+    others = ", ".join(tool for tool in listed if tool not in config.allow)
+    word = ", ".join(tool for tool in listed if tool in config.allow) or "none allowed"
+    advice = f"does not list {lacking}, which tools.{name}.allow names" if lacking else ""
+    tools = Cell(not lacking, _printable(f"{word}; not allowed: {others}" if others else word), advice, needed=True)
+    return {"starts": Cell(True), "tools": tools}
+
+
 def _quoted(text: str) -> str:
     """The beginning, on one line and with what a terminal would obey made visible."""
     short = text if len(text) <= _QUOTED_CHARS else f"{text[: _QUOTED_CHARS - 1]}…"
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)
-    return f"“{shown}”" if text.strip() else "nothing"
+    return f"“{_printable(short)}”" if text.strip() else "nothing"
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 @asynccontextmanager

@@ -73,6 +73,17 @@ class DenseIndex:
             for query, each, score, there in zip(queries, rows, scores, found, strict=True)
         ]
 
+    def within(self, query: Vectors, rows: range) -> list[Hit]:
+        """All of these rows, the nearest to the unit vector (dimension,) first, with cosines. Raises `BadIndex` where
+        this kind of index keeps no vectors.
+        """
+        try:
+            vectors = self._vectors.reconstruct_batch(np.array(rows, dtype=np.int64))
+        except RuntimeError as error:
+            raise BadIndex("This kind of FAISS index keeps no vectors, so no document of it can be opened.") from error
+        scores = (np.float64(vectors) * np.float64(query)).sum(1).round(_DECIMALS)
+        return sorted(map(Hit, rows, scores.tolist()), key=lambda hit: (-hit.score, hit.row))
+
     def vector(self, row: int) -> Vectors:
         """The vector of a row, (dimension,) float32. Raises `RuntimeError` where this kind of index keeps none."""
         vector: Vectors = self._vectors.reconstruct(row)

@@ -58,18 +58,29 @@ class Index:
             raise BadIndex(f"{folder}: its files disagree on the number of passages; build the index again.")
         return cls(manifest, passages, dense, LexicalIndex.open(files) if manifest.lexical else None)
 
-    def search(self, vectors: Vectors, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    def search(
+        self, vectors: Vectors, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         """The `top_k` best passages of each query, best first; of passages with the same text, the best one only.
 
         `vectors` are the embedded `queries`, (batch, dimension) float32. Scores are cosines, or sums of reciprocal
-        ranks where the index has word statistics.
+        ranks where the index has word statistics. `document`: as for `Retriever.search`.
         """
+        if document is not None:
+            rows = self.passages.documents.get(document, range(0))
+            return [self._opened(rows, vector, query, top_k) for vector, query in zip(vectors, queries, strict=True)]
         if self.lexical is None:
             ranked = self.dense.search(vectors, top_k * _HITS_A_PASSAGE)
         else:
             by_meaning, by_word = self.dense.search(vectors, DEPTH), self.lexical.search(queries, DEPTH)
             ranked = [fuse(rankings, 2 * DEPTH) for rankings in zip(by_meaning, by_word, strict=True)]
         return [self._distinct(hits, top_k) for hits in ranked]
+
+    def _opened(self, rows: range, vector: Vectors, query: str, top_k: int) -> list[Passage]:
+        hits = self.dense.within(vector, rows) if rows else []
+        if self.lexical is not None and rows:
+            hits = fuse([hits, *self.lexical.search([query], DEPTH, rows)], 2 * DEPTH)
+        return [msgspec.structs.replace(self.passages[row], score=score) for row, score in sorted(hits[:top_k])]
 
     def _distinct(self, hits: Iterable[Hit], top_k: int) -> list[Passage]:
         found: dict[str, Passage] = {}

@@ -6,6 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from router.errors import BadCorpus, BadIndex
 from serving.retrieval.dense import Hit
 
@@ -31,11 +33,16 @@ class LexicalIndex:
         except (OSError, ValueError, KeyError) as error:
             raise BadIndex(f"{folder / LEXICAL}: bm25s cannot read it; build the index again.") from error
 
-    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-        """The `top_k` best rows of each query, best first; rows that share no word with it are left out."""
+    def search(self, queries: Sequence[str], top_k: int, among: range | None = None) -> list[list[Hit]]:
+        """The `top_k` best rows of each query, best first; rows that share no word with it are left out. `among`: the
+        rows to search; None for all.
+        """
         words = _words(queries, return_ids=False)
-        depth = min(top_k, self._scores.scores["num_docs"])
-        rows, scores = self._scores.retrieve(words, k=depth, show_progress=False)
+        size, mask = self._scores.scores["num_docs"], None
+        if among is not None:
+            mask = np.zeros(size, dtype=np.float32)
+            mask[among.start : among.stop] = 1
+        rows, scores = self._scores.retrieve(words, k=min(top_k, size), show_progress=False, weight_mask=mask)
         return [
             [Hit(row, score) for row, score in zip(*found, strict=True) if score > 0]
             for found in zip(rows.tolist(), scores.tolist(), strict=True)

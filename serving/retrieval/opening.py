@@ -15,8 +15,8 @@ import structlog
 from msgspec.structs import replace
 
 from router.background import background_tasks, errors_logged
-from router.errors import BadConfig, BadIndex, RolegateError
-from router.search.retrieval import IndexRetriever
+from router.errors import BadConfig, BadIndex, RolegateError, UpstreamError, UpstreamRefused
+from router.search.retrieval import IndexRetriever, Retriever
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.secrets import api_key, key_problems
 from serving.engines.engine import engine
@@ -66,7 +66,7 @@ async def open_embedder(
 def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
     if config.base_url is None or config.model is None or config.dimension is None:
         raise BadConfig("retrieval.embedder: an embedder elsewhere needs base_url (or engine), model and dimension.")
-    for problem in key_problems("retrieval.embedder", config.api_key_env):
+    for problem in key_problems("retrieval.embedder.api_key_env", config.api_key_env):
         raise BadConfig(problem)
     return EndpointEmbedder(
         config.base_url,
@@ -103,6 +103,20 @@ async def open_retriever(
         _open_searcher(config, embedder, log) as searcher,
     ):
         yield searcher
+
+
+async def check_access(retriever: Retriever) -> None:
+    """See that documents can be opened, as far as the retriever is there. Raises `BadConfig`."""
+    try:
+        for passage in (await retriever.search(["document"], 1))[0]:
+            if not passage.document:
+                raise BadConfig("search.access: the passages name no documents; set it to false.")
+            for name in (passage.document, "\0"):  # a server that does not know the field finds something in any
+                await retriever.search(["document"], 1, name)
+    except (UpstreamRefused, BadIndex) as error:
+        raise BadConfig(f"search.access: {error}; set it to false.") from error
+    except UpstreamError:
+        _log.warning("retrieval.access_unchecked")
 
 
 class Stopped(Exception):

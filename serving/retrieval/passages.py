@@ -4,6 +4,7 @@ import json
 import mmap
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -49,6 +50,21 @@ class PassageStore:
             return msgspec.json.decode(self._lines[self._offsets[row] : self._offsets[row + 1]], type=Passage)
         except JSON_ERRORS as error:
             raise BadIndex(f"{self._path}: damaged ({error}); build the index again.") from error
+
+    @cached_property
+    def documents(self) -> dict[str, range]:
+        """The rows of each document that passages name. All passages are read for it, once."""
+        rows: dict[str, range] = {}
+        decoder = msgspec.json.Decoder(_Named)
+        for row in range(len(self)):
+            name = decoder.decode(self._lines[self._offsets[row] : self._offsets[row + 1]]).document
+            rows[name] = range(rows[name].start if name in rows else row, row + 1)
+        rows.pop("", None)
+        return rows
+
+
+class _Named(msgspec.Struct, frozen=True):
+    document: str = ""
 
 
 class PassageWriter:

@@ -48,14 +48,15 @@ class RemoteRetriever:
         self.index_id: str | None = None
         """The index that the last search went to; None where the server did not say."""
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         """See `Retriever.search`; a server that is not available is asked again, twice at most, within the time of one
         search. Cancelling it cancels the call.
         """
         if not queries:
             return []
         try:
-            response = await self._stub.Search(SearchRequest(queries=queries, top_k=top_k), timeout=self._timeout_s)
+            request = SearchRequest(queries=queries, top_k=top_k, document=document)
+            response = await self._stub.Search(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             kind = UpstreamRefused if error.code().name in _REFUSED else UpstreamUnavailable
             raise kind(f"{error.code().name}: {error.details()}", endpoint=self._address) from error
@@ -64,7 +65,10 @@ class RemoteRetriever:
                 f"{len(queries)} queries were sent, results for {len(response.results)} came", endpoint=self._address
             )
         self.index_id = response.index_id or None
-        return [[passage_from_proto(passage) for passage in result.passages][:top_k] for result in response.results]
+        found = [[passage_from_proto(passage) for passage in result.passages][:top_k] for result in response.results]
+        if document is not None and any(passage.document != document for each in found for passage in each):
+            raise UpstreamRefused("the retrieval server cannot open documents", endpoint=self._address)
+        return found
 
     async def close(self) -> None:
         """Close the channel; searches under way are cancelled."""

@@ -16,6 +16,8 @@ from serving.retrieval.index import Index
 
 _Found = dict[str, list[Passage]]
 """By query."""
+_Where = tuple[int, str | None]
+"""The number of passages that are wanted, and the document to search; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +25,15 @@ class _Searched:
     """An index, and the passages of the last queries."""
 
     index: Index
-    cache: LRUCache[tuple[str, int], list[Passage]]
-    """By query and `top_k`; used on the event loop only."""
+    cache: LRUCache[tuple[str, _Where], list[Passage]]
+    """Used on the event loop only."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     queries: tuple[str, ...]
     """All different."""
-    top_k: int
+    where: _Where
     found: asyncio.Future[_Found]
 
 
@@ -59,12 +61,12 @@ class IndexSearcher:
         """The identity of the index that is searched now."""
         return self._searched.index.manifest.corpus_sha256
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         """See `Retriever.search`; surplus space makes no difference. Raises what the embedder raises."""
-        asked, cache = [" ".join(query.split()) for query in queries], self._searched.cache
-        found = {query: passages for query in asked if (passages := cache.get((query, top_k))) is not None}
+        asked, cache, where = [" ".join(query.split()) for query in queries], self._searched.cache, (top_k, document)
+        found = {query: passages for query in asked if (passages := cache.get((query, where))) is not None}
         if missing := tuple(dict.fromkeys(query for query in asked if query not in found)):
-            waiting = _Waiting(missing, top_k, asyncio.get_running_loop().create_future())
+            waiting = _Waiting(missing, where, asyncio.get_running_loop().create_future())
             self._waiting.put(waiting)
             found |= await waiting.found
         else:
@@ -112,17 +114,17 @@ class IndexSearcher:
             return [end for waiting in batch for end in self._ends([waiting], index)]
         except Exception as error:
             return [error] * len(batch)
-        return [{query: found[query, waiting.top_k] for query in waiting.queries} for waiting in batch]
+        return [{query: found[query, waiting.where] for query in waiting.queries} for waiting in batch]
 
-    def _find(self, batch: list[_Waiting], index: Index) -> dict[tuple[str, int], list[Passage]]:
-        """The passages by query and `top_k`, each query embedded once."""
+    def _find(self, batch: list[_Waiting], index: Index) -> dict[tuple[str, _Where], list[Passage]]:
+        """The passages by query and place, each query embedded once."""
         rows = {query: row for row, query in enumerate(_distinct(batch))}
         vectors = self._embedder.embed(list(rows), queries=True)
-        found: dict[tuple[str, int], list[Passage]] = {}
-        for top_k in {waiting.top_k for waiting in batch}:
-            queries = _distinct(waiting for waiting in batch if waiting.top_k == top_k)
-            ranked = index.search(vectors[[rows[query] for query in queries]], queries, top_k)
-            found |= {(query, top_k): passages for query, passages in zip(queries, ranked, strict=True)}
+        found: dict[tuple[str, _Where], list[Passage]] = {}
+        for where in {waiting.where for waiting in batch}:
+            queries = _distinct(waiting for waiting in batch if waiting.where == where)
+            ranked = index.search(vectors[[rows[query] for query in queries]], queries, *where)
+            found |= {(query, where): passages for query, passages in zip(queries, ranked, strict=True)}
         return found
 
 
@@ -135,7 +137,7 @@ def _deliver(batch: list[_Waiting], ends: list[_Found | Exception], searched: _S
             continue
         for query, passages in end.items():
             with suppress(ValueError):  # none are kept
-                searched.cache[query, waiting.top_k] = passages
+                searched.cache[query, waiting.where] = passages
         if not waiting.found.done():
             waiting.found.set_result(end)
 

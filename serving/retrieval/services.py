@@ -60,7 +60,8 @@ class RetrievalServicer(RetrievalServiceServicer):
         """Raises `BadRequest`, and what the retriever raises."""
         queries = list(request.queries)
         top_k = checked_top_k(queries, request.top_k, self._default_top_k)
-        found = await self._retriever.search(queries, top_k)
+        document = request.document if request.HasField("document") else None
+        found = await self._retriever.search(queries, top_k, document)
         results = [QueryPassages(passages=map(passage_to_proto, passages)) for passages in found]
         return SearchResponse(results=results, index_id=self._index_id() or "")
 

@@ -95,7 +95,7 @@ class Traces:
         for index in range(max(len(executions), *worked_on, 0)):
             execution = executions[index] if index < len(executions) else None
             calls = [call for call in run.calls if call.sub_query == index]
-            queries = {search.query for search in execution.searches} if execution else set()
+            queries = {search.query for search in execution.every_search} if execution else set()
             mine = [search for search in searches if search.query in queries and search.error is None]
             searches = [search for search in searches if search not in mine]
             if calls:

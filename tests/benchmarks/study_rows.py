@@ -15,7 +15,7 @@ def total(role: str = "execution", tokens: int = 100, **fields: object) -> RoleT
     """What a role has spent on one answer."""
     known: dict[str, object] = dict.fromkeys(RoleTotal.__struct_fields__, 0)
     known |= {"role": role, "model": "m", "attempts": 1, "prompt_tokens": tokens, "nano_usd": tokens * 1000}
-    known |= {"cached_tokens": None, "reasoning_tokens": None}
+    known |= {"cached_tokens": None, "reasoning_tokens": None, "manager": ""}
     return msgspec.convert(known | fields, RoleTotal)
 
 

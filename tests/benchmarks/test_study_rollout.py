@@ -37,7 +37,7 @@ class Page:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         return [[Passage("p", "A page", self._text)] for _ in queries]
 
 

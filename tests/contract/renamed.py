@@ -32,6 +32,9 @@ class Dropped:
     """Why; a sentence."""
 
 
+_MANAGERS = "Managers stand between the delegator and workers, in a topology of their own and in tables."
+_OF_MANAGERS = "manager", "workers", "worker", "sub_query"
+_VALUES_OF_MANAGERS = "TOPOLOGY_HOST", "EXECUTION_OUTCOME_ESCALATED", "USAGE_DIMENSION_MANAGER"
 _TABLES = "Tables, filled by wide search."
 _OF_TABLES = (
     *("CellState", "ColumnType", "Support", "TableOutcome", "TableTopology"),
@@ -129,12 +132,15 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "fields: EvidenceSource": "Every decision on a version says whose evidence it rests on.",
         "fields: sources": "Every decision on a version says whose evidence it rests on.",
         "json: sources": "Every decision on a version says whose evidence it rests on.",
+        "fields: document": "A search within one document, which executors may open.",
         **{f"rpc: TableService/{name}": _TABLES for name in ("FillTable", "StreamTable", "GetTable")},
         **{f"fields: {name}": _TABLES for name in _OF_TABLES},
         **{f"json: {name}": _TABLES for name in ("columns", "row_id", "table_outcome")},
         "values: RUN_KIND_TABLE": _TABLES,
         "commands: table": _TABLES,
         "commands: bench widesearch": _TABLES,
+        **{f"{kind}: {name}": _MANAGERS for kind in ("fields", "json") for name in _OF_MANAGERS},
+        **{f"values: {name}": _MANAGERS for name in _VALUES_OF_MANAGERS},
         "commands: runs export --for": "Trajectories of agents with their rewards, for reinforcement.",
         "commands: bench reliability": "Kills and failing upstreams in one benchmark instead of four.",
     },

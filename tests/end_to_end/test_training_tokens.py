@@ -64,7 +64,7 @@ class Pages:
     def __init__(self, library: Library) -> None:
         self._pages = [(page, set(f"{page.title} {page.text}".split())) for page in library.passages]
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         """The best first."""
         return [self._found(set(query.rstrip("?").split()))[:top_k] for query in queries]
 

@@ -67,7 +67,7 @@ def searches_once(prompt: Prompt) -> str:
 class OnePage:
     """Finds the same for every query."""
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         return [[Passage("p", "A page", "It says so.")] for _ in queries]
 
 

@@ -262,6 +262,6 @@ class Meeting:
     def __init__(self, parties: int) -> None:
         self._barrier = asyncio.Barrier(parties)
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         await self._barrier.wait()
         return [[PASSAGE][:top_k] for _ in queries]

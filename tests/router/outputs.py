@@ -14,4 +14,11 @@ _FRAGMENTS = [
 # fmt: on
 OUTPUTS = st.lists(st.sampled_from(_FRAGMENTS) | st.text(max_size=8), max_size=40).map("".join)
 FLOODS = [piece * (200_000 // len(piece)) for piece in PIECES]
-FLOODS += ["<search>" * 100_000, "[" * 500_000, '{"a":' * 200_000, "<think>" * 150_000, '["' * 250_000]
+FLOODS += [
+    "<search>" * 100_000,
+    "[" * 500_000,
+    '<search manager="' * 40_000,
+    '{"a":' * 200_000,
+    "<think>" * 150_000,
+    '["' * 250_000,
+]

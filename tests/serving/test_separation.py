@@ -67,7 +67,7 @@ class Waits:
     def __init__(self) -> None:
         self.asked, self.let = asyncio.Event(), asyncio.Event()
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         if WAITING in queries:
             self.asked.set()
             await self.let.wait()

@@ -17,7 +17,7 @@ SHORT_S = 30.0
 """The deadline of calls that ask no model, seconds."""
 TriedState = Literal["registered", "shadow", "canary"]
 """States that a version of the executor can be given; registered, it does nothing."""
-TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", "no_retrieval"]
+TopologyName = Literal["factorized", "host", "single_agent", "homogeneous", "searcher", "no_retrieval"]
 """The searcher and the answerer: three roles, or one of the baselines that they are compared with."""
 TableTopologyName = Literal["wide", "wide_written", "wide_single"]
 """Whoever finds rows and cells: the delegator with executors and a program, or one of the baselines."""
@@ -95,7 +95,7 @@ class UsageOptions(TypedDict, total=False):
     """Calls that started at this time or later."""
     end: datetime | None
     """Calls that started before this time."""
-    by: Sequence[Literal["tenant", "role", "model", "executor_version"]]
+    by: Sequence[Literal["tenant", "role", "model", "executor_version", "manager"]]
     """Groups of the sums; role and model, if it is empty."""
     bucket: Literal["hour", "day", "month"] | None
     """Buckets of time, in UTC."""

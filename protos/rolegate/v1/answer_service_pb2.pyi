@@ -21,6 +21,7 @@ class Topology(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOPOLOGY_HOMOGENEOUS: _ClassVar[Topology]
     TOPOLOGY_SEARCHER: _ClassVar[Topology]
     TOPOLOGY_NO_RETRIEVAL: _ClassVar[Topology]
+    TOPOLOGY_HOST: _ClassVar[Topology]
 
 class AnswerOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +39,7 @@ TOPOLOGY_SINGLE_AGENT: Topology
 TOPOLOGY_HOMOGENEOUS: Topology
 TOPOLOGY_SEARCHER: Topology
 TOPOLOGY_NO_RETRIEVAL: Topology
+TOPOLOGY_HOST: Topology
 ANSWER_OUTCOME_UNSPECIFIED: AnswerOutcome
 ANSWER_OUTCOME_ANSWERED: AnswerOutcome
 ANSWER_OUTCOME_ROUNDS_EXHAUSTED: AnswerOutcome
@@ -132,18 +134,20 @@ class RoundStarted(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class SubQueryDispatched(_message.Message):
-    __slots__ = ("index", "round", "sub_query", "row_id", "columns")
+    __slots__ = ("index", "round", "sub_query", "row_id", "columns", "manager")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
     ROW_ID_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
     index: int
     round: int
     sub_query: str
     row_id: str
     columns: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, index: _Optional[int] = ..., round: _Optional[int] = ..., sub_query: _Optional[str] = ..., row_id: _Optional[str] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
+    manager: str
+    def __init__(self, index: _Optional[int] = ..., round: _Optional[int] = ..., sub_query: _Optional[str] = ..., row_id: _Optional[str] = ..., columns: _Optional[_Iterable[str]] = ..., manager: _Optional[str] = ...) -> None: ...
 
 class SearchDone(_message.Message):
     __slots__ = ("index", "query", "titles")

@@ -16,6 +16,7 @@ class ExecutionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EXECUTION_OUTCOME_MODEL_FAILED: _ClassVar[ExecutionOutcome]
     EXECUTION_OUTCOME_RETRIEVAL_FAILED: _ClassVar[ExecutionOutcome]
     EXECUTION_OUTCOME_BUDGET_EXHAUSTED: _ClassVar[ExecutionOutcome]
+    EXECUTION_OUTCOME_ESCALATED: _ClassVar[ExecutionOutcome]
 EXECUTION_OUTCOME_UNSPECIFIED: ExecutionOutcome
 EXECUTION_OUTCOME_REPORTED: ExecutionOutcome
 EXECUTION_OUTCOME_NO_REPORT: ExecutionOutcome
@@ -23,6 +24,7 @@ EXECUTION_OUTCOME_TIMED_OUT: ExecutionOutcome
 EXECUTION_OUTCOME_MODEL_FAILED: ExecutionOutcome
 EXECUTION_OUTCOME_RETRIEVAL_FAILED: ExecutionOutcome
 EXECUTION_OUTCOME_BUDGET_EXHAUSTED: ExecutionOutcome
+EXECUTION_OUTCOME_ESCALATED: ExecutionOutcome
 
 class Passage(_message.Message):
     __slots__ = ("passage_id", "title", "text", "score", "document", "page")
@@ -63,17 +65,21 @@ class EvidencePoint(_message.Message):
     def __init__(self, text: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ...) -> None: ...
 
 class SubQueryResult(_message.Message):
-    __slots__ = ("sub_query", "answer", "evidence", "outcome", "search_queries", "shared_from")
+    __slots__ = ("sub_query", "answer", "evidence", "outcome", "search_queries", "shared_from", "manager", "workers")
     SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     SEARCH_QUERIES_FIELD_NUMBER: _ClassVar[int]
     SHARED_FROM_FIELD_NUMBER: _ClassVar[int]
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     sub_query: str
     answer: str
     evidence: _containers.RepeatedCompositeFieldContainer[EvidencePoint]
     outcome: ExecutionOutcome
     search_queries: _containers.RepeatedScalarFieldContainer[str]
     shared_from: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, sub_query: _Optional[str] = ..., answer: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[EvidencePoint, _Mapping]]] = ..., outcome: _Optional[_Union[ExecutionOutcome, str]] = ..., search_queries: _Optional[_Iterable[str]] = ..., shared_from: _Optional[_Iterable[str]] = ...) -> None: ...
+    manager: str
+    workers: _containers.RepeatedCompositeFieldContainer[SubQueryResult]
+    def __init__(self, sub_query: _Optional[str] = ..., answer: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[EvidencePoint, _Mapping]]] = ..., outcome: _Optional[_Union[ExecutionOutcome, str]] = ..., search_queries: _Optional[_Iterable[str]] = ..., shared_from: _Optional[_Iterable[str]] = ..., manager: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[SubQueryResult, _Mapping]]] = ...) -> None: ...

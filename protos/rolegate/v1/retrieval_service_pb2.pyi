@@ -8,12 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SearchRequest(_message.Message):
-    __slots__ = ("queries", "top_k")
+    __slots__ = ("queries", "top_k", "document")
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     queries: _containers.RepeatedScalarFieldContainer[str]
     top_k: int
-    def __init__(self, queries: _Optional[_Iterable[str]] = ..., top_k: _Optional[int] = ...) -> None: ...
+    document: str
+    def __init__(self, queries: _Optional[_Iterable[str]] = ..., top_k: _Optional[int] = ..., document: _Optional[str] = ...) -> None: ...
 
 class SearchResponse(_message.Message):
     __slots__ = ("results", "index_id")

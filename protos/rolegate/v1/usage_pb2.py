@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17rolegate/v1/usage.proto\x12\x0brolegate.v1\"\xe5\x02\n\tRoleUsage\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.rolegate.v1.Role\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\x03\x12\x1e\n\x16\x61ttempts_without_usage\x18\x04 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x03\x12\x1a\n\rcached_tokens\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x11\x63ompletion_tokens\x18\x07 \x01(\x03\x12\x1d\n\x10reasoning_tokens\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12\x15\n\rwasted_tokens\x18\t \x01(\x03\x12\x1d\n\x15\x61ttempts_without_cost\x18\n \x01(\x03\x12\x1a\n\rcost_nano_usd\x18\x0b \x01(\x03H\x02\x88\x01\x01\x42\x10\n\x0e_cached_tokensB\x13\n\x11_reasoning_tokensB\x10\n\x0e_cost_nano_usd*f\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x13\n\x0fROLE_DELEGATION\x10\x01\x12\x12\n\x0eROLE_EXECUTION\x10\x02\x12\x0f\n\x0bROLE_ANSWER\x10\x03\x12\x0e\n\nROLE_JUDGE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17rolegate/v1/usage.proto\x12\x0brolegate.v1\"\xf6\x02\n\tRoleUsage\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.rolegate.v1.Role\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\x03\x12\x1e\n\x16\x61ttempts_without_usage\x18\x04 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x03\x12\x1a\n\rcached_tokens\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x11\x63ompletion_tokens\x18\x07 \x01(\x03\x12\x1d\n\x10reasoning_tokens\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12\x15\n\rwasted_tokens\x18\t \x01(\x03\x12\x1d\n\x15\x61ttempts_without_cost\x18\n \x01(\x03\x12\x1a\n\rcost_nano_usd\x18\x0b \x01(\x03H\x02\x88\x01\x01\x12\x0f\n\x07manager\x18\x0c \x01(\tB\x10\n\x0e_cached_tokensB\x13\n\x11_reasoning_tokensB\x10\n\x0e_cost_nano_usd*f\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x13\n\x0fROLE_DELEGATION\x10\x01\x12\x12\n\x0eROLE_EXECUTION\x10\x02\x12\x0f\n\x0bROLE_ANSWER\x10\x03\x12\x0e\n\nROLE_JUDGE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rolegate.v1.usage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=400
-  _globals['_ROLE']._serialized_end=502
+  _globals['_ROLE']._serialized_start=417
+  _globals['_ROLE']._serialized_end=519
   _globals['_ROLEUSAGE']._serialized_start=41
-  _globals['_ROLEUSAGE']._serialized_end=398
+  _globals['_ROLEUSAGE']._serialized_end=415
 # @@protoc_insertion_point(module_scope)

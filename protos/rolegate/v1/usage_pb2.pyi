@@ -19,7 +19,7 @@ ROLE_ANSWER: Role
 ROLE_JUDGE: Role
 
 class RoleUsage(_message.Message):
-    __slots__ = ("role", "model", "attempts", "attempts_without_usage", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "wasted_tokens", "attempts_without_cost", "cost_nano_usd")
+    __slots__ = ("role", "model", "attempts", "attempts_without_usage", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "wasted_tokens", "attempts_without_cost", "cost_nano_usd", "manager")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class RoleUsage(_message.Message):
     WASTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_WITHOUT_COST_FIELD_NUMBER: _ClassVar[int]
     COST_NANO_USD_FIELD_NUMBER: _ClassVar[int]
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
     role: Role
     model: str
     attempts: int
@@ -42,4 +43,5 @@ class RoleUsage(_message.Message):
     wasted_tokens: int
     attempts_without_cost: int
     cost_nano_usd: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., attempts: _Optional[int] = ..., attempts_without_usage: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., wasted_tokens: _Optional[int] = ..., attempts_without_cost: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ...) -> None: ...
+    manager: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., attempts: _Optional[int] = ..., attempts_without_usage: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., wasted_tokens: _Optional[int] = ..., attempts_without_cost: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., manager: _Optional[str] = ...) -> None: ...

@@ -18,6 +18,7 @@ class UsageDimension(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     USAGE_DIMENSION_ROLE: _ClassVar[UsageDimension]
     USAGE_DIMENSION_MODEL: _ClassVar[UsageDimension]
     USAGE_DIMENSION_EXECUTOR_VERSION: _ClassVar[UsageDimension]
+    USAGE_DIMENSION_MANAGER: _ClassVar[UsageDimension]
 
 class UsageBucket(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +39,7 @@ USAGE_DIMENSION_TENANT: UsageDimension
 USAGE_DIMENSION_ROLE: UsageDimension
 USAGE_DIMENSION_MODEL: UsageDimension
 USAGE_DIMENSION_EXECUTOR_VERSION: UsageDimension
+USAGE_DIMENSION_MANAGER: UsageDimension
 USAGE_BUCKET_UNSPECIFIED: UsageBucket
 USAGE_BUCKET_HOUR: UsageBucket
 USAGE_BUCKET_DAY: UsageBucket

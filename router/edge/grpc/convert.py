@@ -103,7 +103,8 @@ def execution_to_proto(
         execution,
         answer=report.answer,
         evidence=[to_proto(evidence_pb2.EvidencePoint, None, text=text, citations=found) for text, found in points],
-        search_queries=[search.query for search in execution.searches],
+        workers=[execution_to_proto(one) for one in execution.work.executions] if execution.work else (),
+        search_queries=[search.query for search in execution.every_search],
     )
 
 

@@ -117,7 +117,7 @@ class Pages:
             self._titled.setdefault(page.title, []).append(page)
         self.looked_up = 0
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         """The best pages; of those with a title, the ones that hold most of the other words."""
         await asyncio.sleep(0)
         return [self._search(query, top_k) for query in queries]

@@ -11,7 +11,7 @@ from router.trace import Call
 from router.trace.call import SUMMED_COUNTS, SUMS, RoleTotal
 from tests.router.store.stored import call
 
-INSIDE = {"run_id", "tenant", "number", "sub_query", "max_tokens", "prompt_bound", "reserved", "impossible_usage"}
+INSIDE = {"run_id", "tenant", "number", "max_tokens", "prompt_bound", "reserved", "impossible_usage"}
 """Fields of calls that clients do not get, or get with the run."""
 
 

@@ -56,7 +56,7 @@ class Outside:
             return self.text["turn"] or "<search>Heat</search>"
         return report("Michael Mann", self.text["report"] or "Heat is a film by Michael Mann.")
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         return [
             [Passage("p1", "Heat", f"Heat is a film by Michael Mann. {self.text['passage']}", 0.9)] for _ in queries
         ]

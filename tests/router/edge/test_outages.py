@@ -103,7 +103,7 @@ class Down(FixedRetriever):
 
     failure: UpstreamError | None = UpstreamUnavailable("connection refused", endpoint="10.0.0.7:50052")
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         if self.failure:
             raise self.failure
         return await super().search(queries, top_k)

@@ -283,3 +283,42 @@ def test_any_text_in_any_pieces(text: str, size: int) -> None:
     """None raises, and nothing is told twice."""
     told = certain(f"<search>{text}", size=size)
     assert sorted(map(len, told)) == list(dict.fromkeys(map(len, told)))
+
+
+@pytest.mark.parametrize(
+    ("text", "questions", "managers"),
+    [
+        ('<search manager="browser">["a?", "b?"]</search>', ("a?", "b?"), ("browser", "browser")),
+        ("< Search  Manager = 'browser' >a?</search>", ("a?",), ("browser",)),
+        ('<search>["a?"]</search><search manager="browser">["b?"]</search>', ("a?", "b?"), ("", "browser")),
+        ('<search manager="x">a?</search><search manager="y">a?</search>', ("a?", "a?"), ("x", "y")),
+        ('<search manager="x">a?</search><search manager="x">A?</search>', ("a?",), ("x",)),
+        ("<search manager=a&amp;b>a?</search>", ("a?",), ("a&b",)),
+        ('<search manager="">a?</search>', ("a?",), ()),
+        ("<search>a?</search>", ("a?",), ()),
+    ],
+)
+def test_a_block_may_name_a_manager(text: str, questions: tuple[str, ...], managers: tuple[str, ...]) -> None:
+    """Where there are any; nothing of a block that names one is certain before its end."""
+    assert parse_decision(text, limit=8, managed=True) == Dispatch(questions, (), managers)
+    assert certain(text) == ([] if "anager" in text.partition(">")[0] else [("a?",)])
+
+
+@pytest.mark.parametrize(
+    "text", ['<search manager="browser">a?</search>', '<search for="it">a?</search>', '<search manager="browser"']
+)
+def test_where_there_are_none(text: str) -> None:
+    """An opening tag with any attribute is no tag, and one with another attribute never is."""
+    assert isinstance(parse_decision(text, limit=8), Malformed)
+    assert isinstance(parse_decision(text, limit=8, managed=True), Dispatch) == ("manager" in text and ">a" in text)
+
+
+@settings(deadline=None)
+@given(OUTPUTS, st.booleans())
+def test_any_text_may_name_managers(text: str, cut: bool) -> None:
+    """Each sub-query has one, or none has; texts that name none are read as they are without managers."""
+    decision = parse_decision(text, limit=3, cut=cut, managed=True)
+    assert decision == parse_decision(text, limit=3, cut=cut)
+    named = parse_decision(f'<search manager="x">{text}</search>', limit=3, cut=cut, managed=True)
+    if isinstance(named, Dispatch):
+        assert len(named.managers) in (0, len(named.sub_queries))

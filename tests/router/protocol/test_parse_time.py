@@ -28,6 +28,7 @@ def _read_early(text: str) -> None:
 
 READERS: dict[str, Callable[[str], object]] = {
     "decision": lambda text: parse_decision(text, limit=8),
+    "managed": lambda text: parse_decision(text, limit=8, managed=True),
     "turn": parse_turn,
     "early": _read_early,
 }

@@ -43,7 +43,7 @@ class Watched:
     def of(self, query: str) -> asyncio.Event:
         return self.searched.setdefault(query, asyncio.Event())
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         for query in queries:
             self.of(query).set()
             try:

@@ -236,7 +236,7 @@ class Broken:
     def __init__(self, error: UpstreamError) -> None:
         self._error = error
 
-    async def search(self, _queries: Sequence[str], _top_k: int) -> list[list[Passage]]:
+    async def search(self, _queries: Sequence[str], _top_k: int, document: str | None = None) -> list[list[Passage]]:
         raise self._error
 
 

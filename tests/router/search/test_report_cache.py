@@ -238,7 +238,7 @@ async def test_a_search_that_was_cut_is_done_by_the_next_one() -> None:
         def __init__(self) -> None:
             self.asked, self.let = asyncio.Event(), asyncio.Event()
 
-        async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
             self.asked.set()
             await self.let.wait()
             return [[PASSAGE] for _ in queries]

@@ -74,7 +74,7 @@ async def test_reports_stand_in_the_order_of_the_block() -> None:
     last_is_done = asyncio.Event()
 
     class LastFirst(FixedRetriever):
-        async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
             if "a?" in queries:
                 await last_is_done.wait()
             else:
@@ -189,7 +189,9 @@ def test_out_of_time_while_executing(max_rounds: int) -> None:
 
     async def main(clock: Clock) -> None:
         class OneHangs(FixedRetriever):
-            async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+            async def search(
+                self, queries: Sequence[str], top_k: int, document: str | None = None
+            ) -> list[list[Passage]]:
                 if "b?" in queries:
                     await asyncio.Event().wait()
                 return [[PASSAGE][:top_k] for _ in queries]

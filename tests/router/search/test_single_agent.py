@@ -145,7 +145,7 @@ async def test_retrieval_that_is_down() -> None:
     """Ends the run with its own error."""
 
     class Down:
-        async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
             raise UpstreamUnavailable("connection refused", endpoint="x")
 
     with pytest.raises(UpstreamUnavailable):
@@ -157,7 +157,9 @@ def test_out_of_time() -> None:
 
     async def main(clock: Clock) -> None:
         class Hangs(FixedRetriever):
-            async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+            async def search(
+                self, queries: Sequence[str], top_k: int, document: str | None = None
+            ) -> list[list[Passage]]:
                 if BORN in queries:
                     await asyncio.Event().wait()
                 return [[PASSAGE] for _ in queries]

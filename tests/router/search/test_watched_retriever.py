@@ -22,7 +22,7 @@ class Failing:
         self.works: bool | None = True
         self.known = set[str]()
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         if not self.known.issuperset(queries):
             if self.works is None:
                 await asyncio.Event().wait()

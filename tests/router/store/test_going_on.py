@@ -18,12 +18,15 @@ from router.runs import Gateway, RequestOptions, RunFilter, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Topology
 from router.search.agent import ExecutorLimits
+from router.search.tools import Tool, ToolOutput, Tools
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive
 from router.testing.retriever import FixedRetriever
+from router.testing.tools import FixedTools
 from router.trace import RoleName
+from router.trace.redaction import redacted
 from router.trace.run import RoleSetting
-from router.trace.values import RunStarted
-from tests.router.deployment import PASSAGE, STOP, HeldModel, block, finds, role
+from router.trace.values import RunStarted, ToolCall, Trajectory
+from tests.router.deployment import PASSAGE, STOP, HeldModel, block, finds, report, role
 
 QUESTION = "Who directed Heat, and when was he born?"
 SUB_QUERIES = "Who directed Heat?", "When was he born?"
@@ -52,13 +55,13 @@ def _decide(prompt: Prompt) -> str:
 
 @asynccontextmanager
 async def gateway(
-    store: Path | str, models: Models, index: str = "one"
+    store: Path | str, models: Models, index: str = "one", tools: Tools | None = None
 ) -> AsyncIterator[tuple[Gateway, SQLArchive, LogJournal]]:
     """A gateway on the store in a folder, or at a URL."""
     database = await Database.open(store if isinstance(store, str) else f"sqlite:///{store}/runs.db")
     retriever = FixedRetriever({text: [PASSAGE] for text in SUB_QUERIES})
     roles: dict[RoleName, Any] = {name: role(name, model) for name, model in models.models.items()}
-    executor = Executor(roles["execution"], retriever, ExecutorLimits())
+    executor = Executor(roles["execution"], retriever, ExecutorLimits(), tools=tools)
     search = FactorizedSearch(Delegator(roles["delegation"]), executor, Answerer(roles["answer"]))
     settings = {name: RoleSetting(name, "0" * 64) for name in roles}
     try:
@@ -71,10 +74,12 @@ async def gateway(
         await database.close()
 
 
-async def killed(folder: Path, models: Models, held: RoleName, options: RequestOptions) -> tuple[Path, str]:
+async def killed(
+    folder: Path, models: Models, held: RoleName, options: RequestOptions, tools: Tools | None = None
+) -> tuple[Path, str]:
     """Ask until `held` does not answer; the store as a kill at that moment leaves it, and the run."""
     left = folder / "killed"
-    async with gateway(folder / "first", models) as (first, archive, _):
+    async with gateway(folder / "first", models, tools=tools) as (first, archive, _):
         asking = asyncio.create_task(first.answer(QUESTION, options))
         await asyncio.wait_for(models.models[held].called.wait(), 10)
         await asyncio.sleep(0)  # the log is written at the end of the loop's turn
@@ -163,6 +168,39 @@ async def whole(folder: Path) -> object:
     (folder / "whole").mkdir()
     async with gateway(folder / "whole", Models()) as (undisturbed, _, _):
         return (await undisturbed.answer(QUESTION, RequestOptions())).result
+
+
+def _calls(prompt: Prompt) -> str:
+    sub_query = prompt.messages[1].content
+    if len(prompt.messages) == 2:
+        return f'<call tool="fetch">{{"url": "{sub_query}"}}</call>'
+    return report(f"the answer to {sub_query}", f"It is so: {sub_query}")
+
+
+async def test_no_call_of_a_tool_is_repeated(tmp_path: Path) -> None:
+    """That has completed, or failed: its record is taken over, as a search's is."""
+    fetch, page = Tool("web", "fetch", "", {}), ToolOutput(f"It is so: {SUB_QUERIES[0]}", "Page", "http://mini/1")
+    before, after = (FixedTools([fetch], {SUB_QUERIES[0]: page}) for _ in range(2))
+    models, anew = Models(), Models()
+    models.models["execution"] = HeldModel(ScriptedModel(_calls, "execution"), 3)
+    anew.models["execution"] = again = ScriptedModel(_calls, "execution")
+    (tmp_path / "first").mkdir()
+    left, run_id = await killed(tmp_path, models, "execution", RequestOptions(), before)
+    async with gateway(left, anew, tools=after) as (second, archive, _):
+        run = await second.answer("", RequestOptions(resume=run_id))
+        stored = await archive.load(run.id)
+    assert (len(before.called), after.called, len(again.prompts)) == (2, [], 1)
+    assert stored == run
+    assert isinstance(stored.result, Trajectory)
+    calls = [search.call for execution in stored.result.executions for search in execution.searches]
+    errors = [call.error for call in calls if isinstance(call, ToolCall)]
+    assert [error is None for error in errors] == [True, False]
+    assert stored.result.executions[0].searches[0].passages[0].document == page.address
+    hidden = redacted(stored)
+    assert isinstance(hidden.result, Trajectory)
+    (search, *_) = hidden.result.executions[0].searches
+    assert isinstance(search.call, ToolCall)
+    assert (search.call.server, search.call.tool, search.call.arguments) == ("web", "fetch", "")
 
 
 async def test_a_second_kill(tmp_path: Path) -> None:

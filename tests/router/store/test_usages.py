@@ -25,7 +25,7 @@ from tests.router.store.stored import call, put, run, run_row
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 HOUR = 3600.0
-DIMENSIONS: tuple[Dimension, ...] = ("tenant", "role", "model", "executor_version")
+DIMENSIONS: tuple[Dimension, ...] = ("tenant", "role", "model", "executor_version", "manager")
 BUCKETS: tuple[Bucket | None, ...] = (None, "hour", "day", "month")
 
 

@@ -19,6 +19,7 @@ from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, ReportCache, Topology
 from router.search.agent import Agent, ExecutorLimits
 from router.search.executor import Executes
+from router.search.managers import Managers
 from router.search.single_agent import SingleAgent, single_agent_limits
 from router.store import Database, LogJournal, SQLArchive
 from router.table import TableLimits, TableRequest, TableTopology, WideSearch
@@ -69,7 +70,7 @@ class World:
         """The right table."""
         return [(city, self.founder.get(city, ""), self.founded[city]) for city in self.cities]
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         """The pages that queries name."""
         await asyncio.sleep(0)
         return [self._named(query)[:top_k] for query in queries]
@@ -194,7 +195,9 @@ async def gateway(
         executes = ReportCache(VersionRouting(lambda _: one, "small", _never, _never), lambda: "index")
     search = FactorizedSearch(Delegator(roles["delegation"]), executes, Answerer(roles["answer"]))
     lead_role = Delegator(roles["delegation"], limits.discoveries, STOP)
-    wide = WideSearch(lead_role, around(executes), limits, early_dispatch=early)
+    outer = around(executes)
+    names = outer.names if isinstance(outer, Managers) else ()
+    wide = WideSearch(lead_role, outer, limits, early_dispatch=early, managers=names)
     written = FactorizedSearch(
         Delegator(roles["delegation"], 100),
         executes,

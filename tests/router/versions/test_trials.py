@@ -438,7 +438,7 @@ def down(_prompt: Prompt | None = None) -> UpstreamUnavailable:
 class DownOnce(FixedRetriever):
     """Is not to be had for the first search."""
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         found = await super().search(queries, top_k)
         if len(self.queries) == 1:
             raise down()

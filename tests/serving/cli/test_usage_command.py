@@ -118,6 +118,7 @@ async def test_csv(capsys: pytest.CaptureFixture[str]) -> None:
         "role": "execution",
         "model": "small",
         "version": "v7",
+        "manager": "",
         "attempts": "1200",
         "attempts_without_usage": "2",
         "attempts_without_cost": "3",

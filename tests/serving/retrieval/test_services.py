@@ -44,7 +44,7 @@ class FailingRetriever:
     def __init__(self, times: int) -> None:
         self.left, self.asked = times, 0
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         self.asked += 1
         self.left -= 1
         if self.left >= 0:
@@ -58,7 +58,7 @@ class StuckRetriever:
     def __init__(self) -> None:
         self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         self.asked.set()
         try:
             await asyncio.Event().wait()

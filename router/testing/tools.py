@@ -1,0 +1,31 @@
+"""Tools with fixed answers."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from router.errors import ToolFailed
+from router.search.tools import Tool, ToolOutput
+
+
+class FixedTools:
+    """Answers from a mapping of arguments' values, joined by spaces, to outputs; what is not in it fails."""
+
+    def __init__(self, tools: Sequence[Tool], outputs: Mapping[str, ToolOutput | ToolFailed]) -> None:
+        self._tools, self._outputs = tools, outputs
+        self.called: list[tuple[str, Mapping[str, Any]]] = []
+        """Every call, in order."""
+
+    async def available(self) -> Sequence[Tool]:
+        """All of them."""
+        return self._tools
+
+    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
+        """Look the arguments up."""
+        await asyncio.sleep(0)
+        self.called.append((tool.name, arguments))
+        key = " ".join(map(str, arguments.values()))
+        output = self._outputs.get(key, ToolFailed(f"nothing at {key}", endpoint=tool.server))
+        if isinstance(output, ToolFailed):
+            raise output
+        return output

@@ -1,0 +1,3 @@
+from serving.tools.pool import ToolPool, tool_pool
+
+__all__ = ["ToolPool", "tool_pool"]

@@ -1,0 +1,120 @@
+"""Three layers of doubles: a delegator, managers and workers that look up numbered facts, some on blocked pages."""
+
+import asyncio
+import html
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from router.models import Prompt, ScriptedModel
+from router.models.model import Answer
+from router.protocol import Passage, parse_turn
+from router.search import Answerer, Delegator, Executor, FactorizedSearch
+from router.search.agent import ExecutorLimits
+from router.search.delegator import HOST_STOP
+from router.search.managers import Manager, Managers
+from tests.router.deployment import STOP, block, report, role
+
+QUESTION = "What are facts 0 to 7?"
+STEPS = "Look up facts 0 1 2 3.", "Look up facts 4 5 6 7."
+FACTS = [f"What is fact {number}?" for number in range(8)]
+BLOCKED = "This page is blocked."
+FILLER = "Much else is told on this page, and none of it is of any use to whoever asks. " * 15
+
+
+class Pages:
+    """A page for each fact; whoever may not read a page finds that it is blocked."""
+
+    def __init__(self, blocked: Sequence[int] = ()) -> None:
+        self.blocked = blocked
+
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+        await asyncio.sleep(0)
+        return [[self._page(int(number[0]))] if (number := re.findall(r"\d+", query)) else [] for query in queries]
+
+    def _page(self, number: int) -> Passage:
+        text = BLOCKED if number in self.blocked else f"Fact {number} is value-{number}. {FILLER}"
+        return Passage(f"page-{number}", f"Page {number}", text, document=f"https://mini/{number}")
+
+
+def leads(prompt: Prompt) -> Answer:
+    """The delegator of three layers: two steps, the second to a manager by name."""
+    if "<search_results>" in prompt.messages[-1].content:
+        return STOP
+    return f'<search>["{STEPS[0]}"]</search><search manager="search">["{STEPS[1]}"]</search>'
+
+
+def leads_alone(prompt: Prompt) -> Answer:
+    """The delegator of two layers, on the same question."""
+    return STOP if "<search_results>" in prompt.messages[-1].content else block(*FACTS)
+
+
+def manages(prompt: Prompt) -> Answer:
+    """A manager: asks for each fact of its step, then once more for those that are missing, and reports."""
+    step, last = prompt.messages[1].content, prompt.messages[-1].content
+    if len(prompt.messages) == 2:
+        return block(*(f"What is fact {number}?" for number in re.findall(r"\d+", step)))
+    found = re.findall(r"value-\d+", last)
+    missing = re.findall(r"fact (\d+)\?</request><answer>no evidence", last)
+    if missing and len(prompt.messages) == 4:
+        return block(*(f"Which value has fact {number}?" for number in missing))
+    shown = "".join(message.content for message in prompt.messages[2:])
+    found = sorted(set(re.findall(r"value-\d+", shown)))
+    return report("; ".join(found), f"{', '.join(found)}, as workers say") if found else STOP
+
+
+def works(prompt: Prompt) -> Answer:
+    """A worker: searches for its sub-query as it is; of a blocked page it says who could read it."""
+    if len(prompt.messages) == 2:
+        return f"<search>{prompt.messages[1].content}</search>"
+    shown = html.unescape(prompt.messages[-1].content)
+    if BLOCKED in shown:
+        return '<escalate to="browser">the page is blocked</escalate>'
+    value = re.search(r"value-\d+", shown)
+    return report(value[0], f"It is {value[0]}") if value else report("none", "none")
+
+
+def answers(prompt: Prompt) -> Answer:
+    """An answerer: all values that reports hold."""
+    found = sorted(set(re.findall(r"value-\d+", prompt.messages[-1].content)))
+    return f"<answer>{' '.join(found)}</answer>"
+
+
+@dataclass
+class Layers:
+    """All models of three layers, each of which may be replaced."""
+
+    delegator: Any = field(default_factory=lambda: ScriptedModel(leads, "backbone"))
+    managers: Mapping[str, Any] = field(
+        default_factory=lambda: {name: ScriptedModel(manages, "manager") for name in ("search", "browser")}
+    )
+    workers: Mapping[str, Any] = field(
+        default_factory=lambda: {name: ScriptedModel(works, "small") for name in ("search", "browser")}
+    )
+    answerer: Any = field(default_factory=lambda: ScriptedModel(answers, "fixed"))
+    pages: Mapping[str, Any] = field(default_factory=lambda: {"search": Pages(), "browser": Pages()})
+    max_rounds: int = 2
+    max_workers: int = 8
+    parse: Callable[..., Any] = parse_turn
+
+    def of(self) -> Managers:
+        """The managers."""
+        return Managers([self._manager(name) for name in self.managers])
+
+    def _manager(self, name: str) -> Manager:
+        lead = Delegator(replace(role("delegation", self.managers[name]), system=f"manage {name}"), report=self.parse)
+        workers = Executor(role("execution", self.workers[name]), self.pages[name], ExecutorLimits())
+        return Manager(name, lead, workers, self.max_rounds, self.max_workers)
+
+    def roles(self) -> dict[str, Any]:
+        """The roles at both ends, and managers'."""
+        managers = {f"managers.{name}": self._manager(name).delegator.role for name in self.managers}
+        return {"delegation": role("delegation", self.delegator), "answer": role("answer", self.answerer), **managers}
+
+    def search(self, **settings: Any) -> FactorizedSearch:
+        """The search of three layers."""
+        lead, writer = self.roles()["delegation"], Answerer(self.roles()["answer"])
+        return FactorizedSearch(
+            Delegator(lead, stop=HOST_STOP, managed=True), self.of(), writer, topology="host", **settings
+        )

@@ -1,0 +1,346 @@
+"""Managers: what they ask, how they report and hand on, and what each of three layers costs."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.errors import BudgetExhausted, UpstreamRefused
+from router.ledger import Budget, Ledger
+from router.ledger.budget import Allowance
+from router.models import Completion, OnDelta, Prompt, ScriptedModel
+from router.models.model import Answer
+from router.protocol import NO_EVIDENCE, parse_decision, parse_turn
+from router.protocol.decision import Dispatch
+from router.protocol.turns import ReportTurn
+from router.search import Executor, RunContext
+from router.search.agent import ExecutorLimits
+from router.search.managers import Managers
+from router.trace import Call, Event, Execution, Trajectory
+from router.trace.call import layer_of, totals
+from router.trace.values import SearchDone, SubQueryDispatched, by_executors
+from tests.router.clock import Clock, with_clock
+from tests.router.deployment import STOP, Deployment, HeldModel, block, lasting, report, role
+from tests.router.layers import QUESTION, STEPS, Layers, Pages, answers, leads_alone, manages, works
+
+PROMPTS = Path(__file__).parents[3] / "serving" / "prompts" / "full"
+VALUES = [f"value-{number}" for number in range(8)]
+
+
+def tokens(calls: Sequence[Call]) -> dict[str, int]:
+    """By layer."""
+    found: dict[str, int] = {}
+    for call in calls:
+        assert call.usage
+        found[layer_of(call)] = found.get(layer_of(call), 0) + call.usage.total_tokens
+    return found
+
+
+async def worked(layers: Layers, sub_query: str = STEPS[0], manager: str = "") -> tuple[Execution, RunContext]:
+    """One step, worked on by managers."""
+    context = replace(lasting(), manager=manager)
+    return await layers.of().run(sub_query, 3, context), context
+
+
+async def test_three_layers() -> None:
+    """Steps go to managers, facts to workers; each call is booked under its step, its manager and its worker."""
+    layers, events = Layers(), list[Event]()
+    context = lasting(events=events)
+    found = await layers.search().run(QUESTION, context)
+    assert (found.outcome, found.topology, found.answer) == ("answered", "host", " ".join(VALUES))
+    assert [(one.sub_query, one.outcome, one.manager) for one in found.executions] == [
+        (step, "reported", "search") for step in STEPS
+    ]
+    assert all(one.work and len(one.work.executions) == 4 for one in found.executions)
+    assert len(list(by_executors(found.executions))) == 8
+    at = {(layer_of(call), call.sub_query, call.manager, call.worker) for call in context.ledger.calls}
+    assert at == {
+        ("delegation", None, "", None),
+        ("answer", None, "", None),
+        *(("management", step, "search", None) for step in (0, 1)),
+        *(("execution", step, "search", worker) for step in (0, 1) for worker in range(4)),
+    }
+    assert [event.manager for event in events if isinstance(event, SubQueryDispatched)] == ["", "search"]
+    assert sorted(event.index for event in events if isinstance(event, SearchDone)) == [0] * 4 + [1] * 4
+    by_manager = {(one.role, one.manager): one.attempts for one in totals(context.ledger.calls)}
+    assert by_manager == {
+        ("delegation", ""): 2,
+        ("delegation", "search"): 4,
+        ("execution", "search"): 16,
+        ("answer", ""): 1,
+    }
+
+
+async def test_tokens_by_layer() -> None:
+    """Beside two layers on the same question: four fifths are the workers', and the delegator's prompt is no longer."""
+    layers, context, beside = Layers(), lasting(), lasting()
+    await layers.search().run(QUESTION, context)
+    alone = ScriptedModel(leads_alone, "backbone")
+    models = Deployment(alone, ScriptedModel(works, "small"), ScriptedModel(answers, "fixed"), Pages())
+    found = await models.search().run(QUESTION, beside)
+    assert found.answer == " ".join(VALUES)
+    of_host, of_two = tokens(context.ledger.calls), tokens(beside.ledger.calls)
+    longest = [max(len(_text(prompt)) for prompt in model.prompts) for model in (layers.delegator, alone)]
+    share = of_host["execution"] / sum(of_host.values())
+    print(f"\nhost {of_host}, {share:.1%} in workers; factorized {of_two}; delegator's longest prompt {longest}")
+    assert share >= 0.8
+    assert of_host["delegation"] <= of_two["delegation"]
+    assert longest[0] <= longest[1]
+
+
+def _text(prompt: Prompt) -> str:
+    return "\n".join(message.content for message in prompt.messages)
+
+
+async def test_a_manager_asks_again() -> None:
+    """For what a worker did not bring; it goes on from what it has been told."""
+
+    def twice(prompt: Prompt) -> Answer:
+        return UpstreamRefused("no", endpoint="x") if "What is fact 2" in _text(prompt) else works(prompt)
+
+    layers = Layers(workers={"search": ScriptedModel(twice), "browser": ScriptedModel(works)})
+    execution, context = await worked(layers)
+    assert execution.work
+    assert execution.work.rounds == (4, 1)
+    assert (execution.outcome, execution.report.answer) == ("reported", "value-0; value-1; value-2; value-3")
+    assert not context.failures
+
+
+async def test_the_last_round() -> None:
+    """A manager that would go on asking is told to report, beside the reports of that round, and corrected once."""
+    said = [block("What is fact 0?"), block("What is fact 1?"), "nothing of use", report("both", "value-0, value-1")]
+    manager = ScriptedModel(said)
+    execution, _ = await worked(Layers(managers={"search": manager}))
+    assert (execution.outcome, execution.report.answer) == ("reported", "both")
+    shown = [prompt.messages for prompt in manager.prompts]
+    assert [message.role for message in shown[2]] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert shown[2][-1].content.endswith("with one to three short points.")
+    assert "<search_results>" in shown[2][-1].content
+    assert [message.role for message in shown[3][-2:]] == ["assistant", "user"]
+    assert execution.work
+    assert execution.work.delegation
+    assert len(execution.work.delegation.outputs) == 4
+
+
+@pytest.mark.parametrize("said", [[report("42", "I know it")], [STOP], ["?", "?"], [block("What is fact?"), STOP]])
+async def test_a_report_rests_on_workers(said: list[str]) -> None:
+    """Without anything that they found there is none, and nobody is asked to guess."""
+
+    def fails(prompt: Prompt) -> Answer:
+        return UpstreamRefused("no", endpoint="x")
+
+    layers = Layers(managers={"search": ScriptedModel(said)}, workers={"search": ScriptedModel(fails)})
+    execution, context = await worked(layers)
+    assert (execution.report, execution.failed) == (NO_EVIDENCE, True)
+    assert (3 in context.failures) == (said != [report("42", "I know it")] and said != [STOP])
+
+
+@pytest.mark.parametrize(("named", "asked"), [("", "search"), ("browser", "browser"), ("nobody", "search")])
+async def test_a_manager_by_name(named: str, asked: str) -> None:
+    """An unknown name, and none, go to the first one."""
+    execution, context = await worked(Layers(), manager=named)
+    assert execution.manager == asked
+    assert {call.manager for call in context.ledger.calls} == {asked}
+
+
+def blocked(*, browser: Sequence[int] = ()) -> Layers:
+    """Facts 0 to 3 are blocked for the manager `search`."""
+    return Layers(pages={"search": Pages(range(4)), "browser": Pages(browser)})
+
+
+async def test_escalation() -> None:
+    """What one manager's workers cannot read is asked for at the one that they name, and answered then only."""
+    context = lasting()
+    found = await blocked().search().run(QUESTION, context)
+    first, second = found.executions
+    assert found.answer == " ".join(VALUES)
+    assert (first.manager, first.outcome, second.manager, second.before) == ("browser", "reported", "search", None)
+    assert first.before
+    assert (first.before.manager, first.before.outcome, first.before.report.escalate_to) == (
+        "search",
+        "escalated",
+        "browser",
+    )
+    assert {call.manager for call in context.ledger.calls if call.sub_query == 0} == {"search", "browser"}
+    assert len(list(by_executors(found.executions))) == 12
+    alone = Layers(managers={"search": ScriptedModel(manages)}, pages={"search": Pages(range(4))})
+    assert (await alone.search().run(QUESTION, lasting())).answer == " ".join(VALUES[4:])
+
+
+async def test_escalation_is_bounded() -> None:
+    """Where the other manager is blocked too, and names itself or the first one, the step has no report."""
+    execution, context = await worked(blocked(browser=range(4)))
+    assert (execution.manager, execution.outcome) == ("browser", "escalated")
+    assert execution.report.answer == "the page is blocked"
+    assert execution.before
+    assert execution.before.before is None
+    assert len(context.ledger.calls) == 2 * (2 + 4 * 2)
+
+
+async def test_a_manager_hands_on() -> None:
+    """Also by itself, before any worker was asked; the name of nobody changes nothing."""
+    said = '<escalate to="{}">only pages say it</escalate>'
+    browser = ScriptedModel(manages)
+    for name, outcome, at in (("browser", "reported", "browser"), ("nobody", "escalated", "search")):
+        managers = {"search": ScriptedModel([said.format(name)]), "browser": browser}
+        execution, _ = await worked(Layers(managers=managers))
+        assert (execution.outcome, execution.manager) == (outcome, at)
+
+
+@pytest.mark.parametrize("dead", ["manager", "workers"])
+async def test_one_that_is_dead(dead: str) -> None:
+    """Costs its own steps only."""
+    broken = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
+    layers = Layers(
+        delegator=ScriptedModel([f'<search>{STEPS[0]}</search><search manager="browser">{STEPS[1]}</search>', STOP])
+    )
+    layers.managers, layers.workers = dict(layers.managers), dict(layers.workers)
+    (layers.managers if dead == "manager" else layers.workers)["browser"] = broken
+    context = lasting()
+    found = await layers.search().run(QUESTION, context)
+    assert found.answer == " ".join(VALUES[:4])
+    assert [one.outcome for one in found.executions] == ["reported", "model_failed"]
+    assert list(context.failures) == [1]
+
+
+async def test_a_report_that_cannot_be_written() -> None:
+    """Is made of the workers' own."""
+
+    def silent(prompt: Prompt) -> Answer:
+        return manages(prompt) if len(prompt.messages) == 2 else UpstreamRefused("no", endpoint="x")
+
+    execution, context = await worked(Layers(managers={"search": ScriptedModel(silent)}))
+    assert (execution.outcome, execution.report.answer.split("\n")) == ("reported", VALUES[:4])
+    assert len(execution.report.evidence) == 3
+    assert not context.failures
+
+
+@pytest.mark.parametrize("most", range(60, 1800, 120))
+async def test_budgets(most: int) -> None:
+    """Hold through all layers: spent and reserved are never more, and what was found by then is answered from."""
+    budget = Budget(max_total_tokens=most)
+    context = RunContext.lasting(60.0, lambda _: None, Ledger(allowance=Allowance(budget)))
+    try:
+        found = await Layers().search().run(QUESTION, context)
+        assert found.answer or found.outcome == "budget_exhausted"
+    except BudgetExhausted:
+        pass
+    spent = sum(call.usage.total_tokens for call in context.ledger.calls if call.usage)
+    assert spent <= most
+
+
+@pytest.mark.parametrize("held", ["delegator", "manager", "worker", "answerer"])
+async def test_cancelling(held: str) -> None:
+    """Reaches whoever is at work, and every call has its row."""
+    layers = Layers()
+    models = {
+        "delegator": layers.delegator,
+        "manager": layers.managers["search"],
+        "worker": layers.workers["search"],
+        "answerer": layers.answerer,
+    }
+    model = HeldModel(models[held])
+    layers.managers = dict(layers.managers) | ({"search": model} if held == "manager" else {})
+    layers.workers = dict(layers.workers) | ({"search": model} if held == "worker" else {})
+    layers.delegator = model if held == "delegator" else layers.delegator
+    layers.answerer = model if held == "answerer" else layers.answerer
+    context = lasting()
+    asking = asyncio.create_task(layers.search().run(QUESTION, context))
+    await asyncio.wait_for(model.called.wait(), 10)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await context.ledger.close(1.0)
+    assert model.cancelled.is_set()
+    assert "cancelled" in {call.outcome for call in context.ledger.calls}
+
+
+class Paced(ScriptedModel):
+    """Takes a second for each turn."""
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        await asyncio.sleep(1.0)
+        return await super().complete(prompt)
+
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        return await ScriptedModel.stream(self, prompt, on_delta, live=live)
+
+
+def lasted(layers: Layers, time_s: float = 1000.0) -> tuple[float, Trajectory]:
+    """The seconds that a question takes, on a clock that tests move."""
+
+    async def asked(clock: Clock) -> tuple[float, Trajectory]:
+        begun = clock.now
+        asking = asyncio.ensure_future(layers.search().run(QUESTION, lasting(time_s)))
+        while not asking.done():
+            await clock.advance(0.5)
+        return clock.now - begun, await asking
+
+    return with_clock(asked)
+
+
+def paced(**settings: Any) -> Layers:
+    """Workers that take a second for each turn."""
+    lead = ScriptedModel([block("Look up facts 0 1 2 3 4 5 6 7."), STOP])
+    return Layers(lead, workers={name: Paced(works) for name in ("search", "browser")}, **settings)
+
+
+def test_latency() -> None:
+    """Eight workers at a time take less than a third of the time of one."""
+    took = {width: lasted(paced(max_workers=width))[0] for width in (1, 2, 4, 8)}
+    print("\nworkers at a time: " + ", ".join(f"{n} {s:g} s ({took[1] / s:.1f}x)" for n, s in took.items()))
+    assert took[1] / took[8] >= 3
+
+
+def test_deadlines() -> None:
+    """A manager keeps time to report what workers have found by then, and the answerer some to write."""
+    took, found = lasted(paced(max_workers=2), 8.0)
+    assert took <= 8.5
+    (execution,) = found.executions
+    assert execution.work
+    assert execution.work.outcome == "time_exhausted"
+    assert {one.outcome for one in execution.work.executions} == {"reported", "timed_out"}
+    assert 0 < len(found.answer.split()) < 8
+
+
+async def test_an_executor_that_names_a_manager() -> None:
+    """Is told as it is where there are no managers: it has no report, and the delegator reads why."""
+    models = Deployment(executor=ScriptedModel(works), retriever=Pages(range(4)))
+    found = await models.search().run("?", lasting())
+    assert [(one.outcome, one.failed) for one in found.executions] == [("reported", False)]
+    executor = Executor(role("execution", ScriptedModel(works)), Pages(range(4)), ExecutorLimits())
+    execution = await executor.run("What is fact 1?", 0, lasting())
+    assert (execution.outcome, execution.report.escalate_to, execution.failed) == ("escalated", "browser", True)
+
+
+def test_names() -> None:
+    """In the order of the config; the first one is asked where none is named."""
+    managers: Managers = Layers().of()
+    assert managers.names == ("search", "browser")
+    assert managers.report_tokens == 64
+
+
+def test_what_the_prompts_show() -> None:
+    """Is read as it is meant: the turns of the example, the name in a block, the hand-on."""
+    prompt = (PROMPTS / "manager.txt").read_text("utf-8")
+    first, second, last = re.findall(r"^You: (.*(?:\n[A-Z].*</evidence>)?)$", prompt, re.MULTILINE)
+    for text, size in ((first, 2), (second, 1)):
+        decision = parse_decision(text, limit=8)
+        assert isinstance(decision, Dispatch)
+        assert len(decision.sub_queries) == size
+    turn = parse_turn(last)
+    assert isinstance(turn, ReportTurn)
+    assert len(turn.report.evidence) == 2
+    (hand_on,) = re.findall("<escalate.*</escalate>", prompt)
+    turn = parse_turn(hand_on)
+    assert isinstance(turn, ReportTurn)
+    assert turn.report.escalate_to == "NAME"
+    host = (PROMPTS / "host.txt").read_text("utf-8")
+    (block_of_one,) = re.findall("<search.*</search>", host)
+    named = parse_decision(block_of_one.replace("…", "Who?"), limit=8, managed=True)
+    assert named == Dispatch(("Who?",), (), ("NAME",))
+    assert "{managers}" in host

@@ -1,0 +1,188 @@
+"""Tables whose cells go to managers: what one cannot fill, another one is asked for, by the program alone."""
+
+import asyncio
+import dataclasses
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.calls import Role
+from router.errors import UpstreamRefused
+from router.models import Prompt, Sampling, ScriptedModel
+from router.protocol import Passage
+from router.runs import RequestOptions, RunFilter
+from router.search import Delegator, Executor
+from router.search.agent import Agent, ExecutorLimits
+from router.search.managers import Manager, Managers
+from router.table import TableLimits, parse_table_turn, table_of
+from router.table.filling import EXECUTOR_OF_TABLES
+from router.trace import Run
+from router.trace.table import Ask
+from router.trace.values import TableRun
+from tests.router.deployment import HeldModel, block
+from tests.router.table.small_world import REQUEST, Reader, World, gateway, lead
+
+LIMITS = TableLimits(width=4, cells_per_ask=1)
+BLOCKED = "This page is blocked."
+
+
+class Partly:
+    """The pages of a world, of which some cities' are blocked, and some say nothing."""
+
+    def __init__(self, world: World, blocked: Sequence[str] = (), silent: Sequence[str] = ()) -> None:
+        self._world, self._blocked, self._silent = world, blocked, silent
+
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+        found = await self._world.search(queries, top_k)
+        return [[self._shown(page) for page in pages] for pages in found]
+
+    def _shown(self, page: Passage) -> Passage:
+        text = BLOCKED if page.title in self._blocked else "Nothing." if page.title in self._silent else page.text
+        return Passage(page.id, page.title, text, document=page.document)
+
+
+class Blocked(Reader):
+    """A worker that says of blocked pages who could read them."""
+
+    def report(self, asked: str, shown: str) -> str:
+        said = '<escalate to="browser">it is blocked</escalate>'
+        return said if BLOCKED in shown else super().report(asked, shown)
+
+
+def manages(prompt: Prompt) -> str:
+    """A manager that passes its step on, and what comes back up."""
+    if len(prompt.messages) == 2:
+        return block(prompt.messages[1].content)
+    found = re.findall(r"<answer>(.*?)</answer>", prompt.messages[-1].content, re.DOTALL)
+    return f"<answer>{chr(10).join(found)}</answer><evidence>as workers say</evidence>"
+
+
+def managers(**pages: Any) -> Managers:
+    """Managers by name, with the pages that their workers read; None for one whose workers' model is gone."""
+    gone = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
+
+    def manager(name: str, shown: Any) -> Manager:
+        lead_role = Role("delegation", ScriptedModel(manages), f"manage {name}", Sampling(max_tokens=256), 1)
+        model = shown.model if isinstance(shown, Held) else Blocked() if shown else gone
+        worker = Role("execution", model, "execution", Sampling(max_tokens=256), 1)
+        agent = Agent(worker, shown or Partly(World()), ExecutorLimits(), EXECUTOR_OF_TABLES)
+        workers = Executor(worker, shown, ExecutorLimits(), tabular=agent)
+        return Manager(name, Delegator(lead_role, report=parse_table_turn), workers)
+
+    return Managers([manager(name, shown) for name, shown in pages.items()])
+
+
+@dataclasses.dataclass
+class Held:
+    """Pages whose reader does not answer after some calls."""
+
+    pages: Any
+    model: Any
+
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+        found: list[list[Passage]] = await self.pages.search(queries, top_k)
+        return found
+
+
+async def filled(folder: Path, world: World, **pages: Any) -> tuple[TableRun, Run]:
+    made = managers(**pages)
+    async with gateway(folder, world, delegator=lead(world), limits=LIMITS, around=lambda _: made) as (one, archive):
+        run = await one.fill_table(REQUEST, RequestOptions())
+        assert (await archive.load(run.id)).result == run.result
+    assert isinstance(run.result, TableRun)
+    return run.result, run
+
+
+def rows(found: TableRun) -> list[tuple[str, ...]]:
+    return [tuple(cell.value for cell in row.cells) for row in table_of(found).rows]
+
+
+def asks(found: TableRun, city: str, column: str) -> list[Ask]:
+    """Those for a cell, in their order."""
+    named = [ask for ask in found.asks if ask.row == (city.casefold(),) and column in ask.columns]
+    return sorted(named, key=lambda ask: ask.attempt)
+
+
+async def test_a_blocked_page(tmp_path: Path) -> None:
+    """Its cells, and no others, are asked for at the manager that a worker names; the delegator hears nothing of it."""
+    world = World(8)
+    closed = world.cities[:3]
+    found, run = await filled(tmp_path / "one", world, search=Partly(world, closed), other=None, browser=Partly(world))
+    assert (rows(found), found.outcome) == (world.rows(), "filled")
+    for city in world.cities:
+        went = [ask.manager for ask in asks(found, city, "founder")]
+        assert went == (["search", "browser"] if city in closed else ["search"])
+    assert sum(call.role == "delegation" and not call.manager for call in run.calls) == 2
+    assert all(claim.citations for row in table_of(found).rows for cell in row.cells[1:] for claim in cell.claims)
+    alone, _ = await filled(tmp_path / "two", world, search=Partly(world, closed))
+    blank = [row for row in rows(alone) if not row[1]]
+    assert [row[0] for row in blank] == closed
+
+
+async def test_a_hole(tmp_path: Path) -> None:
+    """Is settled at another manager; what nobody states is looked for as often as a cell may be, and no more."""
+    world = World(6, unstated=1)
+    silent = world.cities[:3]
+    found, _ = await filled(tmp_path / "one", world, search=Partly(world, silent=silent), browser=Partly(world))
+    assert rows(found) == world.rows()
+    for city in world.cities:
+        tried = [(ask.kind, ask.manager) for ask in asks(found, city, "founder")]
+        assert tried == [("fill", "search"), ("settle", "browser")][: 2 if city in silent else 1]
+
+
+async def test_a_conflict(tmp_path: Path) -> None:
+    """Is settled at another manager, too."""
+    world = World(6, renamed=2)
+    found, _ = await filled(tmp_path / "one", world, search=Partly(world), browser=Partly(world))
+    settled = {ask.manager for ask in found.asks if ask.kind == "settle"}
+    assert settled == {"browser"}
+    counts = [sum(ask.row == row.key for ask in found.asks) for row in table_of(found).rows]
+    assert max(counts) <= 2 * len(REQUEST.columns) * LIMITS.asks_per_cell
+
+
+@pytest.mark.parametrize("dead", ["search", "browser"])
+async def test_a_dead_manager(tmp_path: Path, dead: str) -> None:
+    """Costs the cells that it alone could fill: none, where the other one is asked next."""
+    world = World(6)
+    closed = world.cities[:2]
+    pages: dict[str, Any] = {"search": Partly(world, closed), "browser": Partly(world)}
+    found, _ = await filled(tmp_path / "one", world, **(pages | {dead: None}))
+    empty = [row[0] for row in rows(found) if not all(row)]
+    assert empty == (closed if dead == "browser" else [])
+    assert [row[0] for row in rows(found)] == world.cities
+
+
+@pytest.mark.parametrize("free", [0, 5, 11, 17])
+async def test_a_kill(tmp_path: Path, free: int) -> None:
+    """The table is gone on with, and the same; calls made twice are those in flight."""
+    world = World(6)
+    closed = world.cities[:2]
+
+    def made(model: Any = None) -> Managers:
+        shown: Any = Partly(world, closed)
+        return managers(search=Held(shown, model) if model else shown, browser=Partly(world))
+
+    whole, undisturbed = await filled(tmp_path / "whole", world, search=Partly(world, closed), browser=Partly(world))
+    held, left, named = HeldModel(Blocked(), free), tmp_path / "left", RequestOptions(request_id="mine")
+    first, again = made(held), made()
+    said: Any = {"delegator": lead(world), "limits": LIMITS}
+    async with gateway(tmp_path / "first", world, **said, around=lambda _: first) as (one, archive):
+        filling = asyncio.create_task(one.fill_table(REQUEST, named))
+        await asyncio.wait_for(held.called.wait(), 10)
+        await asyncio.sleep(0)  # the log is written at the end of the loop's turn
+        run_id = (await archive.list(RunFilter(), 1)).runs[0].id
+        shutil.copytree(tmp_path / "first", left)
+        (left / "runs.db.log" / "owner").unlink()
+        held.let.set()
+        await filling
+    async with gateway(left, world, **said, around=lambda _: again) as (one, archive):
+        interrupted = await archive.load(run_id)
+        run = await one.fill_table(REQUEST, named)
+    assert isinstance(run.result, TableRun)
+    assert (run.resumed_from, rows(run.result)) == (run_id, rows(whole))
+    ended = [call for call in interrupted.calls if call.outcome == "completed"]
+    assert len(ended) + len(run.calls) == len(undisturbed.calls)

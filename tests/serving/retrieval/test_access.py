@@ -1,0 +1,177 @@
+"""Documents opened: the passages of one alone, in its order, from an index here or at an address."""
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import faiss
+import pytest
+
+from router.errors import BadConfig, UpstreamRefused, UpstreamUnavailable
+from router.models import Prompt, ScriptedModel
+from router.protocol import Passage
+from router.search import Executor
+from router.search.agent import ExecutorLimits
+from serving.retrieval.build import build_index
+from serving.retrieval.embedder import MiniLM
+from serving.retrieval.index import Index
+from serving.retrieval.opening import check_access
+from serving.retrieval.searcher import IndexSearcher
+from tests.router.deployment import lasting, report, role
+from tests.serving.retrieval.test_services import remote
+
+FATES = [
+    "dredged",
+    "sold to a company of fishermen",
+    "frozen for a month",
+    "painted by Ivo Brandt",
+    "lit by gas",
+    "closed",
+]
+YEARS = {1900 + year: f"In {1900 + year}, the harbour of Aldsay was {FATES[year % 5]}." for year in range(48)}
+
+
+@pytest.fixture(params=[False, True], ids=["faiss", "with bm25"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, embedder: MiniLM) -> Index:
+    """An index of two documents of many passages, and of rows."""
+    lexical: bool = request.param
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "harbour.txt").write_text("\n\n".join(YEARS.values()), "utf-8")
+    (corpus / "other.txt").write_text(
+        "\n\n".join(text.replace("Aldsay", "Fenmoor") for text in YEARS.values()), "utf-8"
+    )
+    row = {"id": "ada", "title": "Ada", "text": "Ada painted the harbour of Aldsay."}
+    (corpus / "rows.jsonl").write_text(f"{json.dumps(row)}\n", "utf-8")
+    build_index(sorted(corpus.iterdir()), tmp_path / "index", embedder, lexical=lexical, chunk_tokens=32)
+    return Index.open(tmp_path / "index", embedder)
+
+
+def search(index: Index, embedder: MiniLM, query: str, top_k: int, document: str | None) -> list[Passage]:
+    (found,) = index.search(embedder.embed([query], queries=True), [query], top_k, document)
+    return found
+
+
+def row_of(passage: Passage) -> int:
+    """Its place in its document."""
+    return int(passage.id.rpartition("#")[2])
+
+
+def test_the_best_of_one_document_in_its_order(opened: Index, embedder: MiniLM) -> None:
+    """Verbatim, by meaning and by word, and no fewer than there are; what is best there need not be best of all."""
+    everything = search(opened, embedder, "anything", 1000, "harbour.txt")
+    assert len(everything) > 10
+    assert [row_of(passage) for passage in everything] == list(range(1, len(everything) + 1))
+    written = " ".join(" ".join(passage.text for passage in everything).split())
+    assert all(text in written for text in YEARS.values())
+    few = search(opened, embedder, "Who painted it in 1928?", 3, "harbour.txt")
+    assert {passage.document for passage in few} == {"harbour.txt"}
+    assert [row_of(passage) for passage in few] == sorted(map(row_of, few))
+    assert any(YEARS[1928] in passage.text for passage in few)
+    assert {(passage.id, passage.text) for passage in few} <= {(passage.id, passage.text) for passage in everything}
+
+
+def test_rows_and_unknown_documents(opened: Index, embedder: MiniLM) -> None:
+    """A row is a document of its own; of one that is not there nothing is found."""
+    assert [passage.id for passage in search(opened, embedder, "harbour", 9, "rows.jsonl#ada")] == ["ada"]
+    assert all(search(opened, embedder, "harbour", 9, name) == [] for name in ("rows.jsonl", "", "\0", "harbour"))
+
+
+async def test_callers_share_a_batch(opened: Index, embedder: MiniLM) -> None:
+    """The same query, of all, of one document and of another, at once and again, each finds its own."""
+    searcher = IndexSearcher(opened, embedder)
+    try:
+        for _ in range(2):
+            places = [None, "harbour.txt", "other.txt", "rows.jsonl#ada", "no such"]
+            found = await asyncio.gather(*(searcher.search(["painted"], 4, place) for place in places))
+            documents = [{passage.document for passage in passages} for (passages,) in found]
+            assert documents[0]
+            assert documents[1:] == [{"harbour.txt"}, {"other.txt"}, {"rows.jsonl#ada"}, set()]
+    finally:
+        await searcher.close()
+
+
+async def test_an_executor_reads_on(opened: Index, embedder: MiniLM) -> None:
+    """It searches, opens what it found, and cites a sentence that no search had shown."""
+    searcher = IndexSearcher(opened, embedder)
+
+    def says(prompt: Prompt) -> str:
+        match len(prompt.messages):
+            case 2:
+                return "<search>harbour of Aldsay</search>"
+            case 4:
+                name = re.findall("<name>(harbour[^<]*)</name>", prompt.messages[-1].content)[0]
+                return f'<access document="{name}">sold to a company of fishermen in 1931</access>'
+        return report("fishermen", YEARS[1931])
+
+    worker = ScriptedModel(says)
+    limits = ExecutorLimits(max_turns=4, max_searches=3, top_k=2, access_k=5)
+    try:
+        executor = Executor(role("execution", worker), searcher, limits)
+        execution = await executor.run("Who bought it in 1931?", 0, lasting())
+    finally:
+        await searcher.close()
+    assert (execution.outcome, len(execution.searches[1].passages)) == ("reported", 5)
+    ((citation, *_),) = execution.citations(execution.report.evidence)
+    assert (citation.document, YEARS[1931] in citation.quote) == ("harbour.txt", True)
+
+
+async def test_by_address(opened: Index, embedder: MiniLM) -> None:
+    """A retrieval server opens what its index holds, as in process."""
+    searcher = IndexSearcher(opened, embedder)
+    try:
+        async with remote(searcher) as client:
+            for place in ("harbour.txt", "no such", "", None):
+                assert await client.search(["painted"], 4, place) == await searcher.search(["painted"], 4, place)
+            await check_access(client)
+    finally:
+        await searcher.close()
+
+
+class Deaf:
+    """A retriever that does not hear of documents, as servers of before do not."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._passages = passages
+
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+        return [list(self._passages[:top_k]) for _ in queries]
+
+
+async def test_who_cannot_open_says_so_at_load(opened: Index, embedder: MiniLM) -> None:
+    """A server that finds the same whatever the document, passages that name none, an index that keeps no vectors; but
+    not a server that is away.
+    """
+    passage = Passage("p", "Heat", "Heat is a film.", 0.5, "heat.txt")
+    async with remote(Deaf([passage])) as client:
+        with pytest.raises(UpstreamRefused, match="cannot open documents"):
+            await client.search(["film"], 1, "other.txt")
+        with pytest.raises(BadConfig, match="cannot open documents; set it to false"):
+            await check_access(client)
+    async with remote(Deaf([Passage("p", "Heat", "Heat is a film.")])) as client:
+        with pytest.raises(BadConfig, match="name no documents"):
+            await check_access(client)
+    async with remote(Deaf([])) as client:
+        await check_access(client)
+    lists = faiss.index_factory(opened.dense.dimension, "IVF1,Flat", faiss.METRIC_INNER_PRODUCT)
+    vectors = embedder.embed([opened.passages[row].text for row in range(len(opened.passages))], queries=False)
+    lists.train(vectors)
+    lists.add(vectors)
+    searcher = IndexSearcher(Index(opened.manifest, opened.passages, type(opened.dense)(lists), None), embedder)
+    try:
+        with pytest.raises(BadConfig, match="no vectors"):
+            await check_access(searcher)
+    finally:
+        await searcher.close()
+
+
+async def test_a_server_that_is_away_is_not_refused() -> None:
+    """It may be able to, once it is there."""
+
+    class Away:
+        async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+            raise UpstreamUnavailable("refused", endpoint="127.0.0.1:9")
+
+    await check_access(Away())

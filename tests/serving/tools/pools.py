@@ -1,0 +1,62 @@
+"""Pools of faulty servers, and calls of them."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from router.calls import Readiness
+from router.errors import ToolFailed
+from router.search.tools import Tool, Tools
+from serving.config.config import ToolServerConfig
+from serving.tools import ToolPool, tool_pool
+
+DO = Tool("web", "do", "", {})
+
+
+def faulty(start: str = "", **more: Any) -> ToolServerConfig:
+    """The section of a faulty server; `start`: what is wrong from the beginning."""
+    script = str(Path(__file__).with_name("faulty_server.py"))
+    return ToolServerConfig(command=(sys.executable, "-I", "-S", script, start), **{"allow": ("do",), **more})
+
+
+@asynccontextmanager
+async def pool_of(**servers: ToolServerConfig) -> AsyncIterator[tuple[ToolPool, Readiness]]:
+    """A pool that starts servers again at once."""
+    readiness = Readiness()
+    async with tool_pool(servers, readiness, first_pause_s=0.01) as pool:
+        yield pool, readiness
+
+
+@asynccontextmanager
+async def tools_of(config: ToolServerConfig) -> AsyncIterator[tuple[Tools, Readiness]]:
+    """The tools of one server, `web`, that is there."""
+    async with pool_of(web=config) as (pool, readiness):
+        await pool.view(["web"]).available()
+        yield pool.view(["web"]), readiness
+
+
+async def done(tools: Tools, fault: str = "", server: str = "web") -> str:
+    """The text of a call, or its failure."""
+    try:
+        async with asyncio.timeout(20):
+            return (await tools.call(Tool(server, "do", "", {}), {"fault": fault})).text
+    except ToolFailed as error:
+        return f"failed: {error.args[0]}"
+
+
+async def state(tools: Tools) -> dict[str, Any]:
+    """What a server knows of itself."""
+    told: dict[str, Any] = json.loads(await done(tools, "state"))
+    return told
+
+
+async def until(readiness: Readiness, *, down: bool, name: str = "web") -> None:
+    """Wait until a server is down, or there."""
+    async with asyncio.timeout(20):
+        async for _ in readiness.changes():
+            if (f"tools.{name}" in readiness.all) == down:
+                return

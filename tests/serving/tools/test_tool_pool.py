@@ -1,0 +1,224 @@
+"""A pool of real child processes that speak MCP, well or not."""
+
+import asyncio
+import json
+import os
+import random
+import time
+import tracemalloc
+
+import pytest
+
+from router.errors import ToolFailed
+from router.search.tools import Tool
+from serving.config.config import ToolServerConfig
+from tests.serving.tools.faulty_server import ANSWERS, FAULTS, HOSTILE
+from tests.serving.tools.pools import DO, done, faulty, pool_of, state, tools_of, until
+
+
+async def test_tools_are_allowed_by_name() -> None:
+    """Others are neither listed nor called, and neither are those of servers out of view."""
+    async with pool_of(web=faulty(), other=faulty(), idle=faulty(allow=())) as (pool, _):
+        view = pool.view(["idle", "web"])
+        (tool,) = await view.available()
+        assert (tool.server, tool.name, tool.description) == ("web", "do", "Does it.")
+        assert tool.parameters == {"type": "object", "properties": {"fault": {"type": "string"}}}
+        assert await done(view) == "done"
+        for server, name in (("web", "secret"), ("web", "nothing"), ("idle", "do"), ("other", "do")):
+            with pytest.raises(ToolFailed, match=r"no such tool|not among the servers"):
+                await view.call(Tool(server, name, "", {}), {})
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ("silent", "dies")])
+async def test_a_fault_is_one_call_s(fault: str) -> None:
+    """It fails at once, the calls beside it and after it do not, and the server is not started again."""
+    async with tools_of(faulty(timeout_s=15)) as (tools, readiness):
+        before = await state(tools)
+        began = time.monotonic()
+        *beside, failed = await asyncio.gather(*(done(tools, "slow0.1") for _ in range(3)), done(tools, fault))
+        assert failed.startswith("failed: ")
+        assert time.monotonic() - began < 10
+        assert beside == ["done"] * 3
+        assert (await state(tools))["process"] == before["process"]
+        assert readiness.all == {}
+
+
+async def test_a_server_that_never_answers() -> None:
+    """Its call ends in time, and the server is told so; the place is free again."""
+    async with tools_of(faulty(timeout_s=2, max_in_flight=1)) as (tools, _):
+        assert await done(tools, "silent") == "failed: took more than 2 s"
+        assert len((await state(tools))["cancelled"]) == 1
+
+
+async def test_a_call_that_is_cancelled() -> None:
+    """The server is told so; the place is free again."""
+    async with tools_of(faulty(max_in_flight=1)) as (tools, _):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await tools.call(DO, {"fault": "silent"})
+        assert len((await state(tools))["cancelled"]) == 1
+
+
+async def test_a_server_that_dies() -> None:
+    """All its calls fail at once, as do those until it is there again; then it works."""
+    async with tools_of(faulty()) as (tools, readiness):
+        before = await state(tools)
+        asked = asyncio.gather(done(tools, "silent"), done(tools, "dies"))
+        assert await asked == ["failed: Connection closed"] * 2
+        await until(readiness, down=True)
+        assert readiness.all["tools.web"] == ([], "Connection closed; its last words: its last words")
+        assert (await done(tools)).startswith("failed: is down: Connection closed")
+        await until(readiness, down=False)
+        assert (await state(tools))["process"] != before["process"]
+
+
+async def test_a_server_that_dies_while_nobody_calls() -> None:
+    """It is started again all the same."""
+    async with tools_of(faulty()) as (tools, readiness):
+        os.kill((await state(tools))["process"], 9)
+        await until(readiness, down=True)
+        await until(readiness, down=False)
+        assert await done(tools) == "done"
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (faulty("dies"), "Connection closed; its last words: there is no licence"),
+        (faulty("silent", timeout_s=0.5), "did not answer in time"),
+        (faulty("invalid", timeout_s=0.5), "did not answer in time"),
+        (ToolServerConfig(command=("no-such-program",)), "there is no program no-such-program"),
+        (ToolServerConfig(command=("cat",)), "Method not found"),
+        (ToolServerConfig(url="http://127.0.0.1:9/mcp"), "All connection attempts failed"),
+    ],
+)
+async def test_a_server_that_does_not_start(config: ToolServerConfig, why: str) -> None:
+    """It has no tools, its calls fail, health tells why; others work. No gateway waits for it."""
+    async with pool_of(web=config, good=faulty()) as (pool, readiness):
+        view = pool.view(["web", "good"])
+        assert [tool.server for tool in await view.available()] == ["good"]
+        assert (await done(view)).startswith(f"failed: is down: {why}")
+        assert await done(view, server="good") == "done"
+        assert list(readiness.all) == ["tools.web"]
+
+
+async def test_tools_that_change() -> None:
+    """The list is that of now, once the server has said that there is another one."""
+    async with tools_of(faulty()) as (tools, _):
+        for number in range(3):
+            assert await done(tools, "changes") == "done"
+            async with asyncio.timeout(10):
+                while f"p{number}" not in (await tools.available())[0].parameters["properties"]:
+                    await state(tools)
+
+
+async def test_outputs() -> None:
+    """As they came, tags and all; cut off where they are too long; never held against the server's own schemas."""
+    async with tools_of(faulty(max_chars=1000)) as (tools, _):
+        assert await done(tools, "hostile") == HOSTILE
+        assert await done(tools, "wide") == "y" * 1000
+        assert await done(tools, "noise") == "done"
+        assert await done(tools, "patterned") == "done"
+        assert await done(tools, "\ud800") == "failed: the arguments are no JSON"
+        assert await done(tools) == "done"
+
+
+async def test_the_memory_of_an_answer_that_is_too_long() -> None:
+    """Of ten megabytes, never more than the bound is kept, and its double while it is read."""
+    async with tools_of(faulty()) as (tools, _):
+        tracemalloc.start()
+        try:
+            assert await done(tools, "long") == "failed: answered too much"
+            assert tracemalloc.get_traced_memory()[1] < 5_000_000
+        finally:
+            tracemalloc.stop()
+
+
+async def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server finds what it needs to run, and what is named."""
+    monkeypatch.setenv("A_KEY_OF_THE_GATEWAY", "sesame")
+    monkeypatch.setenv("A_KEY_OF_THE_SERVER", "simsalabim")
+    async with tools_of(faulty(env=("A_KEY_OF_THE_SERVER",))) as (tools, _):
+        found = json.loads(await done(tools, "environment"))
+    assert found["A_KEY_OF_THE_SERVER"] == "simsalabim"
+    assert set(found) - {"PATH", "HOME", "LANG", "LC_CTYPE"} == {"A_KEY_OF_THE_SERVER"}
+
+
+@pytest.mark.parametrize("start", ["", "stays"])
+async def test_nothing_is_left_behind(start: str) -> None:
+    """A server ends with the pool, also one that does not care for the end of its input."""
+    async with tools_of(faulty(start)) as (tools, _):
+        process = (await state(tools))["process"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+async def test_calls_in_flight() -> None:
+    """Never more than the limit, over all who call, whatever fails among them."""
+    async with pool_of(web=faulty(max_in_flight=3)) as (pool, _):
+        views = [pool.view(["web"]) for _ in range(4)]
+        luck = random.Random(7)
+        faults = [luck.choice(["slow0.01", "slow0.02", "fails", "error", "no result"]) for _ in range(80)]
+        ends = await asyncio.gather(*(done(views[n % 4], fault) for n, fault in enumerate(faults)))
+        told = await state(views[0])
+    assert [end == "done" for end in ends] == [fault.startswith("slow") for fault in faults]
+    assert told["most"] == 3
+
+
+async def test_two_hundred_faults() -> None:
+    """Each call ends, in an output or a failure, and in time; beside them, those of a good server are undisturbed."""
+    luck, timeout_s = random.Random(23), 1.5
+    waiting = [luck.choice([*ANSWERS, "dies", "slow0.05", ""]) for _ in range(200)]
+    ends, longest = dict[str, set[bool]](), 0.0
+    async with pool_of(web=faulty(timeout_s=timeout_s, max_in_flight=6), good=faulty()) as (pool, readiness):
+        view, healthy = pool.view(["web"]), pool.view(["good"])
+
+        async def work() -> None:
+            nonlocal longest
+            while waiting:
+                fault = waiting.pop()
+                while await done(view) != "done":  # others have let it die
+                    await until(readiness, down=False)
+                    await asyncio.sleep(0)
+                began = time.monotonic()
+                ends.setdefault(fault, set()).add((await done(view, fault)).startswith("failed: "))
+                longest = max(longest, time.monotonic() - began)
+
+        async def beside() -> list[str]:
+            found = []
+            while waiting:
+                found.append(await done(healthy, "slow0.01", "good"))
+            return found
+
+        await view.available()
+        began = time.monotonic()
+        found, *_ = await asyncio.gather(beside(), *(work() for _ in range(6)))
+        took_s = time.monotonic() - began
+    print(
+        f"\n200 faults in {took_s:.1f} s, the longest call {longest:.2f} s of {timeout_s} s; {len(found)} calls beside"
+    )
+    assert all(ends[fault] == {True} for fault in FAULTS)
+    assert all(False in ends[fault] for fault in ("hostile", "noise", "wide", ""))
+    assert set(found) == {"done"}
+    assert longest < timeout_s + 5  # the machine may have others to work for
+
+
+@pytest.mark.timing
+async def test_workers_at_a_time() -> None:
+    """Eight on a paced server are done much sooner than one."""
+    took = {}
+    async with tools_of(faulty(max_in_flight=8)) as (tools, _):
+        for workers in (1, 8):
+            began = time.monotonic()
+            places = asyncio.Semaphore(workers)
+
+            async def work(places: asyncio.Semaphore) -> None:
+                async with places:
+                    assert await done(tools, "slow0.05") == "done"
+
+            await asyncio.gather(*(work(places) for _ in range(40)))
+            took[workers] = time.monotonic() - began
+    print(
+        f"\n40 calls of 50 ms: one worker {took[1]:.2f} s, eight {took[8]:.2f} s, {took[1] / took[8]:.1f} times as fast"
+    )
+    assert took[1] / took[8] > 3
