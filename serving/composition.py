@@ -22,6 +22,8 @@ from router.edge.grpc.table_service import TableServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.listening import check_listening
+from router.edge.pages import Frame
+from router.edge.pages.runs import add_runs
 from router.errors import BadConfig, UpstreamError
 from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
@@ -319,7 +321,9 @@ async def _listening(
     server = Server(
         gateway, *runs.services, tables=tables, access=access, tls=tls, readiness=readiness, observer=observers
     )
-    app = openai_app(gateway, access, readiness, observer=observers)
+    pages = Frame(access)
+    add_runs(pages, runs.stored)
+    app = openai_app(gateway, access, readiness, observer=observers, pages=pages)
     http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)
     await upstream.retriever.probe()
     port = await server.start(address)
@@ -333,7 +337,7 @@ async def _listening(
         ):
             if http:
                 bound = await http_server.start(http, "server.http")
-                log(f"the OpenAI-compatible server is at {'https' if tls else 'http'}://{bound}/v1")
+                log(f"pages are at {'https' if tls else 'http'}://{bound}/, the OpenAI-compatible server at /v1")
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
         try:

@@ -1,0 +1,71 @@
+"""Pages over a real store, with a key for each of two tenants and for the operator."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from re import findall
+
+import aiohttp
+
+from router.access import Access, new_key
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
+from router.edge.pages import Frame
+from router.edge.pages.runs import add_runs
+from router.runs import Runs
+from router.runs.live import LiveRuns
+from router.store import Database, SQLAccounts, SQLArchive
+from router.trace.identity import KeyScope
+from tests.router.deployment import Deployment
+
+ASKS: frozenset[KeyScope] = frozenset(("ask",))
+
+
+@dataclass
+class World:
+    """A server of pages."""
+
+    address: str
+    database: Database
+    frame: Frame
+    keys: dict[str, str] = field(default_factory=dict)
+    """By tenant; that of the operator by an empty name."""
+
+
+@asynccontextmanager
+async def pages(folder: Path, *tenants: str) -> AsyncIterator[World]:
+    """Pages; with `tenants`, for those who have a key."""
+    async with AsyncExitStack() as stack:
+        database = await Database.open(f"sqlite:///{folder}/runs.db")
+        stack.push_async_callback(database.close)
+        accounts, keys = SQLAccounts(database), dict[str, str]()
+        for tenant in tenants:
+            scopes: frozenset[KeyScope] = ASKS if tenant else frozenset(("ask", "operate"))
+            keys[tenant], key = new_key(tenant or None, scopes)
+            await accounts.add_key(key)
+        access = Access(accounts)
+        frame = Frame(access)
+        add_runs(frame, Runs(SQLArchive(database), LiveRuns()))
+        server = HTTPServer(openai_app(Deployment().gateway(), access, pages=frame), 0.0, access=access)
+        stack.push_async_callback(server.drain)
+        address = await server.start("127.0.0.1:0", "server.http")
+        yield World(address, database, frame, keys)
+
+
+@asynccontextmanager
+async def browsing(world: World, key: str | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session of a browser, signed in with a key."""
+    jar = aiohttp.CookieJar(unsafe=True)  # which keeps those of IP addresses
+    async with aiohttp.ClientSession(f"http://{world.address}", cookie_jar=jar) as session:
+        if key:
+            form = {"key": key, "csrf": await token(session, "/sign-in")}
+            async with session.post("/sign-in", data=form, allow_redirects=False) as response:
+                assert response.status == 303, await response.text()
+        yield session
+
+
+async def token(session: aiohttp.ClientSession, path: str) -> str:
+    """The token that the forms of a page have."""
+    async with session.get(path) as response:
+        return str(findall('name="csrf" value="([0-9a-f]+)"', await response.text())[0])
