@@ -1,7 +1,8 @@
 """Runs, newest first, as a page that follows them; its filters stand in its address."""
 
 import hashlib
-from typing import get_args
+from datetime import UTC, datetime
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 import msgspec
@@ -11,43 +12,52 @@ from router.edge.pages.frame import Frame, identity
 from router.errors import BadRequest
 from router.runs import RunFilter, Runs
 from router.trace.run import RunKind, RunStatus
+from router.trace.table import TableOutcome, TableTopologyName
+from router.trace.values import AnswerOutcome, TopologyName
 
 _PAGE = 50
-_CHOICES = {"status": get_args(RunStatus), "kind": get_args(RunKind)}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "status": get_args(RunStatus),
+    "outcome": tuple(dict.fromkeys((*get_args(AnswerOutcome), *get_args(TableOutcome)))),
+    "kind": get_args(RunKind),
+    "topology": (*get_args(TopologyName), *get_args(TableTopologyName)),
+    "feedback": ("good", "bad", "any"),
+}
+_OTHERS = "text", "tenant", "executor_version", "least", "most", "since", "until"
+"""Fields of the form beside those with choices: costs in dollars, times in UTC."""
 
 
 def add_runs(frame: Frame, runs: Runs) -> None:
-    """Add the list to the frame; the first page of all."""
+    """Add the list to the frame, which begins with it."""
 
     async def first(_request: web.Request) -> web.Response:
         return web.Response(status=303, headers={"Location": "/runs"})
 
     async def listed(request: web.Request) -> web.Response:
         """The page, or for htmx its list alone, and nothing where that is what it shows already."""
-        asked = {name: value for name, value in request.query.items() if value and name not in ("page", "seen")}
-        page = await runs.list(_wanted(asked), _PAGE, request.query.get("page", ""), identity(request))
-        seen = hashlib.sha256(msgspec.json.encode(page)).hexdigest()[:16]
+        asked = {name: value for name in (*_CHOICES, *_OTHERS) if (value := request.query.get(name, "").strip())}
+        page = request.query.get("page", "")
+        found = await runs.list(run_filter(asked), _PAGE, page, identity(request))
+        seen = hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:16]
         if seen == request.query.get("seen"):
             return web.Response(status=204)
         part = "HX-Request" in request.headers
-        return await frame.render(
-            request,
-            "runs_list.html" if part else "runs.html",
-            found=page,
-            asked=asked,
-            address=urlencode(asked),
-            seen=seen,
-            part=part,
-            choices=_CHOICES,
-        )
+        known = {"found": found, "asked": asked, "address": urlencode(asked), "page": page, "seen": seen, "part": part}
+        return await frame.render(request, "runs_list.html" if part else "runs.html", choices=_CHOICES, **known)
 
     frame.get("/", first)
     frame.get("/runs", listed, section="Runs")
 
 
-def _wanted(asked: dict[str, str]) -> RunFilter:
-    """Raises `BadRequest`."""
+def run_filter(asked: dict[str, str]) -> RunFilter:
+    """The runs that the fields of the form choose. Raises `BadRequest`."""
+    fields: dict[str, Any] = {name: value for name, value in asked.items() if name in RunFilter.__struct_fields__}
     try:
-        return msgspec.convert(asked, RunFilter, strict=False)
-    except msgspec.ValidationError as error:
+        fields |= {f"{name}_nano_usd": round(float(asked[name]) * 1e9) for name in ("least", "most") if name in asked}
+        for name, field in (("since", "start"), ("until", "end")):
+            if name in asked:
+                at = datetime.fromisoformat(asked[name])
+                fields[field] = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        return msgspec.convert(fields, RunFilter)
+    except (ValueError, OverflowError, msgspec.ValidationError) as error:
         raise BadRequest(f"This cannot be looked for: {error}.") from None
