@@ -21,7 +21,7 @@ from router.trace import Call, Run
 from router.trace.run import MAX_A_RUN, Feedback
 
 _log = structlog.get_logger("store")
-_SEARCHED = 10_000
+_SEARCHED = 5_000
 _PIECE = 32
 """Runs that an export reads at once."""
 _DELETED = 100
@@ -99,11 +99,11 @@ def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
 def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str], searched: int) -> RunPage:
     newest_first = RUNS.c.started_at.desc(), RUNS.c.run_id.desc()
     conditions, last = [*_conditions(wanted), before > _POSITION], None
-    if searching := _search(wanted):
+    if _search(wanted):
         window = select(RUNS.c.started_at, RUNS.c.run_id).where(*_indexed(wanted), before > _POSITION)
         window = window.order_by(*newest_first).offset(searched - 1).limit(1)
         last = connection.execute(window).one_or_none()
-        conditions += [*searching, *([tuple(last) <= _POSITION] if last else [])]
+        conditions += [tuple(last) <= _POSITION] if last else []
     query = select(*_LISTED).where(*conditions).order_by(*newest_first).limit(size + 1)
     rows = connection.execute(query).all()
     said = _feedback(connection, [row.run_id for row in rows]) if rows else {}
@@ -156,15 +156,11 @@ def _not_found(run_id: str) -> NotFound:
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
     untrained = select(TENANTS.c.name).where(TENANTS.c.training == false())
-    # Only those that run are found by the index of statuses: others are too many to be sorted.
-    status = columns.status if wanted.status == "running" else columns.status.concat("")
     conditions = (
-        (wanted.kind is not None, columns.kind == wanted.kind),
         (wanted.kind is None or wanted.training, columns.kind != "shadow"),
-        (wanted.status is not None, status == wanted.status),
         (wanted.training, columns.tenant.not_in(untrained)),
     )
-    return [*_indexed(wanted), *(condition for holds, condition in conditions if holds)]
+    return [*_indexed(wanted), *_search(wanted), *(condition for holds, condition in conditions if holds)]
 
 
 def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
@@ -172,6 +168,7 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
     conditions = (
         (wanted.tenant is not None, columns.tenant == storable(wanted.tenant or "")),
+        (wanted.status == "running", columns.status == "running"),
         (wanted.start is not None, columns.started_at >= (wanted.start or 0.0)),
         (wanted.end is not None, columns.started_at < (wanted.end or 0.0)),
     )
@@ -185,9 +182,13 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     worked = exists().where(CALLS.c.run_id == columns.run_id, CALLS.c.executor_version == wanted.executor_version)
     accepted = func.coalesce(FEEDBACK.c.accepted, FEEDBACK.c.score >= 0.5)  # as `Feedback.good`
     verdict = true() if wanted.feedback == "any" else accepted == (true() if wanted.feedback == "good" else false())
+    # Only those that run are found by the index of statuses: others are too many to be sorted.
+    status = columns.status.concat("")
     conditions = (
         (bool(text), said),
-        (wanted.outcome is not None, and_(columns.outcome == wanted.outcome, columns.status == "finished")),
+        (wanted.kind is not None, columns.kind == wanted.kind),
+        (wanted.status not in (None, "running"), status == wanted.status),
+        (wanted.outcome is not None, and_(columns.outcome == wanted.outcome, status == "finished")),
         (wanted.topology is not None, columns.topology == wanted.topology),
         (wanted.executor_version is not None, worked),
         (wanted.feedback is not None, exists().where(FEEDBACK.c.run_id == columns.run_id, verdict)),

@@ -193,12 +193,11 @@ def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> 
 
 def found_by(run: Run | None) -> dict[str, object]:
     """The columns that a run is found by, once it has ended, of what has come of it."""
-    result = run.result if run else None
-    known = isinstance(result, Trajectory | TableRun)
+    result = run.result if run and isinstance(run.result, Trajectory | TableRun) else None
     return {
         "status": run.status if run else "running",
-        "outcome": result.outcome if known else "",
-        "topology": result.topology if known else "",
+        "outcome": result.outcome if result else "",
+        "topology": result.topology if result else "",
         "answer": output_of(run)[:MAX_LISTED_CHARS].replace("\0", "\ufffd") if run else "",
         "nano_usd": sum_known([call.nano_usd for call in run.calls]) if run else None,
         "duration_s": run.duration_s if run else 0.0,

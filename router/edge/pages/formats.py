@@ -23,6 +23,11 @@ def money(nano_usd: int | None) -> str:
     )
 
 
+def usd(dollars: float | None) -> str:
+    """Dollars, likewise."""
+    return money(None if dollars is None else round(dollars * 1e9))
+
+
 def count(number: int | None) -> str:
     """A number with its thousands apart."""
     return UNKNOWN if number is None else f"{number:,}"
@@ -49,6 +54,7 @@ def words(name: str | None) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "money": money,
+    "usd": usd,
     "count": count,
     "seconds": seconds,
     "moment": moment,

@@ -42,8 +42,17 @@ def add_runs(frame: Frame, runs: Runs) -> None:
         if seen == request.query.get("seen"):
             return web.Response(status=204)
         part = "HX-Request" in request.headers
-        known = {"found": found, "asked": asked, "address": urlencode(asked), "page": page, "seen": seen, "part": part}
-        return await frame.render(request, "runs_list.html" if part else "runs.html", choices=_CHOICES, **known)
+        return await frame.render(
+            request,
+            "runs_list.html" if part else "runs.html",
+            choices=_CHOICES,
+            found=found,
+            asked=asked,
+            address=urlencode(asked),
+            page=page,
+            seen=seen,
+            part=part,
+        )
 
     frame.get("/", first)
     frame.get("/runs", listed, section="Runs")
@@ -54,10 +63,17 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
     fields: dict[str, Any] = {name: value for name, value in asked.items() if name in RunFilter.__struct_fields__}
     try:
         fields |= {f"{name}_nano_usd": round(float(asked[name]) * 1e9) for name in ("least", "most") if name in asked}
-        for name, field in (("since", "start"), ("until", "end")):
-            if name in asked:
-                at = datetime.fromisoformat(asked[name])
-                fields[field] = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        spans = (("since", "start"), ("until", "end"))
+        fields |= {field: unix_time(asked[name]) for name, field in spans if name in asked}
         return msgspec.convert(fields, RunFilter)
     except (ValueError, OverflowError, msgspec.ValidationError) as error:
         raise BadRequest(f"This cannot be looked for: {error}.") from None
+
+
+def unix_time(text: str) -> float:
+    """The Unix time of an ISO date, with or without a time, in UTC unless it says otherwise. Raises `BadRequest`."""
+    try:
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise BadRequest(f"{text!r} is no time; write it as 2026-11-25T08:00.") from None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import pytest
@@ -272,7 +273,7 @@ SAID = {
 )
 async def test_runs_that_are_looked_for(database: Database, archive: SQLArchive, wanted: RunFilter, found: str) -> None:
     """By what was said, done and spent in them, and said of them; text means itself, in large or small letters."""
-    second = {"executor_version": "executor-000002"}
+    second: dict[str, Any] = {"executor_version": "executor-000002"}
     await put(
         database,
         run("run-1", 1.0, [call("run-1")]),

@@ -13,13 +13,24 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.pages import Frame
 from router.edge.pages.runs import add_runs
+from router.edge.pages.usage import add_usage
+from router.edge.pages.versions import add_versions
 from router.runs import Runs
 from router.runs.live import LiveRuns
-from router.store import Database, SQLAccounts, SQLArchive
+from router.store import Database, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
+from router.trace import Price
 from router.trace.identity import KeyScope
+from router.versions import GateRule, Versions
 from tests.router.deployment import Deployment
 
 ASKS: frozenset[KeyScope] = frozenset(("ask",))
+
+PRICES = {"tiny": Price(prompt=0.1, completion=0.4)}
+GATE = GateRule(margin=0.1, error=0.05, most_tokens=1.0, most_trials=1000)
+
+
+async def _load(name: str) -> str:
+    return f'{{"name": "{name}"}}'
 
 
 @dataclass
@@ -29,15 +40,16 @@ class World:
     address: str
     database: Database
     frame: Frame
+    versions: Versions
     keys: dict[str, str] = field(default_factory=dict)
     """By tenant; that of the operator by an empty name."""
 
 
 @asynccontextmanager
-async def pages(folder: Path, *tenants: str) -> AsyncIterator[World]:
-    """Pages; with `tenants`, for those who have a key."""
+async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
+    """Pages; with `tenants`, for those who have a key. `store`: a folder for one, or its address."""
     async with AsyncExitStack() as stack:
-        database = await Database.open(f"sqlite:///{folder}/runs.db")
+        database = await Database.open(store if isinstance(store, str) else f"sqlite:///{store}/runs.db")
         stack.push_async_callback(database.close)
         accounts, keys = SQLAccounts(database), dict[str, str]()
         for tenant in tenants:
@@ -47,10 +59,13 @@ async def pages(folder: Path, *tenants: str) -> AsyncIterator[World]:
         access = Access(accounts)
         frame = Frame(access)
         add_runs(frame, Runs(SQLArchive(database), LiveRuns()))
+        add_usage(frame, SQLUsages(database), accounts, PRICES.get)
+        versions = Versions(SQLVersionBook(database), _load, GATE)
+        add_versions(frame, versions)
         server = HTTPServer(openai_app(Deployment().gateway(), access, pages=frame), 0.0, access=access)
         stack.push_async_callback(server.drain)
         address = await server.start("127.0.0.1:0", "server.http")
-        yield World(address, database, frame, keys)
+        yield World(address, database, frame, versions, keys)
 
 
 @asynccontextmanager
