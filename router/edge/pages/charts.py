@@ -7,7 +7,8 @@ import msgspec
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 220, 64, 10, 24
 _INNER = HEIGHT - TOP - BOTTOM
-_MOST_LABELS = 8
+_MOST_LABELS, _LABEL = 8, 70
+"""Below the axis, and how long one is."""
 SERIES = 6
 """Colours; what comes after the first five series stands together."""
 
@@ -39,12 +40,11 @@ class Chart(msgspec.Struct, frozen=True):
 
 
 def bars(values: Mapping[str, Mapping[str, int]], columns: Sequence[str], shown: Callable[[int], str]) -> Chart:
-    """Stacked bars. `values`: by series and column; those of no column are nothing."""
-    by_size = sorted(values, key=lambda name: -sum(values[name].values()))
-    names = by_size if len(by_size) <= SERIES else [*by_size[: SERIES - 1], "others"]
+    """Stacked bars. `values`: by series, which are stacked in this order, and by column."""
+    names = list(values) if len(values) <= SERIES else [*list(values)[: SERIES - 1], "others"]
     sums = {column: [0] * len(names) for column in columns}
-    for place, name in enumerate(by_size):
-        for column, value in values[name].items():
+    for place, series in enumerate(values.values()):
+        for column, value in series.items():
             sums[column][min(place, len(names) - 1)] += value
     most = max((sum(each) for each in sums.values()), default=0) or 1
     step = (WIDTH - LEFT) / max(1, len(columns))
@@ -60,6 +60,7 @@ def bars(values: Mapping[str, Mapping[str, int]], columns: Sequence[str], shown:
     ticks = [Mark(LEFT, TOP + _INNER * (1 - share), shown(round(most * share))) for share in (0, 0.5, 1)]
     every = math.ceil(len(columns) / _MOST_LABELS) or 1
     labels = [Mark(LEFT + number * step, HEIGHT - 8, columns[number]) for number in range(0, len(columns), every)]
+    labels = [label for label in labels if label.x < WIDTH - _LABEL]
     return Chart(ticks, labels, names, found, round(max(0.5, step - min(2, step / 5)), 2))
 
 

@@ -10,14 +10,14 @@ UNKNOWN = "unknown"
 
 
 def money(nano_usd: int | None) -> str:
-    """Billionths of a dollar as dollars, with at least two figures that are not zero; unknown is not zero."""
+    """Billionths of a dollar as dollars, to the cent or three figures; unknown is not zero."""
     if nano_usd is None:
         return UNKNOWN
     dollars = nano_usd / 1e9
     return (
         f"${dollars:,.2f}"
         if dollars >= 1 or not nano_usd
-        else f"${dollars:.2g}"
+        else f"${dollars:.3g}"
         if dollars >= 1e-4
         else f"${dollars:.1e}"
     )

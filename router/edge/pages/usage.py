@@ -97,27 +97,24 @@ def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
 
 
 def _charts(rows: tuple[UsageRow, ...], query: UsageQuery) -> dict[str, Chart]:
-    """Tokens and money over time."""
-    assert query.bucket is not None
-    spent: dict[str, dict[str, dict[str, int]]] = {"Tokens": {}, "Money": {}}
-    columns = [time.strftime(_LABELS[query.bucket], time.gmtime(at)) for at in _times(query)]
+    """Tokens and money over time, of the same series in the same order: those with most tokens first."""
+    form, by = _LABELS[query.bucket or "hour"], query.by[0]
+    columns = list(dict.fromkeys(time.strftime(form, time.gmtime(at)) for at in _hours(query)))
+    largest_first = sorted(_groups(rows, by).items(), key=lambda each: -each[1].prompt_tokens)
+    tokens, spent = ({name or "none": dict[str, int]() for name, _ in largest_first} for _ in range(2))
     for row in rows:
-        column, name = time.strftime(_LABELS[query.bucket], time.gmtime(row.bucket_start or 0)), query.by[0]
-        series = getattr(row, name) or ""
-        spent["Tokens"].setdefault(series, {})[column] = row.prompt_tokens + row.completion_tokens
-        spent["Money"].setdefault(series, {})[column] = row.nano_usd or 0
-    return {"Tokens": bars(spent["Tokens"], columns, count), "Money": bars(spent["Money"], columns, money)}
+        column, name = time.strftime(form, time.gmtime(row.bucket_start or 0)), getattr(row, by) or "none"
+        tokens[name][column] = row.prompt_tokens + row.completion_tokens
+        spent[name][column] = row.nano_usd or 0
+    return {"Tokens": bars(tokens, columns, count), "Money": bars(spent, columns, money)}
 
 
-def _times(query: UsageQuery) -> Iterator[float]:
-    """The beginnings of all buckets in the span."""
+def _hours(query: UsageQuery) -> Iterator[float]:
+    """The beginnings of all hours in the span."""
     at, end = query.start or 0.0, query.end or 0.0
-    seen = ""
     while at < end:
-        form = _LABELS[query.bucket or "hour"]
-        if (label := time.strftime(form, time.gmtime(at))) != seen:
-            yield at
-        seen, at = label, at + _HOUR_S
+        yield at
+        at += _HOUR_S
 
 
 async def _with(instead: dict[RoleName, str], booked: list[RoleTotal], price_of: PriceOf) -> list[RoleTotal]:

@@ -1,5 +1,6 @@
 """Pages over a real store, with a key for each of two tenants and for the operator."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class World:
     database: Database
     frame: Frame
     versions: Versions
+    now: float = field(default_factory=time.time)
     keys: dict[str, str] = field(default_factory=dict)
     """By tenant; that of the operator by an empty name."""
 
@@ -65,7 +67,7 @@ async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
         server = HTTPServer(openai_app(Deployment().gateway(), access, pages=frame), 0.0, access=access)
         stack.push_async_callback(server.drain)
         address = await server.start("127.0.0.1:0", "server.http")
-        yield World(address, database, frame, versions, keys)
+        yield World(address, database, frame, versions, keys=keys)
 
 
 @asynccontextmanager
