@@ -353,7 +353,9 @@ async def _listening(
         ):
             if http:
                 bound = await http_server.start(http, "server.http")
-                log(f"pages are at {'https' if tls else 'http'}://{bound}/, the OpenAI-compatible server at /v1")
+                root = f"{'https' if tls else 'http'}://{bound}"
+                log(f"the OpenAI-compatible server is at {root}/v1")
+                log(f"pages are at {root}/")
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
         try:
