@@ -99,7 +99,7 @@ def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
 def _charts(rows: tuple[UsageRow, ...], query: UsageQuery) -> dict[str, Chart]:
     """Tokens and money over time, of the same series in the same order: those with most tokens first."""
     form, by = _LABELS[query.bucket or "hour"], query.by[0]
-    columns = list(dict.fromkeys(time.strftime(form, time.gmtime(at)) for at in _hours(query)))
+    columns = list(dict.fromkeys(time.strftime(form, time.gmtime(at)) for at in _times(query)))
     largest_first = sorted(_groups(rows, by).items(), key=lambda each: -each[1].prompt_tokens)
     tokens, spent = ({name or "none": dict[str, int]() for name, _ in largest_first} for _ in range(2))
     for row in rows:
@@ -109,12 +109,13 @@ def _charts(rows: tuple[UsageRow, ...], query: UsageQuery) -> dict[str, Chart]:
     return {"Tokens": bars(tokens, columns, count), "Money": bars(spent, columns, money)}
 
 
-def _hours(query: UsageQuery) -> Iterator[float]:
-    """The beginnings of all hours in the span."""
-    at, end = query.start or 0.0, query.end or 0.0
+def _times(query: UsageQuery) -> Iterator[float]:
+    """The beginnings of all hours in the span, or of all days."""
+    step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S
+    at, end = (query.start or 0.0) // step * step, query.end or 0.0
     while at < end:
         yield at
-        at += _HOUR_S
+        at += step
 
 
 async def _with(instead: dict[RoleName, str], booked: list[RoleTotal], price_of: PriceOf) -> list[RoleTotal]:

@@ -88,6 +88,10 @@ async def test_usage(tmp_path: Path) -> None:
             async with session.get(f"/usage?{time}&{asked}") as response:
                 text = await response.text()
             assert [each for each in said if each not in text] == [], asked
+        for span in ("day", "week", "month", "year"):  # whatever hour and day it is
+            for until in ("1970-01-01T00:30", "1970-01-01T23:30", "1970-01-02T00:00"):
+                async with session.get(f"/usage?span={span}&until={until}") as response:
+                    assert "execution: 2,225</title>" in await response.text()
         wrong = "instead_delegation=nobody", "instead_delegation=tiny*0", "instead_answer=tiny*x", "by=x"
         for asked in ("span=x", "until=x", *(f"{time}&{each}" for each in wrong)):
             async with session.get(f"/usage?{asked}") as response:
