@@ -149,6 +149,15 @@ class Access:
             raise NoKey(_UNKNOWN)
         return Identity(key.tenant, key.scopes, key.key_id)
 
+    async def renewed(self, known: Identity) -> Identity:
+        """The identity of a key that was found before, as the key is now. Raises `NoKey` where it is good no longer,
+        and `StoreFailed`.
+        """
+        await self.required()
+        if (key := self._keys.get(known.key_id)) is None:
+            raise NoKey(_UNKNOWN)
+        return Identity(key.tenant, key.scopes, key.key_id)
+
     async def required(self) -> bool:
         """Whether callers need a key: once one was made, also if all are revoked. Raises `StoreFailed`."""
         if not self._fresh:

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from router.access import Access, Key
+from router.access import Access, Accounts, Key
 from router.background import background_tasks
 from router.calls import Readiness, Role, Upstreams
 from router.calls.health import watch_role
@@ -22,6 +22,10 @@ from router.edge.grpc.table_service import TableServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.listening import check_listening
+from router.edge.pages import Frame
+from router.edge.pages.runs import add_runs
+from router.edge.pages.usage import add_usage
+from router.edge.pages.versions import add_versions
 from router.errors import BadConfig, UpstreamError
 from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
@@ -44,6 +48,7 @@ from router.trace import RoleName
 from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from serving.config.config import Config, RoleConfig
+from serving.config.prices import listed_price
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
@@ -92,6 +97,8 @@ class _Runs:
     executors: VersionRouting
     trials: Trials
     observers: Observers
+    usages: SQLUsages
+    versions: Versions
 
 
 @asynccontextmanager
@@ -117,12 +124,13 @@ async def running_gateway(
     try:
         folder = config.server.log
         with own_log(database, Path(folder) if folder else None) as run_log:
-            access = Access(SQLAccounts(database), key)
+            accounts = SQLAccounts(database)
+            access = Access(accounts, key)
             await _check_addresses(address, http, access)  # before anything slow begins
             async with (
                 _open_upstream(config, log, retriever) as upstream,
                 _open_runs(config, database, upstream, log, run_log=run_log, around=journal) as runs,
-                _listening(config, access, upstream, runs, address=address, http=http, log=log) as bound,
+                _listening(config, access, accounts, upstream, runs, address=address, http=http, log=log) as bound,
             ):
                 run_log.tell(bound)
                 yield bound
@@ -231,7 +239,7 @@ async def _open_runs(
             UsageServicer(usages, Reconciler(upstream.deployments, VLLMCounts(upstream.session), usages)),
             ExecutorVersionServicer(versions),
         )
-        yield _Runs(gateway, services, stored, executors, trials, observers)
+        yield _Runs(gateway, services, stored, executors, trials, observers, usages, versions)
 
 
 def _gateway(
@@ -324,7 +332,15 @@ def _shared(config: Config, executors: VersionRouting, index: Callable[[], str |
 
 @asynccontextmanager
 async def _listening(
-    config: Config, access: Access, upstream: _Upstream, runs: _Runs, *, address: str, http: str | None, log: Log
+    config: Config,
+    access: Access,
+    accounts: Accounts,
+    upstream: _Upstream,
+    runs: _Runs,
+    *,
+    address: str,
+    http: str | None,
+    log: Log,
 ) -> AsyncIterator[str]:
     """The servers, and what goes on beside them; where gRPC listens."""
     gateway, readiness, observers = runs.gateway, upstream.readiness, runs.observers
@@ -333,7 +349,11 @@ async def _listening(
     server = Server(
         gateway, *runs.services, tables=tables, access=access, tls=tls, readiness=readiness, observer=observers
     )
-    app = openai_app(gateway, access, readiness, observer=observers)
+    pages = Frame(access)
+    add_runs(pages, runs.stored)
+    add_usage(pages, runs.usages, accounts, lambda model: config.prices.get(model) or listed_price(model))
+    add_versions(pages, runs.versions)
+    app = openai_app(gateway, access, readiness, observer=observers, pages=pages)
     http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)
     await upstream.retriever.probe()
     port = await server.start(address)
@@ -347,7 +367,9 @@ async def _listening(
         ):
             if http:
                 bound = await http_server.start(http, "server.http")
-                log(f"the OpenAI-compatible server is at {'https' if tls else 'http'}://{bound}/v1")
+                root = f"{'https' if tls else 'http'}://{bound}"
+                log(f"the OpenAI-compatible server is at {root}/v1")
+                log(f"pages are at {root}/")
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
         try:

@@ -9,7 +9,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, ExcInfo
 
-from serving.terminal import visible
+from router.edge.visible import visible
 
 
 def plain_tracebacks() -> None:

@@ -17,20 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-_OBEYED = (
-    *(code for code in range(0x20) if chr(code) not in "\t\n"),
-    *range(0x7F, 0xA0),  # among them U+009B, which begins a sequence as ESC [ does
-    *range(0x2028, 0x202F),  # separators of lines, and what turns the direction of writing
-    *range(0x2066, 0x206A),
-    *range(0xD800, 0xE000),  # of names that are not UTF-8, and cannot be printed
-)
-_SHOWN = {code: f"\\u{code:04x}" for code in _OBEYED}
-"""As JSON writes them, so that JSON stays the same JSON."""
-
-
-def visible(text: str) -> str:
-    r"""The text with `\u001b` for the escape character, and so on for all that a terminal obeys but tab and newline."""
-    return text.translate(_SHOWN)
+from router.edge.visible import SHOWN, visible
 
 
 def complain(text: str) -> None:
@@ -77,7 +64,7 @@ class _Visible(FileProxy):
 def visible_output() -> Iterator[None]:
     """Make everything that is printed inside, by `print` or by rich, visible; rich's own styles stay."""
     before = dict(_CONTROL_STRIP_TRANSLATE)
-    _CONTROL_STRIP_TRANSLATE.update(_SHOWN)  # by which rich drops five of them from all text; nothing else sets it
+    _CONTROL_STRIP_TRANSLATE.update(SHOWN)  # by which rich drops five of them from all text; nothing else sets it
     try:
         with redirect_stdout(cast(TextIO, _Visible(sys.stdout))):
             yield

@@ -14,11 +14,12 @@ import msgspec
 from msgspec import Meta
 
 from benchmarks import harness
-from benchmarks.study.spending import Instead, dollars, tokens, with_other_models
+from benchmarks.study.spending import tokens
 from executor_sft.command import show
 from executor_sft.jsonl import read_json
 from router.errors import BadConfig
 from router.ledger import UsageQuery
+from router.ledger.usage import Instead, dollars, with_other_models
 from router.store import SQLUsages, opened
 from router.trace import Price, RoleName
 from router.trace.call import RoleTotal
@@ -106,14 +107,12 @@ def _price(model: str, prices: Mapping[str, Price]) -> Price:
 
 
 def _instead(text: str) -> tuple[RoleName, Instead]:
+    role, _, rest = text.partition("=")
     try:
-        role, _, rest = text.partition("=")
-        model, _, share = rest.partition("*")
-        known = next(name for name in get_args(RoleName) if name == role and model)
-        other = Instead(model, float(share or 1))
+        return next(name for name in get_args(RoleName) if name == role), Instead.parse(rest)
     except (StopIteration, ValueError):
         roles = ", ".join(get_args(RoleName))
-        raise BadConfig(f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE, with a role of {roles}.") from None
-    if not 0 < other.token_share < float("inf"):
-        raise BadConfig(f"--instead {text}: the share of the tokens must be more than 0.")
-    return known, other
+        raise BadConfig(
+            f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE, with a role of {roles} and a share of the tokens "
+            "above 0."
+        ) from None

@@ -1,13 +1,11 @@
-"""Tokens and money by role: at given prices, and with other models."""
+"""Tokens and money by role, at given prices."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
 from benchmarks.study.cells import Cell
 from executor_sft.call_cache import CallCache
-from router.models import Usage
 from router.trace import Call, Price, RoleName
 from router.trace.call import RoleTotal, added, layer_of, totals
 from serving.config.prices import price_of
@@ -55,45 +53,6 @@ def merged(many: Iterable[RoleTotal]) -> list[RoleTotal]:
     return [msgspec.structs.replace(group[0], **added(group)) for group in groups.values()]
 
 
-def dollars(many: Sequence[RoleTotal]) -> float | None:
-    """Return their cost; None where that of any call is unknown."""
-    unknown = any(one.attempts_without_cost for one in many)
-    return None if unknown else sum(one.nano_usd or 0 for one in many) / 1e9
-
-
 def tokens(many: Iterable[RoleTotal], role: RoleName | None = None) -> int:
     """Count what was read and written, in one role or in all."""
     return sum(one.prompt_tokens + one.completion_tokens for one in many if role in (None, one.role))
-
-
-class Instead(NamedTuple):
-    """Another model in a role, and the share of the tokens that it reads and writes."""
-
-    model: str
-    token_share: float
-
-
-def with_other_models(
-    many: Iterable[RoleTotal], prices: Mapping[str, Price], instead: Mapping[RoleName, Instead] = {}
-) -> list[RoleTotal]:
-    """Price the totals anew: models in `prices` cost what stands there, others what was booked. `instead`: by role; all
-    of its models are in `prices`.
-    """
-    return [_priced(one, prices, instead.get(one.role, Instead(one.model, 1.0))) for one in many]
-
-
-def _priced(one: RoleTotal, prices: Mapping[str, Price], other: Instead) -> RoleTotal:
-    if (price := prices.get(other.model)) is None:
-        return one
-    share = other.token_share
-    cached = None if one.cached_tokens is None else round(share * one.cached_tokens)
-    usage = Usage(round(share * one.prompt_tokens), round(share * one.completion_tokens), cached)
-    return msgspec.structs.replace(
-        one,
-        model=other.model,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-        attempts_without_cost=one.attempts_without_usage,
-        nano_usd=None if one.attempts_without_usage else price.cost(usage),
-    )

@@ -25,13 +25,14 @@ from benchmarks.study.cells import Cell, cells_of, engine_groups, weights_of
 from benchmarks.study.plan import Plan, questions_of, read_plan
 from benchmarks.study.results import RESULTS, Row, RowFile, read_rows, write_plan
 from benchmarks.study.rollout import Asker
-from benchmarks.study.spending import dollars, merged, prices_in
+from benchmarks.study.spending import merged, prices_in
 from executor_sft.asking import failures
 from executor_sft.call_cache import CallCache
 from executor_sft.command import agreed, show
 from executor_sft.runtime import open_runtime
 from executor_sft.step import Step
 from router.errors import BadConfig, BadRequest
+from router.ledger.usage import dollars
 from serving.config.config import RoleConfig
 from serving.engines.engine import Log
 from serving.terminal import complain, progress_bar

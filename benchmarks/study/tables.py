@@ -14,8 +14,9 @@ import msgspec
 from benchmarks.study.report import Cell, ReportTable
 from benchmarks.study.results import CellRows, Loss, Row, Study
 from benchmarks.study.scores import compared, metrics_of, micro
-from benchmarks.study.spending import dollars, merged, tokens
+from benchmarks.study.spending import merged, tokens
 from executor_sft.rollout import search_counts
+from router.ledger.usage import dollars
 from router.trace.call import layer_of
 
 _SCORES = "Ours. EM and F1 as the official SQuAD and HotpotQA scripts compute them. Micro: over all questions alike."

@@ -59,6 +59,21 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
 }
 """Every error class that is raised (the test walks the tree), its status code and its reason."""
 
+HTTP_STATUS = {
+    code_pb2.INVALID_ARGUMENT: 400,
+    code_pb2.FAILED_PRECONDITION: 400,
+    code_pb2.UNAUTHENTICATED: 401,
+    code_pb2.PERMISSION_DENIED: 403,
+    code_pb2.NOT_FOUND: 404,
+    code_pb2.ALREADY_EXISTS: 409,
+    code_pb2.ABORTED: 409,
+    code_pb2.RESOURCE_EXHAUSTED: 429,
+    code_pb2.CANCELLED: 499,
+    code_pb2.INTERNAL: 500,
+    code_pb2.UNAVAILABLE: 503,
+    code_pb2.DEADLINE_EXCEEDED: 504,
+}
+"""HTTP statuses, as `google/rpc/code.proto` maps them."""
 _FOR_TENANTS: dict[type[RolegateError], str] = {
     errors.BadConfig: "The gateway is not set up for this; tell its operator.",
     errors.StoreInUse: "The gateway is not set up for this; tell its operator.",

@@ -1,11 +1,13 @@
-"""Usage: sums over the calls of many runs."""
+"""Usage: sums over the calls of many runs, and what they would have cost with other models."""
 
-from typing import Literal, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from router.trace import RoleName
-from router.trace.call import UsageSums
+from router.models import Usage
+from router.trace import Price, RoleName
+from router.trace.call import RoleTotal, UsageSums
 
 Dimension = Literal["tenant", "role", "model", "executor_version", "manager"]
 Bucket = Literal["hour", "day", "month"]
@@ -51,3 +53,51 @@ class Usages(Protocol):
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and `StoreFailed`."""
+
+
+def dollars(many: Sequence[RoleTotal]) -> float | None:
+    """Return their cost; None where that of any call is unknown."""
+    unknown = any(one.attempts_without_cost for one in many)
+    return None if unknown else sum(one.nano_usd or 0 for one in many) / 1e9
+
+
+class Instead(NamedTuple):
+    """Another model in a role, and the share of the tokens that it reads and writes."""
+
+    model: str
+    token_share: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> "Instead":
+        """The reader of `MODEL` and `MODEL*SHARE`. Raises `ValueError`."""
+        model, _, share = text.partition("*")
+        found = cls(model.strip(), float(share or 1))
+        if not found.model or not 0 < found.token_share < float("inf"):
+            raise ValueError("write MODEL or MODEL*SHARE, with a share of the tokens above 0")
+        return found
+
+
+def with_other_models(
+    many: Iterable[RoleTotal], prices: Mapping[str, Price], instead: Mapping[RoleName, Instead] = {}
+) -> list[RoleTotal]:
+    """Price the totals anew: models in `prices` cost what stands there, others what was booked. `instead`: by role; all
+    of its models are in `prices`.
+    """
+    return [_priced(one, prices, instead.get(one.role, Instead(one.model))) for one in many]
+
+
+def _priced(one: RoleTotal, prices: Mapping[str, Price], other: Instead) -> RoleTotal:
+    if (price := prices.get(other.model)) is None:
+        return one
+    share = other.token_share
+    cached = None if one.cached_tokens is None else round(share * one.cached_tokens)
+    usage = Usage(round(share * one.prompt_tokens), round(share * one.completion_tokens), cached)
+    return msgspec.structs.replace(
+        one,
+        model=other.model,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        attempts_without_cost=one.attempts_without_usage,
+        nano_usd=None if one.attempts_without_usage else price.cost(usage),
+    )

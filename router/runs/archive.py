@@ -1,14 +1,14 @@
 """What is read of stored runs."""
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from router.trace import Run
 from router.trace.run import Feedback, RunKind, RunStatus
-from router.trace.table import TableOutcome
-from router.trace.values import AnswerOutcome
+from router.trace.table import TableOutcome, TableTopologyName
+from router.trace.values import AnswerOutcome, TopologyName
 
 MAX_LISTED_CHARS = 500
 """Of a request in a list, so that a page of a thousand fits into a message."""
@@ -34,6 +34,13 @@ class RunSummary(msgspec.Struct, frozen=True):
     started_at: float
     """Unix time, seconds."""
     duration_s: float
+    answer: str = ""
+    """The beginning of its answer, report or text."""
+    topology: str = ""
+    nano_usd: int | None = None
+    """Billionths of a dollar of its calls, as far as they are known; None where none is, and while it runs."""
+    good: bool | None = None
+    """The last verdict of feedback on it; None where there is none."""
 
 
 class RunFilter(msgspec.Struct, frozen=True):
@@ -47,6 +54,16 @@ class RunFilter(msgspec.Struct, frozen=True):
     """Started at this Unix time or later."""
     end: float | None = None
     """Started before this Unix time."""
+    text: str = ""
+    """Stands in its request or in the beginning of its answer, in large or small letters; SQLite knows those of English
+    alone."""
+    outcome: AnswerOutcome | TableOutcome | None = None
+    topology: TopologyName | TableTopologyName | None = None
+    executor_version: str | None = None
+    """Worked in it; not where others' reports were shared."""
+    feedback: Literal["good", "bad", "any"] | None = None
+    least_nano_usd: int | None = None
+    most_nano_usd: int | None = None
     training: bool = False
     """Leave out what must not train: runs of tenants who do not want it, and shadows of whomever's."""
 
@@ -55,6 +72,7 @@ class RunPage(msgspec.Struct, frozen=True):
     """Some of the runs, newest first."""
 
     runs: tuple[RunSummary, ...]
+    """Fewer than were wanted at the end, and where many were looked through in vain."""
     next_page: str
     """What to ask the next page with; empty at the end."""
 

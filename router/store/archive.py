@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 import structlog
-from sqlalchemy import ColumnElement, Connection, Row, false, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, and_, exists, false, func, select, true, tuple_
 
 from router.errors import BadRequest, NotFound
 from router.runs import RunFilter
@@ -21,12 +21,14 @@ from router.trace import Call, Run
 from router.trace.run import MAX_A_RUN, Feedback
 
 _log = structlog.get_logger("store")
+_SEARCHED = 5_000
 _PIECE = 32
 """Runs that an export reads at once."""
 _DELETED = 100
 """Runs deleted at once, so that nobody who writes waits for long."""
+_SUMMARY = "run_id tenant kind request_id status outcome topology answer nano_usd started_at duration_s"
 _LISTED = (
-    *(RUNS.c[name] for name in "run_id tenant kind request_id status outcome started_at duration_s".split()),
+    *(RUNS.c[name] for name in _SUMMARY.split()),
     func.substr(RUNS.c.request, 1, MAX_LISTED_CHARS + 1).label("request"),
 )
 _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
@@ -36,9 +38,16 @@ _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
 class SQLArchive:
     """Reads what `LogJournal` writes."""
 
-    def __init__(self, database: Database, calls: Callable[[str], tuple[Call, ...]] = lambda _run_id: ()) -> None:
-        """`calls`: those that have ended of a run under way, by its identifier."""
-        self._database, self._calls = database, calls
+    def __init__(
+        self,
+        database: Database,
+        calls: Callable[[str], tuple[Call, ...]] = lambda _run_id: (),
+        searched: int = _SEARCHED,
+    ) -> None:
+        """`calls`: those that have ended of a run under way, by its identifier. `searched`: the runs that one page is
+        looked for in, where no index finds those that are wanted; there may be a next page then, however few are found.
+        """
+        self._database, self._calls, self._searched = database, calls, searched
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
         """A run; one that runs here has the calls that have ended by then. Raises `NotFound`."""
@@ -48,7 +57,8 @@ class SQLArchive:
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
         before = _place(page) if page else (math.inf, "")
-        return await self._database.read(partial(_list, wanted=wanted, size=size, before=before))
+        read = partial(_list, wanted=wanted, size=size, before=before, searched=self._searched)
+        return await self._database.read(read)
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         """All runs that have ended, with their feedback, oldest first, read in pieces; redacted ones too."""
@@ -86,11 +96,21 @@ def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
     return run_of(row)
 
 
-def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str]) -> RunPage:
-    query = select(*_LISTED).where(*_conditions(wanted), before > _POSITION)
-    rows = connection.execute(query.order_by(RUNS.c.started_at.desc(), RUNS.c.run_id.desc()).limit(size + 1)).all()
-    runs = tuple(map(_summary, rows[:size]))
-    return RunPage(runs, _token(runs[-1]) if len(rows) > size else "")
+def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str], searched: int) -> RunPage:
+    newest_first = RUNS.c.started_at.desc(), RUNS.c.run_id.desc()
+    conditions, last = [*_conditions(wanted), before > _POSITION], None
+    if _search(wanted):
+        window = select(RUNS.c.started_at, RUNS.c.run_id).where(*_indexed(wanted), before > _POSITION)
+        window = window.order_by(*newest_first).offset(searched - 1).limit(1)
+        last = connection.execute(window).one_or_none()
+        conditions += [tuple(last) <= _POSITION] if last else []
+    query = select(*_LISTED).where(*conditions).order_by(*newest_first).limit(size + 1)
+    rows = connection.execute(query).all()
+    said = _feedback(connection, [row.run_id for row in rows]) if rows else {}
+    runs = tuple(_summary(row, said.get(row.run_id, ())) for row in rows[:size])
+    if len(rows) > size:
+        last = rows[size - 1]
+    return RunPage(runs, _token(last.started_at, last.run_id) if last else "")
 
 
 def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str]) -> list[ExportedRun]:
@@ -136,29 +156,58 @@ def _not_found(run_id: str) -> NotFound:
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
     untrained = select(TENANTS.c.name).where(TENANTS.c.training == false())
-    # Only those that run are found by the index of statuses: others are too many to be sorted.
-    status = columns.status if wanted.status == "running" else columns.status.concat("")
+    conditions = (
+        (wanted.kind is None or wanted.training, columns.kind != "shadow"),
+        (wanted.training, columns.tenant.not_in(untrained)),
+    )
+    return [*_indexed(wanted), *_search(wanted), *(condition for holds, condition in conditions if holds)]
+
+
+def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
+    """Conditions that leave a span of an index."""
+    columns = RUNS.c
     conditions = (
         (wanted.tenant is not None, columns.tenant == storable(wanted.tenant or "")),
-        (wanted.kind is not None, columns.kind == wanted.kind),
-        (wanted.kind is None or wanted.training, columns.kind != "shadow"),
-        (wanted.status is not None, status == wanted.status),
+        (wanted.status == "running", columns.status == "running"),
         (wanted.start is not None, columns.started_at >= (wanted.start or 0.0)),
         (wanted.end is not None, columns.started_at < (wanted.end or 0.0)),
-        (wanted.training, columns.tenant.not_in(untrained)),
     )
     return [condition for holds, condition in conditions if holds]
 
 
-def _summary(row: Row[tuple[object, ...]]) -> RunSummary:
+def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
+    """Conditions that runs are looked through for."""
+    columns, text = RUNS.c, storable(wanted.text)
+    said = columns.request.icontains(text, autoescape=True) | columns.answer.icontains(text, autoescape=True)
+    worked = exists().where(CALLS.c.run_id == columns.run_id, CALLS.c.executor_version == wanted.executor_version)
+    accepted = func.coalesce(FEEDBACK.c.accepted, FEEDBACK.c.score >= 0.5)  # as `Feedback.good`
+    verdict = true() if wanted.feedback == "any" else accepted == (true() if wanted.feedback == "good" else false())
+    # Only those that run are found by the index of statuses: others are too many to be sorted.
+    status = columns.status.concat("")
+    conditions = (
+        (bool(text), said),
+        (wanted.kind is not None, columns.kind == wanted.kind),
+        (wanted.status not in (None, "running"), status == wanted.status),
+        (wanted.outcome is not None, and_(columns.outcome == wanted.outcome, status == "finished")),
+        (wanted.topology is not None, columns.topology == wanted.topology),
+        (wanted.executor_version is not None, worked),
+        (wanted.feedback is not None, exists().where(FEEDBACK.c.run_id == columns.run_id, verdict)),
+        (wanted.least_nano_usd is not None, columns.nano_usd >= (wanted.least_nano_usd or 0)),
+        (wanted.most_nano_usd is not None, columns.nano_usd <= (wanted.most_nano_usd or 0)),
+    )
+    return [condition for holds, condition in conditions if holds]
+
+
+def _summary(row: Row[tuple[object, ...]], feedback: Sequence[Feedback]) -> RunSummary:
     outcome = row.outcome or None if row.status == "finished" else None
     request = shortened(row.request, MAX_LISTED_CHARS)
     fields = {**row._mapping, "request": request, "request_id": row.request_id or "", "outcome": outcome}
-    return RunSummary(id=fields.pop("run_id"), **fields)
+    good = next((said.good for said in reversed(feedback) if said.good is not None), None)
+    return RunSummary(id=fields.pop("run_id"), good=good, **fields)
 
 
-def _token(run: RunSummary) -> str:
-    return base64.urlsafe_b64encode(msgspec.msgpack.encode((run.started_at, run.id))).decode()
+def _token(*position: object) -> str:
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(position)).decode()
 
 
 def _place(page: str) -> tuple[float, str]:

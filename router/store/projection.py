@@ -33,11 +33,21 @@ from router.store.log import Position
 from router.store.names import Name, name_of
 from router.store.quotas import Period, Tally, add_spent, periods
 from router.store.records import Begun, Change, RecordedRun, withheld
-from router.store.schema import CALLS, LEASES, LOGS, RUNS, SPENDING, TENANTS, USAGE_HOURS, call_row, struct_of, trace_of
+from router.store.schema import (
+    CALLS,
+    LEASES,
+    LOGS,
+    RUNS,
+    SPENDING,
+    TENANTS,
+    USAGE_HOURS,
+    call_row,
+    found_by,
+    struct_of,
+    trace_of,
+)
 from router.store.usage import hourly_usage
-from router.trace import Trajectory
 from router.trace.redaction import redacted
-from router.trace.values import TableRun
 
 Row = dict[str, Any]
 
@@ -182,7 +192,6 @@ def _run_rows(changes: Sequence[Change], log: str) -> list[Row]:
 
 def _run_row(change: Change, log: str) -> Row:
     start, run = change.start, change.run
-    result = run.result if run else None
     if run and change.redact:
         run = redacted(run)
     return {
@@ -190,9 +199,7 @@ def _run_row(change: Change, log: str) -> Row:
         **{name: getattr(start, name) for name in ("tenant", "key_id", "kind", "fingerprint", "started_at")},
         "request_id": storable(start.request_id) or None,
         "request": "" if change.redact else storable(start.request),
-        "status": run.status if run else "running",
-        "outcome": result.outcome if isinstance(result, Trajectory | TableRun) else "",
-        "duration_s": run.duration_s if run else 0.0,
+        **found_by(run),
         "log": log,
         "cancel_requested": False,
         "trace": trace_of(run) if run else None,

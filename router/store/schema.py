@@ -29,10 +29,12 @@ from router.access import Key, Spent, Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
 from router.models.model import TOKEN_COUNTS
-from router.trace import Call, Run
-from router.trace.call import UsageSums
+from router.runs.archive import MAX_LISTED_CHARS
+from router.trace import Call, Run, Trajectory
+from router.trace.call import UsageSums, sum_known
+from router.trace.export import output_of
 from router.trace.run import Feedback
-from router.trace.values import brief, whole
+from router.trace.values import TableRun, brief, whole
 from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import Judgement, Side, Trial
 
@@ -76,6 +78,9 @@ RUNS = Table(
     Column("request", String, nullable=False),
     Column("status", String, nullable=False),
     Column("outcome", String, nullable=False),  # of an answer or a table; empty for other kinds
+    Column("topology", String, nullable=False),  # likewise
+    Column("answer", String, nullable=False),  # the beginning of its output, to be listed and looked through
+    Column("nano_usd", BigInteger),  # of its calls whose cost is known; null where that is none
     Column("started_at", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
     Column("log", String, nullable=False),  # of the gateway that runs it, or ran it
@@ -184,6 +189,19 @@ def struct_of(struct: type[Value], row: RowMapping, **others: object) -> Value:
 def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> list[Value]:
     """Read a struct from each row of a query, whose columns are its fields."""
     return [struct_of(struct, row) for row in connection.execute(query).mappings()]
+
+
+def found_by(run: Run | None) -> dict[str, object]:
+    """The columns that a run is found by, once it has ended, of what has come of it."""
+    result = run.result if run and isinstance(run.result, Trajectory | TableRun) else None
+    return {
+        "status": run.status if run else "running",
+        "outcome": result.outcome if result else "",
+        "topology": result.topology if result else "",
+        "answer": output_of(run)[:MAX_LISTED_CHARS].replace("\0", "\ufffd") if run else "",
+        "nano_usd": sum_known([call.nano_usd for call in run.calls]) if run else None,
+        "duration_s": run.duration_s if run else 0.0,
+    }
 
 
 _LARGE = 1 << 16

@@ -58,6 +58,16 @@ class GateRule:
     least_right: float = 0.0
     """The share of answers that have to be right: of judged ones of a canary, and of the held-out questions."""
 
+    @property
+    def enough(self) -> float:
+        """The evidence in favour that promotes, where all measures have it."""
+        return 1 / self.error
+
+    @property
+    def too_much(self) -> float:
+        """The evidence against that rolls back, where any measure has it."""
+        return _MEASURES / self.error
+
 
 def decide(pairs: Sequence[Pair], rule: GateRule, stage: Stage) -> tuple[GateVerdict, TrialFigures, str]:
     """Decide on a candidate with these pairs: the decision, the figures, and why, in words.
@@ -69,7 +79,7 @@ def decide(pairs: Sequence[Pair], rule: GateRule, stage: Stage) -> tuple[GateVer
     `most_trials`, its trial is over.
     """
     figures = figures_of(pairs, rule, stage)
-    enough, too_much = 1 / rule.error, _MEASURES / rule.error
+    enough, too_much = rule.enough, rule.too_much
     summary = _summary(figures, len(pairs), stage)
     if worse := [each for each in figures.evidence if each.against >= too_much]:
         said = ", ".join(f"{each.measure} (evidence {each.against:.3g} of {too_much:.3g})" for each in worse)
@@ -148,6 +158,14 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
         evidence=evidence,
         sources=tuple(EvidenceSource(*who, count, used[who]) for who, count in sorted(given.items())),
     )
+
+
+def evidence_curve(
+    pairs: Sequence[Pair], rule: GateRule, stage: Stage, points: int
+) -> list[tuple[int, tuple[GateEvidence, ...]]]:
+    """The evidence as it was after so many of the pairs, at `points` of their numbers or fewer; the last has all."""
+    ends = sorted({round(len(pairs) * number / points) for number in range(points + 1)})
+    return [(end, figures_of(pairs[:end], rule, stage).evidence) for end in ends]
 
 
 def balanced(pairs: Sequence[Pair]) -> list[Pair]:

@@ -16,6 +16,7 @@ from router.trace.identity import DEFAULT_TENANT
 from router.versions.book import (
     DecidedBy,
     ExecutorVersion,
+    GateEvidence,
     Traffic,
     TrialFigures,
     VersionBook,
@@ -23,7 +24,7 @@ from router.versions.book import (
     VersionState,
     traffic_of,
 )
-from router.versions.gate import GateRule, GateVerdict, decide, figures_of, on_held_out
+from router.versions.gate import GateRule, GateVerdict, decide, evidence_curve, figures_of, on_held_out
 
 
 class VersionDraft:
@@ -90,6 +91,8 @@ class VersionDraft:
 _log = structlog.get_logger("versions")
 _NAME = re.compile(r"executor-[0-9]{6,}")
 _ATTEMPTS = 5
+_POINTS = 40
+"""Of a curve: each is a sum over all trials before it."""
 MOST_DECISIONS = 1000
 """Decisions that are read at once."""
 _NO_HELD_OUT = (
@@ -121,7 +124,7 @@ class Versions:
         raises `BadVersion`. `gate`: None leaves every decision to operators. `canary_share`: of the runs that a shadow
         which passes goes on to work for.
         """
-        self._book, self._load, self._gate, self._canary_share = book, load, gate, canary_share
+        self._book, self._load, self.gate, self._canary_share = book, load, gate, canary_share
         self._noted: tuple[str, float, TrialFigures] | None = None
         self.on_change: Callable[[], Awaitable[None]] | None = None
         """Awaited when a version has come into another state through here; its errors are logged."""
@@ -142,7 +145,14 @@ class Versions:
         if version.state not in ("shadow", "canary"):
             return None
         pairs = await self._book.pairs(version.version, version.state, version.state_at)
-        return await asyncio.to_thread(figures_of, pairs, self._gate, version.state)
+        return await asyncio.to_thread(figures_of, pairs, self.gate, version.state)
+
+    async def curve(self, version: ExecutorVersion) -> list[tuple[int, tuple[GateEvidence, ...]]]:
+        """The evidence on a version that is on trial, after so many trials; nothing where there is none."""
+        if version.state not in ("shadow", "canary") or self.gate is None:
+            return []
+        pairs = await self._book.pairs(version.version, version.state, version.state_at)
+        return await asyncio.to_thread(evidence_curve, pairs, self.gate, version.state, _POINTS)
 
     async def decisions(self, version: str | None = None, after: int = 0) -> Sequence[VersionDecision]:
         """Decisions on one version or on all, with numbers greater than `after`: oldest first, at most
@@ -224,15 +234,15 @@ class Versions:
         """
         versions = await self._book.versions()
         traffic = traffic_of(versions)
-        if self._gate is None or traffic is None or traffic.candidate is None or traffic.stage is None:
+        if self.gate is None or traffic is None or traffic.candidate is None or traffic.stage is None:
             return
         candidate = next(version for version in versions if version.version == traffic.candidate)
         pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
-        verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate, traffic.stage)
+        verdict, figures, reason = await asyncio.to_thread(decide, pairs, self.gate, traffic.stage)
         trial = candidate.version, traffic.active, candidate.state_at
         if passed := verdict == "promote" and traffic.stage == "canary":
-            over = len(pairs) >= self._gate.most_trials
-            verdict, said = self._examined(self._gate, trial, figures, over=over)
+            over = len(pairs) >= self.gate.most_trials
+            verdict, said = self._examined(self.gate, trial, figures, over=over)
             reason = f"{reason} {said}"
         draft = VersionDraft(versions, "gate", figures)
         if verdict == "wait":

@@ -55,9 +55,9 @@ class ServerConfig(Section, frozen=True):
 
     address: Address = "127.0.0.1:50551"
     http: Address | None = None
-    """Of the OpenAI-compatible server; absent: there is none."""
+    """Of the OpenAI-compatible server and of the pages; absent: there are none."""
     http_hosts: tuple[Host, ...] = ()
-    """Names by which that server and the metrics may be asked for, such as gateway.example, where a proxy or a client
+    """Names by which these and the metrics may be asked for, such as gateway.example, where a proxy or a client
     does not use an IP address, localhost or the host of their own addresses. Other names are refused."""
     store: Store = "sqlite:///rolegate.db"
     """sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE, which several gateways may share."""

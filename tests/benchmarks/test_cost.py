@@ -93,7 +93,7 @@ def test_one_unknown_makes_the_sum_unknown(store: Store) -> None:
         (["--instead", "execution"], "write ROLE=MODEL"),
         (["--instead", "cook=tiny"], "write ROLE=MODEL"),
         (["--instead", "execution=nobody/knows-this"], "nobody/knows-this: nobody knows its price"),
-        (["--instead", "execution=tiny*0"], "must be more than 0"),
+        (["--instead", "execution=tiny*0"], "a share of the tokens above 0"),
         (["--prices", "nowhere.toml"], "nowhere.toml: cannot be read"),
     ],
 )

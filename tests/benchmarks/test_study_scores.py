@@ -5,8 +5,9 @@ import math
 import pytest
 
 from benchmarks.study.scores import compared, metrics_of, micro, pareto_front
-from benchmarks.study.spending import dollars, merged
+from benchmarks.study.spending import merged
 from benchmarks.study.sweep import estimates
+from router.ledger.usage import dollars
 from tests.benchmarks.study_rows import row, total
 
 

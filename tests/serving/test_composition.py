@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
 import grpc
 import msgspec
 import pytest
@@ -26,6 +27,7 @@ from router.errors import BadConfig, StoreFailed
 from router.store import Database, SQLAccounts, SQLVersionBook
 from router.testing.openai_server import MODEL, fails, says, serving
 from router.testing.retriever import FixedRetriever
+from router.trace import Price
 from router.trace.identity import SCOPES
 from router.versions import ExecutorVersion, VersionDecision
 from serving.composition import running_gateway
@@ -73,6 +75,38 @@ async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
     assert (sent["top_k"], sent["chat_template_kwargs"]) == (5, {"enable_thinking": False})
     assert [message["role"] for message in unchanged["messages"]] == ["system", "user"]
     assert not {"top_k", "chat_template_kwargs"} & unchanged.keys()
+
+
+async def test_pages(tmp_path: Path) -> None:
+    """Every page is there beside the API, once HTTP is wanted, with what calls have cost by the config's prices."""
+    (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
+    told: list[str] = []
+    async with serving() as server:
+        role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=server.base_url)
+        config = Config(
+            roles=RolesConfig(delegation=role, execution=role, answer=role),
+            retrieval=RetrievalConfig(address="127.0.0.1:9"),
+            server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
+            prices={"other": Price(prompt=1.0, completion=1.0)},
+        )
+        async with (
+            running_gateway(config, "127.0.0.1:0", told.append, "127.0.0.1:0") as address,
+            grpc.aio.insecure_channel(address) as channel,
+            aiohttp.ClientSession() as session,
+        ):
+            asked = [pb.ChatMessage(role="user", content="Who?")]
+            request = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=asked)
+            await CompletionServiceStub(channel).Complete(request, timeout=30)
+            place = told[-1].removeprefix("pages are at ").removesuffix("/")
+            for path, said in (
+                ("/", "Who?</a>"),
+                ("/usage?instead_answer=other", ">other</td>"),
+                ("/versions", f">{MODEL}</td>"),
+                ("/v1/models", "rolegate-executor"),
+            ):
+                async with session.get(f"{place}{path}") as response:
+                    assert response.status == 200
+                    assert said in await response.text()
 
 
 @pytest.mark.parametrize("setting", ["address", "http"])

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from router.edge.visible import visible
 from router.errors import UpstreamUnavailable
 from router.models import Prompt, ScriptedModel
 from router.models.model import Answer
@@ -21,7 +22,7 @@ from router.protocol import Passage
 from router.testing.retriever import FixedRetriever
 from serving.cli.main import main
 from serving.logs import plain_tracebacks
-from serving.terminal import visible, visible_output
+from serving.terminal import visible_output
 from tests.router.deployment import STOP, Deployment, block, report
 from tests.router.edge.wire import whole_server
 from tests.store_config import write_config

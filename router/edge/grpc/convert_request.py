@@ -91,7 +91,7 @@ def list_filter_from_proto(request: run_service_pb2.ListRunsRequest) -> RunFilte
 def export_filter_from_proto(request: run_service_pb2.ExportRunsRequest) -> RunFilter:
     """The runs that are to be exported."""
     kind = enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, request.kind, "kind")
-    return RunFilter(request.tenant or None, kind, None, *_span(request), request.for_training)
+    return RunFilter(request.tenant or None, kind, None, *_span(request), training=request.for_training)
 
 
 def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedback:

@@ -17,7 +17,6 @@ from typing import Any, get_args
 import msgspec
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Handler, Middleware
-from google.rpc import code_pb2
 
 from router.access import CALLER, Access, caller, check_scope
 from router.calls import Need, Readiness
@@ -25,30 +24,16 @@ from router.edge.asked_table import table_asked_for
 from router.edge.http.server import observing
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
+from router.edge.pages import Frame
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
 from router.edge.running import Running
-from router.edge.status import Failure, logged_failure
+from router.edge.status import HTTP_STATUS, Failure, logged_failure
 from router.errors import JSON_ERRORS, BadRequest
 from router.runs import Gateway, Observer, RequestOptions
 from router.trace import Event, Run
 from router.trace.call import RoleTotal, sum_known, totals
 from router.trace.values import OnEvent
 
-HTTP_STATUS = {
-    code_pb2.INVALID_ARGUMENT: 400,
-    code_pb2.FAILED_PRECONDITION: 400,
-    code_pb2.UNAUTHENTICATED: 401,
-    code_pb2.PERMISSION_DENIED: 403,
-    code_pb2.NOT_FOUND: 404,
-    code_pb2.ALREADY_EXISTS: 409,
-    code_pb2.ABORTED: 409,
-    code_pb2.RESOURCE_EXHAUSTED: 429,
-    code_pb2.CANCELLED: 499,
-    code_pb2.INTERNAL: 500,
-    code_pb2.UNAVAILABLE: 503,
-    code_pb2.DEADLINE_EXCEEDED: 504,
-}
-"""HTTP statuses, as `google/rpc/code.proto` maps them."""
 MAX_BODY_BYTES = 1 << 20
 ANSWERING, EXECUTING = "rolegate", "rolegate-executor"
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
@@ -111,13 +96,15 @@ def openai_app(
     access: Access | None = None,
     readiness: Readiness | None = None,
     limits: Limits | None = None,
+    *,
     observer: Observer | None = None,
+    pages: Frame | None = None,
 ) -> web.Application:
     """The application; `HTTPServer` runs it. Errors have OpenAI's shape, and `code` is the reason of the status table.
 
     Bodies must be `application/json` and from no web page of another host, so that none can post here unasked, and at
     most 1 MiB. `access`: without it, everybody may ask. `readiness`: what is down, for `GET /health`, which says 503
-    then. `limits`: None for the defaults.
+    then. `limits`: None for the defaults. `pages`: served at all other paths, and guarded by themselves.
     """
     limits = limits or Limits()
 
@@ -156,11 +143,14 @@ def openai_app(
         return _json(503, {"status": "unavailable"}) if down else _json(200, {"status": "ok"})
 
     watched = [observing(observer)] if observer else []
-    app = web.Application(middlewares=[*watched, _guarding(access)], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[*watched, _guarding(access, pages)], client_max_size=MAX_BODY_BYTES)
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name}", model)
     app.router.add_get("/health", health)
+    if pages:
+        app.router.add_routes(pages.routes)
+        app.on_response_prepare.append(pages.protect)
     return app
 
 
@@ -256,11 +246,13 @@ def _json(status: int, content: object, headers: dict[str, str] | None = None) -
     return web.Response(status=status, body=body, headers=headers, content_type="application/json")
 
 
-def _guarding(access: Access | None) -> Middleware:
+def _guarding(access: Access | None, pages: Frame | None) -> Middleware:
     """Let in by key, and answer in OpenAI's shape whatever goes wrong."""
 
     @web.middleware
     async def guarding(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if pages and request.path != "/health" and not request.path.startswith("/v1/"):
+            return await pages.guard(request, handler)
         try:
             _check_origin(request.headers.get("Origin", ""))
             if access and request.path != "/health":

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.edge.http.openai_server import HTTP_STATUS, MAX_BODY_BYTES, openai_app
+from router.edge.http.openai_server import MAX_BODY_BYTES, openai_app
 from router.edge.http.server import HTTPServer
-from router.edge.status import STATUS
+from router.edge.status import HTTP_STATUS, STATUS
 from router.errors import BadConfig, UpstreamUnavailable
 from router.models import Completion, ScriptedModel, Usage
 from router.runs import Gateway, RequestOptions

@@ -10,7 +10,7 @@ from router.amount import NOTHING
 from router.models import Completion, Message, Usage
 from router.protocol import Passage, Report
 from router.store import Database
-from router.store.schema import CALLS, RUNS, TENANTS, USAGE_HOURS, call_row, trace_of
+from router.store.schema import CALLS, RUNS, TENANTS, USAGE_HOURS, call_row, found_by, trace_of
 from router.store.usage import hourly_usage
 from router.trace import Call, Conversation, Event, Execution, Run, Trajectory
 from router.trace.citation import Citation
@@ -23,7 +23,6 @@ from router.trace.values import (
     SearchDone,
     SearchRecord,
     SubQueryDispatched,
-    TableRun,
 )
 
 HEAT = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9, "films.pdf", 3)
@@ -121,10 +120,8 @@ def run_row(run: Run) -> dict[str, object]:
         "request_id": run.request_id or None,
         "fingerprint": "",
         "request": run.request,
-        "status": run.status,
-        "outcome": run.result.outcome if isinstance(run.result, Trajectory | TableRun) else "",
+        **found_by(run),
         "started_at": run.started_at,
-        "duration_s": run.duration_s,
         "log": "log",
         "cancel_requested": False,
         "trace": None if run.status == "running" else trace_of(run),

@@ -5,9 +5,13 @@ import base64
 import math
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sqlalchemy import Connection, select
 
 from router.access import Tenant
@@ -144,7 +148,9 @@ async def test_a_row_of_a_list(database: Database, archive: SQLArchive) -> None:
 
     request = "Who directed Heat?"
     assert page.runs == (
-        RunSummary("run-1", "acme", "answer", "mine", request, "finished", "answered", 2.0, 2.5),
+        RunSummary(
+            "run-1", "acme", "answer", "mine", request, "finished", "answered", 2.0, 2.5, "Michael Mann", "factorized"
+        ),
         RunSummary("run-2", "default", "execute", "", request, "failed", None, 1.0, 2.5),
     )
 
@@ -228,6 +234,83 @@ async def test_an_export_holds_no_transaction(database: Database, archive: SQLAr
             await database.write(lambda connection: connection.execute(RUNS.delete().where(RUNS.c.run_id == "run-060")))
         found.append(told.run.id)
     assert found == [f"run-{number:03}" for number in range(100) if number != 60]
+
+
+SAID = {
+    "run-1": [Feedback("run-1", accepted=True), Feedback("run-1", comment="so so")],
+    "run-2": [Feedback("run-2", score=0.4)],
+    "run-3": [Feedback("run-3", comment="hm")],
+    "run-4": [Feedback("run-4", accepted=False, score=0.9)],
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (RunFilter(text="DIRECTED heat"), "1"),
+        (RunFilter(text="mann"), "14"),
+        (RunFilter(text="100%"), "5"),
+        (RunFilter(text="%"), "5"),
+        (RunFilter(text="_"), ""),
+        (RunFilter(text="\\"), "3"),
+        (RunFilter(text="x\0"), ""),
+        (RunFilter(text="é"), "2"),
+        (RunFilter(text="heat", tenant="other"), ""),
+        (RunFilter(outcome="answered"), "1"),
+        (RunFilter(outcome="filled"), ""),
+        (RunFilter(topology="factorized"), "14"),
+        (RunFilter(topology="searcher"), ""),
+        (RunFilter(executor_version="executor-000002"), "25"),
+        (RunFilter(executor_version="executor-000002", text="%"), "5"),
+        (RunFilter(feedback="good"), "1"),
+        (RunFilter(feedback="bad"), "24"),
+        (RunFilter(feedback="any"), "1234"),
+        (RunFilter(least_nano_usd=0), "125"),
+        (RunFilter(least_nano_usd=8), "25"),
+        (RunFilter(most_nano_usd=7), "1"),
+        (RunFilter(least_nano_usd=8, most_nano_usd=14), "2"),
+    ],
+)
+async def test_runs_that_are_looked_for(database: Database, archive: SQLArchive, wanted: RunFilter, found: str) -> None:
+    """By what was said, done and spent in them, and said of them; text means itself, in large or small letters."""
+    second: dict[str, Any] = {"executor_version": "executor-000002"}
+    await put(
+        database,
+        run("run-1", 1.0, [call("run-1")]),
+        run("run-2", 2.0, [call("run-2", 0, **second), call("run-2", 1)], request="é", result=None),
+        run("run-3", 3.0, request="back\\slash", result=None),
+        run("run-4", 4.0, request="who?", status="failed"),
+        run("run-5", 5.0, [call("run-5", nano_usd=20, **second)], request="100% sure", result=None),
+    )
+    for said in (said for each in SAID.values() for said in each):
+        await archive.add_feedback(said)
+
+    page = await archive.list(wanted, 10)
+
+    assert "".join(sorted(each.id[-1] for each in page.runs)) == found
+    assert {each.id: each.good for each in page.runs} == {
+        each.id: {"run-1": True, "run-2": False, "run-4": False}.get(each.id) for each in page.runs
+    }
+    assert page.next_page == ""
+
+
+@settings(max_examples=25, deadline=None)
+@given(marked=st.sets(st.integers(0, 39)), within=st.integers(1, 50), size=st.integers(1, 8))
+def test_looking_further_finds_each_once(marked: set[int], within: int, size: int) -> None:
+    """However few of the runs a page looks through, all pages together have all that are wanted, newest first."""
+
+    async def found() -> list[list[str]]:
+        database = await Database.open(f"sqlite:///{folder}/runs.db")
+        says = {number: "yes" if number in marked else "no" for number in range(40)}
+        await put(database, *(run(f"run-{n:02}", float(n // 3), request=said, result=None) for n, said in says.items()))
+        pages = await listed(SQLArchive(database, searched=within), size, RunFilter(text="yes"))
+        await database.close()
+        return pages
+
+    with TemporaryDirectory() as folder:
+        pages = asyncio.run(found())
+    assert [run_id for page in pages for run_id in page] == [f"run-{n:02}" for n in sorted(marked, reverse=True)]
+    assert len(pages) <= 40 // within + len(marked) // size + 2
 
 
 async def test_feedback(database: Database, archive: SQLArchive) -> None:

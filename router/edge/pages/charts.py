@@ -1,0 +1,85 @@
+"""Charts as figures for templates: all lengths are in the units of their SVG's view box."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 220, 64, 10, 24
+_INNER = HEIGHT - TOP - BOTTOM
+_MOST_LABELS, _LABEL = 8, 70
+"""Below the axis, and how long one is."""
+SERIES = 6
+"""Colours; what comes after the first five series stands together."""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A text at an axis, a bar, or a line at a height; `size` is a bar's height."""
+
+    x: float
+    y: float
+    text: str = ""
+    size: float = 0.0
+    series: int = 0
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """Axes, with bars or lines between them."""
+
+    ticks: list[Mark]
+    """At the left, each with its height."""
+    labels: list[Mark]
+    """Below."""
+    series: list[str]
+    bars: list[Mark] = []
+    bar_width: float = 0.0
+    lines: list[str] = []
+    """Points of polylines, one for each series."""
+    bound: Mark | None = None
+    """A height to reach."""
+
+
+def bars(values: Mapping[str, Mapping[str, int]], columns: Sequence[str], shown: Callable[[int], str]) -> Chart:
+    """Stacked bars. `values`: by series, which are stacked in this order, and by column."""
+    names = list(values) if len(values) <= SERIES else [*list(values)[: SERIES - 1], "others"]
+    sums = {column: [0] * len(names) for column in columns}
+    for place, series in enumerate(values.values()):
+        for column, value in series.items():
+            sums[column][min(place, len(names) - 1)] += value
+    most = max((sum(each) for each in sums.values()), default=0) or 1
+    step = (WIDTH - LEFT) / max(1, len(columns))
+    found: list[Mark] = []
+    for number, column in enumerate(columns):
+        y = float(HEIGHT - BOTTOM)
+        for place, value in enumerate(sums[column]):
+            if value:
+                size = value / most * _INNER
+                y -= size
+                x = round(LEFT + number * step, 2)
+                found.append(Mark(x, round(y, 2), f"{column} {names[place]}: {shown(value)}", round(size, 2), place))
+    ticks = [Mark(LEFT, TOP + _INNER * (1 - share), shown(round(most * share))) for share in (0, 0.5, 1)]
+    every = math.ceil(len(columns) / _MOST_LABELS) or 1
+    labels = [Mark(LEFT + number * step, HEIGHT - 8, columns[number]) for number in range(0, len(columns), every)]
+    labels = [label for label in labels if label.x < WIDTH - _LABEL]
+    return Chart(ticks, labels, names, found, round(max(0.5, step - min(2, step / 5)), 2))
+
+
+_LEAST, _MOST = 1e-2, 1e4
+
+
+def lines(points: Mapping[str, Sequence[tuple[int, float]]], bound: float) -> Chart:
+    """Lines over a logarithmic scale from 0.01 to 10,000, beyond which they are cut. `bound`: a height to reach."""
+
+    def height(value: float) -> float:
+        share = math.log(min(_MOST, max(_LEAST, value)) / _LEAST) / math.log(_MOST / _LEAST)
+        return round(TOP + _INNER * (1 - share), 2)
+
+    last = max((at for each in points.values() for at, _ in each), default=0) or 1
+    place = {at: round(LEFT + (WIDTH - LEFT - 40) * at / last, 2) for each in points.values() for at, _ in each}
+    return Chart(
+        [Mark(LEFT, height(10.0**power), f"{10.0**power:g}") for power in range(-2, 5, 2)],
+        [Mark(LEFT, HEIGHT - 8, "0"), Mark(WIDTH - 40, HEIGHT - 8, f"{last:,}")],
+        list(points),
+        lines=[" ".join(f"{place[at]},{height(value)}" for at, value in each) for each in points.values()],
+        bound=Mark(LEFT, height(bound), f"{bound:.3g}"),
+    )

@@ -1,0 +1,65 @@
+"""Versions of the executor: which one works, what its trial has shown, and the operator's changes."""
+
+from typing import Any
+
+from aiohttp import web
+
+from router.edge.pages.charts import Chart, lines
+from router.edge.pages.frame import Frame
+from router.versions import ExecutorVersion, VersionDecision, Versions
+
+_DECISIONS = 50
+
+
+def add_versions(frame: Frame, versions: Versions) -> None:
+    """Add the page, and the forms on it, for the operator."""
+
+    async def shown(request: web.Request) -> web.Response:
+        known = await versions.list()
+        decisions = list[VersionDecision]()
+        while more := await versions.decisions(after=decisions[-1].number if decisions else 0):
+            decisions += more
+        charts = {version.version: await _charts(versions, version) for version, _ in known}
+        return await frame.render(
+            request, "versions.html", versions=known, charts=charts, decisions=decisions[: -_DECISIONS - 1 : -1]
+        )
+
+    async def promote(request: web.Request) -> web.Response:
+        await versions.promote(await _named(request))
+        return _back()
+
+    async def roll_back(request: web.Request) -> web.Response:
+        await versions.roll_back(await _named(request))
+        return _back()
+
+    frame.get("/versions", shown, scope="operate", section="Versions")
+    frame.post("/versions/promote", promote, scope="operate")
+    frame.post("/versions/roll-back", roll_back, scope="operate")
+
+
+async def _named(request: web.Request) -> str:
+    return str((await request.post()).get("version", ""))
+
+
+def _back() -> web.Response:
+    return web.Response(status=303, headers={"Location": "/versions"})
+
+
+async def _charts(versions: Versions, version: ExecutorVersion) -> dict[str, Chart]:
+    """Evidence for and against a version on trial, over its trials."""
+    curve: Any = await versions.curve(version)
+    if not curve or versions.gate is None:
+        return {}
+
+    def drawn(side: str, bound: float) -> Chart:
+        measures = [each.measure for each in curve[-1][1]]
+        points = {
+            name: [(at, getattr(evidence[place], side)) for at, evidence in curve]
+            for place, name in enumerate(measures)
+        }
+        return lines(points, bound)
+
+    return {
+        "For it: all three have to reach the line": drawn("in_favour", versions.gate.enough),
+        "Against it: none may reach the line": drawn("against", versions.gate.too_much),
+    }

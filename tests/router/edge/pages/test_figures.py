@@ -1,0 +1,127 @@
+"""Figures on pages are those of the store, and charts show as much as there is."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.edge.pages.charts import HEIGHT, LEFT, SERIES, TOP, WIDTH, bars, lines
+from router.edge.pages.formats import count, moment, money, seconds
+from router.models import Usage
+from tests.router.edge.pages.world import browsing, pages
+from tests.router.store.stored import call, put, run
+
+NAMES = st.sampled_from([f"series {number}" for number in range(9)])
+COLUMNS = [f"hour {number}" for number in range(30)]
+
+
+@given(st.dictionaries(NAMES, st.dictionaries(st.sampled_from(COLUMNS), st.integers(0, 10**12))))
+def test_bars(values: dict[str, dict[str, int]]) -> None:
+    """Their heights are to each other as the values are, they stay inside, and none lies on another."""
+    chart = bars(values, COLUMNS, count)
+
+    total, most = sum(sum(each.values()) for each in values.values()), 0
+    for column in COLUMNS:
+        most = max(most, sum(each.get(column, 0) for each in values.values()))
+    height = sum(bar.size for bar in chart.bars)
+    assert height == pytest.approx(total / max(1, most) * (HEIGHT - TOP - 24), abs=0.01 * len(chart.bars) + 0.01)
+    assert len(chart.series) == min(SERIES, len(values))
+    for bar in chart.bars:
+        assert bar.x >= LEFT
+        assert bar.x + chart.bar_width <= WIDTH
+        assert TOP - 0.1 <= bar.y <= HEIGHT - 24
+    for column in {bar.x for bar in chart.bars}:
+        stacked = sorted((bar.y, bar.y + bar.size) for bar in chart.bars if bar.x == column)
+        assert all(after[0] - before[1] > -0.1 for before, after in itertools.pairwise(stacked))
+
+
+def test_lines() -> None:
+    """Ten times as much is as far above, wherever; beyond the scale they are cut."""
+    chart = lines({"a": [(0, 1.0), (5, 10.0), (10, 100.0)], "b": [(10, 1e300), (10, 0.0)]}, 10.0)
+    (one, ten, hundred), (most, least) = (
+        [tuple(map(float, point.split(","))) for point in line.split(" ")] for line in chart.lines
+    )
+    assert one[1] - ten[1] == pytest.approx(ten[1] - hundred[1], abs=0.02)
+    assert (one[0], ten[0] - one[0]) == (LEFT, pytest.approx(hundred[0] - ten[0], abs=0.02))
+    assert (most[1], least[1]) == (TOP, HEIGHT - 24)
+    assert chart.bound is not None
+    assert chart.bound.y == ten[1]
+
+
+@pytest.mark.parametrize(
+    ("nano_usd", "said"),
+    [
+        (None, "unknown"), (0, "$0.00"), (1, "$1.0e-09"), (99_000, "$9.9e-05"), (100_000, "$0.0001"),
+        (3_300_000, "$0.0033"), (396_000_000, "$0.396"), (1_005_000_000, "$1.00"), (1_234_567 * 10**9, "$1,234,567.00"),
+    ],
+)  # fmt: skip
+def test_money(nano_usd: int | None, said: str) -> None:
+    assert money(nano_usd) == said
+
+
+def test_times() -> None:
+    assert [seconds(each) for each in (None, 0.34, 2.54, 200.0)] == ["unknown", "340 ms", "2.5 s", "3 min 20 s"]
+    assert moment(0.0) == "1970-01-01 00:00:00"
+
+
+async def test_usage(tmp_path: Path) -> None:
+    """Sums by what was chosen, and what other models would have cost: by hand, 1000 · 0.1 + 100 · 0.4 for a million,
+    and half of it; a price that nobody knows is an error.
+    """
+    async with pages(tmp_path) as world, browsing(world) as session:
+        calls = (
+            call("run-1", 0, role="delegation", model="big", usage=Usage(1000, 100), nano_usd=280_000),
+            call("run-1", 1, model="small", usage=Usage(2222, 3), nano_usd=70_000),
+            call("run-1", 2, model="small", usage=None, nano_usd=None),
+        )
+        await put(world.database, run("run-1", 1000.0, calls))
+        time = "span=week&until=1970-01-02"
+        for asked, said in (
+            ("by=role", ["1,000", "2,222", "$0.00028", "$7.0e-05 and more", "1 runs"]),
+            ("by=model&tenant=nobody", ["Nothing was spent in this time.", "0 runs"]),
+            ("by=model", [">big</th>", ">small</th>", 'class="number">unknown</td>']),
+            ("instead_delegation=tiny", ["$0.00014", ">tiny</td>"]),
+            ("instead_delegation=tiny*0.5", ["$7.0e-05", ">550</td>"]),
+        ):
+            async with session.get(f"/usage?{time}&{asked}") as response:
+                text = await response.text()
+            assert [each for each in said if each not in text] == [], asked
+        for span in ("day", "week", "month", "year"):  # whatever hour and day it is
+            for until in ("1970-01-01T00:30", "1970-01-01T23:30", "1970-01-02T00:00"):
+                async with session.get(f"/usage?span={span}&until={until}") as response:
+                    assert "execution: 2,225</title>" in await response.text()
+        wrong = "instead_delegation=nobody", "instead_delegation=tiny*0", "instead_answer=tiny*x", "by=x"
+        for asked in ("span=x", "until=x", *(f"{time}&{each}" for each in wrong)):
+            async with session.get(f"/usage?{asked}") as response:
+                assert response.status == 400
+
+
+async def test_the_list_follows(tmp_path: Path) -> None:
+    """Nothing comes while nothing changes; then the list alone, with its filters."""
+    async with pages(tmp_path) as world, browsing(world) as session:
+        await put(world.database, run("run-1", 1.0), run("run-2", 2.0, request="Who else?"))
+        async with session.get("/runs?text=heat") as response:
+            address = (await response.text()).partition('hx-get="')[2].partition('"')[0].replace("&amp;", "&")
+        assert "text=heat&seen=" in address
+        headers = {"HX-Request": "true"}
+        async with session.get(address, headers=headers) as response:
+            assert (response.status, await response.read()) == (204, b"")
+        others = run("run-3", 3.0, request="Who made Heat?"), run("run-4", 4.0, request="Who?", result=None)
+        await put(world.database, *others)
+        async with session.get(address, headers=headers) as response:
+            text = await response.text()
+        assert "<html" not in text
+        assert "Who made Heat?" in text
+        assert "Who else?" not in text
+        assert 'href="/runs/run-4"' not in text
+
+
+@pytest.mark.parametrize(
+    "asked",
+    "since=yesterday until=2026-99-01 least=x most=1e400 least=nan kind=x topology=x since=9999999-01-01".split(),
+)
+async def test_filters_that_are_none(tmp_path: Path, asked: str) -> None:
+    async with pages(tmp_path) as world, browsing(world) as session, session.get(f"/runs?{asked}") as response:
+        assert response.status == 400

@@ -1,0 +1,88 @@
+"""Pages over a real store, with a key for each of two tenants and for the operator."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from re import findall
+
+import aiohttp
+
+from router.access import Access, new_key
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
+from router.edge.pages import Frame
+from router.edge.pages.runs import add_runs
+from router.edge.pages.usage import add_usage
+from router.edge.pages.versions import add_versions
+from router.runs import Runs
+from router.runs.live import LiveRuns
+from router.store import Database, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
+from router.trace import Price
+from router.trace.identity import KeyScope
+from router.versions import GateRule, Versions
+from tests.router.deployment import Deployment
+
+ASKS: frozenset[KeyScope] = frozenset(("ask",))
+
+PRICES = {"tiny": Price(prompt=0.1, completion=0.4)}
+GATE = GateRule(margin=0.1, error=0.05, most_tokens=1.0, most_trials=1000)
+
+
+async def _load(name: str) -> str:
+    return f'{{"name": "{name}"}}'
+
+
+@dataclass
+class World:
+    """A server of pages."""
+
+    address: str
+    database: Database
+    frame: Frame
+    versions: Versions
+    now: float = field(default_factory=time.time)
+    keys: dict[str, str] = field(default_factory=dict)
+    """By tenant; that of the operator by an empty name."""
+
+
+@asynccontextmanager
+async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
+    """Pages; with `tenants`, for those who have a key. `store`: a folder for one, or its address."""
+    async with AsyncExitStack() as stack:
+        database = await Database.open(store if isinstance(store, str) else f"sqlite:///{store}/runs.db")
+        stack.push_async_callback(database.close)
+        accounts, keys = SQLAccounts(database), dict[str, str]()
+        for tenant in tenants:
+            scopes: frozenset[KeyScope] = ASKS if tenant else frozenset(("ask", "operate"))
+            keys[tenant], key = new_key(tenant or None, scopes)
+            await accounts.add_key(key)
+        access = Access(accounts)
+        frame = Frame(access)
+        add_runs(frame, Runs(SQLArchive(database), LiveRuns()))
+        add_usage(frame, SQLUsages(database), accounts, PRICES.get)
+        versions = Versions(SQLVersionBook(database), _load, GATE)
+        add_versions(frame, versions)
+        server = HTTPServer(openai_app(Deployment().gateway(), access, pages=frame), 0.0, access=access)
+        stack.push_async_callback(server.drain)
+        address = await server.start("127.0.0.1:0", "server.http")
+        yield World(address, database, frame, versions, keys=keys)
+
+
+@asynccontextmanager
+async def browsing(world: World, key: str | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session of a browser, signed in with a key."""
+    jar = aiohttp.CookieJar(unsafe=True)  # which keeps those of IP addresses
+    async with aiohttp.ClientSession(f"http://{world.address}", cookie_jar=jar) as session:
+        if key:
+            form = {"key": key, "csrf": await token(session, "/sign-in")}
+            async with session.post("/sign-in", data=form, allow_redirects=False) as response:
+                assert response.status == 303, await response.text()
+        yield session
+
+
+async def token(session: aiohttp.ClientSession, path: str) -> str:
+    """The token that the forms of a page have."""
+    async with session.get(path) as response:
+        return str(findall('name="csrf" value="([0-9a-f]+)"', await response.text())[0])
