@@ -26,11 +26,12 @@ async def demo() -> AsyncIterator[str]:
     command = (sys.executable, "-m", "tests.router.edge.pages.demo")
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-    assert process.stdout is not None
+    assert process.stdin is not None and process.stdout is not None
     try:
         yield f"http://{(await process.stdout.readline()).decode().strip()}"
     finally:
-        await process.communicate()
+        process.stdin.close()
+        await process.wait()
 
 
 async def take(address: str, folder: Path, paths: Sequence[str], widths: Sequence[int], themes: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ import base64
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
@@ -83,8 +84,8 @@ class Tab:
     async def until(self, script: str, within_s: float = 20.0) -> None:
         """Wait until an expression is true."""
         async with asyncio.timeout(within_s):
-            while not await self.evaluate(f"Boolean({script})"):
-                await asyncio.sleep(0.05)
+            found = f"new Promise(go => {{ const look = () => ({script}) ? go() : setTimeout(look, 50); look() }})"
+            await self.evaluate(found)
 
     async def look(self, width: int, *, dark: bool = False) -> None:
         """Be so wide, and light or dark."""
@@ -120,7 +121,7 @@ async def browsing_tab() -> AsyncIterator[Tab]:
         told = Path(profile) / "DevToolsActivePort"
         async with asyncio.timeout(30):
             while not told.exists() or not told.read_text():
-                await asyncio.sleep(0.05)
+                await asyncio.to_thread(time.sleep, 0.05)
         port = told.read_text().split()[0]
         session = await stack.enter_async_context(aiohttp.ClientSession())
         async with session.get(f"http://127.0.0.1:{port}/json/list") as response:

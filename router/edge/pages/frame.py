@@ -93,6 +93,11 @@ class Frame:
         text = await asyncio.to_thread(page.render, **known, request=request, **values)
         return web.Response(status=status, text=text, content_type="text/html")
 
+    async def part(self, request: web.Request, template: str, **values: Any) -> web.Response:
+        """A part of a page for htmx, or else a page of its own, with the `title` and the `run` among its values."""
+        alone = "HX-Request" in request.headers
+        return await self.render(request, template if alone else "part.html", part=template, **values)
+
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Serve a request for a page, and show what goes wrong as one."""
         try:

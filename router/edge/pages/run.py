@@ -103,23 +103,25 @@ class RunPages:
         lane = next((each for each in timeline.lanes(run) if each.path == path), None)
         if lane is None:
             raise web.HTTPNotFound(text="This run has no such agent.")
-        part, execution = "HX-Request" in request.headers, lane.execution
+        execution = lane.execution
         cited = await asyncio.to_thread(execution.citations, execution.report.evidence) if execution else []
-        searches = timeline.searches_of(run) if execution is None else execution.searches
-        return await self._frame.render(
+        main = run.result.searches if isinstance(run.result, Trajectory) and lane.agent.role == "delegation" else ()
+        searches = execution.searches if execution else main
+        return await self._frame.part(
             request,
-            "agent_body.html" if part else "agent.html",
+            "agent.html",
+            title=f"{lane.name}: {lane.sub_query}" if lane.sub_query else lane.name,
             run=run,
             lane=lane,
             evidence=[timeline.sources(each, searches) for each in cited],
-            searches=searches if execution or lane.agent.role == "delegation" else (),
+            searches=searches,
             turns=timeline.turns(timeline.conversation_of(run, lane.agent), [bar.call for bar in lane.bars]),
         )
 
     async def _beside(self, request: web.Request) -> web.Response:
-        pair = [await self.run(request), await self.run(request, "other")]
-        part = "beside_body.html" if "HX-Request" in request.headers else "beside.html"
-        return await self._frame.render(request, part, pair=[await _view(run, request) for run in pair])
+        run = await self.run(request)
+        pair = [await _view(each, request) for each in (run, await self.run(request, "other"))]
+        return await self._frame.part(request, "beside.html", title="Side by side", run=run, pair=pair)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: `line`, an item of the list of what happened; `changed`, after it; `done`, at the end."""

@@ -59,10 +59,9 @@ class TablePages:
             (claim, is_of(claim, cell.value, column), numbers[claim.ask], timeline.sources(claim.citations, searches))
             for claim in cell.claims
         ]
-        part = "cell_body.html" if "HX-Request" in request.headers else "cell.html"
         asked = {number: execution.sub_query for number, execution in executions.items()}
-        values = {"row": row, "column": column, "cell": cell, "claims": claims, "asked": asked}
-        return await self._frame.render(request, part, run=run, **values)
+        title = f"{column.name} of {', '.join(row.key)}: {cell.value or '–'}"
+        return await self._frame.part(request, "cell.html", title=title, run=run, claims=claims, asked=asked)
 
     async def _export(self, request: web.Request) -> web.Response:
         run, kind = await self._run(request), request.match_info["format"]

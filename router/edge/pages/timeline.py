@@ -13,7 +13,7 @@ from router.trace import Call, Conversation, Execution, Run, Trajectory
 from router.trace.call import UsageSums, sums_of
 from router.trace.citation import Citation
 from router.trace.turns import Agent
-from router.trace.values import Reported, SearchDone, SearchRecord, SubQueryDispatched, TableRun
+from router.trace.values import Reported, SearchRecord, SubQueryDispatched, TableRun
 
 SCALE = 1000
 """Of a lane: the units of its length."""
@@ -51,8 +51,6 @@ class Lane(msgspec.Struct, frozen=True):
     """The round that dispatched it; 0 for none."""
     execution: Execution | None = None
     """What it came to; None for other agents, and while it works."""
-    searched: tuple[str, ...] = ()
-    """Queries, while it works."""
 
     @property
     def name(self) -> str:
@@ -104,10 +102,6 @@ def lanes(run: Run) -> tuple[Lane, ...]:
         calls.setdefault(Agent(call.role, call.sub_query), []).append(call)
     agents = {*calls, *(Agent("execution", number) for number in (*asked, *executions))}
     agents.update(Agent(role) for role in ("delegation", "answer") if conversation_of(run, Agent(role)))
-    told: dict[int, list[str]] = {}
-    for event in run.events:
-        if isinstance(event, SearchDone):
-            told.setdefault(event.index, []).append(event.query)
     decisions = [call for call in run.calls if call.role == "delegation"] if run.kind == "answer" else []
     length = _length(run)
     found = []
@@ -123,7 +117,6 @@ def lanes(run: Run) -> tuple[Lane, ...]:
                 dispatched.sub_query if dispatched else execution.sub_query if execution else "",
                 dispatched.round if dispatched else 0,
                 execution,
-                tuple(told.get(number, ())) if agent.role == "execution" else (),
             )
         )
     return tuple(found)
