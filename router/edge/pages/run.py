@@ -22,6 +22,7 @@ from router.search import Retriever
 from router.trace import Event, Execution, Run, Trajectory
 from router.trace.attribution import Attribution, attribute
 from router.trace.call import UsageSums, sums_of
+from router.trace.export import outcome_of
 from router.trace.run import Feedback, right_answers
 from router.trace.values import TableRun
 
@@ -165,11 +166,11 @@ async def _view(run: Run, request: web.Request) -> dict[str, Any]:
     """A run with its answer, its lanes, and what it has spent, for a template."""
     finished = run.status == "finished" and not run.redacted
     cited = await cited_answer(run) if finished and isinstance(run.result, Trajectory | Execution) else None
-    found, executions = run.result, timeline.executions_of(run)
+    executions = timeline.executions_of(run)
     return {
         "run": run,
-        "outcome": getattr(found, "outcome", None) or run.status,
-        "topology": getattr(found, "topology", ""),
+        "outcome": outcome_of(run) or run.status,
+        "topology": getattr(run.result, "topology", ""),
         "cited": cited,
         "sources": timeline.sources(cited.citations if cited else (), timeline.searches_of(run)),
         "lanes": await asyncio.to_thread(timeline.lanes, run),
