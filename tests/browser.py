@@ -4,10 +4,12 @@ import asyncio
 import base64
 import json
 import shutil
+import subprocess
+import tarfile
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,10 @@ _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --hide-scrollbars --remote-debugging-port=0"
 ).split()
+
+
+class LeftPage(Exception):
+    """The page went away meanwhile."""
 
 
 class Tab:
@@ -55,6 +61,8 @@ class Tab:
         await self._socket.send_json({"id": number, "method": method, "params": params})
         async with asyncio.timeout(30):
             told = await future
+        if told.get("error", {}).get("code") == -32000:
+            raise LeftPage(told)
         assert "error" not in told, (method, told)
         return told["result"]
 
@@ -81,11 +89,13 @@ class Tab:
         await self.evaluate(script)
         await self.loaded()
 
-    async def until(self, script: str, within_s: float = 20.0) -> None:
-        """Wait until an expression is true."""
+    async def until(self, script: str, within_s: float = 20.0) -> Any:
+        """Wait until an expression is true, be it on the page that follows."""
         async with asyncio.timeout(within_s):
             found = f"new Promise(go => {{ const look = () => ({script}) ? go() : setTimeout(look, 50); look() }})"
-            await self.evaluate(found)
+            while True:
+                with suppress(LeftPage):
+                    return await self.evaluate(found)
 
     async def look(self, width: int, *, dark: bool = False) -> None:
         """Be so wide, and light or dark."""
@@ -134,3 +144,26 @@ async def browsing_tab() -> AsyncIterator[Tab]:
         yield tab
         await socket.close()
         await hearing
+
+
+def axe() -> str | None:
+    """The script of axe-core, from the npm registry; None where that is not to be had."""
+    kept = Path(tempfile.gettempdir()) / "axe-core-4.10.3.tgz"
+    if not kept.exists() and (npm := shutil.which("npm")):
+        subprocess.run([npm, "pack", "axe-core@4.10.3"], cwd=kept.parent, capture_output=True, check=False, timeout=120)
+    if not kept.exists():
+        return None
+    with tarfile.open(kept) as package:
+        script = package.extractfile("package/axe.min.js")
+        assert script is not None
+        return script.read().decode()
+
+
+async def findings(tab: Tab, script: str) -> list[str]:
+    """Serious findings of axe-core on the page that is shown."""
+    await tab.evaluate(f"{script}; 0")
+    told = await tab.evaluate(
+        "axe.run().then(found => found.violations.filter(one => ['serious', 'critical'].includes(one.impact))"
+        ".map(one => one.id + ': ' + one.nodes.map(node => node.html + ' ' + node.failureSummary).join('; ')))"
+    )
+    return list(told)
