@@ -9,7 +9,7 @@ from router.protocol import Passage, normal_answer
 from router.protocol.scoring import holds
 from router.trace.citation import Citation, citation, cite_answer
 from router.trace.run import Run
-from router.trace.values import Execution, SearchRecord, Trajectory
+from router.trace.values import SearchRecord, Trajectory
 
 Loss = Literal["delegation", "retrieval", "execution", "reading", "answering"]
 """`execution`: an executor came to no report; `reading`: one was shown the answer, and did not report it."""
@@ -52,46 +52,41 @@ def attribute(run: Run, golds: Sequence[str], known: Sequence[Passage] | None = 
     if not isinstance(found, Trajectory) or run.redacted or not golds:
         return None
     plain = [gold for gold in golds if normal_answer(gold) not in _CLOSED]
-    reports = [
-        Sighting("report", number)
-        for number, one in enumerate(found.executions)
-        if any(holds([one.report.answer, *one.report.evidence], gold) for gold in golds)
-    ]
-    searched = [(None, found.searches), *((number, one.searches) for number, one in enumerate(found.executions))]
-    seen = [each for number, searches in searched for each in _seen(number, searches, plain)]
-    seen.sort(key=lambda each: each.where == "dropped")
-    failed = tuple(number for number, one in enumerate(found.executions) if one.failed)
-    right = any(holds([found.answer], gold) for gold in golds)
-    beyond = tuple(Sighting("documents", None, at=at) for at in _cited(known or (), plain))
+    executions = tuple(enumerate(found.executions))
+    reported = [number for number, one in executions if _any_holds([one.report.answer, *one.report.evidence], golds)]
+    sightings = [Sighting("report", number) for number in reported]
+    for number, searches in ((None, found.searches), *((number, one.searches) for number, one in executions)):
+        sightings += [each for search in searches for each in _seen(number, search, plain)]
+    sightings.sort(key=lambda each: each.where == "dropped")
+    failed = tuple(number for number, one in executions if one.failed)
+    if _any_holds([found.answer], golds):
+        return Attribution(None, True, tuple(sightings), failed)
     lost_by: Loss | None = None
-    if right:
-        return Attribution(None, True, (*reports, *seen), failed)
-    if reports:
-        lost_by = "answering"
-    elif seen:
-        lost_by = "reading"
+    if sightings:
+        lost_by = "answering" if reported else "reading"
     elif failed:
-        lost_by = "retrieval" if _all_of(found.executions, failed, "retrieval_failed") else "execution"
+        unfound = all(found.executions[number].outcome == "retrieval_failed" for number in failed)
+        lost_by = "retrieval" if unfound else "execution"
     elif known is not None:
-        lost_by = "delegation" if beyond else "retrieval"
-    return Attribution(lost_by, False, (*reports, *seen, *(() if reports or seen else beyond)), failed)
+        sightings = [Sighting("documents", None, at=at) for at in _cited(known, plain)]
+        lost_by = "delegation" if sightings else "retrieval"
+    return Attribution(lost_by, False, tuple(sightings), failed)
 
 
-def _all_of(executions: Sequence[Execution], failed: Iterable[int], outcome: str) -> bool:
-    return all(executions[number].outcome == outcome for number in failed)
+def _any_holds(texts: Sequence[str], golds: Iterable[str]) -> bool:
+    return any(holds(texts, gold) for gold in golds)
 
 
-def _seen(number: int | None, searches: Iterable[SearchRecord], golds: Sequence[str]) -> Iterable[Sighting]:
-    for search in searches:
-        for passages, where in ((search.shown, "shown"), (search.passages[len(search.shown) :], "dropped")):
-            for at in _cited(passages, golds):
-                yield Sighting("shown" if where == "shown" else "dropped", number, search.query, at)
+def _seen(number: int | None, search: SearchRecord, golds: Sequence[str]) -> Iterable[Sighting]:
+    for at in _cited(search.shown, golds):
+        yield Sighting("shown", number, search.query, at)
+    for at in _cited(search.passages[len(search.shown) :], golds):
+        yield Sighting("dropped", number, search.query, at)
 
 
 def _cited(passages: Iterable[Passage], golds: Sequence[str]) -> Iterable[Citation]:
     """The passages that hold one of `golds`, each once, by the sentence that does, or else by their title."""
     for passage in passages:
-        for gold in golds:
-            if holds([f"{passage.title} {passage.text}"], gold):
-                yield next(iter(cite_answer(gold, [passage])), citation(passage, passage.title))
-                break
+        gold = next((gold for gold in golds if holds([f"{passage.title} {passage.text}"], gold)), None)
+        if gold is not None:
+            yield next(iter(cite_answer(gold, [passage])), citation(passage, passage.title))

@@ -1,11 +1,13 @@
 """The page of a run: its answer, the way to it, what is thought of it; live while it runs."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from functools import partial
 from typing import Any
 
 from aiohttp import ClientConnectionResetError, web
 from markupsafe import escape
+from msgspec.structs import replace
 
 from router.edge.limits import Limits
 from router.edge.pages import timeline
@@ -24,7 +26,6 @@ from router.trace.attribution import Attribution, attribute
 from router.trace.call import UsageSums, sums_of
 from router.trace.export import outcome_of
 from router.trace.run import Feedback, right_answers
-from router.trace.values import TableRun
 
 _LOOKED_AT = 10
 """Passages that a search for a right answer finds."""
@@ -46,8 +47,8 @@ class RunPages:
         """`retriever`: to look whether the documents have an answer that was not found; None to leave it open."""
         self._frame, self._runs, self._asking, self._retriever = frame, runs, asking, retriever
         self._reading_s = (limits or Limits()).reading_s
-        frame.get("/runs/{run}", self._shown)
-        frame.get("/ask/{run}", self._answered)
+        frame.get("/runs/{run}", partial(self._page, page="run.html", part="run_body.html"))
+        frame.get("/ask/{run}", partial(self._page, page="asked.html", part="asked.html"))
         frame.get("/runs/{run}/events", self._events)
         frame.get("/runs/{run}/agents/{agent}", self._agent)
         frame.get("/runs/{run}/beside/{other}", self._beside)
@@ -58,16 +59,10 @@ class RunPages:
 
     async def run(self, request: web.Request, name: str = "run") -> Run:
         """The run of an address, as whoever looks may see it. Raises `NotFound`."""
-        run = await self._runs.get(request.match_info[name], identity(request))
-        return timeline.as_far(as_seen_by(run, identity(request)))
+        run = as_seen_by(await self._runs.get(request.match_info[name], identity(request)), identity(request))
+        return replace(run, duration_s=time.time() - run.started_at) if run.status == "running" else run
 
-    async def _shown(self, request: web.Request) -> web.Response:
-        return await self._page(request, "run.html", "run_body.html")
-
-    async def _answered(self, request: web.Request) -> web.Response:
-        return await self._page(request, "asked.html", "asked.html")
-
-    async def _page(self, request: web.Request, page: str, part: str) -> web.Response:
+    async def _page(self, request: web.Request, *, page: str, part: str) -> web.Response:
         """The page, or for htmx its part that changes while the run goes on; once it has ended, the page anew."""
         run, part_alone = await self.run(request), "HX-Request" in request.headers
         if part_alone and run.status != "running":
@@ -167,6 +162,7 @@ async def _view(run: Run, request: web.Request) -> dict[str, Any]:
     finished = run.status == "finished" and not run.redacted
     cited = await cited_answer(run) if finished and isinstance(run.result, Trajectory | Execution) else None
     executions = timeline.executions_of(run)
+    tabular = run.kind == "table" and not run.redacted and (run.result is not None or run.status == "running")
     return {
         "run": run,
         "outcome": outcome_of(run) or run.status,
@@ -177,14 +173,8 @@ async def _view(run: Run, request: web.Request) -> dict[str, Any]:
         "ticks": timeline.ticks(run),
         "spent": UsageSums(**sums_of(run.calls)),
         "versions": sorted({one.executor for one in executions.values() if one.executor}),
-        "table": await _table(run, request),
+        "table": await TablePages.view(run, request) if tabular else None,
     }
-
-
-async def _table(run: Run, request: web.Request) -> Mapping[str, Any] | None:
-    if run.kind != "table" or run.redacted or not (isinstance(run.result, TableRun) or run.status == "running"):
-        return None
-    return await TablePages.view(run, request)
 
 
 def _told(number: int, item: Event | Run) -> str:

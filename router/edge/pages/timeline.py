@@ -1,7 +1,6 @@
 """A run as its page shows it: the lanes of its agents in time, and what each was shown and wrote."""
 
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -198,11 +197,6 @@ def source(at: Citation, passage: Passage | None) -> Source:
     if sentence is None:
         return Source(at, passage.text, "", "")
     return Source(at, passage.text[: sentence.start()], sentence[0], passage.text[sentence.end() :])
-
-
-def as_far(run: Run) -> Run:
-    """The run with the time that it has taken so far, where it goes on."""
-    return msgspec.structs.replace(run, duration_s=time.time() - run.started_at) if run.status == "running" else run
 
 
 def _rank(agent: Agent) -> tuple[int, int]:
