@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 
@@ -46,9 +47,9 @@ async def shown(
     tenants: Sequence[str] = (),
     retriever: Retriever | None = None,
     topologies: Mapping[TopologyName, Topology] = {},
-    address: str = "127.0.0.1:0",
+    **versions: Any,
 ) -> AsyncIterator[Shown]:
-    """Pages that show `runs`; with `tenants`, for those who have a key."""
+    """Pages that show `runs`; with `tenants`, for those who have a key. `versions`: those of `Asking`."""
     made = {tenant: new_key(tenant or None, ASKS if tenant else frozenset(("ask", "operate"))) for tenant in tenants}
     access = Access(KeptAccounts(*(key for _, key in made.values())))
     store, live = Kept(), LiveRuns()
@@ -57,7 +58,7 @@ async def shown(
     gateway = (deployment or Deployment()).gateway(store, live=live, topologies=topologies)
     tables = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0))
     stored, frame = Runs(store, live), Frame(access)
-    asking = Asking(gateway, access, tables)
+    asking = Asking(gateway, access, tables, **versions)
     add_runs(frame, stored)
     add_asking(frame, asking)
     RunPages(frame, stored, asking, retriever)
@@ -65,7 +66,7 @@ async def shown(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asking.detached.drain, 0)
         stack.push_async_callback(server.drain)
-        bound = await server.start(address, "server.http")
+        bound = await server.start("127.0.0.1:0", "server.http")
         yield Shown(bound, store, {tenant: sent for tenant, (sent, _) in made.items()}, frame, tables, asking)
 
 

@@ -9,12 +9,16 @@ from typing import Any
 import aiohttp
 import pytest
 
+from router.errors import BadVersion
 from router.models import ScriptedModel
-from router.search import Topology
+from router.search import Executor, RunContext, Topology
+from router.search.agent import ExecutorLimits
 from router.testing.retriever import FixedRetriever
+from router.trace import Execution
 from router.trace.redaction import redacted
 from router.trace.run import Feedback
 from router.trace.values import TopologyName
+from router.versions import ExecutorVersion
 from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
 from tests.router.edge.pages.shown import read, shown
@@ -231,6 +235,48 @@ async def test_again_side_by_side() -> None:
         assert "every 1s" not in text
         for form in ({"topology": "magic"}, {"topology": "factorized", "executor": "executor-1"}):
             assert (await posted(session, "/runs/run-1/again", **form))[0] == 400
+
+
+class Versions:
+    """Two versions on record, one of which cannot be loaded."""
+
+    def __init__(self) -> None:
+        self.required: list[str] = []
+
+    async def list(self) -> list[tuple[ExecutorVersion, None]]:
+        return [(ExecutorVersion(f"executor-{n}", "retired", 0.0, 0.0, 0.0), None) for n in (1, 2)]
+
+    async def require(self, version: str) -> None:
+        self.required.append(version)
+        if version == "executor-2":
+            raise BadVersion("executor-2: is missing; publish the version again.")
+
+
+async def test_the_operator_chooses_a_version() -> None:
+    """It is loaded first, and the run's sub-queries are for it alone."""
+    versions, wanted = Versions(), list[str]()
+
+    class Noting(Executor):
+        async def run(self, sub_query: str, index: int, context: RunContext, *_: Any, **__: Any) -> Execution:
+            wanted.append(context.executor)
+            return await super().run(sub_query, index, context)
+
+    deployment = Deployment()
+    roles = deployment.roles()
+    noting = Noting(roles["execution"], deployment.retriever, ExecutorLimits())
+    ways: dict[TopologyName, Topology] = {"factorized": Topology(deployment.search(executor=noting), roles)}
+    async with (
+        shown(deployment, [run("run-1")], topologies=ways, versions=versions, executors=versions) as pages,
+        browsing(pages) as session,
+    ):
+        assert "<option>executor-1</option>" in await read(session, "/runs/run-1")
+        form = {"topology": "factorized"}
+        assert (await posted(session, "/runs/run-1/again", **form, executor="executor-1"))[0] == 303
+        await pages.store.next()
+        assert (versions.required, wanted) == (["executor-1"], ["executor-1"])
+        for version in ("executor-2", "executor-3"):
+            assert (await posted(session, "/runs/run-1/again", **form, executor=version))[0] == 400
+        assert versions.required == ["executor-1", "executor-2"]
 
 
 async def test_a_tenant_chooses_no_version() -> None:
