@@ -6,7 +6,7 @@ export Q ?= In which country is the birthplace of the spouse of Worfle Shenlei?
 
 WORK ?= study
 
-.PHONY: ask test test-engines test-all check study protos docs clean
+.PHONY: ask test test-engines test-all check study protos docs pictures clean
 
 ask: $(VENV)/ready
 	@$(BIN)/rolegate ask --stream -- "$$Q"
@@ -45,6 +45,10 @@ protos: $(VENV)/ready-dev
 
 docs: $(VENV)/ready-dev
 	@$(BIN)/python scripts/configuration.py
+
+pictures: $(VENV)/ready-dev
+	@$(BIN)/python -m scripts.pictures docs/pages --width 1280 --theme light \
+	  --path /runs/run-reading /runs/run-table /runs/run-reading/agents/execution-2 /ask/run-right
 
 clean:
 	rm -rf $(VENV)

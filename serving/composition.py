@@ -23,6 +23,8 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.listening import check_listening
 from router.edge.pages import Frame
+from router.edge.pages.asking import Asking, add_asking
+from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
 from router.edge.pages.versions import add_versions
@@ -353,6 +355,9 @@ async def _listening(
     add_runs(pages, runs.stored)
     add_usage(pages, runs.usages, accounts, lambda model: config.prices.get(model) or listed_price(model))
     add_versions(pages, runs.versions)
+    asking = Asking(gateway, access, versions=runs.versions, executors=runs.executors)
+    add_asking(pages, asking)
+    RunPages(pages, runs.stored, asking, upstream.retriever)
     app = openai_app(gateway, access, readiness, observer=observers, pages=pages)
     http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)
     await upstream.retriever.probe()
@@ -373,7 +378,8 @@ async def _listening(
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
         try:
-            await asyncio.gather(server.drain(config.server.grace_s), http_server.drain())
+            grace_s = config.server.grace_s
+            await asyncio.gather(server.drain(grace_s), http_server.drain(), asking.detached.drain(grace_s))
         finally:
             await gateway.settled()
 

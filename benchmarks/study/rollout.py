@@ -12,8 +12,8 @@ from executor_sft.call_cache import CallCache
 from executor_sft.rollout import check_execution, check_failures
 from executor_sft.runtime import Runtime
 from router.ledger import Ledger
-from router.protocol import Report, exact_match, normal_answer
-from router.protocol.scoring import token_f1
+from router.protocol import Report, exact_match
+from router.protocol.scoring import holds, token_f1
 from router.search import Answerer, Executor, RunContext
 from router.search.answerer import Judge
 from router.trace import Conversation, Execution, Trajectory
@@ -152,9 +152,3 @@ def lost_in_execution(question: BenchmarkQuestion, executed: Sequence[Execution]
             texts = [f"{passage.title} {passage.text}" for passage in shown]
             return "reading" if known or holds(texts, step.answer) else "retrieval"
     return "reading"
-
-
-def holds(texts: Sequence[str], answer: str) -> bool:
-    """Look for all words of `answer` in a row in any text, once normalised."""
-    wanted = normal_answer(answer)
-    return bool(wanted) and any(f" {wanted} " in f" {normal_answer(text)} " for text in texts)

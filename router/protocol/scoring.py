@@ -3,7 +3,7 @@
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -23,6 +23,12 @@ def exact_match(answer: str, golds: Sequence[str]) -> bool:
 def token_f1(answer: str, golds: Sequence[str]) -> float:
     """The best token F1 against any of `golds`, 0 to 1; yes, no and noanswer count whole or not (HotpotQA)."""
     return max((_f1(normal_answer(answer), normal_answer(gold)) for gold in golds), default=0.0)
+
+
+def holds(texts: Iterable[str], answer: str) -> bool:
+    """Look for all words of `answer` in a row in any text, once normalised."""
+    wanted = normal_answer(answer)
+    return bool(wanted) and any(f" {wanted} " in f" {normal_answer(text)} " for text in texts)
 
 
 def _f1(answer: str, gold: str) -> float:

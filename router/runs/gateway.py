@@ -77,6 +77,11 @@ class Gateway:
         self._lifecycle, self._max_question_chars = lifecycle, max_question_chars
         self._vocabulary, self._on_answered = vocabulary, on_answered
 
+    @property
+    def topologies(self) -> tuple[TopologyName, ...]:
+        """The ways to answer that are set up."""
+        return tuple(self._topologies)
+
     async def answer(
         self,
         question: str,

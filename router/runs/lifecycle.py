@@ -50,6 +50,8 @@ class RequestOptions(msgspec.Struct, frozen=True):
     no_cache: bool = False
     """Whether every sub-query is to be worked on anew: no report of another run is used, nor any of this one by others.
     """
+    executor: str = ""
+    """The version of the executor that is to work, loaded; empty for the one whose turn it is."""
     resume: str = ""
     """The interrupted run to go on with; empty for none. Its question, topology and budget are those of this one."""
 
@@ -170,7 +172,7 @@ class RunLifecycle:
             ):
                 self._observer.run_began()
                 live.on_event(RunStarted(start.id))
-                run = self._running(request, start, began, live, deadline)
+                run = self._running(request, start, began, live, deadline, executor=options.executor)
                 async with self._stored_at_the_end(run, ends_at):
                     yield run
             for event in run.last_events:
@@ -201,13 +203,20 @@ class RunLifecycle:
             topology=request.topology,
             budget=options.budget,
             no_cache=options.no_cache,
-            conditions=self._conditions(request),
+            conditions=self._conditions(request) | ({"executor": options.executor} if options.executor else {}),
             resumes=options.resume,
             content=msgspec.json.encode(request.content).decode() if request.kind == "table" else "",
         )
 
     def _running(
-        self, request: RunRequest, start: RunStart, began: Admitted, live: LiveRun, deadline: float
+        self,
+        request: RunRequest,
+        start: RunStart,
+        began: Admitted,
+        live: LiveRun,
+        deadline: float,
+        *,
+        executor: str,
     ) -> OpenRun:
         """The run with its ledger and its clock."""
         limited, resumed, shadow = began.limited, began.resumed, start.kind == "shadow"
@@ -217,7 +226,9 @@ class RunLifecycle:
         ledger = Ledger(start.id, start.tenant, self._journal, budget, limited=limited, shadow=shadow, resumed=resumed)
         left_s, share = deadline - asyncio.get_running_loop().time(), request.answering_share
         sharing = _sharing(start, began)
-        context = RunContext.lasting(left_s, live.on_event, ledger, answering_share=share, sharing=sharing)
+        context = RunContext.lasting(
+            left_s, live.on_event, ledger, answering_share=share, sharing=sharing, executor=executor
+        )
         settings = request.settings or self._settings
         return OpenRun(context, start, live, began.redact, began.training, settings)
 

@@ -38,6 +38,8 @@ class RunContext:
     """Whether executors report rows and cells, by their prompt for tables."""
     manager: str = ""
     """The manager that a sub-query is for; empty where none is named."""
+    executor: str = ""
+    """The version of the executor that is to work in it; empty for the one whose turn it is."""
     wasted: list[Execution] = field(default_factory=list)
     """Finished for nothing: other runs may use these, but this one goes on as if they had never been begun."""
     failures: dict[int | None, UpstreamError] = field(default_factory=dict)
@@ -61,7 +63,10 @@ class RunContext:
         *,
         answering_share: float = ANSWERING_SHARE,
         sharing: Sharing = "nobody",
+        executor: str = "",
     ) -> "RunContext":
         """A run that begins now and may take `time_s` seconds."""
         now = asyncio.get_running_loop().time()
-        return cls(on_event, now + time_s, now + time_s * (1 - answering_share), ledger, sharing=sharing)
+        return cls(
+            on_event, now + time_s, now + time_s * (1 - answering_share), ledger, sharing=sharing, executor=executor
+        )

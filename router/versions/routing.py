@@ -86,6 +86,11 @@ class VersionRouting:
             steps_in, unfinished = True, None
         return await self.of(versions[-1]).run(sub_query, index, context, unfinished, instead=steps_in)
 
+    async def require(self, version: str) -> None:
+        """Make the engine know a version that a run is to work with. Raises `BadVersion` and `UpstreamError`."""
+        if version != self._configured:
+            await self._load(version)
+
     def reload(self) -> None:
         """Load what is in use anew, soon: the engine was started anew, and has lost it."""
         self._on_record = None
@@ -129,7 +134,8 @@ class VersionRouting:
         return True
 
     def _traffic(self, context: RunContext) -> Traffic:
-        return self._kept.setdefault(context.ledger.of_run, self.traffic)
+        own = Traffic(context.executor) if context.executor else self.traffic
+        return self._kept.setdefault(context.ledger.of_run, own)
 
 
 def _turned_away(execution: Execution, index: int, ledger: Ledger) -> bool:

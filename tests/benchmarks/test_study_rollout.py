@@ -11,13 +11,14 @@ from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
 from benchmarks.study.cells import cells_of
 from benchmarks.study.plan import read_plan
 from benchmarks.study.results import Attribution
-from benchmarks.study.rollout import Asker, attribute, holds, lost_in_execution
+from benchmarks.study.rollout import Asker, attribute, lost_in_execution
 from executor_sft.call_cache import CallCache
 from executor_sft.runtime import open_runtime
 from router.errors import UpstreamUnavailable
 from router.models import Prompt, ScriptedModel
 from router.models.model import Answer
 from router.protocol import Passage, Report, exact_match
+from router.protocol.scoring import holds
 from router.search import Answerer, Executor
 from router.search.agent import ExecutorLimits
 from router.trace import Conversation, Execution

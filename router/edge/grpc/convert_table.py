@@ -1,23 +1,22 @@
 """Tables: requests to values, and what is told of a run to the rows and cells of its table on the wire."""
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.amount import NOTHING, Amount
+from router.edge.found_table import TableEvents, found_table, is_of
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
 from router.edge.grpc.convert_request import enum_from_proto
-from router.table import Table, TableRequest, completeness, table_cost, table_of
-from router.table.cell_value import canonical
+from router.table import TableRequest, completeness, table_cost
 from router.table.filling import occasions
 from router.table.table_text import to_markdown
-from router.trace import Event, Execution, Run
-from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema
-from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatched, TableRun
+from router.trace import Event, Run
+from router.trace.table import Ask, Cell, Column, Row
+from router.trace.values import RowChanged, TableRun
 
 
 def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableRequest) -> TableRequest:
@@ -36,39 +35,13 @@ def _column(at: int, sent: pb.Column) -> Column:
 _COST = ("tokens", "cost_nano_usd")
 
 
-class TableEvents:
-    """The events that have been told of a table's run."""
-
-    def __init__(self, events: Iterable[Event] = ()) -> None:
-        self.columns: tuple[Column, ...] = ()
-        self.asks: dict[Ask, int] = {}
-        """With the numbers of their sub-queries."""
-        self.rows: dict[RowKey, Row] = {}
-        self.executions: dict[int, Execution] = {}
-        for event in events:
-            self.take(event)
-
-    def take(self, event: Event) -> None:
-        """Take in what happened."""
-        match event:
-            case Planned(columns=columns):
-                self.columns = columns
-            case SubQueryDispatched(index=index, ask=Ask() as ask):
-                self.asks[ask] = index
-            case Reported(index=index, execution=Execution() as execution):
-                self.executions[index] = execution
-            case RowChanged(key=key, row=Row() as row):
-                self.rows[key] = row
-                for alias in row.aliases:
-                    self.rows.pop(alias, None)
-
-    def to_proto(self, number: int, event: Event) -> pb.StreamTableResponse:
-        """Take in an event; the message that tells it."""
-        self.take(event)
-        if not isinstance(event, RowChanged):
-            return event_to_proto(pb.StreamTableResponse, number, event)
-        row = event.row and _row_to_proto(event.row, self.columns, self.asks)
-        return event_to_proto(pb.StreamTableResponse, number, event, row_id=row_id(event.key), row=row)
+def told_to_proto(told: TableEvents, number: int, event: Event) -> pb.StreamTableResponse:
+    """Take in an event; the message that tells it."""
+    told.take(event)
+    if not isinstance(event, RowChanged):
+        return event_to_proto(pb.StreamTableResponse, number, event)
+    row = event.row and _row_to_proto(event.row, told.columns, told.asks)
+    return event_to_proto(pb.StreamTableResponse, number, event, row_id=row_id(event.key), row=row)
 
 
 async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamTableResponse, pb.StreamTableResponse]:
@@ -80,29 +53,9 @@ async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamTableRes
     )
 
 
-class _Found(NamedTuple):
-    table: Table
-    asks: Sequence[Ask]
-    """By the numbers of their sub-queries."""
-    executions: Mapping[int, Execution]
-
-
-async def _found(run: Run) -> _Found:
-    """The table by what the run came to, or, while it goes on, by its events."""
-    if isinstance(run.result, TableRun):
-        table = await asyncio.to_thread(table_of, run.result)  # reading takes milliseconds for each report
-        return _Found(table, run.result.asks, dict(enumerate(run.result.executions)))
-    told = TableEvents(run.events)
-    last = max((*told.asks.values(), *told.executions), default=-1)
-    asks = [Ask("fill", ())] * (1 + last)  # gaps: of a run that is gone on with, or whose executors have no asks
-    for ask, number in told.asks.items():
-        asks[number] = ask
-    return _Found(Table(Schema(told.columns), tuple(told.rows.values())), asks, told.executions)
-
-
 async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:
     """The table of a run, with its rows from number `start` on, `end` left out."""
-    table, asks, executions = await _found(run)
+    table, asks, executions = await found_table(run)
     cost = table_cost(table, asks, run.calls)
     numbers = {ask: number for number, ask in enumerate(asks)}
     independent = occasions((asks[number], execution) for number, execution in executions.items())
@@ -149,7 +102,7 @@ def _row_to_proto(
 
 
 def _cell_to_proto(cell: Cell, column: Column, spent: Amount | None, numbers: Mapping[Ask, int]) -> pb.Cell:
-    own = [claim for claim in cell.claims if _is_of(claim, cell.value, column)]
+    own = [claim for claim in cell.claims if is_of(claim, cell.value, column)]
     rivals = [claim for claim in cell.claims if claim not in own]
     return to_proto(
         pb.Cell,
@@ -159,13 +112,6 @@ def _cell_to_proto(cell: Cell, column: Column, spent: Amount | None, numbers: Ma
         rivals=[to_proto(pb.Claim, claim, sub_query=numbers[claim.ask]) for claim in rivals],
         **_cost(spent),
     )
-
-
-def _is_of(claim: Claim, value: str, column: Column) -> bool:
-    """True for a claim of this value: all names of a row are, and a date that is as precise as it, or less, or more."""
-    form, other = canonical(column, value), claim.canonical
-    dates = column.type == "date" and (form.startswith(f"{other}-") or other.startswith(f"{form}-"))
-    return column.key or form == other or dates
 
 
 def _cost(spent: Amount | None) -> dict[str, int | None]:

@@ -20,9 +20,9 @@ from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
 from router.access import caller
+from router.edge.found_table import TableEvents
 from router.edge.grpc import convert, convert_table
 from router.edge.grpc import convert_request as parse
-from router.edge.grpc.convert_table import TableEvents
 from router.edge.running import Running
 from router.edge.status import as_seen_by, failure_of_run
 from router.errors import BadRequest
@@ -219,7 +219,11 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         run = await self._runs.get(request.run_id, identity)
         table = TableEvents(run.events[: max(0, after)]) if run.kind == "table" else None
         last_events = convert_table.last_events_to_proto if table else convert.last_events_to_proto
-        told = table.to_proto if table else partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
+        told = (
+            partial(convert_table.told_to_proto, table)
+            if table
+            else partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
+        )
         async for number, item in self._runs.watch(request.run_id, after, identity):
             if not isinstance(item, Run):
                 yield _watched(told(number, item))

@@ -10,8 +10,14 @@ from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1 import table_service_pb2_grpc as pb_grpc
 
 from router.access import Access, caller
+from router.edge.found_table import TableEvents
 from router.edge.grpc.convert_request import options_from_proto
-from router.edge.grpc.convert_table import TableEvents, last_events_to_proto, table_request_from_proto, table_to_proto
+from router.edge.grpc.convert_table import (
+    last_events_to_proto,
+    table_request_from_proto,
+    table_to_proto,
+    told_to_proto,
+)
 from router.edge.running import Detached, Running
 from router.errors import BadRequest
 from router.runs import RequestOptions, Runs
@@ -60,7 +66,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
         async with Running[Event, Run](lambda tell: self._tables.fill_table(wanted, options, tell)) as running:
             async for events in running:
                 for event in events:
-                    yield told.to_proto(number, event)
+                    yield told_to_proto(told, number, event)
                     number += 1
             run = await running.result()
         for last in await last_events_to_proto(number, run):

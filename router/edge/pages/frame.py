@@ -93,6 +93,11 @@ class Frame:
         text = await asyncio.to_thread(page.render, **known, request=request, **values)
         return web.Response(status=status, text=text, content_type="text/html")
 
+    async def part(self, request: web.Request, template: str, **values: Any) -> web.Response:
+        """A part of a page for htmx, or else a page of its own, with the `title` and the `run` among its values."""
+        alone = "HX-Request" in request.headers
+        return await self.render(request, template if alone else "part.html", part=template, **values)
+
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Serve a request for a page, and show what goes wrong as one."""
         try:
@@ -106,7 +111,7 @@ class Frame:
                 if "HX-Request" in request.headers:  # a part of a page that is still open
                     return web.Response(status=401, headers={"HX-Refresh": "true"})
                 back = f"?next={quote(request.path_qs, safe='')}" if request.method == "GET" else ""
-                return _to(f"/sign-in{back}")
+                return redirect(f"/sign-in{back}")
             failure = logged_failure(error)
             response = await self._failed(request, HTTP_STATUS[failure.code], failure.message)
             if failure.retry_after_s is not None:
@@ -161,7 +166,7 @@ class Frame:
     async def _signed_in(self, request: web.Request) -> web.Response:
         form = await request.post()
         name = await self._sessions.open(str(form.get("key", "")), request.remote or "")
-        response = _to(_local(str(form.get("next", ""))))
+        response = redirect(_local(str(form.get("next", ""))))
         # Behind a proxy that ends TLS, the browser's origin alone says that the cookie may be so.
         secure = request.secure or request.headers.get("Origin", "").startswith("https:")
         response.set_cookie(COOKIE, name, max_age=LASTS_S, httponly=True, samesite="Strict", secure=secure)
@@ -169,7 +174,7 @@ class Frame:
 
     async def _sign_out(self, request: web.Request) -> web.Response:
         self._sessions.close(request.cookies.get(COOKIE, ""))
-        response = _to("/sign-in")
+        response = redirect("/sign-in")
         response.del_cookie(COOKIE, httponly=True, samesite="Strict")
         return response
 
@@ -196,5 +201,6 @@ def _local(path: str) -> str:
     return path if path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable() else "/"
 
 
-def _to(path: str) -> web.Response:
+def redirect(path: str) -> web.Response:
+    """Lead to another page of ours, with a GET."""
     return web.Response(status=303, headers={"Location": path})

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from re import findall
+from typing import Protocol
 
 import aiohttp
 
@@ -13,6 +14,8 @@ from router.access import Access, new_key
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.pages import Frame
+from router.edge.pages.asking import Asking, add_asking
+from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
 from router.edge.pages.versions import add_versions
@@ -60,18 +63,31 @@ async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
             await accounts.add_key(key)
         access = Access(accounts)
         frame = Frame(access)
-        add_runs(frame, Runs(SQLArchive(database), LiveRuns()))
+        runs, gateway = Runs(SQLArchive(database), LiveRuns()), Deployment().gateway()
+        asking = Asking(gateway, access)
+        stack.push_async_callback(asking.detached.drain, 0)
+        add_runs(frame, runs)
+        add_asking(frame, asking)
+        RunPages(frame, runs, asking)
         add_usage(frame, SQLUsages(database), accounts, PRICES.get)
         versions = Versions(SQLVersionBook(database), _load, GATE)
         add_versions(frame, versions)
-        server = HTTPServer(openai_app(Deployment().gateway(), access, pages=frame), 0.0, access=access)
+        server = HTTPServer(openai_app(gateway, access, pages=frame), 0.0, access=access)
         stack.push_async_callback(server.drain)
         address = await server.start("127.0.0.1:0", "server.http")
         yield World(address, database, frame, versions, keys=keys)
 
 
+class Addressed(Protocol):
+    """A server of pages, whatever is behind it."""
+
+    @property
+    def address(self) -> str:
+        """Its address, host:port."""
+
+
 @asynccontextmanager
-async def browsing(world: World, key: str | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+async def browsing(world: Addressed, key: str | None = None) -> AsyncIterator[aiohttp.ClientSession]:
     """A session of a browser, signed in with a key."""
     jar = aiohttp.CookieJar(unsafe=True)  # which keeps those of IP addresses
     async with aiohttp.ClientSession(f"http://{world.address}", cookie_jar=jar) as session:

@@ -1,0 +1,185 @@
+"""The page of a run: its answer, the way to it, what is thought of it; live while it runs."""
+
+import asyncio
+import time
+from functools import partial
+from typing import Any
+
+from aiohttp import ClientConnectionResetError, web
+from markupsafe import escape
+from msgspec.structs import replace
+
+from router.edge.limits import Limits
+from router.edge.pages import timeline
+from router.edge.pages.asking import Asking
+from router.edge.pages.frame import Frame, identity, redirect
+from router.edge.pages.table import TablePages
+from router.edge.rendering import cited_answer, progress_line
+from router.edge.status import as_seen_by, logged_failure
+from router.edge.visible import visible
+from router.errors import BadRequest, UpstreamError
+from router.protocol import Passage
+from router.runs import Runs
+from router.search import Retriever
+from router.trace import Event, Execution, Run, Trajectory
+from router.trace.attribution import Attribution, attribute
+from router.trace.call import UsageSums, sums_of
+from router.trace.export import outcome_of
+from router.trace.run import Feedback, right_answers
+
+_LOOKED_AT = 10
+"""Passages that a search for a right answer finds."""
+_FOLLOWED = ("answer", "table")
+"""Kinds of runs that tell what happens."""
+
+
+class RunPages:
+    """A run, its agents, another run beside it, and what is to be done about it."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        runs: Runs,
+        asking: Asking,
+        retriever: Retriever | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """`retriever`: to look whether the documents have an answer that was not found; None to leave it open."""
+        self._frame, self._runs, self._asking, self._retriever = frame, runs, asking, retriever
+        self._reading_s = (limits or Limits()).reading_s
+        frame.get("/runs/{run}", partial(self._page, page="run.html", part="run_body.html"))
+        frame.get("/ask/{run}", partial(self._page, page="asked.html", part="asked.html"))
+        frame.get("/runs/{run}/events", self._events)
+        frame.get("/runs/{run}/agents/{agent}", self._agent)
+        frame.get("/runs/{run}/beside/{other}", self._beside)
+        frame.post("/runs/{run}/feedback", self._feedback)
+        frame.post("/runs/{run}/again", self._again)
+        frame.post("/runs/{run}/cancel", self._cancel)
+        TablePages(frame, self.run, asking)
+
+    async def run(self, request: web.Request, name: str = "run") -> Run:
+        """The run of an address, as whoever looks may see it. Raises `NotFound`."""
+        run = as_seen_by(await self._runs.get(request.match_info[name], identity(request)), identity(request))
+        return replace(run, duration_s=time.time() - run.started_at) if run.status == "running" else run
+
+    async def _page(self, request: web.Request, *, page: str, part: str) -> web.Response:
+        """The page, or for htmx its part that changes while the run goes on; once it has ended, the page anew."""
+        run, part_alone = await self.run(request), "HX-Request" in request.headers
+        if part_alone and run.status != "running":
+            return web.Response(status=204, headers={"HX-Refresh": "true"})
+        said = await self._runs.feedback_on(run)
+        golds = right_answers(said)
+        return await self._frame.render(
+            request,
+            part if part_alone else page,
+            **await _view(run, request),
+            feedback=said,
+            golds=golds,
+            attribution=await self._attribution(run, golds),
+            live=run.status == "running" and run.kind in _FOLLOWED,
+            topologies=self._asking.topologies,
+            executors=await self._asking.versions(),
+        )
+
+    async def _attribution(self, run: Run, golds: tuple[str, ...]) -> Attribution | None:
+        """The trace of a wrong answer; the documents are searched where nothing in the run tells."""
+        found = await asyncio.to_thread(attribute, run, golds)
+        if found is None or found.lost_by or found.right or self._retriever is None:
+            return found
+        queries, known = [*golds[:3], *(f"{run.request} {gold}" for gold in golds[:3])], list[Passage]()
+        try:
+            for passages in await self._retriever.search(queries, _LOOKED_AT):
+                known.extend(passages)
+        except UpstreamError:  # it stays open
+            return found
+        return await asyncio.to_thread(attribute, run, golds, list({one.id: one for one in known}.values()))
+
+    async def _agent(self, request: web.Request) -> web.Response:
+        run, path = await self.run(request), request.match_info["agent"]
+        lane = next((each for each in timeline.lanes(run) if each.path == path), None)
+        if lane is None:
+            raise web.HTTPNotFound(text="This run has no such agent.")
+        execution = lane.execution
+        cited = await asyncio.to_thread(execution.citations, execution.report.evidence) if execution else []
+        main = run.result.searches if isinstance(run.result, Trajectory) and lane.agent.role == "delegation" else ()
+        searches = execution.searches if execution else main
+        return await self._frame.part(
+            request,
+            "agent.html",
+            title=f"{lane.name}: {lane.sub_query}" if lane.sub_query else lane.name,
+            run=run,
+            lane=lane,
+            evidence=[timeline.sources(each, searches) for each in cited],
+            searches=searches,
+            turns=timeline.turns(timeline.conversation_of(run, lane.agent), [bar.call for bar in lane.bars]),
+        )
+
+    async def _beside(self, request: web.Request) -> web.Response:
+        run = await self.run(request)
+        pair = [await _view(each, request) for each in (run, await self.run(request, "other"))]
+        return await self._frame.part(request, "beside.html", title="Side by side", run=run, pair=pair)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events: `line`, an item of the list of what happened; `changed`, after it; `done`, at the end."""
+        after = request.headers.get("Last-Event-ID", "0")
+        if not (after.isascii() and after.isdecimal()):
+            raise BadRequest("Last-Event-ID is no number of an event.")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+        try:
+            async for number, item in self._runs.watch(request.match_info["run"], int(after), identity(request)):
+                if not response.prepared:
+                    await response.prepare(request)
+                async with asyncio.timeout(self._reading_s):
+                    await response.write(_told(number, item).encode())
+        except Exception as error:
+            if not response.prepared or isinstance(error, ClientConnectionResetError):
+                raise
+            logged_failure(error)
+        return response
+
+    async def _feedback(self, request: web.Request) -> web.Response:
+        run, form = await self.run(request), await request.post()
+        verdict = {"right": True, "wrong": False}.get(str(form.get("verdict", "")))
+        gold, comment = (str(form.get(name, "")).strip() for name in ("gold_answer", "comment"))
+        await self._runs.feedback(Feedback(run.id, verdict, None, gold, comment), identity(request))
+        return redirect(f"/runs/{run.id}#feedback")
+
+    async def _again(self, request: web.Request) -> web.Response:
+        run, form = await self.run(request), await request.post()
+        if run.kind != "answer" or run.redacted:
+            raise BadRequest("This run cannot be made again: it is no answer, or its texts are not kept.")
+        other = await self._asking.again(run.request, str(form.get("topology", "")), str(form.get("executor", "")))
+        return redirect(f"/runs/{run.id}/beside/{other}")
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        run = await self.run(request)
+        await self._runs.cancel(run.id, identity(request))
+        return redirect(f"/runs/{run.id}")
+
+
+async def _view(run: Run, request: web.Request) -> dict[str, Any]:
+    """A run with its answer, its lanes, and what it has spent, for a template."""
+    finished = run.status == "finished" and not run.redacted
+    cited = await cited_answer(run) if finished and isinstance(run.result, Trajectory | Execution) else None
+    executions = timeline.executions_of(run)
+    tabular = run.kind == "table" and not run.redacted and (run.result is not None or run.status == "running")
+    return {
+        "run": run,
+        "outcome": outcome_of(run) or run.status,
+        "topology": getattr(run.result, "topology", ""),
+        "cited": cited,
+        "sources": timeline.sources(cited.citations if cited else (), timeline.searches_of(run)),
+        "lanes": await asyncio.to_thread(timeline.lanes, run),
+        "ticks": timeline.ticks(run),
+        "spent": UsageSums(**sums_of(run.calls)),
+        "versions": sorted({one.executor for one in executions.values() if one.executor}),
+        "table": await TablePages.view(run, request) if tabular else None,
+    }
+
+
+def _told(number: int, item: Event | Run) -> str:
+    if isinstance(item, Run):
+        return f"id: {number}\nevent: done\ndata: {item.status}\n\n"
+    line = " ".join((progress_line(item) or "").split())
+    told = f"event: line\ndata: <li>{escape(visible(line))}</li>\n\n" if line else ""
+    return f"{told}id: {number}\nevent: changed\ndata: {number}\n\n"

@@ -1,0 +1,92 @@
+"""A table on the page of its run: cells with their states, their sources and rivals, its holes, its export."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from router.edge.found_table import found_table, is_of
+from router.edge.pages import timeline
+from router.edge.pages.asking import Asking
+from router.edge.pages.frame import Frame, redirect
+from router.errors import BadRequest
+from router.table import TableRequest, completeness
+from router.table.filling import occasions
+from router.table.table_text import to_csv, to_markdown
+from router.trace import Run
+from router.trace.values import TableRun
+
+_PAGE = 100
+_HOLES = ("missing", "not_found")
+_TYPES = {"md": "text/markdown", "csv": "text/csv", "json": "application/json"}
+
+
+class TablePages:
+    """Adds to the pages of a frame what there is to do with a table."""
+
+    def __init__(self, frame: Frame, run: Callable[[web.Request], Awaitable[Run]], asking: Asking) -> None:
+        """`run`: finds the run of an address for whoever looks."""
+        self._frame, self._run, self._asking = frame, run, asking
+        frame.get("/runs/{run}/cells/{row}/{column}", self._cell)
+        frame.get("/runs/{run}/table.{format}", self._export)
+        frame.post("/runs/{run}/holes", self._holes)
+
+    @staticmethod
+    async def view(run: Run, request: web.Request) -> Mapping[str, Any]:
+        """A page of the table, for a template."""
+        table, asks, executions = await found_table(run)
+        first = max(0, _number(request.query.get("row", "0")))
+        looked = occasions((asks[number], execution) for number, execution in executions.items())
+        return {
+            "columns": table.schema.columns,
+            "rows": list(enumerate(table.rows))[first : first + _PAGE],
+            "before": max(0, first - _PAGE) if first else None,
+            "after": first + _PAGE if first + _PAGE < len(table.rows) else None,
+            "known": completeness(table, looked),
+            "holes": sum(cell.state in _HOLES for row in table.rows for cell in row.cells),
+        }
+
+    async def _cell(self, request: web.Request) -> web.Response:
+        run = await self._run(request)
+        table, asks, executions = await found_table(run)
+        at, place = (_number(request.match_info[name]) for name in ("row", "column"))
+        if not (at < len(table.rows) and place < len(table.schema.columns)) or run.redacted:
+            raise web.HTTPNotFound(text="This table has no such cell.")
+        row, column, numbers = table.rows[at], table.schema.columns[place], {ask: at for at, ask in enumerate(asks)}
+        cell, searches = row.cells[place], timeline.searches_of(run)
+        claims = [
+            (claim, is_of(claim, cell.value, column), numbers[claim.ask], timeline.sources(claim.citations, searches))
+            for claim in cell.claims
+        ]
+        asked = {number: execution.sub_query for number, execution in executions.items()}
+        title = f"{column.name} of {', '.join(row.key)}: {cell.value or '–'}"
+        return await self._frame.part(request, "cell.html", title=title, run=run, claims=claims, asked=asked)
+
+    async def _export(self, request: web.Request) -> web.Response:
+        run, kind = await self._run(request), request.match_info["format"]
+        if kind not in _TYPES or run.kind != "table" or run.redacted:
+            raise web.HTTPNotFound(text="There is no such export of this run.")
+        table = (await found_table(run)).table
+        columns, rows = table.schema.columns, [[cell.value for cell in row.cells] for row in table.rows]
+        text = {"md": to_markdown, "csv": to_csv}[kind](columns, rows) if kind != "json" else ""
+        body = text.encode() or msgspec.json.format(msgspec.json.encode(table))
+        headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}
+        return web.Response(body=body, content_type=_TYPES[kind], charset="utf-8", headers=headers)
+
+    async def _holes(self, request: web.Request) -> web.Response:
+        """Ask for the cells that have no value, in a run of their own with all others as given."""
+        run = await self._run(request)
+        if not isinstance(run.result, TableRun) or run.redacted:
+            raise BadRequest("This run has no table whose holes could be asked for.")
+        table = (await found_table(run)).table
+        rows = tuple(tuple(cell.value for cell in row.cells) for row in table.rows)
+        wanted = TableRequest(run.request, table.schema.columns, rows, True, len(rows))
+        return redirect(f"/runs/{await self._asking.fill(wanted)}")
+
+
+def _number(text: str) -> int:
+    """Raises `BadRequest`."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise BadRequest(f"{text[:20]!r} is no number.")
+    return int(text)

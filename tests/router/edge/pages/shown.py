@@ -1,0 +1,93 @@
+"""Pages over a store in memory, with a gateway of scripted models that may be held."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from router.access import Access, new_key
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
+from router.edge.pages import Frame
+from router.edge.pages.asking import Asking, add_asking
+from router.edge.pages.run import RunPages
+from router.edge.pages.runs import add_runs
+from router.ledger import RunStart
+from router.runs import RunLifecycle, Runs
+from router.runs.live import LiveRuns
+from router.search import Retriever, Topology
+from router.trace import Run
+from router.trace.values import TopologyName
+from tests.router.accounts import KeptAccounts
+from tests.router.deployment import Deployment, Kept
+from tests.router.edge.pages.world import ASKS
+from tests.router.scripted_tables import ScriptedTables
+
+
+@dataclass
+class Shown:
+    """A server of pages, and what is behind it."""
+
+    address: str
+    store: Kept
+    keys: Mapping[str, str]
+    """By tenant; that of the operator by an empty name."""
+    frame: Frame
+    tables: ScriptedTables
+    asking: Asking
+
+
+@asynccontextmanager
+async def shown(
+    deployment: Deployment | None = None,
+    runs: Sequence[Run] = (),
+    *,
+    tenants: Sequence[str] = (),
+    retriever: Retriever | None = None,
+    topologies: Mapping[TopologyName, Topology] = {},
+    **versions: Any,
+) -> AsyncIterator[Shown]:
+    """Pages that show `runs`; with `tenants`, for those who have a key. `versions`: those of `Asking`."""
+    made = {tenant: new_key(tenant or None, ASKS if tenant else frozenset(("ask", "operate"))) for tenant in tenants}
+    access = Access(KeptAccounts(*(key for _, key in made.values())))
+    store, live = Kept(), LiveRuns()
+    for run in runs:
+        keep(store, run)
+    gateway = (deployment or Deployment()).gateway(store, live=live, topologies=topologies)
+    tables = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0))
+    stored, frame = Runs(store, live), Frame(access)
+    asking = Asking(gateway, access, tables, **versions)
+    add_runs(frame, stored)
+    add_asking(frame, asking)
+    RunPages(frame, stored, asking, retriever)
+    server = HTTPServer(openai_app(gateway, access, pages=frame), 0.0, access=access)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asking.detached.drain, 0)
+        stack.push_async_callback(server.drain)
+        bound = await server.start("127.0.0.1:0", "server.http")
+        yield Shown(bound, store, {tenant: sent for tenant, (sent, _) in made.items()}, frame, tables, asking)
+
+
+def keep(store: Kept, run: Run) -> None:
+    """Put a run into a store as if it had been made here."""
+    store.starts[run.id] = RunStart(
+        id=run.id,
+        kind=run.kind,
+        tenant=run.tenant,
+        key_id="",
+        request_id="",
+        request=run.request,
+        fingerprint="",
+        started_at=run.started_at,
+    )
+    store.runs.append(run)
+
+
+async def read(session: aiohttp.ClientSession, path: str, status: int = 200) -> str:
+    """The text of a page."""
+    async with session.get(path) as response:
+        text = await response.text()
+        assert response.status == status, (path, response.status, text[:2000])
+        return text

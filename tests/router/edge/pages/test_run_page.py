@@ -1,0 +1,322 @@
+"""The page of a run: its answer, its agents, what is done about it; live while it runs."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from html import unescape
+from typing import Any
+
+import aiohttp
+import pytest
+
+from router.errors import BadVersion
+from router.models import ScriptedModel
+from router.search import Executor, RunContext, Topology
+from router.search.agent import ExecutorLimits
+from router.testing.retriever import FixedRetriever
+from router.trace import Execution
+from router.trace.redaction import redacted
+from router.trace.run import Feedback
+from router.trace.values import TopologyName
+from router.versions import ExecutorVersion
+from tests.router.deployment import STOP, Deployment, HeldModel, block
+from tests.router.edge.pages.demo import BRENN, runs
+from tests.router.edge.pages.shown import read, shown
+from tests.router.edge.pages.world import browsing, token
+from tests.router.store.stored import run
+
+DEMO = {each.id: each for each in runs()}
+HEAT = "Who directed Heat?"
+
+
+def waiting() -> HeldModel:
+    """A delegator that decides once, and then waits before it stops."""
+    return HeldModel(ScriptedModel([block(HEAT), STOP], "backbone"), free=1)
+
+
+def live() -> tuple[Deployment, HeldModel]:
+    """A deployment whose runs wait after their first round."""
+    held = waiting()
+    return Deployment(held), held
+
+
+async def begun(session: aiohttp.ClientSession, question: str = HEAT) -> str:
+    """The identifier of a run that was asked for in the box."""
+    form = {"csrf": await token(session, "/ask"), "question": question}
+    async with session.post("/ask", data=form) as response:
+        assert response.status == 200, await response.text()
+        return response.url.path.rpartition("/")[2]
+
+
+async def posted(session: aiohttp.ClientSession, path: str, **form: str) -> tuple[int, str]:
+    """Where a form leads, or the status with which it is refused."""
+    form["csrf"] = await token(session, "/ask")
+    async with session.post(path, data=form, allow_redirects=False) as response:
+        return response.status, response.headers.get("Location", "")
+
+
+async def test_an_answer_with_its_sources() -> None:
+    """Each source opens its passage, the sentence marked."""
+    async with shown(runs=[run("run-1")]) as pages, browsing(pages) as session:
+        text = await read(session, "/runs/run-1")
+    assert "<b>Heat, p. 3</b>" in text
+    assert "<mark>Heat is a film by Michael Mann.</mark>" in text
+    assert "films.pdf" in text
+
+
+async def test_the_way_of_each_sub_query_to_its_report() -> None:
+    """With its calls as bars, by kind, and what they cost."""
+    async with shown(runs=[DEMO["run-right"]]) as pages, browsing(pages) as session:
+        text = await read(session, "/runs/run-right")
+        agent = unescape(await read(session, "/runs/run-right/agents/execution-2"))
+    assert re.findall('id="lane-([^"]+)"', text) == [
+        "delegation", "execution-0", "execution-1", "execution-2", "answer",
+    ]  # fmt: skip
+    assert "Where was Ada Brenn born? <b>→ Tarn</b>" in text
+    assert "3 calls (1 again)" in text
+    assert "(500 wasted)" in text
+    assert {name: len(re.findall(f'<rect class="{name}" x="[0-9.]+"', text)) for name in ("wasted", "failed")} == {
+        "wasted": 2, "failed": 2,
+    }  # fmt: skip
+    assert agent.count('<p class="figures"') == 3
+    assert "<search>Where was Ada Brenn born?</search>" in agent
+    assert "460 in (128 cached), 40 out (9 reasoning)" in agent
+    assert "first token 125 ms" in agent
+    assert f"<mark>{BRENN.text.split('. ')[1]}.</mark>" in agent
+
+
+@pytest.mark.parametrize(
+    ("run_id", "lost_by"),
+    [
+        ("run-reading", "the executor"), ("run-answering", "the answerer"), ("run-delegation", "delegation"),
+        ("run-executor", "the executor"),
+    ],
+)  # fmt: skip
+async def test_who_lost_a_wrong_answer(run_id: str, lost_by: str) -> None:
+    """Once somebody has told the right one; where no passage of the run has it, the documents are asked."""
+    async with (
+        shown(runs=runs(), retriever=FixedRetriever({"Tarn": [BRENN]})) as pages,
+        browsing(pages) as session,
+    ):
+        assert "Why is this wrong?" not in await read(session, f"/runs/{run_id}")
+        assert await posted(session, f"/runs/{run_id}/feedback", verdict="wrong") == (303, f"/runs/{run_id}#feedback")
+        assert "Tell the right answer" in await read(session, f"/runs/{run_id}")
+        await posted(session, f"/runs/{run_id}/feedback", gold_answer=" Tarn ", comment="She moved later.")
+        text = await read(session, f"/runs/{run_id}")
+    assert f"Lost by <b>{lost_by}</b>" in text
+    assert "She moved later." in text
+    assert pages.store.given == [
+        Feedback(run_id, False), Feedback(run_id, None, None, "Tarn", "She moved later."),
+    ]  # fmt: skip
+
+
+async def test_a_failing_retriever_leaves_it_open() -> None:
+    async with shown(runs=runs(), retriever=FixedRetriever({})) as pages, browsing(pages) as session:
+        await posted(session, "/runs/run-delegation/feedback", gold_answer="Tarn")
+        assert "Lost by <b>retrieval</b>" in await read(session, "/runs/run-delegation")
+    async with shown(runs=runs()) as pages, browsing(pages) as session:
+        await posted(session, "/runs/run-delegation/feedback", gold_answer="Tarn")
+        assert "Lost by <b>delegation or retrieval</b>" in await read(session, "/runs/run-delegation")
+
+
+@pytest.mark.parametrize(
+    ("form", "status"), [({}, 400), ({"verdict": "perhaps"}, 400), ({"gold_answer": "x" * 5001}, 400)]
+)
+async def test_feedback_that_is_none(form: Mapping[str, str], status: int) -> None:
+    async with shown(runs=[run("run-1")]) as pages, browsing(pages) as session:
+        assert (await posted(session, "/runs/run-1/feedback", **form))[0] == status
+        assert pages.store.given == []
+
+
+async def test_asked_in_the_box() -> None:
+    """The page of the answer follows the run, and then shows it."""
+    deployment, held = live()
+    async with shown(deployment) as pages, browsing(pages) as session:
+        run_id = await begun(session, f"  {HEAT} ")
+        before = await read(session, f"/ask/{run_id}")
+        assert f'sse-connect="/runs/{run_id}/events"' in before
+        assert "Sources" not in before
+        held.let.set()
+        assert (await pages.store.next()).id == run_id
+        after = await read(session, f"/ask/{run_id}")
+        assert "sse-connect" not in after
+        assert '<p class="text said">Michael Mann</p>' in after
+
+
+@pytest.mark.parametrize(("question", "status"), [("", 400), ("x" * 4001, 400)])
+async def test_questions_that_are_none(question: str, status: int) -> None:
+    async with shown() as pages, browsing(pages) as session:
+        assert await posted(session, "/ask", question=question) == (status, "")
+
+
+async def test_a_question_that_asks_for_a_table() -> None:
+    async with shown() as pages, browsing(pages) as session:
+        await begun(session, "A table of the cities of Vorland. Columns: city, founder, founded")
+        (request,) = pages.tables.requests
+        assert [column.name for column in request.columns] == ["city", "founder", "founded"]
+
+
+async def stream(response: aiohttp.ClientResponse, until: str) -> list[tuple[str, str]]:
+    """Events with their data, up to and with the first of that name, or of that data."""
+    told, name = list[tuple[str, str]](), ""
+    async with asyncio.timeout(10):
+        async for raw in response.content:
+            field, _, value = raw.decode().rstrip("\n").partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                told.append((name, value))
+                if until in told[-1]:
+                    break
+    return told
+
+
+async def test_a_live_run() -> None:
+    """Its events come as they happen, its page has what there is, and what follows an event is told again by number."""
+    deployment, held = live()
+    async with shown(deployment) as pages, browsing(pages) as session:
+        run_id = await begun(session)
+        async with session.get(f"/runs/{run_id}/events") as response:
+            assert response.content_type == "text/event-stream"
+            lines = [
+                data
+                for name, data in await stream(response, "<li>← 1. the answer to Who directed Heat?</li>")
+                if name == "line"
+            ]
+            page = await read(session, f"/runs/{run_id}")
+            assert "→ the answer to Who directed Heat?" in page
+            assert "Stop it" in page
+            assert "Feedback" not in page
+            async with session.get(f"/runs/{run_id}", headers={"HX-Request": "true"}) as part:
+                assert "<html" not in await part.text()
+            held.let.set()
+            told = await stream(response, "done")
+        assert lines == [
+            "<li>round 1</li>", "<li>→ 1. Who directed Heat?</li>", "<li>searched “Who directed Heat?”: Heat</li>",
+            "<li>← 1. the answer to Who directed Heat?</li>",
+        ]  # fmt: skip
+        assert told[-1] == ("done", "finished")
+        await pages.store.next()
+        async with session.get(f"/runs/{run_id}", headers={"HX-Request": "true"}) as response:
+            assert (response.status, response.headers["HX-Refresh"]) == (204, "true")
+        async with session.get(f"/runs/{run_id}/events", headers={"Last-Event-ID": "5"}) as response:
+            told = await stream(response, "done")
+        assert [name for name, _ in told if name == "line"] == ["line"]
+        async with session.get(f"/runs/{run_id}/events", headers={"Last-Event-ID": "x"}) as response:
+            assert response.status == 400
+
+
+async def test_stopping_a_run() -> None:
+    deployment, _ = live()
+    async with shown(deployment) as pages, browsing(pages) as session:
+        run_id = await begun(session)
+        assert await posted(session, f"/runs/{run_id}/cancel") == (303, f"/runs/{run_id}")
+        assert (await pages.store.next()).status == "cancelled"
+        assert '<span class="state cancelled">' in await read(session, f"/runs/{run_id}")
+
+
+def single(deployment: Deployment) -> dict[TopologyName, Topology]:
+    """Another way to answer."""
+    return {"homogeneous": Topology(deployment.search(topology="homogeneous"), deployment.roles())}
+
+
+async def test_again_side_by_side() -> None:
+    """By another topology, with nothing of other runs, booked to whoever asks."""
+    deployment = Deployment()
+    async with shown(deployment, [run("run-1")], topologies=single(deployment)) as pages, browsing(pages) as session:
+        status, path = await posted(session, "/runs/run-1/again", topology="homogeneous")
+        assert (status, path[:18]) == (303, "/runs/run-1/beside")
+        made = await pages.store.next()
+        start = pages.store.starts[made.id]
+        assert (start.request, start.topology, start.no_cache) == (HEAT, "homogeneous", True)
+        text = await read(session, path)
+        assert text.count("Who directed Heat?") >= 3
+        assert "<dd>homogeneous</dd>" in text
+        assert "every 1s" not in text
+        for form in ({"topology": "magic"}, {"topology": "factorized", "executor": "executor-1"}):
+            assert (await posted(session, "/runs/run-1/again", **form))[0] == 400
+
+
+class Versions:
+    """Two versions on record, one of which cannot be loaded."""
+
+    def __init__(self) -> None:
+        self.required: list[str] = []
+
+    async def list(self) -> list[tuple[ExecutorVersion, None]]:
+        return [(ExecutorVersion(f"executor-{n}", "retired", 0.0, 0.0, 0.0), None) for n in (1, 2)]
+
+    async def require(self, version: str) -> None:
+        self.required.append(version)
+        if version == "executor-2":
+            raise BadVersion("executor-2: is missing; publish the version again.")
+
+
+async def test_the_operator_chooses_a_version() -> None:
+    """It is loaded first, and the run's sub-queries are for it alone."""
+    versions, wanted = Versions(), list[str]()
+
+    class Noting(Executor):
+        async def run(self, sub_query: str, index: int, context: RunContext, *_: Any, **__: Any) -> Execution:
+            wanted.append(context.executor)
+            return await super().run(sub_query, index, context)
+
+    deployment = Deployment()
+    roles = deployment.roles()
+    noting = Noting(roles["execution"], deployment.retriever, ExecutorLimits())
+    ways: dict[TopologyName, Topology] = {"factorized": Topology(deployment.search(executor=noting), roles)}
+    async with (
+        shown(deployment, [run("run-1")], topologies=ways, versions=versions, executors=versions) as pages,
+        browsing(pages) as session,
+    ):
+        assert "<option>executor-1</option>" in await read(session, "/runs/run-1")
+        form = {"topology": "factorized"}
+        assert (await posted(session, "/runs/run-1/again", **form, executor="executor-1"))[0] == 303
+        await pages.store.next()
+        assert (versions.required, wanted) == (["executor-1"], ["executor-1"])
+        for version in ("executor-2", "executor-3"):
+            assert (await posted(session, "/runs/run-1/again", **form, executor=version))[0] == 400
+        assert versions.required == ["executor-1", "executor-2"]
+
+
+async def test_a_tenant_chooses_no_version() -> None:
+    async with (
+        shown(runs=[run("run-1", tenant="acme")], tenants=["acme"]) as pages,
+        browsing(pages, pages.keys["acme"]) as session,
+    ):
+        form = {"topology": "factorized", "executor": "executor-1"}
+        assert (await posted(session, "/runs/run-1/again", **form))[0] == 403
+
+
+async def test_texts_that_are_not_kept() -> None:
+    """Leave the figures, and nothing to run again."""
+    kept = redacted(DEMO["run-right"])
+    async with shown(runs=[kept]) as pages, browsing(pages) as session:
+        text = await read(session, "/runs/run-right")
+        assert "are not kept" in text
+        assert "5,540 in" in text
+        assert "Brenn" not in text
+        await read(session, "/runs/run-right/agents/execution-0")
+        assert (await posted(session, "/runs/run-right/again", topology="factorized"))[0] == 400
+
+
+@pytest.mark.parametrize(
+    "fields", [{"status": "failed", "error": "UpstreamRefused: http://10.0.0.1 says no", "result": None}]
+)
+async def test_a_failed_run(fields: Mapping[str, Any]) -> None:
+    """Its error names addresses to the operator alone."""
+    async with shown(runs=[run("run-1", tenant="acme", **fields)], tenants=["", "acme"]) as pages:
+        async with browsing(pages, pages.keys[""]) as session:
+            assert "10.0.0.1" in await read(session, "/runs/run-1")
+        async with browsing(pages, pages.keys["acme"]) as session:
+            text = await read(session, "/runs/run-1")
+            assert "10.0.0.1" not in text
+            assert "upstream refused" in text
+
+
+@pytest.mark.parametrize(
+    "path", ["/runs/none", "/runs/run-1/agents/execution-9", "/runs/run-1/table.md", "/runs/run-1/beside/none"]
+)
+async def test_pages_that_are_not_there(path: str) -> None:
+    async with shown(runs=[run("run-1")]) as pages, browsing(pages) as session:
+        await read(session, path, 404)

@@ -1,0 +1,120 @@
+"""The page of a table: its cells by state, where each comes from, its holes, its export."""
+
+import csv
+import io
+import json
+import re
+from html import unescape
+
+import pytest
+from msgspec.structs import replace
+
+from router.trace.redaction import redacted
+from router.trace.table import Column, Schema
+from router.trace.values import TableRun
+from tests.router.edge.pages.demo import table
+from tests.router.edge.pages.shown import read, shown
+from tests.router.edge.pages.test_run_page import begun, posted
+from tests.router.edge.pages.world import browsing
+from tests.router.table.reports import discovery, executed
+
+TABLE = table("run-1")
+
+
+async def test_cells_tell_their_states() -> None:
+    """By words, and not by colours alone."""
+    async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
+        text = unescape(re.sub(r"\s+", " ", await read(session, "/runs/run-1")))
+    cells = re.findall(r'<td class="cell (\w+)">.*?>([^<]*)</(?:a|span)> <small>([^<]*)</small>', text)
+    assert cells == [
+        ("single", "Krurou", "1 report"), ("agreed", "Ana", "✓ agreed"), ("single", "1200", "1 report"),
+        ("single", "Bel", "1 report"), ("single", "Bo", "1 report"), ("conflict", "900", "≠ conflict"),
+        ("single", "Sel", "1 report"), ("not_found", "", "∅ not found"), ("not_found", "", "∅ not found"),
+        ("single", "Tarn", "1 report"), ("missing", "", "–"), ("missing", "", "–"),
+    ]  # fmt: skip
+    assert "4 rows" in text
+    assert "Ask for 4 holes again" in text
+
+
+async def test_a_cell_s_sources_and_rivals() -> None:
+    """As a part of the page, and as a page of its own."""
+    async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
+        whole = await read(session, "/runs/run-1/cells/1/2")
+        async with session.get("/runs/run-1/cells/1/2", headers={"HX-Request": "true"}) as response:
+            part = await response.text()
+        for where in ("1/9", "9/1"):
+            await read(session, f"/runs/run-1/cells/{where}", 404)
+        await read(session, "/runs/run-1/cells/x/1", 400)
+    assert "<html" in whole
+    assert "<html" not in part
+    for text in (whole, part):
+        own, rival = text.split('<div class="turn">')[1:]
+        assert "<b>900</b>" in own
+        assert "rival" not in own
+        assert "<mark>Bel was founded in 900.</mark>" in own
+        assert "<b>950</b>" in rival
+        assert ">rival<" in rival
+        assert "<mark>Bel was founded in 950.</mark>" in rival
+
+
+async def test_holes_are_asked_for_again() -> None:
+    """In a run of their own, with all other cells as given, and no further rows."""
+    async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
+        status, path = await posted(session, "/runs/run-1/holes")
+        (request,) = pages.tables.requests
+        made = await pages.store.next()
+    assert (status, path) == (303, f"/runs/{made.id}")
+    assert isinstance(TABLE.result, TableRun)
+    assert (request.question, request.columns) == (TABLE.request, TABLE.result.schema.columns)
+    assert request.rows == (("Krurou", "Ana", "1200"), ("Bel", "Bo", "900"), ("Sel", "", ""), ("Tarn", "", ""))
+    assert request.closed
+
+
+async def test_exports() -> None:
+    async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
+        told = {}
+        for kind in ("md", "csv", "json"):
+            async with session.get(f"/runs/run-1/table.{kind}") as response:
+                told[kind] = await response.text()
+                assert response.headers["Content-Disposition"] == f'attachment; filename="run-1.{kind}"'
+        await read(session, "/runs/run-1/table.exe", 404)
+    assert told["md"].splitlines()[2] == "| Krurou | Ana | 1200 |"
+    assert list(csv.reader(io.StringIO(told["csv"])))[2] == ["Bel", "Bo", "900"]
+    assert json.loads(told["json"])["rows"][1]["cells"][2]["state"] == "conflict"
+
+
+async def test_a_long_table_has_pages() -> None:
+    """Rows have the same addresses on all of them."""
+    names = "\n".join(f"- City {number}" for number in range(250))
+    found = TableRun(
+        Schema((Column("city", key=True), Column("founder"))), (), (discovery(1),), (executed(names, "Register: x"),)
+    )
+    async with shown(runs=[replace(TABLE, result=found, events=())]) as pages, browsing(pages) as session:
+        for first, rows in ((0, 100), (100, 100), (200, 50)):
+            text = await read(session, f"/runs/run-1?row={first}")
+            assert text.count("</tr>") == rows + 1
+            assert f"/cells/{first}/0" in text
+            assert ("Rows after" in text, "Rows before" in text) == (first < 200, first > 0)
+        await read(session, "/runs/run-1?row=-1", 400)
+
+
+async def test_a_table_as_it_grows() -> None:
+    async with shown() as pages, browsing(pages) as session:
+        pages.tables.let.clear()
+        run_id = await begun(session, "A table of the cities of Vorland. Columns: city, founder, founded")
+        await pages.tables.waiting.wait()
+        text = await read(session, f"/runs/{run_id}")
+        assert "Krurou" in text
+        assert "holes again" not in text
+        assert f'sse-connect="/runs/{run_id}/events"' in text
+        pages.tables.let.set()
+        await pages.store.next()
+        assert "Ana" in await read(session, f"/ask/{run_id}")
+
+
+@pytest.mark.parametrize("path", ["/runs/run-1/cells/0/0", "/runs/run-1/table.md"])
+async def test_a_table_whose_texts_are_not_kept(path: str) -> None:
+    async with shown(runs=[redacted(TABLE)]) as pages, browsing(pages) as session:
+        await read(session, path, 404)
+        assert (await posted(session, "/runs/run-1/holes"))[0] == 400
+        assert "Krurou" not in await read(session, "/runs/run-1")
