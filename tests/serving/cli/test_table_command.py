@@ -88,6 +88,8 @@ def test_watching_its_run(rolegate: Rolegate, gateway: str) -> None:
     assert rolegate("runs", "watch", run_id, "--address", gateway).out.splitlines() == MARKDOWN
     events = rolegate("runs", "watch", run_id, "--address", gateway, "--json").out.splitlines()
     assert list(json.loads(events[-1]))[-1] == "done"
+    shown = rolegate("runs", "show", run_id, "--address", gateway).out.splitlines()
+    assert [line for line in shown if line.startswith("|")] == MARKDOWN
     assert run_id in rolegate("runs", "list", "--kind", "table", "--address", gateway).out
 
 
