@@ -183,8 +183,8 @@ class RunLifecycle:
         if start is None or start.kind != kind or not options.identity.sees(start.tenant):
             run = await self._archive.load(options.resume, options.identity.tenant)
             raise BadRequest(
-                f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; answers and tables that were interrupted at "
-                "this gateway in the last hour can be gone on with here, once each. GetRun tells what this one came to."
+                f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; an answer or a table interrupted at "
+                "this gateway in the last hour can be gone on with here, once. GetRun tells what this run came to."
             )
         request_id = options.request_id or start.request_id
         return start, replace(options, budget=start.budget, no_cache=start.no_cache, request_id=request_id)

@@ -248,9 +248,7 @@ async def test_what_cannot_be_gone_on_with(tmp_path: Path, what: str) -> None:
             run = await second.answer("", RequestOptions(resume=run_id))
             tried = run.id if what == "finished" else run_id
         said = {"index": "another index", "unknown": "no such run", "finished": "of kind answer and finished"}
-        with pytest.raises(
-            (BadRequest, NotFound), match=said.get(what, "and interrupted; .* can be gone on with here")
-        ):
+        with pytest.raises((BadRequest, NotFound), match=said.get(what, "interrupted; .* can be gone on with here")):
             await second.answer("", RequestOptions(resume=tried))
         if what in ("index", "redacted"):
             run = await second.answer(QUESTION, RequestOptions(request_id="mine"))
