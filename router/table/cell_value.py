@@ -46,19 +46,29 @@ def canonical(column: Column, value: str) -> str:
     separators, unit and percent sign. Date: ISO 8601, as far as it is stated (`1943-05`). URL: host and path. Boolean:
     `true` or `false`. Choice: one of the choices.
     """
-    text, typed = normal_text(value), None
+    return _typed(column, value) or normal_text(value)
+
+
+def is_mistyped(column: Column, value: str) -> bool:
+    """True for a value that is not of the column's type."""
+    typed = _typed(column, value)
+    return typed is None or (column.type == "integer" and "." in typed)
+
+
+def _typed(column: Column, value: str) -> str | None:
+    text = normal_text(value)
     match column.type:
         case "integer" | "number":
-            typed = _only_number(text, column.unit)
+            return _only_number(text, column.unit)
         case "date":
-            typed = _only_date(text)
+            return _only_date(text)
         case "url":
-            typed = _url(_LINK.sub(r"\2", value)) or _url(text)
+            return _url(_LINK.sub(r"\2", value)) or _url(text)
         case "boolean":
-            typed = _BOOLEANS.get(text)
+            return _BOOLEANS.get(text)
         case "choice":
-            typed = _choice(text, column.choices)
-    return typed or text
+            return _choice(text, column.choices)
+    return text
 
 
 def row_key(schema: Schema, values: Sequence[str]) -> RowKey:

@@ -29,7 +29,7 @@ from router.search.executor import EXECUTOR, Executes
 from router.table import table_delegation
 from router.table.asking import question, rank
 from router.table.assembly import Assembly, Table, assemble
-from router.table.cell_value import row_key
+from router.table.cell_value import is_mistyped, row_key
 from router.table.schema import checked_rows, checked_schema
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution, RoleName
@@ -335,7 +335,8 @@ class _Filling:
         if ask.row is not None:
             self._looked.update((ask.row, name) for name in ask.columns if execution.looked)
             claims = zip(self._schema.columns, reading.found[0].claims, strict=True)
-            self._ask(ask.row, [column.name for column, claim in claims if not claim and column.name in ask.columns])
+            lacking = (column.name for column, claim in claims if not claim or is_mistyped(column, claim.canonical))
+            self._ask(ask.row, [name for name in lacking if name in ask.columns])
             return
         listed = self._listed.setdefault(ask.discovery, {})
         new = {each.key: None for each in reading.found if each.key not in listed}

@@ -5,8 +5,10 @@ found.
 """
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import get_args
 
 from rich.console import Console, Group
@@ -36,13 +38,14 @@ _FILES: dict[str, Callable[[Table], str]] = {
 _ABSENT = {pb.CELL_STATE_MISSING: "·", pb.CELL_STATE_NOT_FOUND: "not found"}
 _MARGIN = 8
 """Lines of a terminal that rows on their way leave free."""
+_EVERY_S = 10.0
 
 
 def table(arguments: Sequence[str]) -> int:
     """Fill one table."""
     parser = new_parser("table", __doc__)
     parser.add_argument("question", metavar="QUESTION", help='what the rows are, in plain words: "cities of Vorland"')
-    what = 'names, with * behind those of keys, and types: "city*, founder, founded:integer"'
+    what = 'names, with * behind those of keys, and types or choices: "city*, founded:integer, size:small|large"'
     parser.add_argument("--columns", required=True, metavar="COLUMNS", help=what)
     parser.add_argument("--rows", type=Path, metavar="FILE", help="known rows, CSV; their empty cells are asked for")
     parser.add_argument("--closed", action="store_true", help="there are no rows besides those of --rows")
@@ -121,7 +124,10 @@ class TableView:
         self._under_way: set[int] = set()
 
     def follow(self, stream: Stream[pb.StreamTableResponse]) -> pb.Table:
-        """Show rows as they change, in a terminal, to the end; the table. Raises `GatewayError`."""
+        """Show rows as they change, outside of a terminal their number alone, to the end; the table. Raises
+        `GatewayError`.
+        """
+        due = monotonic()
         with stream as events, Live(console=self._progress, transient=True, auto_refresh=False) as live:
             for event in events:
                 if self._as_json and self._events:
@@ -129,6 +135,9 @@ class TableView:
                 self._take(event)
                 if self._progress.is_terminal:
                     live.update(self._so_far(), refresh=True)
+                elif monotonic() >= due:
+                    self._progress.print(self._count, highlight=False)
+                    due = monotonic() + _EVERY_S
         return event.done
 
     def _take(self, event: pb.StreamTableResponse) -> None:
@@ -149,7 +158,11 @@ class TableView:
         """The rows that have changed last, as many as there is room for."""
         room = max(1, self._progress.height - _MARGIN)
         grid = _grid(self._columns, list(self._rows.values())[-room:])
-        return Group(grid, f"{len(self._rows)} rows, {len(self._under_way)} sub-queries under way")
+        return Group(grid, self._count)
+
+    @property
+    def _count(self) -> str:
+        return f"{len(self._rows)} rows, {len(self._under_way)} sub-queries under way"
 
     def show(self, table: Table) -> None:
         """Show the table: with what to check and what it cost, or, where the output is no terminal, as Markdown."""
@@ -184,21 +197,24 @@ def _shown(cell: pb.Cell) -> Text:
     """The value of a cell; yellow where it should be checked."""
     if not cell.value:
         return Text(_ABSENT.get(cell.state, ""), "dim")
-    return Text(cell.value, "yellow" if cell.state == pb.CELL_STATE_CONFLICT or _unsupported(cell) else "")
+    doubtful = cell.state == pb.CELL_STATE_CONFLICT or _not_stated(cell) or cell.mistyped
+    return Text(cell.value, "yellow" if doubtful else "")
 
 
-def _unsupported(cell: pb.Cell) -> bool:
-    return cell.state != pb.CELL_STATE_GIVEN and cell.support == pb.SUPPORT_UNSUPPORTED
+def _not_stated(cell: pb.Cell) -> bool:
+    """True where no passage says the value of this row, though one may say it of another, from which it was copied."""
+    return cell.state != pb.CELL_STATE_GIVEN and cell.support in (pb.SUPPORT_VALUE_ONLY, pb.SUPPORT_UNSUPPORTED)
 
 
 def _to_check(table: pb.Table) -> Sequence[str]:
-    """A line for each cell that sources disagree on, and one for values that are in no passage."""
-    lines, without = [], 0
+    """A line for each cell that sources disagree on, and one for each other kind of doubt."""
+    lines, doubts = [], Counter[str]()
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
-            without += _unsupported(cell)
+            doubts["are in no passage about their row"] += _not_stated(cell)
+            doubts["are not of their column's type"] += cell.mistyped
             if cell.state == pb.CELL_STATE_CONFLICT:
                 rival = cell.rivals[0]
                 said = f" ({source_line(rival.citations[0])})" if rival.citations else ""
                 lines.append(f"{row.cells[0].value}, {column.name}: {cell.value}, or {rival.value}{said}")
-    return [*lines, f"{without} values are in no passage that was found: check them"] if without else lines
+    return [*lines, *(f"{number} values {doubt}: check them" for doubt, number in doubts.items() if number)]

@@ -12,7 +12,7 @@ from router.amount import NOTHING, Amount
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
 from router.edge.grpc.convert_request import enum_from_proto
 from router.table import Table, TableRequest, completeness, table_cost, table_of
-from router.table.cell_value import canonical
+from router.table.cell_value import canonical, is_mistyped
 from router.table.filling import occasions
 from router.table.table_text import to_markdown
 from router.trace import Event, Execution, Run
@@ -87,10 +87,16 @@ class _Found(NamedTuple):
     executions: Mapping[int, Execution]
 
 
-async def _found(run: Run) -> _Found:
-    """The table by what the run came to, or, while it goes on, by its events."""
-    if isinstance(run.result, TableRun):
-        table = await asyncio.to_thread(table_of, run.result)  # reading takes milliseconds for each report
+async def fold(run: Run) -> Table | None:
+    """The table that a run has come to; None where it has not ended in one."""
+    if not isinstance(run.result, TableRun):
+        return None
+    return await asyncio.to_thread(table_of, run.result)  # reading takes milliseconds for each report
+
+
+def _found(run: Run, table: Table | None) -> _Found:
+    """The table that the run came to, or, while it goes on, by its events."""
+    if table and isinstance(run.result, TableRun):
         return _Found(table, run.result.asks, dict(enumerate(run.result.executions)))
     told = TableEvents(run.events)
     last = max((*told.asks.values(), *told.executions), default=-1)
@@ -100,9 +106,9 @@ async def _found(run: Run) -> _Found:
     return _Found(Table(Schema(told.columns), tuple(told.rows.values())), asks, told.executions)
 
 
-async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:
-    """The table of a run, with its rows from number `start` on, `end` left out."""
-    table, asks, executions = await _found(run)
+async def table_to_proto(run: Run, start: int = 0, end: int | None = None, folded: Table | None = None) -> pb.Table:
+    """The table of a run, with its rows from number `start` on, `end` left out. `folded`: by `fold`, if it is there."""
+    table, asks, executions = _found(run, folded or await fold(run))
     cost = table_cost(table, asks, run.calls)
     numbers = {ask: number for number, ask in enumerate(asks)}
     independent = occasions((asks[number], execution) for number, execution in executions.items())
@@ -157,6 +163,7 @@ def _cell_to_proto(cell: Cell, column: Column, spent: Amount | None, numbers: Ma
         support=own[0].support if own else None,
         citations=dict.fromkeys(chain.from_iterable(claim.citations for claim in own)),
         rivals=[to_proto(pb.Claim, claim, sub_query=numbers[claim.ask]) for claim in rivals],
+        mistyped=cell.value != "" and is_mistyped(column, cell.value),
         **_cost(spent),
     )
 

@@ -68,6 +68,15 @@ def test_two_values() -> None:
     assert [claim.value for claim in table.rows[0].cells[1].claims] == ["Ana Ruiz", "Bo Li", "Cy"]
 
 
+def test_a_value_of_another_type() -> None:
+    """It stands behind one of its column's that is as well supported, and before one that is worse."""
+    vague = fill("krurou", "founded"), executed("long ago", "Krurou: Founded long ago.")
+    stated = fill("krurou", "founded", attempt=2), executed("1321", KRUROU)
+    invented = fill("krurou", "founded", attempt=2), executed("1066", KRUROU)
+    shown = [assemble(SCHEMA, [], [vague, other]).rows[0].cells[2] for other in (stated, invented)]
+    assert [(cell.value, cell.state) for cell in shown] == [("1321", "conflict"), ("long ago", "single")]
+
+
 def test_dates_that_differ_in_precision_only() -> None:
     """They agree, and the more precise one is shown; a third that fits neither conflicts."""
     schema = Schema((Column("city", key=True), Column("founded", "date")))
