@@ -14,8 +14,8 @@ from aiohttp import web
 
 from executor_sft.dataset import ServedTokens, read_rows, read_samples, rows_of
 from executor_sft.filter import FilteredSample, filtered
+from executor_sft.miniworld.export import export_tables
 from executor_sft.miniworld.wide import Knobs, WideWorld
-from executor_sft.miniworld.wide_export import export_tables
 from executor_sft.questions import HeldOut, Question, TableReports, read_questions
 from executor_sft.rollout import Rollout, RolloutWorker
 from executor_sft.step import read_manifest
