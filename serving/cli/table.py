@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import get_args
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,8 +22,8 @@ from rolegate.v1 import table_service_pb2 as pb
 from router.edge.rendering import source_line
 from router.errors import BadConfig
 from router.table.schema import normal_name
-from serving.cli.ask import add_gateway, reached
-from serving.cli.options import dollars, json_of, new_parser, tokens
+from serving.cli.ask import add_gateway, add_terms, reached, terms
+from serving.cli.options import json_of, new_parser
 from serving.cli.tables import new_table, print_line, usage_table, word
 from serving.files import write_atomically
 from serving.logs import errors_only
@@ -54,13 +53,8 @@ def table(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"write it to a file too: {', '.join(_FILES)}")
     add_gateway(parser, TABLE_S)
-    parser.add_argument("--request-id", default="", metavar="NAME", help="asked again under it, the table is the same")
-    parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what the table may spend")
-    parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
-    parser.add_argument("--no-cache", action="store_true", help="use nothing that other runs have found")
     what = "who finds and writes it; all but wide are there to compare (docs/widesearch.md)"
-    parser.add_argument("--topology", choices=get_args(TableTopologyName), default="wide", help=what)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_terms(parser, "table", TableTopologyName, what)
     given = parser.parse_args(arguments)
     if given.out and given.out.suffix not in _FILES:
         parser.error(f"--out {given.out}: give a name that ends in {', '.join(_FILES)}; spreadsheets open .csv.")
@@ -75,20 +69,11 @@ def table(arguments: Sequence[str]) -> int:
     rows = _known(given.rows, columns) if given.rows else []
     errors_only()
     progress = Console(stderr=True, quiet=given.json)
-    options = TableOptions(
-        request_id=given.request_id,
-        max_total_tokens=given.max_total_tokens,
-        max_cost_usd=given.max_cost_usd,
-        no_cache=given.no_cache,
-        topology=given.topology,
-        closed=given.closed,
-        max_rows=given.max_rows,
-    )
     view = TableView(Console(), progress, as_json=given.json)
     with reached(given, progress) as client:
         try:
-            stream = client.stream_table(given.question, columns, rows, given.timeout, **options)
-            found = Table(view.follow(stream))
+            options = terms(given, TableOptions)
+            found = Table(view.follow(client.stream_table(given.question, columns, rows, given.timeout, **options)))
         except GatewayError as error:
             complain(f"rolegate: {error}")
             return 1
