@@ -3,11 +3,10 @@
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import get_args
 
 from router.errors import BadRequest
 from router.table.cell_value import is_blank, row_key
-from router.trace.table import Column, ColumnType, RowKey, Schema
+from router.trace.table import Column, RowKey, Schema
 
 MOST_COLUMNS = 64
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
@@ -23,8 +22,6 @@ def normal_name(name: str) -> str:
 def checked_schema(columns: Iterable[Column]) -> Schema:
     """The schema of these columns. Raises `BadRequest`, whose text says which column to change, and how."""
     schema = Schema(tuple(columns))
-    if not schema.columns:
-        raise BadRequest("columns: there is none; give at least one, and mark as keys those that tell the rows apart.")
     if len(schema.columns) > MOST_COLUMNS:
         raise BadRequest(f"columns: {len(schema.columns)} of them, at most {MOST_COLUMNS}; ask for fewer, or twice.")
     if not schema.keys:
@@ -46,8 +43,6 @@ def checked_schema(columns: Iterable[Column]) -> Schema:
 
 def _defect(column: Column, keys: Sequence[Column]) -> str:
     """For people: the first thing that is wrong with a column by itself; empty where nothing is."""
-    if column.type not in get_args(ColumnType):
-        return f"the type {column.type!r} is unknown; use one of {', '.join(get_args(ColumnType))}."
     if (column.type == "choice") != bool(column.choices):
         return "choices belong to the type choice, and only to it; list them and set the type, or do neither."
     if any(map(is_blank, column.choices)):

@@ -256,7 +256,7 @@ async def test_pages() -> None:
 @pytest.mark.parametrize(
     ("method", "request_", "match"),
     [
-        ("FillTable", pb.FillTableRequest(question=QUESTION), "columns: there is none"),
+        ("FillTable", pb.FillTableRequest(question=QUESTION), "columns: none is a key"),
         ("FillTable", pb.FillTableRequest(columns=[pb.Column(name="a")]), "none is a key"),
         (
             "FillTable",
