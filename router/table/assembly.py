@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from router.table.asking import rank
 from router.table.cell_value import canonical, is_blank, is_mistyped, plain, row_key
 from router.table.support import Shown, Tie, comparable, tied
 from router.table.table_text import read_rows, read_values
@@ -103,7 +102,7 @@ class Assembly:
         """Take the report of an ask, as it is read; of each ask one."""
         reading, moved = read_report(self._schema, ask, execution), False
         for at, each in enumerate(reading.found):
-            insort(found := self._found.setdefault(each.key, []), ((rank(ask), at), each), key=itemgetter(0))
+            insort(found := self._found.setdefault(each.key, []), ((ask.rank, at), each), key=itemgetter(0))
             moved |= found[0][1] is each and each.key not in self._given
         ties = {*reading.ties} - self._ties
         self._ties |= ties

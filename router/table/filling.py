@@ -27,10 +27,9 @@ from router.search.delegator import told
 from router.search.dispatch import Dispatching
 from router.search.executor import EXECUTOR, Executes
 from router.table import table_delegation
-from router.table.asking import question, rank
 from router.table.assembly import Assembly, Table, assemble
 from router.table.cell_value import is_mistyped, row_key
-from router.table.schema import checked_rows, checked_schema
+from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution, RoleName
 from router.trace.table import Ask, AskKind, Column, Row, RowKey, Schema, TableOutcome, TableTopologyName
@@ -367,7 +366,7 @@ class _Filling:
         begun comes first, in its order.
         """
         if self._outcome not in _OVER and (ask.row is not None or self._outcome != "rows_exhausted"):
-            place = rank(ask)
+            place = ask.rank
             heappush(self._queue, (self._numbers.get(ask, inf), -place[0], place, ask))
 
     def _end(self, outcome: TableOutcome) -> None:

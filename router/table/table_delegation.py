@@ -12,7 +12,7 @@ from router.protocol import prompts
 from router.protocol.tags import one_line, readable, without_thinking
 from router.table.assembly import Table
 from router.table.completeness import completeness
-from router.table.schema import checked_schema, normal_name
+from router.table.schema import checked_schema, meaning, normal_name
 from router.trace.table import Ask, CellState, Column, Row, Schema
 
 STOP = ("<table",)
@@ -34,7 +34,7 @@ def opening(question: str, schema: Schema) -> str:
 def described(column: Column) -> str:
     """A column, as models see it."""
     kind = "" if column.type == "text" else f":{column.type}"
-    about = "; ".join(filter(None, [column.about, column.unit and f"in {column.unit}", " or ".join(column.choices)]))
+    about = meaning(column)
     return f"{column.name}{'*' * column.key}{kind}{about and f' ({about})'}"
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import table_service_pb2 as pb
@@ -11,8 +11,9 @@ from rolegate.v1 import table_service_pb2 as pb
 from router.amount import NOTHING, Amount
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
 from router.edge.grpc.convert_request import enum_from_proto
-from router.table import Table, TableRequest, completeness, table_cost, table_of
+from router.table import Table, TableRequest, table_cost, table_of
 from router.table.cell_value import canonical, is_mistyped
+from router.table.completeness import completeness
 from router.table.filling import occasions
 from router.table.table_text import to_markdown
 from router.trace import Event, Execution, Run
@@ -80,13 +81,6 @@ async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamTableRes
     )
 
 
-class _Found(NamedTuple):
-    table: Table
-    asks: Sequence[Ask]
-    """By the numbers of their sub-queries."""
-    executions: Mapping[int, Execution]
-
-
 async def fold(run: Run) -> Table | None:
     """The table that a run has come to; None where it has not ended in one."""
     if not isinstance(run.result, TableRun):
@@ -94,16 +88,16 @@ async def fold(run: Run) -> Table | None:
     return await asyncio.to_thread(table_of, run.result)  # reading takes milliseconds for each report
 
 
-def _found(run: Run, table: Table | None) -> _Found:
-    """The table that the run came to, or, while it goes on, by its events."""
+def _found(run: Run, table: Table | None) -> tuple[Table, Sequence[Ask], Mapping[int, Execution]]:
+    """The table that the run came to, or, while it goes on, by its events; asks and executions by their numbers."""
     if table and isinstance(run.result, TableRun):
-        return _Found(table, run.result.asks, dict(enumerate(run.result.executions)))
+        return table, run.result.asks, dict(enumerate(run.result.executions))
     told = TableEvents(run.events)
     last = max((*told.asks.values(), *told.executions), default=-1)
     asks = [Ask("fill", ())] * (1 + last)  # gaps: of a run that is gone on with, or whose executors have no asks
     for ask, number in told.asks.items():
         asks[number] = ask
-    return _Found(Table(Schema(told.columns), tuple(told.rows.values())), asks, told.executions)
+    return Table(Schema(told.columns), tuple(told.rows.values())), asks, told.executions
 
 
 async def table_to_proto(run: Run, start: int = 0, end: int | None = None, folded: Table | None = None) -> pb.Table:

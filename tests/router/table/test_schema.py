@@ -3,7 +3,7 @@
 import pytest
 
 from router.errors import BadRequest
-from router.table import checked_rows, checked_schema
+from router.table.schema import checked_rows, checked_schema
 from router.trace.table import Column
 
 CITY, FOUNDED = Column("City", key=True), Column("founded", "integer", ask="When was {city} founded?")
