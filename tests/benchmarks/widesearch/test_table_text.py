@@ -2,14 +2,10 @@
 
 import time
 from collections.abc import Callable
-from io import StringIO
 
-import pandas
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from benchmarks.widesearch.table_text import Table, Unreadable, official_table, plain_table, read_csv, typed
+from benchmarks.widesearch.table_text import Table, Unreadable, official_table, plain_table, typed
 from tests.benchmarks.widesearch.made_tasks import fenced
 
 BORDER = "|---|---|"
@@ -83,56 +79,6 @@ def test_no_official_table(response: str, why: str) -> None:
 def test_types(column: str, text: str) -> None:
     """A column of numbers or of truth values is written as pandas writes it, any other as it stands."""
     assert typed(column.split(" ")) == text.split(" ")
-
-
-NUMBERS = st.sampled_from(
-    [
-        "007",
-        "",
-        "1.5",
-        "nan",
-        "NULL",
-        "true",
-        "False",
-        "tRUE",
-        "1e3",
-        "inf",
-        "-2",
-        "+4",
-        "5.",
-        ".5",
-        "1,2",
-        "x",
-    ]
-)
-CELLS = st.text(st.sampled_from('ab|"1.0-e+% ,'), max_size=5) | NUMBERS
-
-
-def read_by_pandas(text: str) -> Table | None:
-    """The table, with pandas' types in text again; None where it refuses."""
-    try:
-        frame = pandas.read_csv(StringIO(text), sep="|")
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError):
-        return None
-    return {name: [str(cell) for cell in frame[name].tolist()] for name in frame}
-
-
-@given(st.lists(st.lists(CELLS, min_size=1, max_size=4).map("|".join).filter(str.strip), min_size=1, max_size=5))
-def test_pandas_reads_the_same_fields(lines: list[str]) -> None:
-    """As when it takes types and missing values from the whole at once: names, fields, what moves, what is refused."""
-    text = "\n".join(lines)
-    if (found := read_by_pandas(text)) is None:
-        with pytest.raises(Unreadable):
-            read_csv(text, "|")
-    else:
-        assert {name: typed(cells) for name, cells in read_csv(text, "|").items()} == found
-
-
-@given(st.sets(NUMBERS, max_size=5).flatmap(lambda kinds: st.lists(st.sampled_from(sorted(kinds) or [""]), min_size=1)))
-def test_pandas_infers_the_same_types(values: list[str]) -> None:
-    """Of columns whose values are mostly of one kind."""
-    text = "".join(f"{value}|x\n" for value in ("name", *values))
-    assert read_by_pandas(text) == {"name": typed(values), "x": ["x"] * len(values)}
 
 
 @pytest.mark.parametrize(
