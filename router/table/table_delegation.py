@@ -17,7 +17,7 @@ from router.trace.table import Ask, CellState, Column, Row, Schema
 
 STOP = ("<table",)
 """The status that would come next, from models that go on to invent it."""
-_MOST_KEYS, _MOST_HOLES, _MOST_CHARS = 20, 5, 100
+MOST_KEYS, MOST_HOLES, _MOST_CHARS = 20, 5, 100
 """Rows and holes that it is shown, and characters of each: its context is bounded, whatever the table holds."""
 _HOLES: tuple[CellState, ...] = ("missing", "not_found")
 _ASK = re.compile(
@@ -71,7 +71,7 @@ def status(table: Table, occasions: Collection[Ask], not_dispatched: Sequence[st
         for column, cell in zip(table.schema.columns, row.cells, strict=True)
         if cell.state in _HOLES
     )
-    return prompts.table_status(counts, names[:_MOST_KEYS], islice(holes, _MOST_HOLES), not_dispatched)
+    return prompts.table_status(counts, names[:MOST_KEYS], islice(holes, MOST_HOLES), not_dispatched)
 
 
 def _name(schema: Schema, row: Row) -> str:
