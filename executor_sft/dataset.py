@@ -31,7 +31,7 @@ from router.protocol.decision import Dispatch, Stop
 from router.protocol.prompts import without_system_role
 from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
 from router.search.executor import STOP
-from router.table import parse_table_turn
+from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
 from serving.dependencies import need
 from serving.files import write_atomically

@@ -11,9 +11,10 @@ import msgspec
 
 from executor_sft.jsonl import read_jsonl
 from router.errors import BadConfig, BadRequest
-from router.table import TableRequest, checked_rows, checked_schema, table_of
+from router.table import TableRequest, table_of
 from router.table.assembly import Found, read_report
 from router.table.cell_value import canonical, row_key
+from router.table.schema import checked_rows, checked_schema
 from router.trace import Execution
 from router.trace.table import Ask, Column, RowKey, Schema
 from router.trace.values import TableRun

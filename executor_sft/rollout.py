@@ -31,7 +31,7 @@ from executor_sft.questions import HeldOut, Question, TableReports, read_questio
 from executor_sft.runtime import BASE, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings
 from router.calls import Role
-from router.errors import BadConfig, OutOfTime
+from router.errors import BadConfig, OutOfTime, UpstreamError, UpstreamUnavailable
 from router.protocol import exact_match
 from router.search import Executor, FactorizedSearch, RunContext
 from router.search.answerer import Judge
@@ -51,6 +51,7 @@ ADVICE = "remove this line, and it is rolled out again"
 """For a line that is no rollout."""
 _TEMPERATURE = 0.7
 """At least, of what is tried again."""
+_FAILED = ("retrieval_failed", "model_failed")
 _TIME = "time ran out; allow more with server.timeout_s, or ask for less at once with --concurrency."
 
 
@@ -143,12 +144,20 @@ def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunCo
         raise context.failures[None]
 
 
+def check_some(executions: Iterable[Execution], failures: Mapping[int | None, UpstreamError]) -> None:
+    """Raise the failure of an endpoint that is gone, or any where no executor did its work."""
+    hopeless = all(execution.outcome in _FAILED for execution in executions)
+    for error in failures.values():
+        if hopeless or isinstance(error, UpstreamUnavailable):
+            raise error
+
+
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
     """Raise the failure that an execution reported in spite of. `index`: the number of its sub-query."""
     match execution.outcome:
         case "timed_out":
             raise OutOfTime(_TIME)
-        case "retrieval_failed" | "model_failed":
+        case outcome if outcome in _FAILED:
             raise context.failures[index]
 
 
@@ -205,19 +214,23 @@ class RolloutWorker:
         return Sample(execution, led.answer, await self._verdict(run.question, led))
 
     async def _table(self, question: Question, table: TableRequest) -> Rollout:
-        """The rollout of a table, by as many executors at once as fill it."""
+        """The rollout of a table, by as many executors at once as fill it. Those that could not do their work stay
+        among the samples, and cost nothing else, unless there are no others.
+        """
         assert self.wide
         limits, context = self.wide.limits, self.context(self.wide.limits.timeout_s)
         found = await self.wide.run(table.checked(limits), context)
-        check_failures(found, 0, context)
+        check_some(found.executions, context.failures)
+        check_failures(found, len(found.executions), context)
+        failures = dict[int | None, UpstreamError]()
         reports = TableReports(question, found)
 
         async def sample(number: int, executor: Executor | None = None) -> Sample:
             execution = found.executions[number]
             if executor:
-                context = replace(self.context(), tabular=True)
+                context = replace(self.context(), tabular=True, failures=failures)
                 execution = await executor.run(execution.sub_query, number, context)
-                check_execution(execution, number, context)
+                check_some(found.executions, failures)
             right = reports.flaw(found.asks[number], execution) is None if question.rows else None
             return Sample(execution, execution.report.answer, Verdict(right))
 
@@ -228,6 +241,7 @@ class RolloutWorker:
             return SubQueryRollout(teacher, student, tuple(tries))
 
         rolled_out = await in_flight(work, range(len(found.asks)), limits.width, lambda: None)
+        check_some((one.student.execution for one in rolled_out), failures)
         return Rollout(question, found, Verdict(reports.right), tuple(rolled_out))
 
     async def _verdict(self, question: Question, trajectory: Trajectory) -> Verdict:

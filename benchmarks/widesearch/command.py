@@ -86,7 +86,7 @@ async def measure(options: Options) -> Figures:
         raise BadRequest("give --no-judge, or --judge with the --config whose distillation.judge is asked.")
     if not (options.address or options.responses):
         raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
-    need("widesearch", "dateparser", "matplotlib")
+    need("widesearch", "dateparser", "matplotlib", "pandas")
     tasks, out = read_tasks(options.tasks), options.out
     out.mkdir(parents=True, exist_ok=True)
     file = options.responses or out / f"responses.{options.topology}.jsonl"

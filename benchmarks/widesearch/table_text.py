@@ -1,23 +1,14 @@
 """Tables in text, as columns of cells: as WideSearch's evaluator reads them, pandas' ways included, and plainly."""
 
 import csv
-import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import StringIO
 from itertools import takewhile
 
 Table = dict[str, list[str]]
 """Cells by column; all columns are equally long."""
-_MISSING = frozenset(
-    "|#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null".split("|")
-)
-"""Values that pandas takes for missing."""
-_INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
-_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?\s*|[+-]?inf(inity)?", re.ASCII | re.IGNORECASE)
-_MOST_CELLS = 1_000_000
+_MOST_CELLS, _MOST_COLUMNS = 1_000_000, 1_000
 """Of a table with its missing cells filled in: a megabyte may name many columns, and begin as many rows."""
-_END, _MARK = "\0", "\ufeff"
 
 
 class Unreadable(ValueError):
@@ -33,46 +24,36 @@ def read_csv(text: str, delimiter: str) -> Table:
     """Read delimited text as pandas does, without its types. A first row with more fields than the header moves all
     columns to the right; a field without a name is `Unnamed`. Raises `Unreadable`.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    lines = StringIO(f"{text.removeprefix(_MARK)}\n{_END}", newline="")
-    rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
-    if rows.pop() != [_END] or not rows:
-        raise Unreadable("it is empty, or a quotation mark is never closed")
-    header, *rows = rows
-    shift = max(0, len(rows[0]) - len(header)) if rows else 0
-    if any(len(row) > len(header) + shift for row in rows):
-        raise Unreadable("a row has more cells than the header and the first row")
-    seen, names = Counter[str](), []
-    for place, given in enumerate(header):
-        name = given or f"Unnamed: {place}"
-        names.append(f"{name}.{seen[name]}" if seen[name] else name)
-        seen[name] += 1
-    return _columns(names, [row[shift:] for row in rows])
+    import pandas  # takes a second
+
+    lines = text.split("\n")
+    _check_size(len(lines), 1 + max(line.count(delimiter) for line in lines))
+    try:
+        frame = pandas.read_csv(StringIO(text), sep=delimiter, dtype=str, na_filter=False)
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
+        raise Unreadable(str(error)) from None
+    return {name: frame[name].tolist() for name in frame}
+
+
+def _check_size(rows: int, columns: int) -> None:
+    if columns > _MOST_COLUMNS or rows * columns > _MOST_CELLS:
+        raise Unreadable(f"it would have more than {_MOST_COLUMNS:,} columns, or more than {_MOST_CELLS:,} cells")
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The columns of rows, whose missing cells at the end are empty."""
-    if (1 + len(rows)) * len(names) > _MOST_CELLS:
-        raise Unreadable(f"it would have more than {_MOST_CELLS:,} cells")
+    _check_size(1 + len(rows), len(names))
     return {name: [row[at] if at < len(row) else "" for row in rows] for at, name in enumerate(names)}
 
 
 def typed(values: Sequence[str]) -> list[str]:
     """A column as pandas infers its type, turned back into text."""
-    known = [value for value in values if value not in _MISSING]
-    write = _writer(known, complete=len(known) == len(values))
-    return ["nan" if value in _MISSING else write(value) for value in values]
+    import pandas
 
-
-def _writer(known: Sequence[str], *, complete: bool) -> Callable[[str], str]:
-    if all(map(_INTEGER.fullmatch, known)):  # missing ones make all of them floats, and large ones text
-        numbers = [0, *map(int, known)]
-        if min(numbers) >= -(2**63) and max(numbers) < 2**63:
-            return (lambda value: str(int(value))) if complete else (lambda value: str(float(int(value))))
-        return (lambda value: str(int(value))) if complete and min(numbers) == 0 and max(numbers) < 2**64 else str
-    if all(map(_NUMBER.fullmatch, known)):
-        return lambda value: str(float(value))
-    return str.capitalize if all(value.lower() in ("true", "false") for value in known) else str
+    file = StringIO(newline="")
+    csv.writer(file).writerows([["name"], *([value] for value in values)])
+    file.seek(0)
+    return [str(cell) for cell in pandas.read_csv(file, skip_blank_lines=False)["name"].tolist()]
 
 
 def official_table(response: str) -> Table:

@@ -6,7 +6,9 @@ corpus holds registers, and the questions are tables for `rolegate sft rollout`;
 and gold/ID.csv, and reach.jsonl, which tells where each cell is to be found.
 """
 
+import csv
 import itertools
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,12 +17,10 @@ import msgspec
 import tomlkit
 from msgspec import Meta
 
-from executor_sft.command import show
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.relations import OCCUPATIONS, RELATIONS
 from executor_sft.miniworld.wide import Knobs, WideWorld
-from executor_sft.miniworld.wide_export import demo_search, export_tables, figures
 from executor_sft.miniworld.world import Side, World
 from router.errors import BadConfig
 from router.protocol import Passage
@@ -30,6 +30,8 @@ from serving.config.file import load_config, preset
 from serving.files import write_atomically
 
 REGISTERS = "registers.jsonl"
+_YEAR = {"preprocess": ["extract_number"], "metric": ["number_near"], "criterion": 0.0}
+_TEXT = {"preprocess": ["norm_str"], "metric": ["exact_match"]}
 
 
 class Options(Knobs, frozen=True, kw_only=True):
@@ -41,8 +43,6 @@ class Options(Knobs, frozen=True, kw_only=True):
     questions: Annotated[int, Meta(ge=0, description="how many")] = 200
     wide: Annotated[bool, Meta(description="a wide world, with registers, and tables instead of questions")] = False
     tables: Annotated[int, Meta(ge=1, description="of each size class; fewer where a world has no more")] = 20
-    check: Annotated[bool, Meta(description="search for the gold of all tables with the demo's retriever")] = False
-    json: Annotated[bool, Meta(description="print the figures of a wide world as JSON")] = False
     force: Annotated[bool, Meta(description="write over what is there")] = False
 
 
@@ -55,8 +55,7 @@ def run(options: Options) -> int:
         wide = WideWorld(options.seed, options.side, options, tasks=options.tables)
         write_corpus(out, wide.library.passages, _vocabulary_of_tables(wide))
         export_tables(wide, out)
-        search = demo_search(out / "corpus.jsonl", out / "index") if options.check else None
-        show({"tables": figures(wide, search)}, as_json=options.json)
+        print(f"{out}: a wide world of seed {options.seed} with {len(wide.tasks)} tables")
     else:
         questions = export(World(options.seed, options.side), out, options.questions)
         wide = WideWorld.undisturbed(options.seed, options.side)
@@ -76,6 +75,28 @@ def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> 
     asked = [examiner.draw() for _ in range(questions)]
     write_corpus(folder, library.passages, vocabulary_of(world), asked)
     return asked
+
+
+def export_tables(wide: WideWorld, folder: Path) -> None:
+    """Write `tasks.jsonl` with `gold/<id>.csv`; the same as `questions.jsonl`, for `rolegate sft rollout`; and, to tell
+    errors apart, `reach.jsonl`: where each gold cell is found, and the names in registers that do not belong.
+    """
+    (folder / "gold").mkdir(parents=True, exist_ok=True)
+    tasks, questions, reaches = [], [], []
+    for task in wide.tasks:
+        rules = {name: _YEAR if name == "year" else _TEXT for name in task.columns}
+        evaluation = json.dumps({"unique_columns": task.columns[:1], "required": task.columns, "eval_pipeline": rules})
+        written = {"query": task.query, "evaluation": evaluation, "language": "en"}
+        tasks.append({"instance_id": task.id, **written})
+        stale = sorted(wide.listed(task) - {row.mention for row in task.rows})
+        reaches.append({"instance_id": task.id, "size": task.size, "reach": wide.reach(task), "stale": stale})
+        rows = [[row.mention, *(wide.gold(row, one) for one in task.relations)] for row in task.rows]
+        asked = {"question": task.question, "columns": task.schema.columns, "rows": rows}
+        questions.append({"id": task.id, **asked})
+        with (folder / "gold" / f"{task.id}.csv").open("w", encoding="utf-8-sig", newline="") as file:
+            csv.writer(file).writerows([task.columns, *rows])
+    for name, lines in (("tasks", tasks), ("questions", questions), ("reach", reaches)):
+        (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
 
 
 def write_corpus(

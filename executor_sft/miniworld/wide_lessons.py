@@ -12,10 +12,8 @@ from executor_sft.miniworld.wide import EntitySet, Knobs, TableTask, WideWorld
 from executor_sft.miniworld.world import Entity
 from router.protocol import Passage, Report, prompts
 from router.protocol.turns import MOST_POINTS
-from router.table.table_delegation import opening
+from router.table.table_delegation import MOST_HOLES, MOST_KEYS, opening
 
-MOST_KEYS, MOST_HOLES = 20, 5
-"""That a lead is shown."""
 _LISTS, _UNSTATED = 0.7, 0.1
 """Shares of an executor's lessons; the rest are fills."""
 _FAILING = 0.1

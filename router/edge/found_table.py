@@ -47,10 +47,10 @@ class FoundTable(NamedTuple):
     executions: Mapping[int, Execution]
 
 
-async def found_table(run: Run) -> FoundTable:
-    """The table by what the run came to, or, while it goes on, by its events."""
+async def found_table(run: Run, folded: Table | None = None) -> FoundTable:
+    """The table by what the run came to, or, while it goes on, by its events. `folded`: it, where that was read before."""
     if isinstance(run.result, TableRun):
-        table = await asyncio.to_thread(table_of, run.result)  # reading takes milliseconds for each report
+        table = folded or await asyncio.to_thread(table_of, run.result)  # reading takes milliseconds for each report
         return FoundTable(table, run.result.asks, dict(enumerate(run.result.executions)))
     told = TableEvents(run.events)
     last = max((*told.asks.values(), *told.executions), default=-1)

@@ -93,7 +93,7 @@ class Gateway:
         up, `UpstreamError` where nothing was found because something failed, and what `RunLifecycle.open` raises.
         """
         if options.resume:
-            before, options = self._lifecycle.going_on("answer", options)
+            before, options = await self._lifecycle.going_on("answer", options)
             question, topology = before.request, cast(TopologyName, before.topology)
         question = self._readable("question", question)
         chosen = self._topology(topology)
@@ -124,7 +124,7 @@ class Gateway:
         is no table, `UpstreamError` where there is no row because something failed, and what `answer` raises besides.
         """
         if options.resume:
-            before, options = self._lifecycle.going_on("table", options)
+            before, options = await self._lifecycle.going_on("table", options)
             request = msgspec.json.decode(before.content, type=TableRequest)
         question = self._readable("question", request.question)
         limits = self._table_limits

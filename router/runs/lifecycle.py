@@ -178,14 +178,16 @@ class RunLifecycle:
             for event in run.last_events:
                 on_event(event)
 
-    def going_on(self, kind: RunKind, options: RequestOptions) -> tuple[RunStart, RequestOptions]:
+    async def going_on(self, kind: RunKind, options: RequestOptions) -> tuple[RunStart, RequestOptions]:
         """The beginning of the interrupted run that is to be gone on with, and the options, which are then its own.
-        Raises `BadRequest` where there is none of this kind.
+        Raises `NotFound`, and `BadRequest` for another kind and for a run that cannot be gone on with.
         """
         start = self._journal.unfinished(options.resume)
         if start is None or start.kind != kind or not options.identity.sees(start.tenant):
+            run = await self._archive.load(options.resume, options.identity.tenant)
             raise BadRequest(
-                f"run_id {options.resume!r}: no interrupted run of this name can be gone on with here; ask anew."
+                f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; an answer or a table interrupted at "
+                "this gateway in the last hour can be gone on with here, once. GetRun tells what this run came to."
             )
         request_id = options.request_id or start.request_id
         return start, replace(options, budget=start.budget, no_cache=start.no_cache, request_id=request_id)

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from router.table.asking import rank
-from router.table.cell_value import canonical, is_blank, plain, row_key
+from router.table.cell_value import canonical, is_blank, is_mistyped, plain, row_key
 from router.table.support import Shown, Tie, comparable, tied
 from router.table.table_text import read_rows, read_values
 from router.trace import Execution
@@ -103,7 +102,7 @@ class Assembly:
         """Take the report of an ask, as it is read; of each ask one."""
         reading, moved = read_report(self._schema, ask, execution), False
         for at, each in enumerate(reading.found):
-            insort(found := self._found.setdefault(each.key, []), ((rank(ask), at), each), key=itemgetter(0))
+            insort(found := self._found.setdefault(each.key, []), ((ask.rank, at), each), key=itemgetter(0))
             moved |= found[0][1] is each and each.key not in self._given
         ties = {*reading.ties} - self._ties
         self._ties |= ties
@@ -175,7 +174,7 @@ def _cell(column: Column, given: str, claims: Sequence[Claim], exhausted: bool) 
         groups.setdefault("" if column.key else form, []).append(claim)
     for members in groups.values():
         members.sort(key=lambda claim: (_grade(claim), claim.canonical in finer))
-    values = sorted(groups.values(), key=_worth)
+    values = sorted(groups.values(), key=lambda members: _worth(column, members))
     shown = tuple(claim for members in values for claim in members)
     if given or not shown:
         return Cell(given, "given" if given else "not_found" if exhausted else "missing", shown)
@@ -189,9 +188,9 @@ def _grade(claim: Claim) -> int:
     return _SUPPORTS.index(claim.support)
 
 
-def _worth(claims: Sequence[Claim]) -> tuple[int, int, int]:
-    """Smaller for the better of two values: by support, then different documents, then reports; else the first one."""
-    return _grade(claims[0]), -len(_documents(claims)), -len(claims)
+def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int]:
+    """Smaller for the better of two values: by support, then type, different documents and reports; else the first."""
+    return _grade(claims[0]), is_mistyped(column, claims[0].canonical), -len(_documents(claims)), -len(claims)
 
 
 def _documents(claims: Iterable[Claim]) -> set[str]:

@@ -5,7 +5,7 @@ Two values with the same canonical form count as the same. The form of a canonic
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from decimal import Context, Decimal
 from functools import lru_cache
@@ -46,19 +46,29 @@ def canonical(column: Column, value: str) -> str:
     separators, unit and percent sign. Date: ISO 8601, as far as it is stated (`1943-05`). URL: host and path. Boolean:
     `true` or `false`. Choice: one of the choices.
     """
-    text, typed = normal_text(value), None
+    return _typed(column, value) or normal_text(value)
+
+
+def is_mistyped(column: Column, value: str) -> bool:
+    """True for a value that is not of the column's type."""
+    typed = _typed(column, value)
+    return typed is None or (column.type == "integer" and "." in typed)
+
+
+def _typed(column: Column, value: str) -> str | None:
+    text = normal_text(value)
     match column.type:
         case "integer" | "number":
-            typed = _only_number(text, column.unit)
+            return _only_number(text, column.unit)
         case "date":
-            typed = _only_date(text)
+            return _only(_dates(text), text)
         case "url":
-            typed = _url(_LINK.sub(r"\2", value)) or _url(text)
+            return _url(_LINK.sub(r"\2", value)) or _url(text)
         case "boolean":
-            typed = _BOOLEANS.get(text)
+            return _BOOLEANS.get(text)
         case "choice":
-            typed = _choice(text, column.choices)
-    return typed or text
+            return _choice(text, column.choices)
+    return text
 
 
 def row_key(schema: Schema, values: Sequence[str]) -> RowKey:
@@ -130,10 +140,16 @@ def _only_number(text: str, unit: str) -> str | None:
     bare = _IN_PARENTHESES.sub(" ", text)
     if unit:
         bare = re.sub(rf"(?<![a-z]){re.escape(normal_text(unit))}(?![a-z])", " ", bare)
-    found = list(_numbers(bare, unit))
-    if len(found) != 1 or _BEFORE_CHRIST.search(bare):
+    return _only(_numbers(bare, unit), bare)
+
+
+def _only(found: Iterable[tuple[str, str]], text: str) -> str | None:
+    """The canonical form of the one thing that was found in a text; None where there are others, or further digits."""
+    pairs = list(found)
+    if len(pairs) != 1 or _BEFORE_CHRIST.search(text):
         return None
-    return None if _DIGIT.search(bare.replace(found[0][0], " ", 1)) else found[0][1]
+    rest = _TIME.sub(" ", text.replace(pairs[0][0], " ", 1))
+    return None if _DIGIT.search(rest) else pairs[0][1]
 
 
 _MONTHS = "january february march april may june july august september october november december".split()
@@ -168,14 +184,6 @@ def _dates(text: str) -> Iterator[tuple[str, str]]:
         except ValueError:
             continue
         yield found[0], whole[: 10 if day else 7 if month else 4]
-
-
-def _only_date(text: str) -> str | None:
-    found = list(_dates(text))
-    if len(found) != 1 or _BEFORE_CHRIST.search(text):
-        return None
-    rest = _TIME.sub(" ", text.replace(found[0][0], " ", 1))
-    return None if _DIGIT.search(rest) else found[0][1]
 
 
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)

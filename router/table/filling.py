@@ -27,10 +27,9 @@ from router.search.delegator import told
 from router.search.dispatch import Dispatching
 from router.search.executor import EXECUTOR, Executes
 from router.table import table_delegation
-from router.table.asking import question, rank
 from router.table.assembly import Assembly, Table, assemble
-from router.table.cell_value import row_key
-from router.table.schema import checked_rows, checked_schema
+from router.table.cell_value import is_mistyped, row_key
+from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
 from router.trace.table import Ask, AskKind, Column, Row, RowKey, Schema, TableOutcome, TableTopologyName
@@ -349,8 +348,8 @@ class _Filling:
         if ask.row is not None:
             self._looked.update((ask.row, name) for name in ask.columns if execution.looked)
             claims = zip(self._schema.columns, reading.found[0].claims, strict=True)
-            holes = [column.name for column, claim in claims if not claim and column.name in ask.columns]
-            self._ask(ask.row, holes, execution.report.escalate_to)
+            lacking = (column.name for column, claim in claims if not claim or is_mistyped(column, claim.canonical))
+            self._ask(ask.row, [name for name in lacking if name in ask.columns], execution.report.escalate_to)
             return
         listed = self._listed.setdefault(ask.discovery, {})
         new = {each.key: None for each in reading.found if each.key not in listed}
@@ -388,7 +387,7 @@ class _Filling:
         begun comes first, in its order.
         """
         if self._outcome not in _OVER and (ask.row is not None or self._outcome != "rows_exhausted"):
-            place = rank(ask)
+            place = ask.rank
             heappush(self._queue, (self._numbers.get(ask, inf), -place[0], place, ask))
 
     def _end(self, outcome: TableOutcome) -> None:

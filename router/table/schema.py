@@ -1,16 +1,15 @@
-"""Columns and given rows, checked before anything is spent on them."""
+"""Columns and given rows, checked before anything is spent on them, and the questions for their cells."""
 
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import get_args
 
 from router.errors import BadRequest
 from router.table.cell_value import is_blank, row_key
-from router.trace.table import Column, ColumnType, RowKey, Schema
+from router.trace.table import Column, RowKey, Schema
 
 MOST_COLUMNS = 64
-PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """The name of a key column in `Column.ask`."""
 
 
@@ -23,8 +22,6 @@ def normal_name(name: str) -> str:
 def checked_schema(columns: Iterable[Column]) -> Schema:
     """The schema of these columns. Raises `BadRequest`, whose text says which column to change, and how."""
     schema = Schema(tuple(columns))
-    if not schema.columns:
-        raise BadRequest("columns: there is none; give at least one, and mark as keys those that tell the rows apart.")
     if len(schema.columns) > MOST_COLUMNS:
         raise BadRequest(f"columns: {len(schema.columns)} of them, at most {MOST_COLUMNS}; ask for fewer, or twice.")
     if not schema.keys:
@@ -46,18 +43,43 @@ def checked_schema(columns: Iterable[Column]) -> Schema:
 
 def _defect(column: Column, keys: Sequence[Column]) -> str:
     """For people: the first thing that is wrong with a column by itself; empty where nothing is."""
-    if column.type not in get_args(ColumnType):
-        return f"the type {column.type!r} is unknown; use one of {', '.join(get_args(ColumnType))}."
     if (column.type == "choice") != bool(column.choices):
         return "choices belong to the type choice, and only to it; list them and set the type, or do neither."
     if any(map(is_blank, column.choices)):
         return "a choice is empty or means that there is no value; leave it out, as every cell may be empty."
     if column.key or not column.ask:
         return ""
-    usable, named = {normal_name(key.name): f"{{{key.name}}}" for key in keys}, PLACEHOLDER.findall(column.ask)
+    usable, named = {normal_name(key.name): f"{{{key.name}}}" for key in keys}, _PLACEHOLDER.findall(column.ask)
     if strange := [name for name in named if normal_name(name) not in usable]:
         return f"its ask names {{{strange[0]}}}, which is no key column; use {', '.join(usable.values())}."
     return "" if named else f"its ask is the same for every row; name the row in it by {', '.join(usable.values())}."
+
+
+def meaning(column: Column) -> str:
+    """For models: the values of a column; empty where its name tells all."""
+    return "; ".join(filter(None, [column.about, column.unit and f"in {column.unit}", " or ".join(column.choices)]))
+
+
+def question(schema: Schema, row: Sequence[str], columns: Sequence[str], *, anew: bool = False) -> str:
+    """The sub-query for some cells of a row: that of its column, or a line for each of several.
+
+    `row`: the values of its key columns, as they are shown. `anew`: in other words.
+    """
+    key = {normal_name(column.name): value for column, value in zip(schema.keys, row, strict=True)}
+    asked = [column for column in schema.columns if column.name in columns]
+    lines = [_question(column, key, anew=anew) for column in asked]
+    if len(lines) == 1:
+        return lines[0]
+    listed = "\n".join(f"- {column.name}: {line}" for column, line in zip(asked, lines, strict=True))
+    return f"{', '.join(row)}:\n{listed}"
+
+
+def _question(column: Column, key: dict[str, str], *, anew: bool) -> str:
+    if column.ask and not anew:
+        return _PLACEHOLDER.sub(lambda place: key[normal_name(place[1])], column.ask)
+    about = meaning(column)
+    wanted = f"the {column.name}{about and f' ({about})'} of {', '.join(key.values())}"
+    return f"Look up {wanted}." if anew and not column.ask else f"What is {wanted}?"
 
 
 def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:

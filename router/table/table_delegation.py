@@ -12,12 +12,12 @@ from router.protocol import prompts
 from router.protocol.tags import one_line, readable, without_thinking
 from router.table.assembly import Table
 from router.table.completeness import completeness
-from router.table.schema import checked_schema, normal_name
+from router.table.schema import checked_schema, meaning, normal_name
 from router.trace.table import Ask, CellState, Column, Row, Schema
 
 STOP = ("<table",)
 """The status that would come next, from models that go on to invent it."""
-_MOST_KEYS, _MOST_HOLES, _MOST_CHARS = 20, 5, 100
+MOST_KEYS, MOST_HOLES, _MOST_CHARS = 20, 5, 100
 """Rows and holes that it is shown, and characters of each: its context is bounded, whatever the table holds."""
 _HOLES: tuple[CellState, ...] = ("missing", "not_found")
 _ASK = re.compile(
@@ -34,7 +34,7 @@ def opening(question: str, schema: Schema) -> str:
 def described(column: Column) -> str:
     """A column, as models see it."""
     kind = "" if column.type == "text" else f":{column.type}"
-    about = "; ".join(filter(None, [column.about, column.unit and f"in {column.unit}", " or ".join(column.choices)]))
+    about = meaning(column)
     return f"{column.name}{'*' * column.key}{kind}{about and f' ({about})'}"
 
 
@@ -71,7 +71,7 @@ def status(table: Table, occasions: Collection[Ask], not_dispatched: Sequence[st
         for column, cell in zip(table.schema.columns, row.cells, strict=True)
         if cell.state in _HOLES
     )
-    return prompts.table_status(counts, names[:_MOST_KEYS], islice(holes, _MOST_HOLES), not_dispatched)
+    return prompts.table_status(counts, names[:MOST_KEYS], islice(holes, MOST_HOLES), not_dispatched)
 
 
 def _name(schema: Schema, row: Row) -> str:

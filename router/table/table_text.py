@@ -190,13 +190,6 @@ def read_csv(text: str, columns: Sequence[Column]) -> list[tuple[str, ...]]:
     return [tuple(cell.strip() for cell in row) for row in shown if any(map(str.strip, row))]
 
 
-def to_csv(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
-    """Comma-separated values with a header (RFC 4180); `read_csv` reads them back."""
-    file = io.StringIO(newline="")
-    csv.writer(file).writerows([[column.name for column in columns], *rows])
-    return file.getvalue()
-
-
 def to_markdown(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; `read_rows` reads it back, but for white space around values and kinds of line breaks."""
     head = [_written(column.name) for column in columns], ["---"] * len(columns)

@@ -1,6 +1,6 @@
 """The values of a table: its columns, what is asked to fill it, and its rows."""
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -58,6 +58,14 @@ class Ask(msgspec.Struct, frozen=True):
     """From 1; counted for each discovery, and for the cells of a row."""
     manager: str = ""
     """The manager that it goes to; empty where there is one way only."""
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """Its place among all, which depends on nothing but itself: discoveries as they were written, each with all of
+        its attempts; fills, settling, first attempts before others.
+        """
+        kind = get_args(AskKind).index(self.kind)
+        return kind, self.discovery, self.attempt, self.row or (), self.columns, self.manager
 
 
 TableTopologyName = Literal["wide", "wide_written", "wide_single"]

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, suppress
 from threading import Thread
-from typing import TypeVar, get_args
+from typing import TypeVar, cast, get_args
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rolegate.client import Client, GatewayError
-from rolegate.client.requests import ANSWER_S, RequestOptions, TopologyName
+from rolegate.client.requests import ANSWER_S, RequestOptions, SearchOptions, TopologyName
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from router.access import new_key
@@ -50,6 +50,7 @@ the chat. Ctrl-C cancels the running question; Ctrl-D or `exit` ends. Besides qu
 
 
 _STARTING_S = 0.3
+Terms = TypeVar("Terms", bound=SearchOptions)
 
 
 def add_gateway(parser: argparse.ArgumentParser, timeout_s: float = ANSWER_S) -> None:
@@ -60,6 +61,23 @@ def add_gateway(parser: argparse.ArgumentParser, timeout_s: float = ANSWER_S) ->
     what = "the deadline (default: %(default)g)"
     parser.add_argument("--timeout", type=timeout, default=timeout_s, metavar="SECONDS", help=what)
     add_certificates(parser)
+
+
+def add_terms(parser: argparse.ArgumentParser, noun: str, topologies: object, about: str) -> None:
+    """Options of a question or a table, which are those of the client's calls. `topologies`: the names, as a type."""
+    parser.add_argument(
+        "--request-id", default="", metavar="NAME", help=f"asked again under it, the {noun} is the same"
+    )
+    parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what may be spent on it")
+    parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
+    parser.add_argument("--no-cache", action="store_true", help="use nothing that other runs have found")
+    parser.add_argument("--topology", choices=get_args(topologies), help=about)
+    parser.add_argument("--json", action="store_true", help="print JSON; of a stream, one line an event")
+
+
+def terms(given: argparse.Namespace, of: type[Terms]) -> Terms:
+    """The options that the command has of those of a call."""
+    return cast(Terms, {name: value for name, value in vars(given).items() if name in of.__annotations__})
 
 
 @contextmanager
@@ -107,27 +125,16 @@ def ask(arguments: Sequence[str]) -> int:
     parser = new_parser("ask", _ASK)
     parser.add_argument("question", metavar="QUESTION", help="in plain words")
     add_gateway(parser)
-    parser.add_argument("--request-id", default="", metavar="NAME", help="asked again under it, the answer is the same")
-    parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what the question may spend")
-    parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
-    parser.add_argument("--no-cache", action="store_true", help="use nothing that other runs have found")
     what = "who searches and who answers; the demo's models know only factorized, the others compare (docs/study.md)"
-    parser.add_argument("--topology", choices=get_args(TopologyName), help=what)
+    add_terms(parser, "answer", TopologyName, what)
     parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
-    parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     given = parser.parse_args(arguments)
     if given.address is None and not given.question.strip():  # before anything is started
         parser.error("question is empty; put a question in plain words into it.")
     errors_only()
     progress = Console(stderr=True, quiet=given.json)
     view = AnswerView(Console(), progress, stream=given.stream, as_json=given.json)
-    options = RequestOptions(
-        request_id=given.request_id,
-        max_total_tokens=given.max_total_tokens,
-        max_cost_usd=given.max_cost_usd,
-        no_cache=given.no_cache,
-        topology=given.topology,
-    )
+    options = terms(given, RequestOptions)
     with reached(given, progress) as client:
         try:
             with progress.status("asking"):

@@ -9,11 +9,11 @@ import msgspec
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
-from rolegate.client import AsyncClient, Connection, GatewayError
+from rolegate.client import AsyncClient, AsyncStream, Connection, GatewayError
 from rolegate.client.requests import TABLE_S
 from rolegate.v1 import evidence_pb2
 
-from router.edge.rendering import answer_from_proto, event_line, place, table_from_proto
+from router.edge.rendering import CitedAnswer, answer_from_proto, event_line, place, table_from_proto
 from serving.cli.options import add_connection, connection, new_parser, timeout
 from serving.retrieval.services import MAX_TOP_K
 
@@ -54,14 +54,9 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
     ) -> CallToolResult:
         """Answer a question from the indexed documents, by several searches if need be, with its sources."""
         try:
-            async with client.stream(question, timeout_s) as events:
-                async for event in events:
-                    if line := event_line(event):
-                        await context.report_progress(event.event_number, message=line.strip())
+            return _cited(answer_from_proto(await _followed(client.stream(question, timeout_s), context)))
         except GatewayError as error:
             return _failed(error)
-        cited = answer_from_proto(event.done)
-        return _result(cited.text, msgspec.to_builtins(cited))
 
     @server.tool(annotations=_READS)
     async def table(
@@ -73,15 +68,10 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
     ) -> CallToolResult:
         """List all of a kind from the indexed documents, with values for each, as a table with its sources."""
         try:
-            limit_s = max(timeout_s, TABLE_S)
-            async with client.stream_table(question, columns, rows, limit_s, closed=closed) as events:
-                async for event in events:
-                    if line := event_line(event):
-                        await context.report_progress(event.event_number, message=line.strip())
+            stream = client.stream_table(question, columns, rows, max(timeout_s, TABLE_S), closed=closed)
+            return _cited(table_from_proto(await _followed(stream, context)))
         except (GatewayError, ValueError) as error:
             return _failed(error)
-        cited = table_from_proto(event.done)
-        return _result(cited.text, msgspec.to_builtins(cited))
 
     @server.tool(annotations=_READS)
     async def search(
@@ -98,6 +88,19 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         return _result(text, {"passages": [_fields(passage) for passage in passages]})
 
     return server
+
+
+async def _followed(stream: AsyncStream[Any], context: Context[Any, Any]) -> Any:
+    """Tell what happens on the way; what it comes to."""
+    async with stream as events:
+        async for event in events:
+            if line := event_line(event):
+                await context.report_progress(event.event_number, message=line.strip())
+    return event.done
+
+
+def _cited(cited: CitedAnswer) -> CallToolResult:
+    return _result(cited.text, msgspec.to_builtins(cited))
 
 
 def _failed(error: Exception) -> CallToolResult:

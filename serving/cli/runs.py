@@ -109,12 +109,16 @@ def _show(client: Client, given: argparse.Namespace) -> None:
         for name, text in (("request", found.run.request), ("output", found.output)):
             if text:
                 console.print(f"{name}: {text}", markup=False, highlight=False)
-        if found.trace_json:
-            _show_trace(console, msgspec.json.decode(found.trace_json, type=Run), prompts=given.prompts)
+        trace = msgspec.json.decode(found.trace_json, type=Run)
+        _show_trace(console, trace, prompts=given.prompts)
         for feedback in found.feedback:
             console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
         if found.calls:
             console.print(calls_table(found.calls))
+        table = client.get_table(given.run_id) if trace.kind == "table" and not trace.redacted else None
+        if table and table.columns:
+            TableView(console, console, as_json=False).show(table)
+        elif found.calls:
             console.print(usage_table(found.usage))
         if found.error:
             console.print(found.error, style="red", markup=False, highlight=False)

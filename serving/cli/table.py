@@ -5,9 +5,10 @@ found.
 """
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
+from time import monotonic
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,8 +22,8 @@ from rolegate.v1 import table_service_pb2 as pb
 from router.edge.rendering import source_line
 from router.errors import BadConfig
 from router.table.schema import normal_name
-from serving.cli.ask import add_gateway, reached
-from serving.cli.options import dollars, json_of, new_parser, tokens
+from serving.cli.ask import add_gateway, add_terms, reached, terms
+from serving.cli.options import json_of, new_parser
 from serving.cli.tables import new_table, print_line, usage_table, word
 from serving.files import write_atomically
 from serving.logs import errors_only
@@ -36,13 +37,14 @@ _FILES: dict[str, Callable[[Table], str]] = {
 _ABSENT = {pb.CELL_STATE_MISSING: "·", pb.CELL_STATE_NOT_FOUND: "not found"}
 _MARGIN = 8
 """Lines of a terminal that rows on their way leave free."""
+_EVERY_S = 10.0
 
 
 def table(arguments: Sequence[str]) -> int:
     """Fill one table."""
     parser = new_parser("table", __doc__)
     parser.add_argument("question", metavar="QUESTION", help='what the rows are, in plain words: "cities of Vorland"')
-    what = 'names, with * behind those of keys, and types: "city*, founder, founded:integer"'
+    what = 'names, with * behind those of keys, and types or choices: "city*, founded:integer, size:small|large"'
     parser.add_argument("--columns", required=True, metavar="COLUMNS", help=what)
     parser.add_argument("--rows", type=Path, metavar="FILE", help="known rows, CSV; their empty cells are asked for")
     parser.add_argument("--closed", action="store_true", help="there are no rows besides those of --rows")
@@ -51,13 +53,8 @@ def table(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"write it to a file too: {', '.join(_FILES)}")
     add_gateway(parser, TABLE_S)
-    parser.add_argument("--request-id", default="", metavar="NAME", help="asked again under it, the table is the same")
-    parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what the table may spend")
-    parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
-    parser.add_argument("--no-cache", action="store_true", help="use nothing that other runs have found")
     what = "who finds and writes it; all but wide are there to compare (docs/widesearch.md)"
-    parser.add_argument("--topology", choices=get_args(TableTopologyName), default="wide", help=what)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_terms(parser, "table", TableTopologyName, what)
     given = parser.parse_args(arguments)
     if given.out and given.out.suffix not in _FILES:
         parser.error(f"--out {given.out}: give a name that ends in {', '.join(_FILES)}; spreadsheets open .csv.")
@@ -72,20 +69,11 @@ def table(arguments: Sequence[str]) -> int:
     rows = _known(given.rows, columns) if given.rows else []
     errors_only()
     progress = Console(stderr=True, quiet=given.json)
-    options = TableOptions(
-        request_id=given.request_id,
-        max_total_tokens=given.max_total_tokens,
-        max_cost_usd=given.max_cost_usd,
-        no_cache=given.no_cache,
-        topology=given.topology,
-        closed=given.closed,
-        max_rows=given.max_rows,
-    )
     view = TableView(Console(), progress, as_json=given.json)
     with reached(given, progress) as client:
         try:
-            stream = client.stream_table(given.question, columns, rows, given.timeout, **options)
-            found = Table(view.follow(stream))
+            options = terms(given, TableOptions)
+            found = Table(view.follow(client.stream_table(given.question, columns, rows, given.timeout, **options)))
         except GatewayError as error:
             complain(f"rolegate: {error}")
             return 1
@@ -121,7 +109,10 @@ class TableView:
         self._under_way: set[int] = set()
 
     def follow(self, stream: Stream[pb.StreamTableResponse]) -> pb.Table:
-        """Show rows as they change, in a terminal, to the end; the table. Raises `GatewayError`."""
+        """Show rows as they change, outside of a terminal their number alone, to the end; the table. Raises
+        `GatewayError`.
+        """
+        due = monotonic()
         with stream as events, Live(console=self._progress, transient=True, auto_refresh=False) as live:
             for event in events:
                 if self._as_json and self._events:
@@ -129,6 +120,9 @@ class TableView:
                 self._take(event)
                 if self._progress.is_terminal:
                     live.update(self._so_far(), refresh=True)
+                elif monotonic() >= due:
+                    self._progress.print(self._count, highlight=False)
+                    due = monotonic() + _EVERY_S
         return event.done
 
     def _take(self, event: pb.StreamTableResponse) -> None:
@@ -149,7 +143,11 @@ class TableView:
         """The rows that have changed last, as many as there is room for."""
         room = max(1, self._progress.height - _MARGIN)
         grid = _grid(self._columns, list(self._rows.values())[-room:])
-        return Group(grid, f"{len(self._rows)} rows, {len(self._under_way)} sub-queries under way")
+        return Group(grid, self._count)
+
+    @property
+    def _count(self) -> str:
+        return f"{len(self._rows)} rows, {len(self._under_way)} sub-queries under way"
 
     def show(self, table: Table) -> None:
         """Show the table: with what to check and what it cost, or, where the output is no terminal, as Markdown."""
@@ -184,21 +182,24 @@ def _shown(cell: pb.Cell) -> Text:
     """The value of a cell; yellow where it should be checked."""
     if not cell.value:
         return Text(_ABSENT.get(cell.state, ""), "dim")
-    return Text(cell.value, "yellow" if cell.state == pb.CELL_STATE_CONFLICT or _unsupported(cell) else "")
+    doubtful = cell.state == pb.CELL_STATE_CONFLICT or _not_stated(cell) or cell.mistyped
+    return Text(cell.value, "yellow" if doubtful else "")
 
 
-def _unsupported(cell: pb.Cell) -> bool:
-    return cell.state != pb.CELL_STATE_GIVEN and cell.support == pb.SUPPORT_UNSUPPORTED
+def _not_stated(cell: pb.Cell) -> bool:
+    """True where no passage says the value of this row, though one may say it of another, from which it was copied."""
+    return cell.state != pb.CELL_STATE_GIVEN and cell.support in (pb.SUPPORT_VALUE_ONLY, pb.SUPPORT_UNSUPPORTED)
 
 
 def _to_check(table: pb.Table) -> Sequence[str]:
-    """A line for each cell that sources disagree on, and one for values that are in no passage."""
-    lines, without = [], 0
+    """A line for each cell that sources disagree on, and one for each other kind of doubt."""
+    lines, doubts = [], Counter[str]()
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
-            without += _unsupported(cell)
+            doubts["are in no passage about their row"] += _not_stated(cell)
+            doubts["are not of their column's type"] += cell.mistyped
             if cell.state == pb.CELL_STATE_CONFLICT:
                 rival = cell.rivals[0]
                 said = f" ({source_line(rival.citations[0])})" if rival.citations else ""
                 lines.append(f"{row.cells[0].value}, {column.name}: {cell.value}, or {rival.value}{said}")
-    return [*lines, f"{without} values are in no passage that was found: check them"] if without else lines
+    return [*lines, *(f"{number} values {doubt}: check them" for doubt, number in doubts.items() if number)]

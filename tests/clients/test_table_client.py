@@ -85,6 +85,7 @@ def test_pages_are_one_table() -> None:
 def test_columns_in_words() -> None:
     """A star for keys, and a type; messages as they are."""
     own = pb.Column(name="size", type=pb.COLUMN_TYPE_CHOICE, choices=["small", "large"])
+    assert parse_columns("size: small | large") == [own]
     assert parse_columns(["Film title*", " year*: date", own]) == [
         pb.Column(name="Film title", key=True, type=pb.COLUMN_TYPE_TEXT),
         pb.Column(name="year", key=True, type=pb.COLUMN_TYPE_DATE),

@@ -14,14 +14,14 @@ from aiohttp import web
 
 from executor_sft.dataset import ServedTokens, read_rows, read_samples, rows_of
 from executor_sft.filter import FilteredSample, filtered
+from executor_sft.miniworld.export import export_tables
 from executor_sft.miniworld.wide import Knobs, WideWorld
-from executor_sft.miniworld.wide_export import export_tables
 from executor_sft.questions import HeldOut, Question, TableReports, read_questions
 from executor_sft.rollout import Rollout, RolloutWorker
 from executor_sft.step import read_manifest
 from router.calls import Role
 from router.edge.grpc.server import Server
-from router.errors import BadConfig, OutOfTime, UpstreamRefused
+from router.errors import BadConfig, OutOfTime, UpstreamRefused, UpstreamUnavailable
 from router.models import Completion, Message, Prompt, Sampling, ScriptedModel
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import Agent, ExecutorLimits
@@ -206,13 +206,27 @@ async def test_held_out_tables_and_asks_are_not_learnt() -> None:
     assert len(samples) == rejected["duplicate sub-query"] == 2 * len(found.sub_queries)
 
 
-async def test_an_executor_that_failed_is_an_error() -> None:
-    """And no sample, whoever it was; nor is a table whose time ran out, or whose delegator failed later."""
+async def test_an_executor_that_failed_costs_its_own_work_alone() -> None:
+    """Teacher or student; it is no sample that anything is learnt from."""
+    world = World(12)
+    found = await worker(world, Reader(fails=0.2), Reader(seed=1, fails=0.2)).roll_out(question(world))
+    executions = [one.execution for work in found.sub_queries for one in (work.teacher, work.student)]
+    failed = sum(execution.failed for execution in executions)
+    samples, rejected = filtered([found], {})
+    assert rejected["an upstream failed"] == failed > 2
+    assert len(samples) > len(executions) / 2
+    assert not any(sample.execution.failed for sample in samples)
+
+
+async def test_where_no_executor_did_its_work_nothing_is_rolled_out() -> None:
+    """Nor where an endpoint is gone, time ran out, or the delegator failed later."""
     world = World(4)
-    with pytest.raises(UpstreamRefused):
-        await worker(world, Reader(fails=1.0), Reader()).roll_out(question(world))
-    with pytest.raises(UpstreamRefused):
-        await worker(world, Reader(), Reader(fails=1.0)).roll_out(question(world))
+    for teacher, student in ((Reader(fails=1.0), Reader()), (Reader(), Reader(fails=1.0))):
+        with pytest.raises(UpstreamRefused):
+            await worker(world, teacher, student).roll_out(question(world))
+    gone = UpstreamUnavailable("connection refused", endpoint="http://127.0.0.1:9/v1")
+    with pytest.raises(UpstreamUnavailable):
+        await worker(world, Reader(), ScriptedModel(lambda _prompt: gone)).roll_out(question(world))
     with pytest.raises(OutOfTime):
         await worker(world, Reader(), Reader(), timeout_s=1e-6).roll_out(question(world))
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from router.runs import RequestOptions, RunLifecycle
 from router.runs.lifecycle import RunRequest
-from router.table import Assembly, TableLimits, TableRequest
+from router.table import TableLimits, TableRequest
+from router.table.assembly import Assembly
 from router.trace import Execution, Run
 from router.trace.table import Ask, RowKey, Schema
 from router.trace.values import OnEvent, Planned, Reported, RowChanged, SubQueryDispatched, TableRun

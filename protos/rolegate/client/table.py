@@ -14,8 +14,9 @@ Rows = Iterable[Sequence[str] | Mapping[str, str]]
 
 
 def parse_columns(columns: Columns) -> list[pb.Column]:
-    """Columns, each as a message or as `NAME`, `NAME:TYPE`, and with a `*` behind the name where it is a key; in a
-    string, commas part them: "city*, founder, founded:integer". Raises `ValueError` for a type that there is not.
+    """Columns, each as a message or as `NAME`, `NAME:TYPE` or, with all its values, `NAME:ONE|OTHER`, and with a `*`
+    behind the name where it is a key; in a string, commas part them: "city*, founded:integer, size:small|large". Raises
+    `ValueError` for a type that there is not.
     """
     listed = columns.split(",") if isinstance(columns, str) else columns
     return [one if isinstance(one, pb.Column) else _column(one) for one in listed]
@@ -24,10 +25,13 @@ def parse_columns(columns: Columns) -> list[pb.Column]:
 def _column(text: str) -> pb.Column:
     name, sign, kind = text.strip().rpartition(":")
     name, kind = (name.strip(), kind.strip()) if sign else (kind, "text")
+    choices = [choice.strip() for choice in kind.split("|")] if "|" in kind else []
+    kind = "choice" if choices else kind
     types = [each.removeprefix("COLUMN_TYPE_").lower() for each in pb.ColumnType.keys()[1:]]
     if kind not in types:
         raise ValueError(f"column {text.strip()!r}: the type {kind!r} is unknown; use one of {', '.join(types)}.")
-    return pb.Column(name=name.removesuffix("*").strip(), key=name.endswith("*"), type=f"COLUMN_TYPE_{kind.upper()}")
+    name, key = name.removesuffix("*").strip(), name.endswith("*")
+    return pb.Column(name=name, key=key, type=f"COLUMN_TYPE_{kind.upper()}", choices=choices)
 
 
 def given_rows(columns: Sequence[pb.Column], rows: Rows) -> list[pb.GivenRow]:

@@ -8,10 +8,12 @@ from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.amount import NOTHING, Amount
-from router.edge.found_table import TableEvents, found_table, is_of
+from router.edge.found_table import FoundTable, TableEvents, found_table, is_of
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
 from router.edge.grpc.convert_request import enum_from_proto
-from router.table import TableRequest, completeness, table_cost
+from router.table import TableRequest, table_cost
+from router.table.cell_value import is_mistyped
+from router.table.completeness import completeness
 from router.table.filling import occasions
 from router.table.table_text import to_markdown
 from router.trace import Event, Run
@@ -53,9 +55,11 @@ async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamTableRes
     )
 
 
-async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:
-    """The table of a run, with its rows from number `start` on, `end` left out."""
-    table, asks, executions = await found_table(run)
+async def table_to_proto(
+    run: Run, start: int = 0, end: int | None = None, found: FoundTable | None = None
+) -> pb.Table:
+    """The table of a run, with its rows from number `start` on, `end` left out. `found`: it, where that is known."""
+    table, asks, executions = found or await found_table(run)
     cost = table_cost(table, asks, run.calls)
     numbers = {ask: number for number, ask in enumerate(asks)}
     independent = occasions((asks[number], execution) for number, execution in executions.items())
@@ -110,6 +114,7 @@ def _cell_to_proto(cell: Cell, column: Column, spent: Amount | None, numbers: Ma
         support=own[0].support if own else None,
         citations=dict.fromkeys(chain.from_iterable(claim.citations for claim in own)),
         rivals=[to_proto(pb.Claim, claim, sub_query=numbers[claim.ask]) for claim in rivals],
+        mistyped=cell.value != "" and is_mistyped(column, cell.value),
         **_cost(spent),
     )
 

@@ -153,7 +153,7 @@ class Reader(_Counting):
         super().__init__(self._write, "small")
         self._invents, self.made_up = invents, set[str]()
         self._values = {
-            name: [value for value in {row[name] for table in tables for row in table.rows if name in row} if value]
+            name: sorted({row[name] for table in tables for row in table.rows if row.get(name)})
             for name in {column.name for table in tables for column in table.columns}
         }
 
@@ -319,8 +319,8 @@ def _sizes(name: str, group: Sequence[Filled]) -> dict[str, object]:
 
 
 async def test_fabrication(tmp_path: Path) -> None:
-    """Of cells that are made up, no passage holds the value. Those copied from another row are hardly ever stated, but
-    may stand in a passage about that one: support is looked for by the value and the row, not by the column.
+    """Of cells that are made up, no passage holds the value. Those copied from another row may stand in a passage about
+    that one, but are hardly ever stated: where they are, this row has the value in another column.
     """
     tables = [GoldTable(task) for task in read_tasks(DATA) if task.rows <= 60]
     reader = Reader(tables, invents=0.1)
@@ -334,6 +334,6 @@ async def test_fabrication(tmp_path: Path) -> None:
         for kind, counts in supports.items()
     ]
     show("Gold pages of up to 60 rows, a tenth of the cells invented", rows)
-    assert supports["true"]["unsupported"] <= 0.02 * supports["true"].total()
     assert supports["made up"]["unsupported"] >= 0.95 * supports["made up"].total()
-    assert supports["copied"]["stated"] <= 0.1 * supports["copied"].total()
+    assert supports["copied"]["stated"] <= 0.05 * supports["copied"].total()
+    assert supports["true"]["stated"] >= 0.98 * supports["true"].total()

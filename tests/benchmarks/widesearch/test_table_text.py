@@ -2,13 +2,10 @@
 
 import time
 from collections.abc import Callable
-from io import StringIO
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from benchmarks.widesearch.table_text import Table, Unreadable, official_table, plain_table, read_csv, typed
+from benchmarks.widesearch.table_text import Table, Unreadable, official_table, plain_table, typed
 from tests.benchmarks.widesearch.made_tasks import fenced
 
 BORDER = "|---|---|"
@@ -48,10 +45,10 @@ def test_the_official_reader(response: str, found: Table) -> None:
     [
         ("", "there is no table"),
         ("nothing | to | see", "there is no table"),
-        (fenced(), "it is empty"),
-        (fenced("|---|---|"), "it is empty"),
-        (fenced("|a|b|", '|"x|y|'), "a quotation mark is never closed"),
-        (fenced("|a|b|", "|x|y|", "|u|v|w|"), "a row has more cells"),
+        (fenced(), "No columns to parse"),
+        (fenced("|---|---|"), "No columns to parse"),
+        (fenced("|a|b|", '|"x|y|'), "EOF inside string"),
+        (fenced("|a|b|", "|x|y|", "|u|v|w|"), "Expected 4 fields in line 3, saw 5"),
         (fenced("The", "a b|ab", "x|y"), "two columns have the same name"),
     ],
 )
@@ -77,64 +74,11 @@ def test_no_official_table(response: str, why: str) -> None:
         ("007 x None", "007 x nan"),
         ("n/a NA", "nan nan"),
         ("18446744073709551615 0", "18446744073709551615 0"),
-        ("018446744073709551616 0", "018446744073709551616 0"),
-        ("018446744073709551615 -1", "018446744073709551615 -1"),
     ],
 )
 def test_types(column: str, text: str) -> None:
     """A column of numbers or of truth values is written as pandas writes it, any other as it stands."""
     assert typed(column.split(" ")) == text.split(" ")
-
-
-NUMBERS = st.sampled_from(
-    [
-        "007",
-        "",
-        "1.5",
-        "nan",
-        "NULL",
-        "true",
-        "False",
-        "tRUE",
-        "1e3",
-        "inf",
-        "-2",
-        "+4",
-        "5.",
-        ".5",
-        "1,2",
-        "x",
-    ]
-)
-CELLS = st.text(st.sampled_from('ab|"1.0-e+% ,'), max_size=5) | NUMBERS
-
-
-def read_by_pandas(text: str) -> Table | None:
-    """The table, with pandas' types in text again; None where it refuses."""
-    pandas = pytest.importorskip("pandas", reason="pandas is what this is compared with")
-    try:
-        frame = pandas.read_csv(StringIO(text), sep="|")
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError):
-        return None
-    return {name: [str(cell) for cell in frame[name].tolist()] for name in frame}
-
-
-@given(st.lists(st.lists(CELLS, min_size=1, max_size=4).map("|".join).filter(str.strip), min_size=1, max_size=5))
-def test_pandas_reads_the_same_fields(lines: list[str]) -> None:
-    """Where pandas is there: names, fields, what moves and what is refused."""
-    text = "\n".join(lines)
-    if (found := read_by_pandas(text)) is None:
-        with pytest.raises(Unreadable):
-            read_csv(text, "|")
-    else:
-        assert {name: typed(cells) for name, cells in read_csv(text, "|").items()} == found
-
-
-@given(st.sets(NUMBERS, max_size=5).flatmap(lambda kinds: st.lists(st.sampled_from(sorted(kinds) or [""]), min_size=1)))
-def test_pandas_infers_the_same_types(values: list[str]) -> None:
-    """Where pandas is there: of columns whose values are mostly of one kind."""
-    text = "".join(f"{value}|x\n" for value in ("name", *values))
-    assert read_by_pandas(text) == {"name": typed(values), "x": ["x"] * len(values)}
 
 
 @pytest.mark.parametrize(

@@ -224,11 +224,27 @@ async def _drained(stream: Any) -> None:
         pass
 
 
+async def test_a_value_of_another_type() -> None:
+    """It is kept, and marked."""
+    async with wired() as services:
+        given = [pb.GivenRow(values=["Tal", "Cy", "long ago"])]
+        filled = await services.tables.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS, rows=given))
+    assert values(filled.table)[0] == ["Tal", "Cy", "long ago"]
+    assert [[cell.mistyped for cell in row.cells] for row in filled.table.rows] == [
+        [False, False, True],
+        *[[False] * 3] * 2,
+    ]
+
+
 async def test_pages() -> None:
-    """Rows of a page, and figures of the whole table."""
+    """Rows of a page, and figures of the whole table, whatever is read between them."""
     async with wired() as services:
         run_id = (await services.tables.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS))).run_id
         first = await services.tables.GetTable(pb.GetTableRequest(run_id=run_id, page_size=1))
+        given = [pb.GivenRow(values=["Tal", "Cy", "800"])]
+        other = await services.tables.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS, rows=given))
+        read = await services.tables.GetTable(pb.GetTableRequest(run_id=other.run_id, page_size=1))
+        assert values(read.table) == [["Tal", "Cy", "800"]]
         second = await services.tables.GetTable(
             pb.GetTableRequest(run_id=run_id, page_size=1, page_token=first.next_page_token)
         )
@@ -240,7 +256,7 @@ async def test_pages() -> None:
 @pytest.mark.parametrize(
     ("method", "request_", "match"),
     [
-        ("FillTable", pb.FillTableRequest(question=QUESTION), "columns: there is none"),
+        ("FillTable", pb.FillTableRequest(question=QUESTION), "columns: none is a key"),
         ("FillTable", pb.FillTableRequest(columns=[pb.Column(name="a")]), "none is a key"),
         (
             "FillTable",

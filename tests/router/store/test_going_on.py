@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from router.access import Tenant
-from router.errors import BadRequest, BudgetExhausted, StoreFailed
+from router.errors import BadRequest, BudgetExhausted, NotFound, StoreFailed
 from router.ledger import Budget
 from router.models import Prompt, ScriptedModel
 from router.runs import Gateway, RequestOptions, RunFilter, RunLifecycle
@@ -270,7 +270,7 @@ async def test_what_was_spent_counts(tmp_path: Path) -> None:
             await second.answer(QUESTION, tight)
 
 
-@pytest.mark.parametrize("what", ["index", "turned over", "unknown", "redacted"])
+@pytest.mark.parametrize("what", ["index", "turned over", "finished", "unknown", "redacted"])
 async def test_what_cannot_be_gone_on_with(tmp_path: Path, what: str) -> None:
     """Is refused with the reason; a retry under its name begins anew."""
     (tmp_path / "first").mkdir()
@@ -281,10 +281,13 @@ async def test_what_cannot_be_gone_on_with(tmp_path: Path, what: str) -> None:
     left, run_id = await killed(tmp_path, Models("answer"), "answer", RequestOptions(request_id="mine"))
     anew = Models()
     async with gateway(left, anew, "another" if what == "index" else "one") as (second, _, _):
-        if what == "turned over":
-            await second.answer("", RequestOptions(resume=run_id))
-        with pytest.raises(BadRequest, match="another index" if what == "index" else "can be gone on with here"):
-            await second.answer("", RequestOptions(resume="run-0" if what == "unknown" else run_id))
+        tried = "run-0" if what == "unknown" else run_id
+        if what in ("turned over", "finished"):
+            run = await second.answer("", RequestOptions(resume=run_id))
+            tried = run.id if what == "finished" else run_id
+        said = {"index": "another index", "unknown": "no such run", "finished": "of kind answer and finished"}
+        with pytest.raises((BadRequest, NotFound), match=said.get(what, "interrupted; .* can be gone on with here")):
+            await second.answer("", RequestOptions(resume=tried))
         if what in ("index", "redacted"):
             run = await second.answer(QUESTION, RequestOptions(request_id="mine"))
             assert (run.resumed_from, len(anew.prompts["execution"])) == ("", 4)

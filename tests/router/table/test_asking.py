@@ -1,6 +1,6 @@
 """Asks have a rank of their own, and words from their columns."""
 
-from router.table.asking import question, rank
+from router.table.schema import question
 from router.trace.table import Ask, Column, Schema
 from tests.router.table.reports import discovery, fill
 
@@ -43,4 +43,4 @@ def test_the_rank_of_asks() -> None:
         fill("bel", "founded", attempt=2),
         Ask("settle", ("founded",), ("bel",)),
     ]
-    assert sorted(sorted(asks, key=str), key=rank) == asks
+    assert sorted(sorted(asks, key=str), key=lambda ask: ask.rank) == asks

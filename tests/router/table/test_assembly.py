@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.table import Assembly, Table, assemble
-from router.table.asking import rank
-from router.table.assembly import read_report
+from router.table import Table
+from router.table.assembly import Assembly, assemble, read_report
 from router.table.cell_value import row_key
 from router.table.support import comparable, tied
 from router.trace import Execution
@@ -66,6 +65,15 @@ def test_two_values() -> None:
     table = assemble(SCHEMA, [], [row, invented, other])
     assert table.rows[0].cells[1].state == "conflict"
     assert [claim.value for claim in table.rows[0].cells[1].claims] == ["Ana Ruiz", "Bo Li", "Cy"]
+
+
+def test_a_value_of_another_type() -> None:
+    """It stands behind one of its column's that is as well supported, and before one that is worse."""
+    vague = fill("krurou", "founded"), executed("long ago", "Krurou: Founded long ago.")
+    stated = fill("krurou", "founded", attempt=2), executed("1321", KRUROU)
+    invented = fill("krurou", "founded", attempt=2), executed("1066", KRUROU)
+    shown = [assemble(SCHEMA, [], [vague, other]).rows[0].cells[2] for other in (stated, invented)]
+    assert [(cell.value, cell.state) for cell in shown] == [("1321", "conflict"), ("long ago", "single")]
 
 
 def test_dates_that_differ_in_precision_only() -> None:
@@ -189,7 +197,7 @@ def test_the_order_of_arrival_changes_nothing(
 def plainly(rows: Sequence[Sequence[str]], told: Sequence[tuple[Ask, Execution]]) -> list[tuple[RowKey, set[RowKey]]]:
     """The keys of each row in order, and their other keys, by names that ties put together one after the other."""
     given = [row_key(SCHEMA, row) for row in rows]
-    read = [read_report(SCHEMA, *one) for one in sorted(told, key=lambda one: rank(one[0]))]
+    read = [read_report(SCHEMA, *one) for one in sorted(told, key=lambda one: one[0].rank)]
     keys = list(dict.fromkeys([*given, *(found.key for reading in read for found in reading.found)]))
     names = [{comparable(key[0])} for key in keys]
     pairs = [set(pair) for pair in tied({tie for reading in read for tie in reading.ties}, set().union(*names))]

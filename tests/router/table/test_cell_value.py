@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.table.cell_value import canonical, is_blank, plain, row_key, values_in
+from router.table.cell_value import canonical, is_blank, is_mistyped, plain, row_key, values_in
 from router.trace.table import Column, ColumnType, Schema
 from tests.router.outputs import FLOODS
 
@@ -87,9 +87,28 @@ def test_a_choice_is_spelt_as_listed() -> None:
 
 @given(COLUMNS, VALUES)
 def test_a_form_is_its_own_form(column: Column, value: str) -> None:
-    """Whatever the value is."""
+    """Whatever the value is, and of its column's type where the value is."""
     form = canonical(column, value)
     assert canonical(column, form) == form
+    assert is_mistyped(column, form) == is_mistyped(column, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("integer", "1.5|twelve|10-12|753 BC"),
+        ("number", "a lot|1/2"),
+        ("date", "long ago|2023-02-30"),
+        ("url", "none yet"),
+        ("boolean", "perhaps"),
+        ("choice", "Buddhist|Catholic or other faith"),
+    ],
+)
+def test_values_of_no_such_type(kind: ColumnType, values: str) -> None:
+    """They are texts, which any value is."""
+    column = Column("c", kind, choices=_CHOICES if kind == "choice" else ())
+    assert all(is_mistyped(column, value) for value in values.split("|"))
+    assert not any(is_mistyped(Column("c"), value) for value in values.split("|"))
 
 
 @given(VALUES)

@@ -339,6 +339,21 @@ async def test_cells_by_themselves(tmp_path: Path) -> None:
     assert {"Who founded Kruaa?", "When was Kruaa founded?"} < texts
 
 
+async def test_values_of_another_type_are_asked_for_again(tmp_path: Path) -> None:
+    """As often as any cell; one that says no better stays as it is."""
+
+    class Vague(Reader):
+        """Of two cities it says so; of one of them it knows better when it is asked again."""
+
+        def _value(self, asked: str, name: str, shown: str) -> str:
+            vague = name == "founded" and ("Kruba" in asked or ("Kruca" in asked and "What" not in asked))
+            return "long ago" if vague else super()._value(asked, name, shown)
+
+    run = await filled(tmp_path, World(4), Vague())
+    assert [row[2] for row in values(run)] == ["1000", "long ago", "1002", "1003"]
+    assert asked(run, "settle") == [("kruba", "founded"), ("kruca", "founded")]
+
+
 async def test_a_delegator_that_fails(tmp_path: Path) -> None:
     """At once is an error, unless there are rows to fill; later, the table is what was found by then."""
     broken, world = UpstreamRefused("no", endpoint=""), World(8)

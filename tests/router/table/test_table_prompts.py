@@ -5,8 +5,8 @@ from pathlib import Path
 
 from router.protocol.decision import Dispatch, Stop, parse_decision
 from router.protocol.turns import ReportTurn, SearchTurn
-from router.table.asking import question
 from router.table.assembly import assemble
+from router.table.schema import question
 from router.table.table_delegation import described, opening, planned, status
 from router.table.table_text import parse_table_turn, read_rows, read_values
 from router.trace.table import Column, Schema

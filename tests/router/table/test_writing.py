@@ -13,7 +13,8 @@ from router.errors import MalformedOutput, UpstreamRefused
 from router.ledger import Budget
 from router.models import Prompt, ScriptedModel
 from router.runs import RequestOptions
-from router.table import TableLimits, TableRequest, completeness, table_cost, table_of
+from router.table import TableLimits, TableRequest, table_cost, table_of
+from router.table.completeness import completeness
 from router.table.filling import occasions
 from router.table.table_text import to_markdown
 from router.trace import Event, Run

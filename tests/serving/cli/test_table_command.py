@@ -20,10 +20,11 @@ MARKDOWN = ["| city | founder | founded |", "| --- | --- | --- |", "| Krurou | A
 
 
 def test_what_is_printed(rolegate: Rolegate, gateway: str) -> None:
-    """Markdown, where it is no terminal; beside it what to check, and how far it came."""
+    """Markdown, where it is no terminal; beside it how far it is, what to check, and how far it came."""
     status, out, err = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway)
     assert (status, out.splitlines()) == (0, MARKDOWN)
-    assert "1 values are in no passage that was found: check them" in err
+    assert err.startswith("0 rows, 0 sub-queries under way\n")
+    assert "1 values are in no passage about their row: check them" in err
     assert "filled: 2 rows, 100% filled; run-" in err
 
 
@@ -88,6 +89,8 @@ def test_watching_its_run(rolegate: Rolegate, gateway: str) -> None:
     assert rolegate("runs", "watch", run_id, "--address", gateway).out.splitlines() == MARKDOWN
     events = rolegate("runs", "watch", run_id, "--address", gateway, "--json").out.splitlines()
     assert list(json.loads(events[-1]))[-1] == "done"
+    shown = rolegate("runs", "show", run_id, "--address", gateway).out.splitlines()
+    assert [line for line in shown if line.startswith("|")] == MARKDOWN
     assert run_id in rolegate("runs", "list", "--kind", "table", "--address", gateway).out
 
 
@@ -113,8 +116,9 @@ def test_a_terminal() -> None:
     """Rows while they change, one that is another's alias no longer; at the end what sources disagree on."""
     rival = pb.Claim(value="901", citations=[Citation(title="Annals", quote="Bel was founded in 901.")])
     conflict = pb.Cell(value="900", state=pb.CELL_STATE_CONFLICT, support=pb.SUPPORT_STATED, rivals=[rival])
+    copied = pb.Cell(value="long ago", support=pb.SUPPORT_VALUE_ONLY, mistyped=True)
     columns = [pb.Column(name="city", key=True), pb.Column(name="founded")]
-    done = pb.Table(run_id="run-1", columns=columns, rows=[row("Bel", conflict)])
+    done = pb.Table(run_id="run-1", columns=columns, rows=[row("Bel", conflict), row("Tal", copied)])
     events = [
         pb.StreamTableResponse(planned=pb.Planned(columns=columns)),
         pb.StreamTableResponse(sub_query_dispatched=SubQueryDispatched(index=0)),
@@ -135,4 +139,6 @@ def test_a_terminal() -> None:
     shown, on_the_way = (file.getvalue() for file in files)
     assert "1 rows, 1 sub-queries under way" in on_the_way
     assert "Bel, founded: 900, or 901 (Annals: “Bel was founded in 901.”)" in on_the_way
+    assert "1 values are in no passage about their row: check them" in on_the_way
+    assert "1 values are not of their column's type: check them" in on_the_way
     assert [line.split() for line in shown.splitlines() if "Bel" in line] == [["Bel", "900"]]

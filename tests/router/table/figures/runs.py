@@ -16,7 +16,7 @@ from executor_sft.dataset import ServedTokens
 from router.errors import UpstreamRefused
 from router.models import Completion, Message, Prompt, ScriptedModel, Usage
 from router.table import table_cost, table_of
-from router.table.table_text import to_csv, to_markdown
+from router.table.table_text import to_markdown
 from router.trace import RoleName, Run
 from tests.benchmarks.widesearch.made_tasks import TEXT, number, task
 from tests.router.table.small_world import COLUMNS, Reader, World, lead_turn
@@ -66,7 +66,8 @@ def right(world: World, run: Run) -> int:
 
 async def item_f1(world: World, run: Run) -> float:
     """By the evaluator's strict rules, in points."""
-    asked = task(to_csv(COLUMNS, world.rows()), TEXT, TEXT, number(0.0))
+    gold = [[column.name for column in COLUMNS], *world.rows()]
+    asked = task("\n".join(map(",".join, gold)), TEXT, TEXT, number(0.0))
     scores = await scores_of(asked, to_markdown(COLUMNS, values(run)), Judge(), "strict")
     return 100 * scores.item_f1
 
