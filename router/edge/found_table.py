@@ -48,7 +48,7 @@ class FoundTable(NamedTuple):
 
 
 async def found_table(run: Run, folded: Table | None = None) -> FoundTable:
-    """The table by what the run came to, or, while it goes on, by its events. `folded`: it, where that was read before."""
+    """The table by what the run came to, or, while it goes on, by its events. `folded`: it, where it is known."""
     if isinstance(run.result, TableRun):
         table = folded or await asyncio.to_thread(table_of, run.result)  # reading takes milliseconds for each report
         return FoundTable(table, run.result.asks, dict(enumerate(run.result.executions)))

@@ -55,9 +55,7 @@ async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamTableRes
     )
 
 
-async def table_to_proto(
-    run: Run, start: int = 0, end: int | None = None, found: FoundTable | None = None
-) -> pb.Table:
+async def table_to_proto(run: Run, start: int = 0, end: int | None = None, found: FoundTable | None = None) -> pb.Table:
     """The table of a run, with its rows from number `start` on, `end` left out. `found`: it, where that is known."""
     table, asks, executions = found or await found_table(run)
     cost = table_cost(table, asks, run.calls)
