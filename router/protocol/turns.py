@@ -82,7 +82,7 @@ _FURTHEST_HAND, _LONGEST_BODY = 200_000, 20_000
 """Characters: where the first one begins at the latest, and how long it is at most."""
 
 
-def parse_hands_turn(usual: Callable[[str, bool], ExecutionTurn], text: str, cut: bool = False) -> ExecutionTurn:
+def parse_hands(usual: Callable[[str, bool], ExecutionTurn], text: str, cut: bool = False) -> ExecutionTurn:
     """Read the turn of an executor that may open documents and call tools. What comes first counts, provided that it
     is complete; `usual` reads the rest.
     """

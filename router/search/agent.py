@@ -14,15 +14,7 @@ from router.errors import ContextTooLong, ToolFailed
 from router.models import Completion, Message
 from router.models.model import Function
 from router.protocol import Passage, Report, prompts
-from router.protocol.turns import (
-    AccessTurn,
-    CallTurn,
-    ExecutionTurn,
-    ReportTurn,
-    SearchTurn,
-    parse_hands_turn,
-    turn_pattern,
-)
+from router.protocol.turns import AccessTurn, CallTurn, ExecutionTurn, ReportTurn, SearchTurn, parse_hands, turn_pattern
 from router.search.context import RunContext
 from router.search.retrieval import Retriever
 from router.search.tools import Tool, Tools, offered, passages_of
@@ -30,6 +22,7 @@ from router.trace import Conversation, turns
 from router.trace.call import Purpose
 from router.trace.values import SearchDone, SearchRecord, ToolCall
 
+_Look = Callable[[], Awaitable[SearchRecord]]
 _TOKENS_PER_CHARACTER = 1 / 3
 """More than in most text, until the engine has counted."""
 
@@ -78,7 +71,7 @@ def _with_hands(form: Form, *, tools: bool) -> Form:
     """The form of a model that also opens documents or calls tools."""
     return dataclasses.replace(
         form,
-        parse=partial(parse_hands_turn, form.parse),
+        parse=partial(parse_hands, form.parse),
         stop=(*form.stop, "</access>", "</call>"),
         documents=partial(prompts.documents, named=True),
         correction=prompts.CORRECT_CALL if tools else form.correction,
@@ -257,14 +250,7 @@ class Agent:
         told += [prompts.tools(functions)] if tools and not self.role.tool_calls else []
         work.offer(tools, "\n\n".join(told))
 
-    async def _look(
-        self,
-        work: ContextWindow,
-        context: RunContext,
-        index: int | None,
-        query: str,
-        look: Callable[[], Awaitable[SearchRecord]],
-    ) -> None:
+    async def _look(self, work: ContextWindow, context: RunContext, index: int | None, query: str, look: _Look) -> None:
         """Put the next search, of whatever kind, into the conversation: the one on record, or what `look` finds."""
         agent = turns.Agent(self.role.name, index)
         search = context.ledger.search_before(agent, query) or await look()

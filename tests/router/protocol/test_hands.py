@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from router.protocol import parse_turn
 from router.protocol.tags import Malformed, escape
-from router.protocol.turns import AccessTurn, CallTurn, ExecutionTurn, ReportTurn, SearchTurn, parse_hands_turn
+from router.protocol.turns import AccessTurn, CallTurn, ExecutionTurn, ReportTurn, SearchTurn, parse_hands
 from router.testing.pathological import repetitive
 from tests.router.outputs import OUTPUTS
 
-read = partial(parse_hands_turn, parse_turn)
+read = partial(parse_hands, parse_turn)
 REPORT = "<answer>Mann</answer><evidence>Heat is his.</evidence>"
 TAGS = st.sampled_from(
     [

@@ -10,7 +10,11 @@ from rolegate.v1 import run_service_pb2 as pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2 import AnswerOutcome
 
+from router.protocol import NO_EVIDENCE, Passage
+from router.trace import Conversation, Execution
+from router.trace.values import SearchRecord, ToolCall
 from serving.cli.main import main
+from serving.cli.runs import _show_execution
 from serving.cli.tables import calls_table, runs_table
 from tests.scripted_gateway import DIRECTOR, QUESTION
 
@@ -190,3 +194,20 @@ def test_search(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys)[:2] == ["0.900 Heat (p1)", "Heat is a film by Michael Mann. It [sic] is long."]
     assert main(["search", DIRECTOR, "--top-k", "1", "--json", "--address", gateway]) == 0
     assert json.loads(capsys.readouterr().out)["passage_id"] == "p1"
+
+
+def test_calls_of_tools_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """By which server, how long they took, and why they failed, beside searches."""
+    page = Passage("web:fetch:1#1", "Heat", "Heat is a film.")
+    searches = (
+        SearchRecord("Heat", (page,)),
+        SearchRecord("fetch a", (page,), call=ToolCall("web", "fetch", "a", 1.24)),
+        SearchRecord("fetch b", (), call=ToolCall("web", "fetch", "b", 60.0, "it took too long")),
+    )
+    execution = Execution("Who?", NO_EVIDENCE, "no_report", searches, Conversation(()))
+    _show_execution(Console(width=200), execution, 1, prompts=False)
+    assert lines(capsys)[1:] == [
+        "searched “Heat”: Heat",
+        "called web in 1.2 s “fetch a”: Heat",
+        "called web in 60.0 s “fetch b”: it took too long",
+    ]
