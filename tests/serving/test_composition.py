@@ -43,6 +43,7 @@ from serving.config.config import (
 from serving.retrieval.services import RetrievalServicer
 from tests.router.deployment import PASSAGE, report
 from tests.router.edge.wire import info_of
+from tests.serving.tools.pools import faulty
 
 
 def ignored(_step: str) -> None:
@@ -73,6 +74,20 @@ async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
     assert (sent["top_k"], sent["chat_template_kwargs"]) == (5, {"enable_thinking": False})
     assert [message["role"] for message in unchanged["messages"]] == ["system", "user"]
     assert not {"top_k", "chat_template_kwargs"} & unchanged.keys()
+
+
+async def test_a_server_of_tools_that_is_down(tmp_path: Path) -> None:
+    """It keeps no gateway from starting, nor from being healthy; one that works ends with it."""
+    (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
+    role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url="http://127.0.0.1:9/v1")
+    config = Config(
+        roles=RolesConfig(delegation=role, execution=role, answer=role),
+        retrieval=RetrievalConfig(address="127.0.0.1:9"),
+        server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
+        tools={"good": faulty(), "silent": faulty("silent"), "dead": faulty("dies")},
+    )
+    async with running_gateway(config, "127.0.0.1:0", ignored) as address:
+        assert address
 
 
 @pytest.mark.parametrize("setting", ["address", "http"])
