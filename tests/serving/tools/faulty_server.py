@@ -79,7 +79,7 @@ def called(number: int, fault: str) -> None:
         time.sleep(float(fault.removeprefix("slow")))
     with _writing:  # before the answer is there, as the next call may come with it
         _state["under way"] -= 1
-    write(*ANSWERS.get(fault, lambda number: (said(number, "done"),))(number))
+    write(*ANSWERS[fault](number) if fault in ANSWERS else [said(number, "done")])
 
 
 def main(start: str = "") -> None:
