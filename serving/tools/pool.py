@@ -55,8 +55,8 @@ async def tool_pool(
         return
     from serving.tools.connection import connect  # needs the extra mcp
 
-    servers = {name: _Server(name, config, connect, readiness) for name, config in configs.items()}
-    async with background_tasks(*(server.keep(first_pause_s) for server in servers.values())):
+    servers = {name: _Server(name, config, readiness) for name, config in configs.items()}
+    async with background_tasks(*(server.keep(connect, first_pause_s) for server in servers.values())):
         try:
             yield ToolPool(servers)
         finally:
@@ -65,8 +65,8 @@ async def tool_pool(
 
 
 class _Server:
-    def __init__(self, name: str, config: ToolServerConfig, connect: Connect, readiness: Readiness) -> None:
-        self._name, self._config, self._connect, self._readiness = name, config, connect, readiness
+    def __init__(self, name: str, config: ToolServerConfig, readiness: Readiness) -> None:
+        self._name, self._config, self._readiness = name, config, readiness
         self._places = asyncio.Semaphore(config.max_in_flight)
         self._connection: Connection | None = None
         self._tools: dict[str, Tool] = {}
@@ -95,13 +95,13 @@ class _Server:
                 said = f"took more than {self._config.timeout_s:g} s"
                 raise ToolFailed(said, endpoint=f"tools.{self._name}") from None
 
-    async def keep(self, first_pause_s: float) -> None:
+    async def keep(self, connect: Connect, first_pause_s: float) -> None:
         """Keep it running, and its list fresh, until it is cancelled."""
         loop, pause_s, start_s = asyncio.get_running_loop(), first_pause_s, self._config.timeout_s
         while True:
             began = loop.time()
             try:
-                async with asyncio.timeout(start_s) as limit, self._connect(self._name, self._config) as connection:
+                async with asyncio.timeout(start_s) as limit, connect(self._name, self._config) as connection:
                     while True:
                         connection.stale.clear()
                         listed = await connection.tools()

@@ -58,13 +58,13 @@ async def child_process(
     last = b""
 
     async def read() -> None:
-        async with received:
-            with suppress(asyncio.IncompleteReadError, anyio.BrokenResourceError):
-                while True:
-                    line, whole = await _line(stdout)
-                    if message := _message(line, whole=whole):
+        with received, suppress(asyncio.IncompleteReadError):
+            while True:
+                line, whole = await _line(stdout)
+                if message := _message(line, whole=whole):
+                    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # to its end, heard or not
                         await received.send(message)
-            ended.set()
+        ended.set()
 
     async def write() -> None:
         with suppress(OSError):
@@ -79,18 +79,17 @@ async def child_process(
 
     async def end() -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_ENDS_WITHIN_S), background_tasks(_drained(stdout)):
+            async with asyncio.timeout(_ENDS_WITHIN_S):
                 await process.wait()
 
     try:
-        async with background_tasks(listen()):
+        async with background_tasks(read(), listen()):
             try:
-                async with background_tasks(read(), write()):
+                async with background_tasks(write()):
                     yield incoming, outgoing
             finally:
-                for stream in (received, incoming, outgoing, sent):
+                for stream in (incoming, outgoing, sent, stdin):
                     stream.close()
-                stdin.close()
                 try:
                     await end()
                 finally:
@@ -100,11 +99,6 @@ async def child_process(
     except Exception as error:
         line = last.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise ConnectionError(f"{reason(error)}; its last words: {line or 'none'}") from error
-
-
-async def _drained(stream: asyncio.StreamReader) -> None:
-    while await stream.read(1 << 16):
-        pass
 
 
 async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
@@ -159,22 +153,15 @@ class _BoundedHTTP(httpx2.AsyncHTTPTransport):
         request.extensions["timeout"]["read"] = _READ_S.get(request.method, request.extensions["timeout"]["read"])
         try:
             response = await super().handle_async_request(request)
-            if "content-encoding" in response.headers:  # which was not asked for, and may be any length inflated
-                await response.aclose()
-                return _failed("answered in an encoding that was not asked for")
-            if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            encoded, body = "content-encoding" in response.headers, bytearray()  # which may be of any length, inflated
+            if response.headers.get("content-type", "").lower().startswith("text/event-stream") and not encoded:
                 return response
-            body = bytearray()
             async for part in response.aiter_raw():
                 body += part
-                if len(body) > self._most_bytes:
+                if encoded or len(body) > self._most_bytes:
                     await response.aclose()
-                    return _failed(_TOO_MUCH)
+                    raise httpx2.ReadError(_TOO_MUCH)
         except httpx2.TransportError as error:
-            return _failed(reason(error))
+            failure = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=INTERNAL_ERROR, message=reason(error)))
+            return httpx2.Response(502, json=failure.model_dump(mode="json"))
         return httpx2.Response(response.status_code, headers=response.headers, content=bytes(body))
-
-
-def _failed(said: str) -> httpx2.Response:
-    error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=INTERNAL_ERROR, message=said))
-    return httpx2.Response(502, json=error.model_dump(mode="json"))

@@ -45,6 +45,7 @@ from serving.config.config import (
 from serving.retrieval.services import RetrievalServicer
 from tests.router.deployment import PASSAGE, report
 from tests.router.edge.wire import info_of
+from tests.serving.tools.pools import faulty
 
 
 def ignored(_step: str) -> None:
@@ -107,6 +108,20 @@ async def test_pages(tmp_path: Path) -> None:
                 async with session.get(f"{place}{path}") as response:
                     assert response.status == 200
                     assert said in await response.text()
+
+
+async def test_a_server_of_tools_that_is_down(tmp_path: Path) -> None:
+    """It keeps no gateway from starting, nor from being healthy; one that works ends with it."""
+    (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
+    role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url="http://127.0.0.1:9/v1")
+    config = Config(
+        roles=RolesConfig(delegation=role, execution=role, answer=role),
+        retrieval=RetrievalConfig(address="127.0.0.1:9"),
+        server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
+        tools={"good": faulty(), "silent": faulty("silent"), "dead": faulty("dies")},
+    )
+    async with running_gateway(config, "127.0.0.1:0", ignored) as address:
+        assert address
 
 
 @pytest.mark.parametrize("setting", ["address", "http"])

@@ -23,6 +23,7 @@ from serving.retrieval.build import build_index
 from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.services import RetrievalServicer
 from tests.scripted_gateway import environment
+from tests.serving.tools.pools import faulty
 
 ROLE = '[roles.{name}]\nbase_url = "{url}"\nmodel = "{model}"\nprompt = "prompt.txt"\nmax_tokens = 256\n{extra}\n'
 EMBEDDER = '[retrieval]\nindex = "index"\n[retrieval.embedder]\nbase_url = "{url}"\nmodel = "tiny"\n'
@@ -113,7 +114,8 @@ class Said:
 
     def __init__(self, status: int, said: dict[str, Any]) -> None:
         self.status, self.said = status, said
-        self.rows = {name: role["cells"] for name, role in said["found"]["roles"].items()} | said["found"]["retrieval"]
+        found = said["found"]
+        self.rows = {name: role["cells"] for name, role in found["roles"].items()} | found["retrieval"] | found["tools"]
 
     def cells(self, name: str) -> dict[str, tuple[bool | None, str]]:
         """A row's marks and words."""
@@ -179,6 +181,26 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
     typical = said["found"]["roles"]["answer"]["typical"]
     dollars = (typical["prompt_tokens"] + 2 * typical["completion_tokens"]) / 1e6
     assert said["found"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
+
+
+async def test_servers_of_tools(live: Live) -> None:
+    """Those that start, with the tools that they list; one that is allowed and not listed, and a server that is down,
+    are failures.
+    """
+    await live.built()
+    tables = "".join(
+        f"[tools.{name}]\ncommand = {json.dumps(faulty(start).command)}\nallow = {json.dumps(allow)}\n"
+        for name, start, allow in (("good", "", ["do"]), ("lacks", "", ["do", "done"]), ("dead", "dies", ["do"]))
+    )
+
+    found = await live.checked(live.written(more=tables))
+
+    assert found.status == 1
+    assert found.cells("tools.good") == {"starts": (True, ""), "tools": (True, "do; not allowed: secret")}
+    assert found.cells("tools.lacks")["tools"] == (False, "do; not allowed: secret")
+    assert found.advice("tools.lacks", "tools") == "does not list done, which tools.lacks.allow names"
+    assert found.cells("tools.dead") == {"starts": (False, "no")}
+    assert found.advice("tools.dead", "starts") == "Connection closed; its last words: there is no licence"
 
 
 async def test_what_is_probed_is_what_is_used(live: Live) -> None:

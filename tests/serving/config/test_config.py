@@ -6,6 +6,7 @@ import pytest
 from router.edge.listening import TLS, is_address
 from router.errors import BadConfig
 from serving.config.file import load_config, preset
+from serving.config.secrets import missing
 from tests.router.edge.certificates import Authority
 
 PRESETS = sorted(file.stem for file in preset("mini").parent.glob("*.toml"))
@@ -129,6 +130,11 @@ def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
     + [
         (in_role('replicas = ["ftp://u:sesame@b:1"]'), "roles.delegation.replicas: is not an address"),
         (in_role('api_key_env = "sk-sesame"'), "roles.delegation.api_key_env: is no name of an environment variable"),
+        (with_tables('[tools.web]\nenv = ["sk-sesame"]'), "tools.web.env: is no name of an environment variable"),
+        (
+            with_tables('[tools.web]\nheaders = {Key = "sk-sesame"}'),
+            "tools.web.headers.Key: is no name of an environment",
+        ),
         (
             with_index('[retrieval.embedder]\nbase_url = "http://a/v1"\nmodel = "m"\ndimension = 8\n')
             + 'api_key_env = "sk-sesame"',
@@ -159,6 +165,11 @@ def test_a_secret_is_not_repeated(tmp_path: Path, text: str, key: str) -> None:
         ),
         (GOOD.replace('model = "m"', "", 1), "roles.delegation.model: missing"),
         (with_tables("[engines.b]"), "engines.b.path: missing"),
+        (
+            with_tables("[tools.a]\nurl = 'http://a/mcp'\n[tools.b]\nalow = ['x']"),
+            "tools.b.alow: unknown field; did you",
+        ),
+        (with_tables("[tools.b]\nheaders = {Key = 1}"), "tools.b.headers[...]: Expected `str`, got `int`"),
         ("", "roles: missing"),
         (GOOD.partition("[retrieval]")[0], "retrieval: missing"),
         (in_role("seed = 'a'"), "roles.delegation.seed: Expected `int | null`, got `str`"),
@@ -217,6 +228,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("versions.gate", "margin", "0 nan", "more than 0"),
         ("versions.gate", "margin", "1", "less than 1"),
         ("versions.gate", "canary_share", "1.5", "at most 1"),
+        ("tools.web", "max_in_flight", "0", "at least 1"),
+        ("tools.web", "timeout_s", "0 nan", "more than 0"),
         ("engines.b", "ready_within_s", "0 nan", "at least 1"),
         ("engines.b", "health_timeout_s", "inf", "at most 86400"),
     ],
@@ -343,3 +356,32 @@ def test_a_config_is_read_without_the_environment(tmp_path: Path, monkeypatch: p
 def test_an_address_has_a_port_that_there_is(address: str, good: bool) -> None:
     """65536 would be taken for 0."""
     assert is_address(address) == good
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("", "tools.web: give either command (a program with its arguments) or url, not both and not neither."),
+        ("command = ['a']\nurl = 'http://a/mcp'", "tools.web: give either command"),
+        ("url = 'http://a/mcp'\nenv = ['A']", "tools.web.env: is for a command; an address has headers."),
+        ("command = ['a']\nheaders = {Key = 'A'}", "tools.web.headers: is for an address; a command has env."),
+        ("url = 'a/mcp'", "tools.web.url: is not an address such as"),
+    ],
+)
+def test_a_server_of_tools(tmp_path: Path, keys: str, said: str) -> None:
+    """It is a program or an address, and each has what is its own."""
+    assert refused(tmp_path, with_tables(f"[tools.web]\n{keys}")).startswith(said)
+
+
+def test_the_variables_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have to be there; one that is sent as a header has to be fit for it."""
+    tables = "[tools.a]\ncommand = ['a']\nenv = ['OF_A']\n[tools.b]\nurl = 'http://b/mcp'\nheaders = {Key = 'OF_B'}"
+    config = load_config(written(tmp_path, with_tables(tables)))
+    assert missing(config) == [
+        "tools.a.env: the environment variable OF_A is not set; export it.",
+        "tools.b.headers: the environment variable OF_B is not set; export it.",
+    ]
+    for name in ("OF_A", "OF_B"):
+        monkeypatch.setenv(name, "two\nlines")
+    (problem,) = missing(config)
+    assert problem.startswith("tools.b.headers: the environment variable OF_B holds characters that no key has")

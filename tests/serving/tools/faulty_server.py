@@ -33,6 +33,10 @@ def said(number: int, text: str, **fields: Any) -> str:
     return message(id=number, result={"content": [{"type": "text", "text": text}], **fields})
 
 
+def _key() -> str:
+    return os.environ.get("A_KEY_OF_THE_SERVER", "")
+
+
 ANSWERS: dict[str, Callable[[int], tuple[str, ...]]] = {
     "silent": lambda _: (),
     "long": lambda number: (f'{{"jsonrpc":"2.0","id":{number},"result":{_LONG}}}',),
@@ -40,7 +44,7 @@ ANSWERS: dict[str, Callable[[int], tuple[str, ...]]] = {
     "invalid": lambda number: (f'{{"jsonrpc": "2.0", "id": {number}, "result": {{"content": [}}',),
     "no result": lambda number: (message(id=number, result="text"),),
     "no content": lambda number: (message(id=number, result={"content": "text"}),),
-    "error": lambda number: (message(id=number, error={"code": -32000, "message": "no"}),),
+    "error": lambda number: (message(id=number, error={"code": -32000, "message": f"no, {_key()}"}),),
     "fails": lambda number: (said(number, "not found", isError=True),),
     "noise": lambda number: ("npm notice", f'{{"level": "info", "text": "\\"id\\":{number}"}}', said(number, "done")),
     "hostile": lambda number: (said(number, HOSTILE),),
@@ -58,12 +62,8 @@ def tools() -> list[dict[str, Any]]:
     properties = {name: {"type": "string"} for name in ("fault", *(f"p{n}" for n in range(_state["changes"])))}
     takes = {"type": "object", "properties": properties}
     gives = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}, "required": ["a"]}
-    do = {"name": "do", "description": "Does it.", "inputSchema": takes}
-    return [
-        do,
-        {"name": "secret", "inputSchema": takes},
-        {"name": "checked", "inputSchema": takes, "outputSchema": gives},
-    ]
+    do = {"name": "do", "description": "Does it.", "inputSchema": takes, "outputSchema": gives}
+    return [do, {"name": "secret", "inputSchema": takes}]
 
 
 def called(number: int, fault: str) -> None:
@@ -73,13 +73,13 @@ def called(number: int, fault: str) -> None:
         _state["most"] = max(_state["most"], _state["under way"])
         _state["changes"] += fault == "changes"
     if fault == "dies":
-        print("its last words", file=sys.stderr, flush=True)
+        print("its last words", _key(), file=sys.stderr, flush=True)
         os._exit(3)
     if fault.startswith("slow"):
         time.sleep(float(fault.removeprefix("slow")))
     with _writing:  # before the answer is there, as the next call may come with it
         _state["under way"] -= 1
-    write(*ANSWERS.get(fault, lambda number: (said(number, "done"),))(number))
+    write(*ANSWERS[fault](number) if fault in ANSWERS else [said(number, "done")])
 
 
 def main(start: str = "") -> None:

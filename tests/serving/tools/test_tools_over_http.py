@@ -19,7 +19,7 @@ from tests.serving.tools.faulty_server import message, said
 from tests.serving.tools.faulty_server import tools as listed
 from tests.serving.tools.pools import done, tools_of, until
 
-_JSON = {"content_type": "application/json"}
+_JSON: dict[str, Any] = {"content_type": "application/json"}
 
 
 class FaultyHTTP:
