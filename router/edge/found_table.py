@@ -50,7 +50,8 @@ class FoundTable(NamedTuple):
 async def found_table(run: Run, folded: Table | None = None) -> FoundTable:
     """The table by what the run came to, or, while it goes on, by its events. `folded`: it, where it is known."""
     if isinstance(run.result, TableRun):
-        table = folded or await asyncio.to_thread(table_of, run.result)  # reading takes milliseconds for each report
+        # Reading takes milliseconds for each report.
+        table = folded if folded is not None else await asyncio.to_thread(table_of, run.result)
         return FoundTable(table, run.result.asks, dict(enumerate(run.result.executions)))
     told = TableEvents(run.events)
     last = max((*told.asks.values(), *told.executions), default=-1)

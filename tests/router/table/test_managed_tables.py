@@ -18,8 +18,9 @@ from router.runs import RequestOptions, RunFilter
 from router.search import Delegator, Executor
 from router.search.agent import Agent, ExecutorLimits
 from router.search.managers import Manager, Managers
-from router.table import TableLimits, parse_table_turn, table_of
+from router.table import TableLimits, table_of
 from router.table.filling import EXECUTOR_OF_TABLES
+from router.table.table_text import parse_table_turn
 from router.trace import Run
 from router.trace.table import Ask
 from router.trace.values import TableRun

@@ -205,7 +205,7 @@ def test_calls_of_tools_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
         SearchRecord("fetch b", (), call=ToolCall("web", "fetch", "b", 60.0, "it took too long")),
     )
     execution = Execution("Who?", NO_EVIDENCE, "no_report", searches, Conversation(()))
-    _show_execution(Console(width=200), execution, 1, prompts=False)
+    _show_execution(Console(width=200), execution, "1", prompts=False)
     assert lines(capsys)[1:] == [
         "searched “Heat”: Heat",
         "called web in 1.2 s “fetch a”: Heat",

@@ -11,7 +11,7 @@ from router.protocol import Passage, Report
 from router.protocol.evidence import NO_EVIDENCE
 from router.search import Topology
 from router.testing.retriever import FixedRetriever
-from router.trace import Call, Conversation, Event, Execution, RoleName, Run, Trajectory
+from router.trace import Call, Conversation, Event, Execution, Run, Trajectory
 from router.trace.run import Feedback, RoleSetting
 from router.trace.table import Column, Schema
 from router.trace.values import (
@@ -137,7 +137,7 @@ def answered(
         Conversation((*messages, Message("assistant", STOP)), tuple(outputs)),
         Conversation((Message("system", "Answer from the reports."), Message("user", pairs)), (wrote,)),
     )
-    settings: dict[RoleName, RoleSetting] = {"delegation": RoleSetting("backbone-32b", "0" * 64)}
+    settings: dict[str, RoleSetting] = {"delegation": RoleSetting("backbone-32b", "0" * 64)}
     return Run(
         run_id, "answer", question, "finished", "", result, settings, tuple(calls), at, now + 1.2 - at,
         events=tuple(events), tenant="acme",
