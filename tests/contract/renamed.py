@@ -74,7 +74,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     },
     "trace": {},
     "upstream": {},
-    "http": {},
+    "http": {"GET /nowhere": "GET /v1/nowhere"},  # other paths are those of pages
     "metrics": {
         "rolegate_hedges_total": Dropped("Calls are not hedged any more."),
     },

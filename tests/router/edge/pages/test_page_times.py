@@ -14,7 +14,7 @@ from router.trace.run import RunStatus
 from tests.router.edge.pages.world import browsing, pages
 from tests.router.store.stored import call, run, run_row
 
-RUNS_STORED, AT_ONCE = 100_000, 5_000
+RUNS_STORED, AT_ONCE = 100_000, 1_000
 MOST_S = 0.2
 FILTERS = (
     "", "text=word7", "text=nowhere", "outcome=answered", "outcome=no_search", "status=failed", "status=running",
@@ -60,7 +60,7 @@ async def test_the_list_of_many_runs(url: str, capsys: pytest.CaptureFixture[str
     if url.startswith("postgresql"):  # as it does by itself, some time after so many rows
         await database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
     await database.close()
-    medians = dict[str, float]()
+    medians, fastest = dict[str, float](), dict[str, float]()
     async with pages(url) as world, browsing(world) as session:
         async with session.get("/runs?until=1970-01-01T12:00") as response:
             far = (await response.text()).rsplit("page=", 1)[1].partition('"')[0]
@@ -72,9 +72,9 @@ async def test_the_list_of_many_runs(url: str, capsys: pytest.CaptureFixture[str
                     await response.read()
                 took.append(time.perf_counter() - begun)
                 assert response.status == 200
-            medians[asked] = statistics.median(took[1:])
+            medians[asked], fastest[asked] = statistics.median(took[1:]), min(took)
     with capsys.disabled():
-        print(f"\n{url.partition(':')[0]}, {RUNS_STORED:,} runs, median of six in ms:")
+        print(f"\n{url.partition(':')[0]}, {RUNS_STORED:,} runs, median and fastest of six in ms:")
         for asked, median_s in medians.items():
-            print(f"  {median_s * 1000:6.1f}  /runs?{asked}")
+            print(f"  {median_s * 1000:6.1f} {fastest[asked] * 1000:6.1f}  /runs?{asked}")
     assert max(medians.values()) < MOST_S
