@@ -9,10 +9,13 @@ from router.protocol import Passage, normal_answer
 from router.protocol.scoring import holds
 from router.trace.citation import Citation, citation, cite_answer
 from router.trace.run import Run
+from router.trace.turns import DELEGATOR, Agent, work_of
 from router.trace.values import SearchRecord, Trajectory
 
-Loss = Literal["delegation", "retrieval", "execution", "reading", "answering"]
-"""`execution`: an executor came to no report; `reading`: one was shown the answer, and did not report it."""
+Loss = Literal["delegation", "retrieval", "execution", "reading", "management", "answering"]
+"""`execution`: an executor came to no report; `reading`: one was shown the answer, and did not report it; `management`:
+a worker reported it, and its manager did not.
+"""
 _CLOSED = ("yes", "no", "noanswer")
 """Answers that stand in any text."""
 
@@ -22,8 +25,8 @@ class Sighting(msgspec.Struct, frozen=True):
 
     where: Literal["shown", "dropped", "report", "documents"]
     """`shown` to an executor; `dropped`: found, but its context had no room; `documents`: found by a search for it."""
-    sub_query: int | None
-    """The number of the executor; None for a main agent that searches by itself."""
+    agent: Agent | None
+    """None for the documents."""
     query: str = ""
     """Of the search that found it."""
     at: Citation | None = None
@@ -38,7 +41,7 @@ class Attribution(msgspec.Struct, frozen=True):
     right: bool
     sightings: tuple[Sighting, ...]
     """The nearest to the answer first: reports, then passages that were shown, then others."""
-    failed: tuple[int, ...] = ()
+    failed: tuple[Agent, ...] = ()
     """Executors that came to no report."""
 
 
@@ -52,36 +55,38 @@ def attribute(run: Run, golds: Sequence[str], known: Sequence[Passage] | None = 
     if not isinstance(found, Trajectory) or run.redacted or not golds:
         return None
     plain = [gold for gold in golds if normal_answer(gold) not in _CLOSED]
-    executions = tuple(enumerate(found.executions))
-    reported = [number for number, one in executions if _any_holds([one.report.answer, *one.report.evidence], golds)]
-    sightings = [Sighting("report", number) for number in reported]
-    for number, searches in ((None, found.searches), *((number, one.searches) for number, one in executions)):
-        sightings += [each for search in searches for each in _seen(number, search, plain)]
+    works = [(agent, execution) for agent, execution, _ in work_of(run) if execution]
+    reported = [(agent, one) for agent, one in works if _any_holds([one.report.answer, *one.report.evidence], golds)]
+    sightings = [Sighting("report", agent) for agent, _ in reversed(reported)]
+    for agent, searches in ((DELEGATOR, found.searches), *((agent, one.searches) for agent, one in works)):
+        sightings += [each for search in searches for each in _seen(agent, search, plain)]
     sightings.sort(key=lambda each: each.where == "dropped")
-    failed = tuple(number for number, one in executions if one.failed)
+    failed = {agent: one.outcome for agent, one in works if one.failed and one.outcome != "escalated"}
     if _any_holds([found.answer], golds):
-        return Attribution(None, True, tuple(sightings), failed)
+        return Attribution(None, True, tuple(sightings), tuple(failed))
     lost_by: Loss | None = None
-    if sightings:
-        lost_by = "answering" if reported else "reading"
+    if reported:
+        told = any(one is each for _, one in reported for each in found.executions)
+        lost_by = "answering" if told else "management"
+    elif sightings:
+        lost_by = "reading"
     elif failed:
-        unfound = all(found.executions[number].outcome == "retrieval_failed" for number in failed)
-        lost_by = "retrieval" if unfound else "execution"
+        lost_by = "retrieval" if {*failed.values()} == {"retrieval_failed"} else "execution"
     elif known is not None:
         sightings = [Sighting("documents", None, at=at) for at in _cited(known, plain)]
         lost_by = "delegation" if sightings else "retrieval"
-    return Attribution(lost_by, False, tuple(sightings), failed)
+    return Attribution(lost_by, False, tuple(sightings), tuple(failed))
 
 
 def _any_holds(texts: Sequence[str], golds: Iterable[str]) -> bool:
     return any(holds(texts, gold) for gold in golds)
 
 
-def _seen(number: int | None, search: SearchRecord, golds: Sequence[str]) -> Iterable[Sighting]:
+def _seen(agent: Agent, search: SearchRecord, golds: Sequence[str]) -> Iterable[Sighting]:
     for at in _cited(search.shown, golds):
-        yield Sighting("shown", number, search.query, at)
+        yield Sighting("shown", agent, search.query, at)
     for at in _cited(search.passages[len(search.shown) :], golds):
-        yield Sighting("dropped", number, search.query, at)
+        yield Sighting("dropped", agent, search.query, at)
 
 
 def _cited(passages: Iterable[Passage], golds: Sequence[str]) -> Iterable[Citation]:

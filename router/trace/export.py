@@ -12,7 +12,7 @@ from router.protocol.scoring import token_f1
 from router.trace.call import RoleName, sum_known
 from router.trace.run import Feedback, Run
 from router.trace.table import TableOutcome
-from router.trace.turns import DELEGATOR, Agent
+from router.trace.turns import work_of
 from router.trace.values import AnswerOutcome, Conversation, Execution, TableRun, Trajectory, brief
 
 
@@ -161,7 +161,7 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
     if run.status != "finished" or run.redacted or not isinstance(found, Trajectory):
         return
     group, reward = hashlib.sha256(run.request.encode()).hexdigest()[:16], reward_of(run, golds)
-    for agent, version, talk in _agents(found):
+    for agent, execution, talk in work_of(run):
         if talk is not None and talk.outputs:
             role, number, manager = agent.role, agent.sub_query, agent.manager
             last = [Message("assistant", said(talk.outputs[0].text))] if role == "answer" else []
@@ -171,11 +171,11 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
             yield AgentTrajectory(
                 group=group,
                 run_id=run.id,
-                agent="-".join(str(part) for part in agent if part not in ("", None)),
+                agent=agent.path,
                 parent=None if number is None else "delegation" if leads or not manager else managing,
                 role=role,
                 sub_query=number,
-                model=version or (setting.model if setting else ""),
+                model=(execution.executor if execution else "") or (setting.model if setting else ""),
                 question=run.request,
                 right_answers=tuple(golds),
                 answer=found.answer,
@@ -183,15 +183,3 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
                 messages=(*talk.messages, *last),
                 turns=talk.outputs,
             )
-
-
-def _agents(found: Trajectory, lead: Agent = DELEGATOR) -> Iterator[tuple[Agent, str, Conversation | None]]:
-    """The agents of a search, those of managers' searches included, each with its version and what it said."""
-    yield lead, "", found.delegation
-    for number, execution in enumerate(found.executions):
-        for one in (execution.before, execution):
-            if one and one.work:
-                yield from _agents(one.work, Agent("delegation", number, one.manager))
-            elif one:
-                yield Agent("execution", number).within(lead), one.executor, one.conversation
-    yield Agent("answer"), "", found.answering

@@ -1,6 +1,6 @@
 """The turns and searches of a run, one record each as they come; what the agents of a run said is the fold of these."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -11,7 +11,17 @@ from router.models import Completion, Message
 from router.trace.call import RoleName
 from router.trace.run import Run
 from router.trace.table import Ask
-from router.trace.values import Conversation, Execution, Result, SearchRecord, TableRun, Trajectory, brief, whole
+from router.trace.values import (
+    Conversation,
+    Execution,
+    Reported,
+    Result,
+    SearchRecord,
+    TableRun,
+    Trajectory,
+    brief,
+    whole,
+)
 
 
 class Agent(NamedTuple):
@@ -25,12 +35,57 @@ class Agent(NamedTuple):
     worker: int | None = None
     """The number of the worker among those of the manager; None for the manager itself."""
 
+    @property
+    def path(self) -> str:
+        """Its name in exports and addresses: `execution-0`; of a manager's worker, `execution-0-browser-0`."""
+        return "-".join(str(part) for part in self if part not in ("", None))
+
     def within(self, lead: "Agent") -> "Agent":
         """The agent as the run knows it, where it is one of those whom `lead` leads: the delegator, or a manager."""
         return self if lead.sub_query is None else Agent(self.role, lead.sub_query, lead.manager, self.sub_query)
 
 
 DELEGATOR = Agent("delegation")
+
+
+class AgentWork(NamedTuple):
+    """An agent of a run, what it came to, and what it said."""
+
+    agent: Agent
+    execution: Execution | None
+    """None for the delegator and the answerer."""
+    conversation: Conversation | None
+
+
+def work_of(run: Run) -> Iterator[AgentWork]:
+    """The agents of a run, as far as it tells, managers' workers included: each before those whom it leads."""
+    match run.result:
+        case Trajectory() | TableRun() as found:
+            yield from _led(found)
+        case Execution() as one:
+            yield from _worked(0, one)
+        case Conversation() as said:
+            yield AgentWork(Agent(run.calls[0].role if run.calls else "answer"), None, said)
+        case None:
+            for event in run.events:
+                if isinstance(event, Reported) and event.execution:
+                    yield from _worked(event.index, event.execution)
+
+
+def _led(found: Trajectory | TableRun, lead: Agent = DELEGATOR, own: Execution | None = None) -> Iterator[AgentWork]:
+    yield AgentWork(lead, own, found.delegation)
+    for number, execution in enumerate(found.executions):
+        yield from _worked(number, execution, lead)
+    if isinstance(found, Trajectory) and found.answering:
+        yield AgentWork(Agent("answer"), None, found.answering)
+
+
+def _worked(number: int, execution: Execution, lead: Agent = DELEGATOR) -> Iterator[AgentWork]:
+    for one in (execution.before, execution):
+        if one and one.work:
+            yield from _led(one.work, Agent("delegation", number, one.manager), one)
+        elif one:
+            yield AgentWork(Agent("execution", number).within(lead), one, one.conversation)
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, tag=1):

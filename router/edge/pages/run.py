@@ -96,22 +96,20 @@ class RunPages:
 
     async def _agent(self, request: web.Request) -> web.Response:
         run, path = await self.run(request), request.match_info["agent"]
-        lane = next((each for each in timeline.lanes(run) if each.path == path), None)
+        lane = next((each for each in timeline.lanes(run) if each.agent.path == path), None)
         if lane is None:
             raise web.HTTPNotFound(text="This run has no such agent.")
         execution = lane.execution
         cited = await asyncio.to_thread(execution.citations, execution.report.evidence) if execution else []
-        main = run.result.searches if isinstance(run.result, Trajectory) and lane.agent.role == "delegation" else ()
-        searches = execution.searches if execution else main
+        passages = timeline.passages_of(run)
         return await self._frame.part(
             request,
             "agent.html",
             title=f"{lane.name}: {lane.sub_query}" if lane.sub_query else lane.name,
             run=run,
             lane=lane,
-            evidence=[timeline.sources(each, searches) for each in cited],
-            searches=searches,
-            turns=timeline.turns(timeline.conversation_of(run, lane.agent), [bar.call for bar in lane.bars]),
+            evidence=[timeline.sources(each, passages) for each in cited],
+            turns=timeline.turns(lane.conversation, [bar.call for bar in lane.bars]),
         )
 
     async def _beside(self, request: web.Request) -> web.Response:
@@ -161,18 +159,19 @@ async def _view(run: Run, request: web.Request) -> dict[str, Any]:
     """A run with its answer, its lanes, and what it has spent, for a template."""
     finished = run.status == "finished" and not run.redacted
     cited = await cited_answer(run) if finished and isinstance(run.result, Trajectory | Execution) else None
-    executions = timeline.executions_of(run)
+    lanes = await asyncio.to_thread(timeline.lanes, run)
     tabular = run.kind == "table" and not run.redacted and (run.result is not None or run.status == "running")
     return {
         "run": run,
         "outcome": outcome_of(run) or run.status,
         "topology": getattr(run.result, "topology", ""),
         "cited": cited,
-        "sources": timeline.sources(cited.citations if cited else (), timeline.searches_of(run)),
-        "lanes": await asyncio.to_thread(timeline.lanes, run),
+        "sources": timeline.sources(cited.citations, timeline.passages_of(run)) if cited else (),
+        "lanes": lanes,
+        "lane_of": {lane.agent: lane for lane in lanes},
         "ticks": timeline.ticks(run),
         "spent": UsageSums(**sums_of(run.calls)),
-        "versions": sorted({one.executor for one in executions.values() if one.executor}),
+        "versions": sorted({lane.execution.executor for lane in lanes if lane.execution and lane.execution.executor}),
         "table": await TablePages.view(run, request) if tabular else None,
     }
 

@@ -54,9 +54,9 @@ class TablePages:
         if not (at < len(table.rows) and place < len(table.schema.columns)) or run.redacted:
             raise web.HTTPNotFound(text="This table has no such cell.")
         row, column, numbers = table.rows[at], table.schema.columns[place], {ask: at for at, ask in enumerate(asks)}
-        cell, searches = row.cells[place], timeline.searches_of(run)
+        cell, passages = row.cells[place], timeline.passages_of(run)
         claims = [
-            (claim, is_of(claim, cell.value, column), numbers[claim.ask], timeline.sources(claim.citations, searches))
+            (claim, is_of(claim, cell.value, column), numbers[claim.ask], timeline.sources(claim.citations, passages))
             for claim in cell.claims
         ]
         asked = {number: execution.sub_query for number, execution in executions.items()}

@@ -11,13 +11,12 @@ from router.protocol import Passage
 from router.trace import Call, Conversation, Execution, Run, Trajectory
 from router.trace.call import UsageSums, sums_of
 from router.trace.citation import Citation
-from router.trace.turns import Agent
-from router.trace.values import Reported, SearchRecord, SubQueryDispatched, TableRun
+from router.trace.turns import DELEGATOR, Agent, work_of
+from router.trace.values import SearchRecord, SubQueryDispatched
 
 SCALE = 1000
 """Of a lane: the units of its length."""
 _NAMES = {"delegation": "Delegator", "execution": "Executor", "answer": "Answerer", "judge": "Judge"}
-_ORDER = tuple(_NAMES)
 _LEAST = 3.0
 """The shortest bar that is seen."""
 
@@ -30,7 +29,7 @@ class Bar(msgspec.Struct, frozen=True):
     width: float
     """Both of `SCALE`."""
     early: bool
-    """True where it began before the delegator's turn had ended."""
+    """True where it began before the turn of whoever leads it had ended."""
 
     @property
     def kind(self) -> str:
@@ -50,18 +49,18 @@ class Lane(msgspec.Struct, frozen=True):
     """The round that dispatched it; 0 for none."""
     execution: Execution | None = None
     """What it came to; None for other agents, and while it works."""
+    conversation: Conversation | None = None
+    searches: tuple[SearchRecord, ...] = ()
 
     @property
     def name(self) -> str:
-        """Its name for people: `Executor 2`."""
-        role, number = self.agent
-        return _NAMES.get(role, role) + ("" if number is None else f" {number + 1}")
-
-    @property
-    def path(self) -> str:
-        """Its name in addresses, as in exports: `execution-1`."""
-        role, number = self.agent
-        return role if number is None else f"{role}-{number}"
+        """Its name for people: `Executor 2`, `Manager 2, browser`, `Worker 2.1, browser`."""
+        role, number, manager, worker = self.agent
+        if number is None:
+            return _NAMES[role]
+        if not manager:
+            return f"{_NAMES[role]} {number + 1}"
+        return f"Manager {number + 1}, {manager}" if worker is None else f"Worker {number + 1}.{worker + 1}, {manager}"
 
     @property
     def spent(self) -> UsageSums:
@@ -94,65 +93,43 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def lanes(run: Run) -> tuple[Lane, ...]:
-    """The lanes of a run, the delegator's first, then the executors' by number, then the others'."""
+    """The lanes of a run: the delegator's, those of each sub-query by number, managers before their workers, and then
+    the others'.
+    """
     asked = {event.index: event for event in run.events if isinstance(event, SubQueryDispatched)}
-    executions, calls = executions_of(run), dict[Agent, list[Call]]()
+    known, calls = {work.agent: work for work in work_of(run)}, dict[Agent, list[Call]]()
     for call in run.calls:
-        calls.setdefault(Agent(call.role, call.sub_query), []).append(call)
-    agents = {*calls, *(Agent("execution", number) for number in (*asked, *executions))}
-    agents.update(Agent(role) for role in ("delegation", "answer") if conversation_of(run, Agent(role)))
-    decisions = [call for call in run.calls if call.role == "delegation"] if run.kind == "answer" else []
-    length = _length(run)
-    found = []
-    for agent in sorted(agents, key=_rank):
-        number = -1 if agent.sub_query is None else agent.sub_query
-        execution, own = executions.get(number), calls.get(agent, [])
-        dispatched = asked.get(number)
-        found.append(
-            Lane(
-                agent,
-                tuple(_bar(run, call, length, decisions) for call in own),
-                tuple(_pauses(run, own, length)),
-                dispatched.sub_query if dispatched else execution.sub_query if execution else "",
-                dispatched.round if dispatched else 0,
-                execution,
+        calls.setdefault(Agent(call.role, call.sub_query, call.manager, call.worker), []).append(call)
+    begun = {agent.sub_query for agent in (*known, *calls)}
+    waiting = (Agent("execution", number) for number in asked if number not in begun)
+    length, found = _length(run), list[Lane]()
+    for agent in sorted(dict.fromkeys((*known, *calls, *waiting)), key=_rank):
+        _, execution, conversation = known.get(agent, (agent, None, None))
+        own, dispatched = calls.get(agent, []), None if agent.worker is not None else asked.get(_number(agent))
+        lead = Agent("delegation", *agent[1:3]) if agent.worker is not None else DELEGATOR
+        decisions = calls.get(lead, []) if run.kind == "answer" else []
+        searches = execution.searches if execution else ()
+        if agent == DELEGATOR and isinstance(run.result, Trajectory):
+            searches = run.result.searches
+        if own or execution or conversation or dispatched:
+            found.append(
+                Lane(
+                    agent,
+                    tuple(_bar(run, call, length, decisions if agent != lead else ()) for call in own),
+                    tuple(_pauses(run, own, length)),
+                    execution.sub_query if execution else dispatched.sub_query if dispatched else "",
+                    dispatched.round if dispatched else 0,
+                    execution,
+                    conversation,
+                    searches,
+                )
             )
-        )
     return tuple(found)
 
 
 def ticks(run: Run) -> tuple[float, ...]:
     """Times along the lanes, in seconds from the beginning."""
     return tuple(_length(run) * part / 4 for part in range(5))
-
-
-def executions_of(run: Run) -> Mapping[int, Execution]:
-    """The executions by number, as far as they have ended."""
-    match run.result:
-        case Trajectory(executions=executions) | TableRun(executions=executions):
-            return dict(enumerate(executions))
-        case Execution() as one:
-            return {0: one}
-    return {one.index: one.execution for one in run.events if isinstance(one, Reported) and one.execution}
-
-
-def conversation_of(run: Run, agent: Agent) -> Conversation | None:
-    """All that an agent was shown and wrote, so far as it is known."""
-    match run.result:
-        case Trajectory(answering=Conversation() as answering) if agent.role == "answer":
-            return answering
-        case Trajectory(delegation=main) | TableRun(delegation=main) if agent.role == "delegation":
-            return main
-        case Conversation() as whole:
-            return whole
-    execution = executions_of(run).get(-1 if agent.sub_query is None else agent.sub_query)
-    return execution.conversation if execution and agent.role == "execution" else None
-
-
-def searches_of(run: Run) -> tuple[SearchRecord, ...]:
-    """All searches: those of a main agent, then the executors'."""
-    own = run.result.searches if isinstance(run.result, Trajectory) else ()
-    return (*own, *(search for execution in executions_of(run).values() for search in execution.searches))
 
 
 def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[Turn, ...]:
@@ -183,9 +160,15 @@ def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[Tur
     return tuple(found)
 
 
-def sources(citations: Iterable[Citation], searches: Iterable[SearchRecord]) -> tuple[Source, ...]:
+def passages_of(run: Run) -> Mapping[str, Passage]:
+    """All passages that were found in a run, by their identifiers."""
+    main = run.result.searches if isinstance(run.result, Trajectory) else ()
+    found = (search for _, execution, _ in work_of(run) if execution for search in execution.searches)
+    return {passage.id: passage for search in (*main, *found) for passage in search.passages}
+
+
+def sources(citations: Iterable[Citation], passages: Mapping[str, Passage]) -> tuple[Source, ...]:
     """Citations with their passages."""
-    passages = {passage.id: passage for search in searches for passage in search.passages}
     return tuple(source(at, passages.get(at.passage_id)) for at in citations)
 
 
@@ -199,8 +182,12 @@ def source(at: Citation, passage: Passage | None) -> Source:
     return Source(at, passage.text[: sentence.start()], sentence[0], passage.text[sentence.end() :])
 
 
-def _rank(agent: Agent) -> tuple[int, int]:
-    return _ORDER.index(agent.role), -1 if agent.sub_query is None else agent.sub_query
+def _number(agent: Agent) -> int:
+    return -1 if agent.sub_query is None else agent.sub_query
+
+
+def _rank(agent: Agent) -> tuple[bool, int]:
+    return agent.role in ("answer", "judge"), _number(agent)
 
 
 def _length(run: Run) -> float:
@@ -211,9 +198,7 @@ def _length(run: Run) -> float:
 def _bar(run: Run, call: Call, length: float, decisions: Sequence[Call]) -> Bar:
     start = min(max(0.0, call.started_at - run.started_at) / length * SCALE, SCALE - _LEAST)
     width = min(max(call.duration_s / length * SCALE, _LEAST), SCALE - start)
-    early = call.role == "execution" and any(
-        each.started_at < call.started_at < each.started_at + each.duration_s for each in decisions
-    )
+    early = any(each.started_at < call.started_at < each.started_at + each.duration_s for each in decisions)
     return Bar(call, round(start, 1), round(width, 1), early)
 
 

@@ -49,7 +49,7 @@ def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceO
         asked, found = request.query, identity(request)
         query, span = _query(asked, found.tenant)
         report = await usages.usage(query)
-        whole = await usages.usage(msgspec.structs.replace(query, by=("role", "model"), bucket=None))
+        whole = await usages.usage(msgspec.structs.replace(query, by=("role", "model", "manager"), bucket=None))
         booked = msgspec.convert(whole.rows, list[RoleTotal], from_attributes=True)
         instead = {role: text for role in get_args(RoleName) if (text := asked.get(f"instead_{role}", "").strip())}
         others = await _with(instead, booked, price_of) if instead else []

@@ -11,9 +11,11 @@ from router.protocol import NO_EVIDENCE, Passage, Report
 from router.trace import Conversation, Execution, Trajectory
 from router.trace.attribution import Attribution, attribute
 from router.trace.redaction import redacted
+from router.trace.turns import Agent
 from router.trace.values import ExecutionOutcome, SearchRecord
 from tests.router.store.stored import run
 
+FIRST, SECOND = Agent("execution", 0), Agent("execution", 1)
 HOLDS, OTHER = Passage("p1", "Ada", "Ada was born in Tarn."), Passage("p2", "Kestrel", "Kestrel is a town.")
 
 
@@ -38,7 +40,7 @@ def traced(
 def test_a_report_has_it_and_the_answer_does_not() -> None:
     found = traced(execution("Kestrel"), execution("in Tarn", HOLDS))
     assert (found.lost_by, found.right) == ("answering", False)
-    assert [(each.where, each.sub_query) for each in found.sightings] == [("report", 1), ("shown", 1)]
+    assert [(each.where, each.agent) for each in found.sightings] == [("report", SECOND), ("shown", SECOND)]
 
 
 def test_evidence_counts_as_reported() -> None:
@@ -49,7 +51,7 @@ def test_an_executor_was_shown_it_and_reported_something_else() -> None:
     """It is told by which search, and with the sentence."""
     (seen,) = (found := traced(execution("Kestrel", OTHER, HOLDS))).sightings
     assert found.lost_by == "reading"
-    assert (seen.where, seen.sub_query, seen.query) == ("shown", 0, "Ada")
+    assert (seen.where, seen.agent, seen.query) == ("shown", FIRST, "Ada")
     assert seen.at is not None
     assert seen.at.quote == "Ada was born in Tarn."
 
@@ -64,7 +66,7 @@ def test_a_passage_that_gave_way_counts_as_found() -> None:
 )
 def test_nothing_has_it_and_an_executor_failed(outcome: ExecutionOutcome, lost_by: str) -> None:
     found = traced(execution("", OTHER, outcome=outcome), execution("Kestrel"), known=[HOLDS])
-    assert (found.lost_by, found.failed) == (lost_by, (0,))
+    assert (found.lost_by, found.failed) == (lost_by, (FIRST,))
 
 
 def test_nothing_has_it_and_all_reported() -> None:

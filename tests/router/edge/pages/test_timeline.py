@@ -21,7 +21,7 @@ def test_lanes_in_the_order_of_the_work() -> None:
     """The delegator, executors by number, the answerer; executors without a call of their own, too."""
     shared = run("run-1", calls=(call("run-1", 0, role="delegation", sub_query=None),))
     assert [lane.name for lane in lanes(shared)] == ["Delegator", "Executor 1", "Executor 2"]
-    assert [lane.path for lane in lanes(RUNS["run-right"])] == [
+    assert [lane.agent.path for lane in lanes(RUNS["run-right"])] == [
         "delegation", "execution-0", "execution-1", "execution-2", "answer",
     ]  # fmt: skip
     first, second = lanes(RUNS["run-right"])[1:3]
@@ -33,7 +33,7 @@ def test_lanes_in_the_order_of_the_work() -> None:
 
 def test_what_was_begun_before_the_delegator_had_ended_is_early() -> None:
     """Of an answer; a table's delegator works beside its executors."""
-    early = [(lane.path, bar.early) for lane in lanes(RUNS["run-right"]) for bar in lane.bars if bar.early]
+    early = [(lane.agent.path, bar.early) for lane in lanes(RUNS["run-right"]) for bar in lane.bars if bar.early]
     assert early == [("execution-0", True), ("execution-2", True)]
     assert not any(bar.early for lane in lanes(RUNS["run-table"]) for bar in lane.bars)
 
