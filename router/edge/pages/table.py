@@ -1,5 +1,7 @@
 """A table on the page of its run: cells with their states, their sources and rivals, its holes, its export."""
 
+import csv
+import io
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -11,9 +13,10 @@ from router.edge.pages import timeline
 from router.edge.pages.asking import Asking
 from router.edge.pages.frame import Frame, redirect
 from router.errors import BadRequest
-from router.table import TableRequest, completeness
+from router.table import TableRequest
+from router.table.completeness import completeness
 from router.table.filling import occasions
-from router.table.table_text import to_csv, to_markdown
+from router.table.table_text import to_markdown
 from router.trace import Run
 from router.trace.values import TableRun
 
@@ -69,10 +72,16 @@ class TablePages:
             raise web.HTTPNotFound(text="There is no such export of this run.")
         table = (await found_table(run)).table
         columns, rows = table.schema.columns, [[cell.value for cell in row.cells] for row in table.rows]
-        text = {"md": to_markdown, "csv": to_csv}[kind](columns, rows) if kind != "json" else ""
-        body = text.encode() or msgspec.json.format(msgspec.json.encode(table))
+        written = io.StringIO(newline="")
+        match kind:
+            case "md":
+                written.write(to_markdown(columns, rows))
+            case "csv":
+                csv.writer(written).writerows([[column.name for column in columns], *rows])
+            case _:
+                written.write(msgspec.json.format(msgspec.json.encode(table)).decode())
         headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}
-        return web.Response(body=body, content_type=_TYPES[kind], charset="utf-8", headers=headers)
+        return web.Response(text=written.getvalue(), content_type=_TYPES[kind], charset="utf-8", headers=headers)
 
     async def _holes(self, request: web.Request) -> web.Response:
         """Ask for the cells that have no value, in a run of their own with all others as given."""
