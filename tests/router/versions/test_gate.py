@@ -139,12 +139,12 @@ def test_the_curve_of_evidence(size: int) -> None:
     luck = np.random.default_rng(0)
     pairs = alternating([pair(bool(luck.random() < 0.8), bool(luck.random() < 0.6)) for _ in range(size)])
     for stage in ("shadow", "canary"):
-        curve = evidence_curve(pairs, RULE, stage, 20)  # type: ignore[arg-type]
+        curve = evidence_curve(pairs, RULE, stage, 20)
         assert [at for at, _ in curve] == sorted({at for at, _ in curve})
         assert len(curve) <= 21
         assert (curve[0][0], curve[-1][0]) == (0, size)
         assert {each.in_favour for each in curve[0][1]} == {1.0}
-        assert curve[-1][1] == figures_of(pairs, RULE, stage).evidence  # type: ignore[arg-type]
+        assert curve[-1][1] == figures_of(pairs, RULE, stage).evidence
 
 
 def test_the_tests_have_power() -> None:

@@ -32,8 +32,8 @@ def test_bars(values: dict[str, dict[str, int]]) -> None:
         assert bar.x >= LEFT
         assert bar.x + chart.bar_width <= WIDTH
         assert TOP - 0.1 <= bar.y <= HEIGHT - 24
-    for column in {bar.x for bar in chart.bars}:
-        stacked = sorted((bar.y, bar.y + bar.size) for bar in chart.bars if bar.x == column)
+    for x in {bar.x for bar in chart.bars}:
+        stacked = sorted((bar.y, bar.y + bar.size) for bar in chart.bars if bar.x == x)
         assert all(after[0] - before[1] > -0.1 for before, after in itertools.pairwise(stacked))
 
 
@@ -44,7 +44,8 @@ def test_lines() -> None:
         [tuple(map(float, point.split(","))) for point in line.split(" ")] for line in chart.lines
     )
     assert one[1] - ten[1] == pytest.approx(ten[1] - hundred[1], abs=0.02)
-    assert (one[0], ten[0] - one[0]) == (LEFT, pytest.approx(hundred[0] - ten[0], abs=0.02))
+    assert one[0] == LEFT
+    assert ten[0] - one[0] == pytest.approx(hundred[0] - ten[0], abs=0.02)
     assert (most[1], least[1]) == (TOP, HEIGHT - 24)
     assert chart.bound is not None
     assert chart.bound.y == ten[1]
