@@ -32,8 +32,8 @@ def test_bars(values: dict[str, dict[str, int]]) -> None:
         assert bar.x >= LEFT
         assert bar.x + chart.bar_width <= WIDTH
         assert TOP - 0.1 <= bar.y <= HEIGHT - 24
-    for left in {bar.x for bar in chart.bars}:
-        stacked = sorted((bar.y, bar.y + bar.size) for bar in chart.bars if bar.x == left)
+    for x in {bar.x for bar in chart.bars}:
+        stacked = sorted((bar.y, bar.y + bar.size) for bar in chart.bars if bar.x == x)
         assert all(after[0] - before[1] > -0.1 for before, after in itertools.pairwise(stacked))
 
 
