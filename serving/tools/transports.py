@@ -67,7 +67,7 @@ async def child_process(
         ended.set()
 
     async def write() -> None:
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):  # uvloop says so of a pipe that is closed
             async for message in sent:
                 stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                 await stdin.drain()

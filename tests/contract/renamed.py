@@ -141,6 +141,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "commands: bench widesearch": _TABLES,
         **{f"{kind}: {name}": _MANAGERS for kind in ("fields", "json") for name in _OF_MANAGERS},
         **{f"values: {name}": _MANAGERS for name in _VALUES_OF_MANAGERS},
+        "json: tools": "`check --live` lists the tools of their servers.",
         "commands: runs export --for": "Trajectories of agents with their rewards, for reinforcement.",
         "commands: bench reliability": "Kills and failing upstreams in one benchmark instead of four.",
     },

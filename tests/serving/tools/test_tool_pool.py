@@ -8,6 +8,7 @@ import time
 import tracemalloc
 
 import pytest
+import uvloop
 
 from router.errors import ToolFailed
 from router.search.tools import Tool
@@ -153,6 +154,22 @@ async def test_a_server_that_repeats_its_key(monkeypatch: pytest.MonkeyPatch) ->
         texts.append(str(readiness.all))
     assert [text.count("***") for text in texts] == [1, 1, 0, 1]
     assert "sesame" not in "".join(texts)
+
+
+def test_the_loop_of_a_gateway() -> None:
+    """What `serve` runs on has other pipes than asyncio's own."""
+
+    async def main() -> list[str]:
+        async with pool_of(web=faulty(), dead=faulty("dies")) as (pool, readiness):
+            tools = pool.view(["web", "dead"])
+            assert [tool.server for tool in await tools.available()] == ["web"]
+            ends = [await done(tools, fault) for fault in ("", "long", "dies")]
+            await until(readiness, down=True)
+            await until(readiness, down=False)
+            return [*ends, await done(tools)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(main()) == ["done", "failed: answered too much", "failed: Connection closed", "done"]
 
 
 @pytest.mark.parametrize("start", ["", "stays"])
