@@ -3,11 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.edge.pages.timeline import SCALE, lanes, source, ticks, turns
 from router.models import Completion, Message
-from router.protocol import Passage
-from router.trace import Call, Conversation
+from router.protocol import NO_EVIDENCE, Passage, Report
+from router.trace import Call, Conversation, Execution, Run, Trajectory
+from router.trace.attribution import attribute
 from router.trace.call import Outcome
 from router.trace.citation import citation
 from router.trace.redaction import redacted
@@ -106,3 +108,53 @@ def test_a_run_without_its_texts_keeps_its_lanes() -> None:
 
 def test_a_table_s_executors() -> None:
     assert len(lanes(table("run-1"))) == 9
+
+
+def managed() -> Run:
+    """A step that a manager gave to two workers, after another manager had named it, and one without a manager."""
+    said = Conversation((Message("user", "step"),), (Completion("…", "stop"),))
+    first, second = (
+        Execution(f"fact {number}", Report(answer, ("so",)), "reported", (), said, "v1")
+        for number, answer in enumerate(("Tarn", "Kestrel"))
+    )
+    work = Trajectory("", "answered", (first, second), (2,), delegation=said)
+    before = Execution(
+        "step", NO_EVIDENCE, "escalated", (), Conversation(()), manager="files", work=replace(work, executions=())
+    )
+    asked = Execution("step", Report("Kestrel", ()), "reported", (), Conversation(()), "", (), "web", work, before)
+    plain = Execution("other", Report("no", ()), "reported", (), said, "v2")
+    calls = [
+        call("run-1", 0, role="delegation", sub_query=None, started_at=1000.0, duration_s=1.0),
+        call("run-1", 1, role="delegation", sub_query=0, manager="files", started_at=1001.0, duration_s=1.0),
+        call("run-1", 2, role="delegation", sub_query=0, manager="web", started_at=1002.0, duration_s=1.0),
+        call("run-1", 3, sub_query=0, manager="web", worker=0, started_at=1002.5),
+        call("run-1", 4, sub_query=0, manager="web", worker=1, started_at=1003.5),
+        call("run-1", 5, sub_query=1, started_at=1004.0),
+    ]
+    result = Trajectory("Kestrel", "answered", (asked, plain), (2,), delegation=said, answering=said)
+    return run("run-1", calls=calls, result=result, events=())
+
+
+def test_managers_stand_before_their_workers() -> None:
+    """Each with its own calls and conversation; a worker is early before its manager's turn has ended."""
+    found = lanes(managed())
+    assert [(lane.name, lane.agent.path, len(lane.bars)) for lane in found] == [
+        ("Delegator", "delegation", 1),
+        ("Manager 1, files", "delegation-0-files", 1),
+        ("Manager 1, web", "delegation-0-web", 1),
+        ("Worker 1.1, web", "execution-0-web-0", 1),
+        ("Worker 1.2, web", "execution-0-web-1", 1),
+        ("Executor 2", "execution-1", 1),
+        ("Answerer", "answer", 0),
+    ]
+    assert all(lane.conversation for lane in found)
+    assert [lane.name for lane in found for bar in lane.bars if bar.early] == ["Worker 1.1, web"]
+
+
+def test_a_manager_that_loses_what_its_worker_reported() -> None:
+    found = attribute(managed(), ["Tarn"])
+    assert found is not None
+    assert (found.lost_by, [each.agent and each.agent.path for each in found.sightings]) == (
+        "management", ["execution-0-web-0"],
+    )  # fmt: skip
+    assert found.failed == ()
