@@ -51,7 +51,8 @@ def options_from_proto(
         raise BadRequest(f"request_id must be at most {_LONGEST_REQUEST_ID} printable characters, such as a UUID.")
     no_cache = not isinstance(request, _Completion) and request.no_cache
     resume = request.resume_run_id if isinstance(request, _Answer | _Table) else ""
-    return RequestOptions(caller(), context.time_remaining(), request_id, _budget(request.budget), no_cache, resume)
+    budget, left_s = _budget(request.budget), context.time_remaining()
+    return RequestOptions(caller(), left_s, request_id, budget, no_cache, resume=resume)
 
 
 def topology_from_proto(request: _Answer) -> Any:

@@ -89,7 +89,7 @@ async def test_the_way_of_each_sub_query_to_its_report() -> None:
     ("run_id", "lost_by"),
     [
         ("run-reading", "the executor"), ("run-answering", "the answerer"), ("run-delegation", "delegation"),
-        ("run-executor", "the executor"),
+        ("run-executor", "an executor, or delegation"),
     ],
 )  # fmt: skip
 async def test_who_lost_a_wrong_answer(run_id: str, lost_by: str) -> None:
