@@ -14,14 +14,17 @@ from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import table_service_pb2 as table_pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from rolegate.v1.table_service_pb2_grpc import TableServiceStub
 
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
+from executor_sft.miniworld.wide import WideWorld
 from executor_sft.miniworld.world import World
 from router.protocol import exact_match
 from tests.end_to_end.conftest import Demo
@@ -75,6 +78,24 @@ async def test_events_are_numbered_and_end_with_the_answer(demo: Demo) -> None:
             "done",
         ),
     }
+
+
+async def test_fills_a_table(demo: Demo) -> None:
+    """The README's one: every city of the country, with cells that a passage states."""
+    wide = WideWorld.undisturbed(DEMO_SEED, "test")
+    (task,) = (task for task in wide.tasks if task.question == "List the cities of Veshoux with country and year.")
+    kinds = (table_pb.COLUMN_TYPE_TEXT, table_pb.COLUMN_TYPE_TEXT, table_pb.COLUMN_TYPE_INTEGER)
+    columns = [
+        table_pb.Column(name=name, type=kind, key=name == "city")
+        for name, kind in zip(task.columns, kinds, strict=True)
+    ]
+    request = table_pb.FillTableRequest(question=task.question, columns=columns)
+    table = (await TableServiceStub(demo.channel).FillTable(request, timeout=120)).table
+    rows = {tuple(cell.value for cell in row.cells) for row in table.rows}
+    gold = {(row.mention, *(wide.gold(row, one) for one in task.relations)) for row in task.rows}
+    assert len(rows & gold) >= len(gold) - 1
+    assert len(rows - gold) <= 1
+    assert any(cell.citations for row in table.rows for cell in row.cells)
 
 
 async def test_refuses_what_is_outside_its_world(demo: Demo) -> None:
