@@ -145,10 +145,15 @@ async def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_server_that_repeats_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is kept out of outputs, failures and health."""
+    """It is kept out of outputs, whole or cut, failures, health, and all that is told of tools."""
     monkeypatch.setenv("A_KEY_OF_THE_SERVER", "simsalabim-sesame")
-    async with pool_of(web=faulty(env=("A_KEY_OF_THE_SERVER",))) as (pool, readiness):
+    async with pool_of(web=faulty(env=("A_KEY_OF_THE_SERVER",), max_chars=1000)) as (pool, readiness):
         tools = pool.view(["web"])
+        (do,) = await tools.available()
+        assert (do.description, do.parameters["examples"]) == ("Does it.***", [{"***": "***"}])
+        assert (await done(tools, "at the cut")).endswith("zz***")
+        link = await tools.call(DO, {"fault": "link"})
+        assert (link.title, link.address) == ("of ***", "http://pages/***")
         texts = [await done(tools, fault) for fault in ("environment", "error", "dies")]
         await until(readiness, down=True)
         texts.append(str(readiness.all))
