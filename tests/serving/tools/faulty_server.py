@@ -13,7 +13,7 @@ FAULTS = ("dies", "silent", "long", "long, id last", "invalid", "no result", "no
 """Those after which a call cannot have an output."""
 _LONG = json.dumps({"content": [{"type": "text", "text": "x" * 10_000_000}]})
 _writing = threading.Lock()
-_state: dict[str, Any] = {"changes": 0, "under way": 0, "most": 0, "cancelled": []}
+_state: dict[str, Any] = {"changes": 0, "lists": 0, "under way": 0, "most": 0, "cancelled": []}
 
 
 def write(*lines: str) -> None:
@@ -107,6 +107,8 @@ def main(start: str = "") -> None:
                 about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "faulty", "version": "1"}}
                 write(message(id=number, result={"protocolVersion": params["protocolVersion"], **about}))
             case "tools/list":
+                _state["lists"] += 1
+                write(*ANSWERS["changes"](number)[: start == "restless"])
                 write(message(id=number, result={"tools": tools()}))
             case "tools/call":
                 fault = params.get("arguments", {}).get("fault", "")

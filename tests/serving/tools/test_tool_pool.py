@@ -10,9 +10,11 @@ import tracemalloc
 import pytest
 import uvloop
 
+from router.calls import Readiness
 from router.errors import ToolFailed
 from router.search.tools import Tool
 from serving.config.config import ToolServerConfig
+from serving.tools import tool_pool
 from tests.serving.tools.faulty_server import ANSWERS, FAULTS, HOSTILE
 from tests.serving.tools.pools import DO, done, faulty, pool_of, state, tools_of, until
 
@@ -111,6 +113,14 @@ async def test_tools_that_change() -> None:
             async with asyncio.timeout(10):
                 while f"p{number}" not in (await tools.available())[0].parameters["properties"]:
                     await state(tools)
+
+
+async def test_a_server_whose_every_list_is_a_new_one() -> None:
+    """It is asked for the next one after a pause, and works meanwhile."""
+    async with tool_pool({"web": faulty("restless")}, Readiness(), first_pause_s=3600) as pool:
+        tools = pool.view(["web"])
+        assert {await done(tools) for _ in range(20)} == {"done"}
+        assert (await state(tools))["lists"] == 1
 
 
 async def test_outputs() -> None:
