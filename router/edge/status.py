@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -12,10 +13,12 @@ from router.access import caller
 from router.errors import RolegateError, UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.trace import Run
 from router.trace.identity import LOCAL, Identity
+from router.trace.values import Execution, Reported, SearchRecord, TableRun, ToolCall, Trajectory
 
 _log = structlog.get_logger("edge")
 COME_BACK_S = 5.0
 """Pause after an upstream failure that does not say when to come back."""
+Value = TypeVar("Value")
 
 _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     code_pb2.INVALID_ARGUMENT: (errors.BadRequest,),
@@ -147,13 +150,26 @@ _ROWS = {kind.__name__: row for kind, row in STATUS.items()}
 
 
 def as_seen_by(run: Run, identity: Identity) -> Run:
-    """`run` without what is the operator's alone: addresses, and errors that may name them."""
+    """`run` without what is the operator's alone: addresses, and errors that may name them, those of tools included."""
     if identity.tenant is None:
         return run
     name = run.error.partition(":")[0]
     words = _words(name).lower() if name in _ROWS else "internal error"
     calls = tuple(msgspec.structs.replace(call, deployment="") for call in run.calls)
-    return msgspec.structs.replace(run, calls=calls, error=words if run.error else "")
+    result, events = map(_without_tools_errors, (run.result, run.events))
+    return msgspec.structs.replace(run, calls=calls, error=words if run.error else "", result=result, events=events)
+
+
+def _without_tools_errors(value: Value) -> Value:
+    """The same without the texts of tools' failures, which may be a server's last words, or name paths."""
+    if isinstance(value, tuple):
+        return type(value)(map(_without_tools_errors, value))
+    if isinstance(value, ToolCall):
+        return msgspec.structs.replace(value, error=value.error and "failed")
+    if not isinstance(value, Trajectory | TableRun | Execution | SearchRecord | Reported):
+        return value
+    fields = {name: _without_tools_errors(getattr(value, name)) for name in value.__struct_fields__}
+    return msgspec.structs.replace(value, **fields)
 
 
 def failure_of_run(run: Run, identity: Identity) -> Failure:

@@ -18,6 +18,7 @@ from router.trace.values import (
     Result,
     SearchRecord,
     TableRun,
+    ToolCall,
     Trajectory,
     brief,
     whole,
@@ -86,6 +87,33 @@ def _worked(number: int, execution: Execution, lead: Agent = DELEGATOR) -> Itera
             yield from _led(one.work, Agent("delegation", number, one.manager), one)
         elif one:
             yield AgentWork(Agent("execution", number).within(lead), one, one.conversation)
+
+
+class ToolSums(NamedTuple):
+    """Calls of one tool in a run."""
+
+    server: str
+    tool: str
+    calls: int
+    duration_s: float
+    failures: int
+
+
+def tool_sums(run: Run) -> list[ToolSums]:
+    """Sums by server and tool, as far as the run tells, in the order of their names; of a call that no tool takes there
+    is none.
+    """
+    searches = (search for _, one, _ in work_of(run) if one for search in one.searches)
+    groups: dict[tuple[str, str], list[ToolCall]] = {}
+    for search in searches:
+        if isinstance(call := search.call, ToolCall) and call.server:
+            groups.setdefault((call.server, call.tool), []).append(call)
+    return [
+        ToolSums(
+            *names, len(calls), sum(call.duration_s for call in calls), sum(call.error is not None for call in calls)
+        )
+        for names, calls in sorted(groups.items())
+    ]
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -13,6 +13,7 @@ from rolegate.v1 import run_service_pb2 as pb
 
 from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
+from router.trace.turns import tool_sums
 from router.trace.values import TableRun, ToolCall
 from serving.cli.options import (
     FORMATS,
@@ -34,6 +35,7 @@ from serving.cli.tables import (
     feedback_line,
     print_line,
     runs_table,
+    tools_table,
     usage_table,
 )
 
@@ -115,6 +117,8 @@ def _show(client: Client, given: argparse.Namespace) -> None:
             console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
         if found.calls:
             console.print(calls_table(found.calls))
+        if tools := tool_sums(trace):
+            console.print(tools_table(tools))
         table = client.get_table(given.run_id) if trace.kind == "table" and not trace.redacted else None
         if table and table.columns:
             TableView(console, console, as_json=False).show(table)

@@ -30,6 +30,7 @@ from rolegate.v1.usage_pb2 import Role, RoleUsage
 from rolegate.v1.usage_service_pb2 import UsageRow
 
 from router.edge.rendering import event_line, missed, source_line, sub_answer_from_proto
+from router.trace.turns import ToolSums
 from serving.cli.options import json_of
 
 
@@ -183,6 +184,16 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
             cost(call.cost_nano_usd if call.HasField("cost_nano_usd") else None, 1, 0),
             f"{call.duration.ToTimedelta().total_seconds():.2f}",
         )
+    return table
+
+
+def tools_table(sums: Iterable[ToolSums]) -> Table:
+    """A row for each tool."""
+    figures = (Column(name, justify="right") for name in ("calls", "failed", "s"))
+    table = new_table(*(Column(name, overflow="fold") for name in ("server", "tool")), *figures)
+    for row in sums:
+        names = escape(row.server), escape(row.tool)
+        table.add_row(*names, f"{row.calls:,}", f"{row.failures:,}", f"{row.duration_s:.1f}")
     return table
 
 

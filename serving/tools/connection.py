@@ -73,7 +73,8 @@ class MCPConnection:
                 break
             page = await self._client.list_tools(cursor=page.next_cursor)
             listed += page.tools
-        return [Tool(self._server, tool.name, tool.description or "", tool.input_schema) for tool in listed]
+        told = ([tool.name, tool.description or "", tool.input_schema] for tool in listed)
+        return [Tool(self._server, *_hidden(each, self._secrets)) for each in told]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
         """Call a tool; a task that is cancelled has the server told so. Raises `ToolFailed`."""
@@ -89,18 +90,30 @@ class MCPConnection:
             self.stale.set()
             said = "answered with something that is no result" if isinstance(error, ValueError) else reason(error)
             raise self._failed(said) from error
-        output = output_of(result, self._max_chars)
+        output = output_of(result, self._max_chars, self._secrets)
         if result.is_error:
             raise self._failed(output.text)
-        return msgspec.structs.replace(output, text=self._secrets.hidden(output.text))
+        return output
 
     def _failed(self, said: str) -> ToolFailed:
         return ToolFailed(self._secrets.hidden(said)[:_REASON_CHARS], endpoint=f"tools.{self._server}")
 
 
-def output_of(result: types.CallToolResult, max_chars: int) -> ToolOutput:
-    """The texts of a result, cut off after `max_chars`. A resource that is alone, or a link to one, names what was
-    read; pictures and sounds are left out.
+def _hidden(value: Any, secrets: Secrets) -> Any:
+    """A JSON value without secrets in any of its texts."""
+    match value:
+        case str():
+            return secrets.hidden(value)
+        case list():
+            return [_hidden(each, secrets) for each in value]
+        case dict():
+            return {secrets.hidden(name): _hidden(each, secrets) for name, each in value.items()}
+    return value
+
+
+def output_of(result: types.CallToolResult, max_chars: int, secrets: Secrets) -> ToolOutput:
+    """The texts of a result without secrets, cut off after `max_chars`. A resource that is alone, or a link to one,
+    names what was read; pictures and sounds are left out.
     """
     texts, named = [], []
     for part in result.content:
@@ -116,5 +129,6 @@ def output_of(result: types.CallToolResult, max_chars: int) -> ToolOutput:
     if len(named) > 1:
         texts += [f"{title} {address}".strip() for title, address in named]
     if not texts and result.structured_content is not None:
-        texts = [msgspec.json.encode(result.structured_content).decode()]
-    return ToolOutput("\n".join(texts)[:max_chars], title, address)
+        texts = [msgspec.json.encode(_hidden(result.structured_content, secrets)).decode()]
+    text, title, address = map(secrets.hidden, ("\n".join(texts), title, address))  # half of one would not be known
+    return ToolOutput(text[:max_chars], title, address)

@@ -107,6 +107,7 @@ class _Server:
                         listed = await connection.tools()
                         limit.reschedule(None)
                         self._say(connection, listed)
+                        await asyncio.sleep(first_pause_s)  # a server may say with each list that there is another one
                         await connection.stale.wait()
                         limit.reschedule(loop.time() + start_s)
             except Exception as error:

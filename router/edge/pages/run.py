@@ -26,6 +26,7 @@ from router.trace.attribution import Attribution, attribute
 from router.trace.call import UsageSums, sums_of
 from router.trace.export import outcome_of
 from router.trace.run import Feedback, right_answers
+from router.trace.turns import tool_sums
 
 _LOOKED_AT = 10
 """Passages that a search for a right answer finds."""
@@ -171,6 +172,7 @@ async def _view(run: Run, request: web.Request) -> dict[str, Any]:
         "lane_of": {lane.agent: lane for lane in lanes},
         "ticks": timeline.ticks(run),
         "spent": UsageSums(**sums_of(run.calls)),
+        "tools": tool_sums(run),
         "versions": sorted({lane.execution.executor for lane in lanes if lane.execution and lane.execution.executor}),
         "table": await TablePages.view(run, request) if tabular else None,
     }

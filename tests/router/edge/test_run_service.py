@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import run_service_pb2 as pb
@@ -21,17 +22,21 @@ from sqlalchemy import Connection
 from router.access import CALLER
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
+from router.edge.status import as_seen_by
 from router.errors import UpstreamUnavailable
 from router.ledger import RunStart
 from router.models import Completion, Message, ScriptedModel
+from router.protocol import NO_EVIDENCE
 from router.runs import RunFilter, Runs
 from router.runs.archive import ExportedRun, RunPage
 from router.runs.live import LiveRuns
 from router.store import Database, SQLArchive
 from router.store.schema import RUNS
-from router.trace import Conversation, Run
-from router.trace.identity import Identity
+from router.trace import Conversation, Execution, Run, Trajectory
+from router.trace.identity import LOCAL, Identity
 from router.trace.run import Feedback, RunStatus
+from router.trace.table import Schema
+from router.trace.values import Reported, SearchRecord, TableRun, ToolCall
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import info_of, next_of, refusal, served, whole_server
@@ -136,6 +141,42 @@ async def test_a_failed_run_is_told_whole_to_the_operator_alone() -> None:
     for told in (seen.trace_json, exported[0].trace_json):
         assert ADDRESS not in told
         assert whole.calls[0].deployment not in told
+
+
+def _failing(server: str) -> SearchRecord:
+    """A call of a tool whose failure names a path."""
+    return SearchRecord(
+        "fetch", (), call=ToolCall(server, "fetch", "{}", 1.0, f"last words of {server}: /etc/{server}")
+    )
+
+
+async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> None:
+    """Wherever in a run it stands: in a manager's work, in that of the manager before it, in events, or anywhere."""
+    own, worker, before = (
+        Execution("Who?", NO_EVIDENCE, "no_report", (_failing(name),), Conversation(()))
+        for name in ("own", "worker", "before")
+    )
+    work = Trajectory("", "no_search", (worker,), (1,))
+    managed = Execution("Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before)
+    result = Trajectory("", "no_search", (own, managed), (2,), searches=(_failing("main"), SearchRecord("Heat", ())))
+    run = Run("run-1", "answer", QUESTION, "finished", "", None, {}, (), 1.0, 2.0, "acme", events=(Reported(0, own),))
+    runs = [
+        replace(run, result=result),
+        replace(run, id="run-2", kind="table", result=TableRun(Schema(()), executions=(own, managed))),
+        replace(run, id="run-3", kind="execute", result=own),
+    ]
+    store, traces = await keeping(*runs), dict[Identity, list[str]]()
+    for identity in (LOCAL, ACME):
+        with called_by(identity):
+            async with showing(store) as stub:
+                each = [await stub.GetRun(pb.GetRunRequest(run_id=one.id, include_trace=True)) for one in runs]
+                exported = [item async for item in stub.ExportRuns(pb.ExportRunsRequest())]
+                traces[identity] = [told.trace_json for told in (*each, *exported)]
+    assert [trace.count("/etc/") for trace in traces[LOCAL]] == [4, 3, 1] * 2
+    assert [trace.count("/etc/") for trace in traces[ACME]] == [0] * 6
+    assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [4, 3, 1] * 2
+    assert "/etc/" not in str(as_seen_by(run, ACME).events)
+    assert as_seen_by(run, LOCAL) is run
 
 
 async def test_somebody_elses_run() -> None:

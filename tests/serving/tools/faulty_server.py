@@ -13,7 +13,7 @@ FAULTS = ("dies", "silent", "long", "long, id last", "invalid", "no result", "no
 """Those after which a call cannot have an output."""
 _LONG = json.dumps({"content": [{"type": "text", "text": "x" * 10_000_000}]})
 _writing = threading.Lock()
-_state: dict[str, Any] = {"changes": 0, "under way": 0, "most": 0, "cancelled": []}
+_state: dict[str, Any] = {"changes": 0, "lists": 0, "under way": 0, "most": 0, "cancelled": []}
 
 
 def write(*lines: str) -> None:
@@ -37,6 +37,10 @@ def _key() -> str:
     return os.environ.get("A_KEY_OF_THE_SERVER", "")
 
 
+def _link() -> dict[str, str]:
+    return {"type": "resource_link", "name": "page", "title": f"of {_key()}", "uri": f"http://pages/{_key()}"}
+
+
 ANSWERS: dict[str, Callable[[int], tuple[str, ...]]] = {
     "silent": lambda _: (),
     "long": lambda number: (f'{{"jsonrpc":"2.0","id":{number},"result":{_LONG}}}',),
@@ -49,6 +53,8 @@ ANSWERS: dict[str, Callable[[int], tuple[str, ...]]] = {
     "noise": lambda number: ("npm notice", f'{{"level": "info", "text": "\\"id\\":{number}"}}', said(number, "done")),
     "hostile": lambda number: (said(number, HOSTILE),),
     "wide": lambda number: (said(number, "y" * 200_000),),
+    "at the cut": lambda number: (said(number, "z" * 995 + _key()),),
+    "link": lambda number: (message(id=number, result={"content": [_link()]}),),
     "patterned": lambda number: (said(number, "done", structuredContent={"a": "aa!"}),),
     "environment": lambda number: (said(number, json.dumps(dict(os.environ))),),
     "state": lambda number: (said(number, json.dumps(_state | {"process": os.getpid()})),),
@@ -61,8 +67,9 @@ def tools() -> list[dict[str, Any]]:
     """Its tools; another schema after each change."""
     properties = {name: {"type": "string"} for name in ("fault", *(f"p{n}" for n in range(_state["changes"])))}
     takes = {"type": "object", "properties": properties}
+    takes |= {"examples": [{_key(): _key()}]} if _key() else {}
     gives = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}, "required": ["a"]}
-    do = {"name": "do", "description": "Does it.", "inputSchema": takes, "outputSchema": gives}
+    do = {"name": "do", "description": f"Does it.{_key()}", "inputSchema": takes, "outputSchema": gives}
     return [do, {"name": "secret", "inputSchema": takes}]
 
 
@@ -100,6 +107,8 @@ def main(start: str = "") -> None:
                 about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "faulty", "version": "1"}}
                 write(message(id=number, result={"protocolVersion": params["protocolVersion"], **about}))
             case "tools/list":
+                _state["lists"] += 1
+                write(*ANSWERS["changes"](number)[: start == "restless"])
                 write(message(id=number, result={"tools": tools()}))
             case "tools/call":
                 fault = params.get("arguments", {}).get("fault", "")

@@ -10,9 +10,11 @@ import tracemalloc
 import pytest
 import uvloop
 
+from router.calls import Readiness
 from router.errors import ToolFailed
 from router.search.tools import Tool
 from serving.config.config import ToolServerConfig
+from serving.tools import tool_pool
 from tests.serving.tools.faulty_server import ANSWERS, FAULTS, HOSTILE
 from tests.serving.tools.pools import DO, done, faulty, pool_of, state, tools_of, until
 
@@ -113,6 +115,14 @@ async def test_tools_that_change() -> None:
                     await state(tools)
 
 
+async def test_a_server_whose_every_list_is_a_new_one() -> None:
+    """It is asked for the next one after a pause, and works meanwhile."""
+    async with tool_pool({"web": faulty("restless")}, Readiness(), first_pause_s=3600) as pool:
+        tools = pool.view(["web"])
+        assert {await done(tools) for _ in range(20)} == {"done"}
+        assert (await state(tools))["lists"] == 1
+
+
 async def test_outputs() -> None:
     """As they came, tags and all; cut off where they are too long; never held against the server's own schemas."""
     async with tools_of(faulty(max_chars=1000)) as (tools, _):
@@ -145,10 +155,15 @@ async def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_server_that_repeats_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is kept out of outputs, failures and health."""
+    """It is kept out of outputs, whole or cut, failures, health, and all that is told of tools."""
     monkeypatch.setenv("A_KEY_OF_THE_SERVER", "simsalabim-sesame")
-    async with pool_of(web=faulty(env=("A_KEY_OF_THE_SERVER",))) as (pool, readiness):
+    async with pool_of(web=faulty(env=("A_KEY_OF_THE_SERVER",), max_chars=1000)) as (pool, readiness):
         tools = pool.view(["web"])
+        (do,) = await tools.available()
+        assert (do.description, do.parameters["examples"]) == ("Does it.***", [{"***": "***"}])
+        assert (await done(tools, "at the cut")).endswith("zz***")
+        link = await tools.call(DO, {"fault": "link"})
+        assert (link.title, link.address) == ("of ***", "http://pages/***")
         texts = [await done(tools, fault) for fault in ("environment", "error", "dies")]
         await until(readiness, down=True)
         texts.append(str(readiness.all))

@@ -14,7 +14,7 @@ from router.models import ScriptedModel
 from router.search import Executor, RunContext, Topology
 from router.search.agent import ExecutorLimits
 from router.testing.retriever import FixedRetriever
-from router.trace import Execution
+from router.trace import Execution, Run
 from router.trace.redaction import redacted
 from router.trace.run import Feedback
 from router.trace.values import TopologyName
@@ -23,7 +23,7 @@ from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
 from tests.router.edge.pages.shown import read, shown
 from tests.router.edge.pages.world import browsing, token
-from tests.router.store.stored import run
+from tests.router.store.stored import run, run_with_tools
 
 DEMO = {each.id: each for each in runs()}
 HEAT = "Who directed Heat?"
@@ -83,6 +83,17 @@ async def test_the_way_of_each_sub_query_to_its_report() -> None:
     assert "460 in (128 cached), 40 out (9 reasoning)" in agent
     assert "first token 125 ms" in agent
     assert f"<mark>{BRENN.text.split('. ')[1]}.</mark>" in agent
+
+
+@pytest.mark.parametrize("kept", [run_with_tools("run-1"), redacted(run_with_tools("run-1"))])
+async def test_calls_of_tools_are_summed(kept: Run) -> None:
+    """By server and tool, over all who called, also where texts are not kept; elsewhere nothing is said of tools."""
+    async with shown(runs=[kept, DEMO["run-right"]]) as pages, browsing(pages) as session:
+        text = await read(session, "/runs/run-1")
+        assert "Calls of tools" not in await read(session, "/runs/run-right")
+    sums = text.partition('aria-label="Calls of tools"')[2].partition("</table>")[0]
+    rows = [re.findall("<td[^>]*>([^<]*)", row) for row in sums.split("<tr>")[2:]]
+    assert rows == [["files", "open", "1", "0", "250 ms"], ["web", "fetch", "2", "1", "1 min 1 s"]]
 
 
 @pytest.mark.parametrize(
