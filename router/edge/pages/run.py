@@ -130,7 +130,7 @@ class RunPages:
                 async with asyncio.timeout(self._reading_s):
                     await response.write(_told(number, item).encode())
         except Exception as error:
-            if not response.prepared or isinstance(error, ClientConnectionResetError):
+            if not response.prepared or isinstance(error, ClientConnectionResetError | TimeoutError):
                 raise
             logged_failure(error)
         return response

@@ -8,7 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
+from router.edge.limits import Limits
 from router.errors import BadVersion
 from router.models import ScriptedModel
 from router.search import Executor, RunContext, Topology
@@ -17,7 +19,7 @@ from router.testing.retriever import FixedRetriever
 from router.trace import Execution
 from router.trace.redaction import redacted
 from router.trace.run import Feedback
-from router.trace.values import TopologyName
+from router.trace.values import SubQueryDispatched, TopologyName
 from router.versions import ExecutorVersion
 from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
@@ -204,6 +206,36 @@ async def test_a_live_run() -> None:
         assert [name for name, _ in told if name == "line"] == ["line"]
         async with session.get(f"/runs/{run_id}/events", headers={"Last-Event-ID": "x"}) as response:
             assert response.status == 400
+
+
+async def test_a_stream_ends_with_its_key() -> None:
+    """At once, and with nothing of another response in it."""
+    deployment, held = live()
+    async with shown(deployment, tenants=[""]) as pages, browsing(pages, pages.keys[""]) as session:
+        run_id = await begun(session)
+        async with session.get(f"/runs/{run_id}/events") as response:
+            await stream(response, "line")
+            await pages.accounts.revoke_key(pages.keys[""].split("_")[1])
+            ended = asyncio.ensure_future(response.content.read())
+            async with asyncio.timeout(10):
+                while not ended.done():  # keys are read anew for some request
+                    await session.get("/runs", headers={"HX-Request": "true"})
+            assert isinstance(ended.exception(), aiohttp.ClientError)
+        held.let.set()
+
+
+async def test_a_reader_of_events_that_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Its connection is closed before it has everything, and that is no failure of ours."""
+    events = tuple(SubQueryDispatched(number, 1, "x" * 1_000_000) for number in range(30))  # more than sockets hold
+    with capture_logs() as logs:
+        async with (
+            shown(runs=[run("run-1", events=events)], limits=Limits(reading_s=0.0)) as pages,
+            browsing(pages) as session,
+            session.get("/runs/run-1/events") as response,
+        ):
+            with pytest.raises(aiohttp.ClientError):
+                await asyncio.wait_for(response.read(), 10)
+    assert [*logs, *caplog.records] == []
 
 
 async def test_stopping_a_run() -> None:
