@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from router.trace.values import TableRun
 
 _PAGE = 100
 _HOLES = ("missing", "not_found")
+_SIGNED = re.compile(r"[+-][\d.,]+(e[+-]?\d+)?%?", re.ASCII | re.IGNORECASE)
 _TYPES = {"md": "text/markdown", "csv": "text/csv", "json": "application/json"}
 
 
@@ -77,7 +79,8 @@ class TablePages:
             case "md":
                 written.write(to_markdown(columns, rows))
             case "csv":
-                csv.writer(written).writerows([[column.name for column in columns], *rows])
+                cells = [[column.name for column in columns], *rows]
+                csv.writer(written).writerows([_inert(text) for text in row] for row in cells)
             case _:
                 written.write(msgspec.json.format(msgspec.json.encode(table)).decode())
         headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}
@@ -92,6 +95,11 @@ class TablePages:
         rows = tuple(tuple(cell.value for cell in row.cells) for row in table.rows)
         wanted = TableRequest(run.request, table.schema.columns, rows, True, len(rows))
         return redirect(f"/runs/{await self._asking.fill(wanted)}")
+
+
+def _inert(text: str) -> str:
+    """What no spreadsheet takes for a formula, as pages that were read may be hostile."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _SIGNED.fullmatch(text) else text
 
 
 def _number(text: str) -> int:
