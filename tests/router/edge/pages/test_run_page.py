@@ -296,7 +296,7 @@ async def test_the_operator_chooses_a_version() -> None:
     deployment = Deployment()
     roles = deployment.roles()
     noting = Noting(roles["execution"], deployment.retriever, ExecutorLimits())
-    ways: dict[TopologyName, Topology] = {"factorized": Topology(deployment.search(executor=noting), roles)}
+    ways = single(deployment) | {"factorized": Topology(deployment.search(executor=noting), roles)}
     async with (
         shown(deployment, [run("run-1")], topologies=ways, versions=versions, executors=versions) as pages,
         browsing(pages) as session,
@@ -308,6 +308,8 @@ async def test_the_operator_chooses_a_version() -> None:
         assert (versions.required, wanted) == (["executor-1"], ["executor-1"])
         for version in ("executor-2", "executor-3"):
             assert (await posted(session, "/runs/run-1/again", **form, executor=version))[0] == 400
+        form = {"topology": "homogeneous", "executor": "executor-1"}  # whose executor has no versions
+        assert (await posted(session, "/runs/run-1/again", **form))[0] == 400
         assert versions.required == ["executor-1", "executor-2"]
 
 
