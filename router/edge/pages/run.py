@@ -120,7 +120,7 @@ class RunPages:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: `line`, an item of the list of what happened; `changed`, after it; `done`, at the end."""
         after = request.headers.get("Last-Event-ID", "0")
-        if not (after.isascii() and after.isdecimal()):
+        if not (after.isascii() and after.isdecimal() and len(after) < 10):
             raise BadRequest("Last-Event-ID is no number of an event.")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         try:

@@ -93,12 +93,9 @@ async def test_wrong_keys(tmp_path: Path) -> None:
     """Nothing repeats them, and after ten of them one waits, but not with the right one."""
     async with pages(tmp_path, "") as world, browsing(world) as session:
         form = {"key": "rg_00000000_wrong", "csrf": await token(session, "/sign-in")}
-        for status in [401] * 10 + [429] * 2:
+        for status, wait in [(401, None)] * 10 + [(429, "60")] * 2:
             async with session.post("/sign-in", data=form) as response:
-                assert (response.status, response.headers.get("Retry-After")) == (
-                    status,
-                    None if status == 401 else "60",
-                )
+                assert (response.status, response.headers.get("Retry-After")) == (status, wait)
                 assert "wrong" not in (await response.text()).replace('class="wrong"', "").replace("wrong keys", "")
         async with session.post("/sign-in", data={**form, "key": world.keys[""]}) as response:
             assert (response.status, response.url.path) == (200, "/runs")
@@ -155,6 +152,9 @@ async def test_errors_are_pages(tmp_path: Path) -> None:
         for path, status in (("/nothing", 404), ("/runs?kind=x", 400), ("/runs?page=x", 400)):
             async with session.get(path) as response:
                 assert (response.status, response.content_type) == (status, "text/html")
+        for path, status in (("/runs?least=1e12&most=-1e12", 200), ("/usage?instead_execution=tiny*1e308", 400)):
+            async with session.get(path) as response:
+                assert response.status == status
         async with session.get("/v1/nothing") as response:
             assert (response.status, response.content_type) == (404, "application/json")
         async with session.put("/runs") as response:
