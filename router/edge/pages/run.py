@@ -29,6 +29,8 @@ from router.trace.run import Feedback, right_answers
 
 _LOOKED_AT = 10
 """Passages that a search for a right answer finds."""
+_GOLDS = 3
+"""Right answers that are looked for: those told last."""
 _FOLLOWED = ("answer", "table")
 """Kinds of runs that tell what happens."""
 
@@ -68,7 +70,7 @@ class RunPages:
         if part_alone and run.status != "running":
             return web.Response(status=204, headers={"HX-Refresh": "true"})
         said = await self._runs.feedback_on(run)
-        golds = right_answers(said)
+        golds = right_answers(said)[-_GOLDS:]
         return await self._frame.render(
             request,
             part if part_alone else page,
@@ -86,7 +88,7 @@ class RunPages:
         found = await asyncio.to_thread(attribute, run, golds)
         if found is None or found.lost_by or found.right or self._retriever is None:
             return found
-        queries, known = [*golds[:3], *(f"{run.request} {gold}" for gold in golds[:3])], list[Passage]()
+        queries, known = [*golds, *(f"{run.request} {gold}" for gold in golds)], list[Passage]()
         try:
             for passages in await self._retriever.search(queries, _LOOKED_AT):
                 known.extend(passages)
