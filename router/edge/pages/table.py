@@ -41,7 +41,7 @@ class TablePages:
     async def view(run: Run, request: web.Request) -> Mapping[str, Any]:
         """A page of the table, for a template."""
         table, asks, executions = await found_table(run)
-        first = max(0, _number(request.query.get("row", "0")))
+        first = max(0, number(request.query.get("row", "0")))
         looked = occasions((asks[number], execution) for number, execution in executions.items())
         return {
             "columns": table.schema.columns,
@@ -55,7 +55,7 @@ class TablePages:
     async def _cell(self, request: web.Request) -> web.Response:
         run = await self._run(request)
         table, asks, executions = await found_table(run)
-        at, place = (_number(request.match_info[name]) for name in ("row", "column"))
+        at, place = (number(request.match_info[name]) for name in ("row", "column"))
         if not (at < len(table.rows) and place < len(table.schema.columns)) or run.redacted:
             raise web.HTTPNotFound(text="This table has no such cell.")
         row, column, numbers = table.rows[at], table.schema.columns[place], {ask: at for at, ask in enumerate(asks)}
@@ -102,8 +102,8 @@ def _inert(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _SIGNED.fullmatch(text) else text
 
 
-def _number(text: str) -> int:
-    """Raises `BadRequest`."""
+def number(text: str) -> int:
+    """The number in an address. Raises `BadRequest`."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise BadRequest(f"{text[:20]!r} is no number.")
     return int(text)

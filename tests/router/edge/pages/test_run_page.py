@@ -87,6 +87,21 @@ async def test_the_way_of_each_sub_query_to_its_report() -> None:
     assert f"<mark>{BRENN.text.split('. ')[1]}.</mark>" in agent
 
 
+async def test_the_newest_agents_are_shown() -> None:
+    """The earlier ones have pages of their own, as all of them would be too much for each second."""
+    dispatched = tuple(SubQueryDispatched(number, 1, f"query {number}") for number in range(250))
+    whole = run("run-1", result=None, status="running", events=dispatched)
+    async with shown(runs=[whole]) as pages, browsing(pages) as session:
+        texts = [await read(session, f"/runs/run-1{query}") for query in ("", "?lane=50", "?lane=0")]
+        await read(session, "/runs/run-1?lane=x", 400)
+    lanes = [re.findall('id="lane-execution-([^"]+)"', text) for text in texts]
+    assert [(one[0], one[-1]) for one in lanes] == [("150", "249"), ("50", "149"), ("0", "99")]
+    assert [("Agents before" in text, "Agents after" in text) for text in texts] == [
+        (True, False), (True, True), (False, True),
+    ]  # fmt: skip
+    assert 'hx-get="/runs/run-1?lane=50"' in texts[1]
+
+
 @pytest.mark.parametrize(
     ("run_id", "lost_by"),
     [
