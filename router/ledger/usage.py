@@ -72,8 +72,8 @@ class Instead(NamedTuple):
         """The reader of `MODEL` and `MODEL*SHARE`. Raises `ValueError`."""
         model, _, share = text.partition("*")
         found = cls(model.strip(), float(share or 1))
-        if not found.model or not 0 < found.token_share < float("inf"):
-            raise ValueError("write MODEL or MODEL*SHARE, with a share of the tokens above 0")
+        if not found.model or not 0 < found.token_share <= 1000:
+            raise ValueError("write MODEL or MODEL*SHARE, with a share of the tokens above 0, 1000 at most")
         return found
 
 

@@ -190,7 +190,9 @@ class RunLifecycle:
                 "this gateway in the last hour can be gone on with here, once. GetRun tells what this run came to."
             )
         request_id = options.request_id or start.request_id
-        return start, replace(options, budget=start.budget, no_cache=start.no_cache, request_id=request_id)
+        executor = start.conditions.get("executor", "")
+        options = replace(options, budget=start.budget, no_cache=start.no_cache, executor=executor)
+        return start, replace(options, request_id=request_id)
 
     def _start(self, request: RunRequest, options: RequestOptions) -> RunStart:
         return RunStart(

@@ -1,6 +1,7 @@
 """The role that lost a wrong answer, by the places of a run in which the right one stands."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Literal
 
 import msgspec
@@ -16,6 +17,7 @@ Loss = Literal["delegation", "retrieval", "execution", "reading", "management", 
 """`execution`: an executor came to no report; `reading`: one was shown the answer, and did not report it; `management`:
 a worker reported it, and its manager did not.
 """
+Words = Callable[[Passage], str]
 _CLOSED = ("yes", "no", "noanswer")
 """Answers that stand in any text."""
 
@@ -54,12 +56,13 @@ def attribute(run: Run, golds: Sequence[str], known: Sequence[Passage] | None = 
     found = run.result
     if not isinstance(found, Trajectory) or run.redacted or not golds:
         return None
-    plain = [gold for gold in golds if normal_answer(gold) not in _CLOSED]
+    plain = {gold: normal for gold in golds if (normal := normal_answer(gold)) and normal not in _CLOSED}
+    words = cache(_words)  # of a passage, which many searches find
     works = [(agent, execution) for agent, execution, _ in work_of(run) if execution]
     reported = [(agent, one) for agent, one in works if _any_holds([one.report.answer, *one.report.evidence], golds)]
     sightings = [Sighting("report", agent) for agent, _ in reversed(reported)]
     for agent, searches in ((DELEGATOR, found.searches), *((agent, one.searches) for agent, one in works)):
-        sightings += [each for search in searches for each in _seen(agent, search, plain)]
+        sightings += [each for search in searches for each in _seen(agent, search, plain, words)]
     sightings.sort(key=lambda each: each.where == "dropped")
     failed = {agent: one.outcome for agent, one in works if one.failed and one.outcome != "escalated"}
     if _any_holds([found.answer], golds):
@@ -73,7 +76,7 @@ def attribute(run: Run, golds: Sequence[str], known: Sequence[Passage] | None = 
     elif failed:
         lost_by = "retrieval" if {*failed.values()} == {"retrieval_failed"} else "execution"
     elif known is not None:
-        sightings = [Sighting("documents", None, at=at) for at in _cited(known, plain)]
+        sightings = [Sighting("documents", None, at=at) for at in _cited(known, plain, words)]
         lost_by = "delegation" if sightings else "retrieval"
     return Attribution(lost_by, False, tuple(sightings), tuple(failed))
 
@@ -82,16 +85,22 @@ def _any_holds(texts: Sequence[str], golds: Iterable[str]) -> bool:
     return any(holds(texts, gold) for gold in golds)
 
 
-def _seen(agent: Agent, search: SearchRecord, golds: Sequence[str]) -> Iterable[Sighting]:
-    for at in _cited(search.shown, golds):
+def _words(passage: Passage) -> str:
+    return f" {normal_answer(f'{passage.title} {passage.text}')} "
+
+
+def _seen(agent: Agent, search: SearchRecord, golds: Mapping[str, str], words: Words) -> Iterable[Sighting]:
+    for at in _cited(search.shown, golds, words):
         yield Sighting("shown", agent, search.query, at)
-    for at in _cited(search.passages[len(search.shown) :], golds):
+    for at in _cited(search.passages[len(search.shown) :], golds, words):
         yield Sighting("dropped", agent, search.query, at)
 
 
-def _cited(passages: Iterable[Passage], golds: Sequence[str]) -> Iterable[Citation]:
-    """The passages that hold one of `golds`, each once, by the sentence that does, or else by their title."""
+def _cited(passages: Iterable[Passage], golds: Mapping[str, str], words: Words) -> Iterable[Citation]:
+    """The passages that hold one of `golds`, each once, by the sentence that does, or else by their title. `golds`:
+    with their words.
+    """
     for passage in passages:
-        gold = next((gold for gold in golds if holds([f"{passage.title} {passage.text}"], gold)), None)
+        gold = next((gold for gold, wanted in golds.items() if f" {wanted} " in words(passage)), None)
         if gold is not None:
             yield next(iter(cite_answer(gold, [passage])), citation(passage, passage.title))

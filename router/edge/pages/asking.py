@@ -64,6 +64,8 @@ class Asking:
             raise BadRequest(f"topology {topology!r}: is not set up here.")
         if version:
             check_scope(caller(), "operate")
+            if chosen not in ("factorized", "host"):
+                raise BadRequest(f"topology {topology!r}: no version of the executor works in it.")
             if self._executors is None or version not in await self.versions():
                 raise BadRequest(f"executor version {version!r}: is not on record.")
             await self._executors.require(version)

@@ -33,6 +33,7 @@ HEADERS = {
 }
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _IDENTITY = web.RequestKey("identity", Identity)
+_SENT = web.RequestKey("sent", web.StreamResponse)
 _EXPIRED = "This form is of another session; go back, load the page anew, and try again."
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -107,6 +108,10 @@ class Frame:
         except ClientConnectionResetError:  # the client is gone
             raise
         except Exception as error:
+            if (sent := request.get(_SENT)) is not None:  # a stream, in which another response would only be text
+                if request.transport is not None:
+                    request.transport.abort()
+                return sent
             if isinstance(error, NoKey) and request.path != "/sign-in":
                 if "HX-Request" in request.headers:  # a part of a page that is still open
                     return web.Response(status=401, headers={"HX-Refresh": "true"})
@@ -119,8 +124,9 @@ class Frame:
             return response
 
     @staticmethod
-    async def protect(_request: web.Request, response: web.StreamResponse) -> None:
+    async def protect(request: web.Request, response: web.StreamResponse) -> None:
         """Set what browsers must keep to, whatever answers; to be called before a response is sent."""
+        request[_SENT] = response
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
 

@@ -13,7 +13,7 @@ from router.edge.limits import Limits
 from router.edge.pages import timeline
 from router.edge.pages.asking import Asking
 from router.edge.pages.frame import Frame, identity, redirect
-from router.edge.pages.table import TablePages
+from router.edge.pages.table import TablePages, number
 from router.edge.rendering import cited_answer, progress_line
 from router.edge.status import as_seen_by, logged_failure
 from router.edge.visible import visible
@@ -30,6 +30,10 @@ from router.trace.turns import tool_sums
 
 _LOOKED_AT = 10
 """Passages that a search for a right answer finds."""
+_GOLDS = 3
+"""Right answers that are looked for: those told last."""
+_LANES = 100
+"""Lanes of a page, as that of a run that goes on is made anew each second; without a choice, the newest."""
 _FOLLOWED = ("answer", "table")
 """Kinds of runs that tell what happens."""
 
@@ -69,7 +73,7 @@ class RunPages:
         if part_alone and run.status != "running":
             return web.Response(status=204, headers={"HX-Refresh": "true"})
         said = await self._runs.feedback_on(run)
-        golds = right_answers(said)
+        golds = right_answers(said)[-_GOLDS:]
         return await self._frame.render(
             request,
             part if part_alone else page,
@@ -87,7 +91,7 @@ class RunPages:
         found = await asyncio.to_thread(attribute, run, golds)
         if found is None or found.lost_by or found.right or self._retriever is None:
             return found
-        queries, known = [*golds[:3], *(f"{run.request} {gold}" for gold in golds[:3])], list[Passage]()
+        queries, known = [*golds, *(f"{run.request} {gold}" for gold in golds)], list[Passage]()
         try:
             for passages in await self._retriever.search(queries, _LOOKED_AT):
                 known.extend(passages)
@@ -97,7 +101,8 @@ class RunPages:
 
     async def _agent(self, request: web.Request) -> web.Response:
         run, path = await self.run(request), request.match_info["agent"]
-        lane = next((each for each in timeline.lanes(run) if each.agent.path == path), None)
+        lanes = await asyncio.to_thread(timeline.lanes, run)
+        lane = next((each for each in lanes if each.agent.path == path), None)
         if lane is None:
             raise web.HTTPNotFound(text="This run has no such agent.")
         execution = lane.execution
@@ -120,18 +125,16 @@ class RunPages:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: `line`, an item of the list of what happened; `changed`, after it; `done`, at the end."""
-        after = request.headers.get("Last-Event-ID", "0")
-        if not (after.isascii() and after.isdecimal()):
-            raise BadRequest("Last-Event-ID is no number of an event.")
+        after = number(request.headers.get("Last-Event-ID", "0"))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         try:
-            async for number, item in self._runs.watch(request.match_info["run"], int(after), identity(request)):
+            async for at, item in self._runs.watch(request.match_info["run"], after, identity(request)):
                 if not response.prepared:
                     await response.prepare(request)
                 async with asyncio.timeout(self._reading_s):
-                    await response.write(_told(number, item).encode())
+                    await response.write(_told(at, item).encode())
         except Exception as error:
-            if not response.prepared or isinstance(error, ClientConnectionResetError):
+            if not response.prepared or isinstance(error, ClientConnectionResetError | TimeoutError):
                 raise
             logged_failure(error)
         return response
@@ -161,6 +164,8 @@ async def _view(run: Run, request: web.Request) -> dict[str, Any]:
     finished = run.status == "finished" and not run.redacted
     cited = await cited_answer(run) if finished and isinstance(run.result, Trajectory | Execution) else None
     lanes = await asyncio.to_thread(timeline.lanes, run)
+    newest = max(0, len(lanes) - _LANES)
+    first = min(number(request.query.get("lane", str(newest))), newest)
     tabular = run.kind == "table" and not run.redacted and (run.result is not None or run.status == "running")
     return {
         "run": run,
@@ -169,6 +174,9 @@ async def _view(run: Run, request: web.Request) -> dict[str, Any]:
         "cited": cited,
         "sources": timeline.sources(cited.citations, timeline.passages_of(run)) if cited else (),
         "lanes": lanes,
+        "shown": lanes[first : first + _LANES],
+        "before": max(0, first - _LANES) if first else None,
+        "after": first + _LANES if first < newest else None,
         "lane_of": {lane.agent: lane for lane in lanes},
         "ticks": timeline.ticks(run),
         "spent": UsageSums(**sums_of(run.calls)),

@@ -15,7 +15,7 @@ from router.trace.run import RunKind, RunStatus
 from router.trace.table import TableOutcome, TableTopologyName
 from router.trace.values import AnswerOutcome, TopologyName
 
-_PAGE = 50
+_PAGE, _MOST_NANO_USD = 50, 2**63 - 1
 _CHOICES: dict[str, tuple[str, ...]] = {
     "status": get_args(RunStatus),
     "outcome": tuple(dict.fromkeys((*get_args(AnswerOutcome), *get_args(TableOutcome)))),
@@ -62,12 +62,17 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
     """The runs that the fields of the form choose. Raises `BadRequest`."""
     fields: dict[str, Any] = {name: value for name, value in asked.items() if name in RunFilter.__struct_fields__}
     try:
-        fields |= {f"{name}_nano_usd": round(float(asked[name]) * 1e9) for name in ("least", "most") if name in asked}
+        fields |= {f"{name}_nano_usd": _nano_usd(asked[name]) for name in ("least", "most") if name in asked}
         spans = (("since", "start"), ("until", "end"))
         fields |= {field: unix_time(asked[name]) for name, field in spans if name in asked}
         return msgspec.convert(fields, RunFilter)
     except (ValueError, OverflowError, msgspec.ValidationError) as error:
         raise BadRequest(f"This cannot be looked for: {error}.") from None
+
+
+def _nano_usd(dollars: str) -> int:
+    """Billionths, as far as a store has them. Raises `ValueError` and `OverflowError`."""
+    return max(-_MOST_NANO_USD, min(round(float(dollars) * 1e9), _MOST_NANO_USD))
 
 
 def unix_time(text: str) -> float:

@@ -13,7 +13,7 @@ from router.trace.identity import LOCAL, Identity
 COOKIE = "rolegate_session"
 LASTS_S = 12 * 3600
 """After which one signs in again; so, too, after a restart of the gateway."""
-_MOST, _PAUSE_S, _MOST_WRONG = 10_000, 60.0, 10
+_MOST, _OF_ONE_KEY, _PAUSE_S, _MOST_WRONG = 10_000, 20, 60.0, 10
 _NO_SESSION = "Sign in with a key."
 _TOO_MANY = "Too many wrong keys; wait a minute."
 
@@ -27,16 +27,20 @@ class Sessions:
         self._wrong: TTLCache[str, int] = TTLCache(_MOST, _PAUSE_S)
 
     async def open(self, key: str, client: str) -> str:
-        """The name of a new session, for the cookie. `client`: the address that it comes from; its wrong keys are
-        counted. Raises `NoKey`, `StoreFailed`, and `Overloaded` after too many.
+        """The name of a new session, for the cookie; the oldest of a key's many ends. `client`: the address that it
+        comes from; its wrong keys are counted, but a right one passes, as others may come from there too. Raises
+        `NoKey`, `StoreFailed`, and `Overloaded` after too many.
         """
-        if self._wrong.get(client, 0) >= _MOST_WRONG:
-            raise Overloaded(_TOO_MANY, retry_after_s=_PAUSE_S)
         try:
             found = await self._access.identify(f"Bearer {key.strip()}") if self._access else LOCAL
         except NoKey:
+            if self._wrong.get(client, 0) >= _MOST_WRONG:
+                raise Overloaded(_TOO_MANY, retry_after_s=_PAUSE_S) from None
             self._wrong[client] = self._wrong.get(client, 0) + 1
             raise
+        own = [name for name in self._open if (one := self._open.get(name)) and one.key_id == found.key_id]
+        for name in own[: 1 - _OF_ONE_KEY]:
+            self.close(name)
         name = secrets.token_urlsafe(32)
         self._open[name] = found
         return name

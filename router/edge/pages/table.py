@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from router.trace.values import TableRun
 
 _PAGE = 100
 _HOLES = ("missing", "not_found")
+_SIGNED = re.compile(r"[+-][\d.,]+(e[+-]?\d+)?%?", re.ASCII | re.IGNORECASE)
 _TYPES = {"md": "text/markdown", "csv": "text/csv", "json": "application/json"}
 
 
@@ -39,7 +41,7 @@ class TablePages:
     async def view(run: Run, request: web.Request) -> Mapping[str, Any]:
         """A page of the table, for a template."""
         table, asks, executions = await found_table(run)
-        first = max(0, _number(request.query.get("row", "0")))
+        first = max(0, number(request.query.get("row", "0")))
         looked = occasions((asks[number], execution) for number, execution in executions.items())
         return {
             "columns": table.schema.columns,
@@ -53,7 +55,7 @@ class TablePages:
     async def _cell(self, request: web.Request) -> web.Response:
         run = await self._run(request)
         table, asks, executions = await found_table(run)
-        at, place = (_number(request.match_info[name]) for name in ("row", "column"))
+        at, place = (number(request.match_info[name]) for name in ("row", "column"))
         if not (at < len(table.rows) and place < len(table.schema.columns)) or run.redacted:
             raise web.HTTPNotFound(text="This table has no such cell.")
         row, column, numbers = table.rows[at], table.schema.columns[place], {ask: at for at, ask in enumerate(asks)}
@@ -77,7 +79,8 @@ class TablePages:
             case "md":
                 written.write(to_markdown(columns, rows))
             case "csv":
-                csv.writer(written).writerows([[column.name for column in columns], *rows])
+                cells = [[column.name for column in columns], *rows]
+                csv.writer(written).writerows([_inert(text) for text in row] for row in cells)
             case _:
                 written.write(msgspec.json.format(msgspec.json.encode(table)).decode())
         headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}
@@ -94,8 +97,13 @@ class TablePages:
         return redirect(f"/runs/{await self._asking.fill(wanted)}")
 
 
-def _number(text: str) -> int:
-    """Raises `BadRequest`."""
+def _inert(text: str) -> str:
+    """What no spreadsheet takes for a formula, as pages that were read may be hostile."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _SIGNED.fullmatch(text) else text
+
+
+def number(text: str) -> int:
+    """The number in an address. Raises `BadRequest`."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise BadRequest(f"{text[:20]!r} is no number.")
     return int(text)

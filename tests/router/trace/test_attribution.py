@@ -76,6 +76,22 @@ def test_nothing_has_it_and_all_reported() -> None:
     assert traced(execution("Kestrel", OTHER), known=[OTHER]).lost_by == "retrieval"
 
 
+def test_a_passage_is_read_once() -> None:
+    """However many searches found it, and however many answers are looked for."""
+
+    class Read(str):
+        times = 0
+
+        def __format__(self, spec: str) -> str:
+            self.times += 1
+            return str(self)
+
+    passage = replace(OTHER, text=(text := Read("Kestrel is a town.")))
+    executions = (execution("Kestrel", passage), execution("Kestrel", passage, dropped=1))
+    attribute(run("run-1", result=Trajectory("Kestrel", "answered", executions)), ["Tarn", "Sel", "Orrin"])
+    assert text.times == 1
+
+
 def test_an_answer_that_holds_it_is_lost_by_nobody() -> None:
     found = traced(execution("Tarn", HOLDS), answer="In the town of Tarn.")
     assert (found.lost_by, found.right) == (None, True)

@@ -10,6 +10,7 @@ import aiohttp
 from router.access import Access, new_key
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
+from router.edge.limits import Limits
 from router.edge.pages import Frame
 from router.edge.pages.asking import Asking, add_asking
 from router.edge.pages.run import RunPages
@@ -37,6 +38,7 @@ class Shown:
     frame: Frame
     tables: ScriptedTables
     asking: Asking
+    accounts: KeptAccounts
 
 
 @asynccontextmanager
@@ -47,11 +49,13 @@ async def shown(
     tenants: Sequence[str] = (),
     retriever: Retriever | None = None,
     topologies: Mapping[TopologyName, Topology] = {},
+    limits: Limits | None = None,
     **versions: Any,
 ) -> AsyncIterator[Shown]:
     """Pages that show `runs`; with `tenants`, for those who have a key. `versions`: those of `Asking`."""
     made = {tenant: new_key(tenant or None, ASKS if tenant else frozenset(("ask", "operate"))) for tenant in tenants}
-    access = Access(KeptAccounts(*(key for _, key in made.values())))
+    accounts = KeptAccounts(*(key for _, key in made.values()))
+    access = Access(accounts)
     store, live = Kept(), LiveRuns()
     for run in runs:
         keep(store, run)
@@ -61,13 +65,14 @@ async def shown(
     asking = Asking(gateway, access, tables, **versions)
     add_runs(frame, stored)
     add_asking(frame, asking)
-    RunPages(frame, stored, asking, retriever)
+    RunPages(frame, stored, asking, retriever, limits)
     server = HTTPServer(openai_app(gateway, access, pages=frame), 0.0, access=access)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asking.detached.drain, 0)
         stack.push_async_callback(server.drain)
         bound = await server.start("127.0.0.1:0", "server.http")
-        yield Shown(bound, store, {tenant: sent for tenant, (sent, _) in made.items()}, frame, tables, asking)
+        keys = {tenant: sent for tenant, (sent, _) in made.items()}
+        yield Shown(bound, store, keys, frame, tables, asking, accounts)
 
 
 def keep(store: Kept, run: Run) -> None:

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from router.access import Access, new_key
 from router.edge.pages.frame import HEADERS
+from router.edge.pages.sessions import Sessions
+from router.errors import NoKey
 from router.store import SQLAccounts
-from tests.router.edge.pages.world import browsing, pages, token
+from tests.router.accounts import KeptAccounts
+from tests.router.edge.pages.world import ASKS, browsing, pages, token
 from tests.router.store.stored import put, run
 
 
@@ -86,15 +90,27 @@ async def test_sessions_end_with_their_key_and_by_signing_out(tmp_path: Path) ->
 
 
 async def test_wrong_keys(tmp_path: Path) -> None:
-    """Nothing repeats them, and after ten of them one waits, also with the right one."""
+    """Nothing repeats them, and after ten of them one waits, but not with the right one."""
     async with pages(tmp_path, "") as world, browsing(world) as session:
         form = {"key": "rg_00000000_wrong", "csrf": await token(session, "/sign-in")}
-        for status in [401] * 10 + [429] * 2:
+        for status, wait in [(401, None)] * 10 + [(429, "60")] * 2:
             async with session.post("/sign-in", data=form) as response:
-                assert response.status == status
+                assert (response.status, response.headers.get("Retry-After")) == (status, wait)
                 assert "wrong" not in (await response.text()).replace('class="wrong"', "").replace("wrong keys", "")
         async with session.post("/sign-in", data={**form, "key": world.keys[""]}) as response:
-            assert (response.status, response.headers["Retry-After"]) == (429, "60")
+            assert (response.status, response.url.path) == (200, "/runs")
+
+
+async def test_a_key_has_some_sessions() -> None:
+    """Its oldest ends for another one; those of other keys stay."""
+    (sent, key), (others, other) = (new_key(None, ASKS) for _ in range(2))
+    sessions = Sessions(Access(KeptAccounts(key, other)))
+    foreign = await sessions.open(others, "")
+    own = [await sessions.open(sent, "") for _ in range(21)]
+    with pytest.raises(NoKey):
+        await sessions.identify(own[0])
+    for name, one in ((foreign, other), (own[1], key), (own[-1], key)):
+        assert (await sessions.identify(name)).key_id == one.key_id
 
 
 async def test_forms_of_others_are_refused(tmp_path: Path) -> None:
@@ -136,6 +152,9 @@ async def test_errors_are_pages(tmp_path: Path) -> None:
         for path, status in (("/nothing", 404), ("/runs?kind=x", 400), ("/runs?page=x", 400)):
             async with session.get(path) as response:
                 assert (response.status, response.content_type) == (status, "text/html")
+        for path, status in (("/runs?least=1e12&most=-1e12", 200), ("/usage?instead_execution=tiny*1e308", 400)):
+            async with session.get(path) as response:
+                assert response.status == status
         async with session.get("/v1/nothing") as response:
             assert (response.status, response.content_type) == (404, "application/json")
         async with session.put("/runs") as response:

@@ -8,7 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
+from router.edge.limits import Limits
 from router.errors import BadVersion
 from router.models import ScriptedModel
 from router.search import Executor, RunContext, Topology
@@ -17,7 +19,7 @@ from router.testing.retriever import FixedRetriever
 from router.trace import Execution, Run
 from router.trace.redaction import redacted
 from router.trace.run import Feedback
-from router.trace.values import TopologyName
+from router.trace.values import SubQueryDispatched, TopologyName
 from router.versions import ExecutorVersion
 from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
@@ -96,6 +98,21 @@ async def test_calls_of_tools_are_summed(kept: Run) -> None:
     assert rows == [["files", "open", "1", "0", "250 ms"], ["web", "fetch", "2", "1", "1 min 1 s"]]
 
 
+async def test_the_newest_agents_are_shown() -> None:
+    """The earlier ones have pages of their own, as all of them would be too much for each second."""
+    dispatched = tuple(SubQueryDispatched(number, 1, f"query {number}") for number in range(250))
+    whole = run("run-1", result=None, status="running", events=dispatched)
+    async with shown(runs=[whole]) as pages, browsing(pages) as session:
+        texts = [await read(session, f"/runs/run-1{query}") for query in ("", "?lane=50", "?lane=0")]
+        await read(session, "/runs/run-1?lane=x", 400)
+    lanes = [re.findall('id="lane-execution-([^"]+)"', text) for text in texts]
+    assert [(one[0], one[-1]) for one in lanes] == [("150", "249"), ("50", "149"), ("0", "99")]
+    assert [("Agents before" in text, "Agents after" in text) for text in texts] == [
+        (True, False), (True, True), (False, True),
+    ]  # fmt: skip
+    assert 'hx-get="/runs/run-1?lane=50"' in texts[1]
+
+
 @pytest.mark.parametrize(
     ("run_id", "lost_by"),
     [
@@ -119,6 +136,13 @@ async def test_who_lost_a_wrong_answer(run_id: str, lost_by: str) -> None:
     assert pages.store.given == [
         Feedback(run_id, False), Feedback(run_id, None, None, "Tarn", "She moved later."),
     ]  # fmt: skip
+
+
+async def test_the_answers_told_last_are_looked_for() -> None:
+    async with shown(runs=runs()) as pages, browsing(pages) as session:
+        for gold in ("Tarn", "Orrin", "Sel", "Wend"):
+            await posted(session, "/runs/run-reading/feedback", gold_answer=gold)
+        assert "<b class=\"text\">Orrin · Sel · Wend</b>" in await read(session, "/runs/run-reading")
 
 
 async def test_a_failing_retriever_leaves_it_open() -> None:
@@ -213,8 +237,39 @@ async def test_a_live_run() -> None:
         async with session.get(f"/runs/{run_id}/events", headers={"Last-Event-ID": "5"}) as response:
             told = await stream(response, "done")
         assert [name for name, _ in told if name == "line"] == ["line"]
-        async with session.get(f"/runs/{run_id}/events", headers={"Last-Event-ID": "x"}) as response:
-            assert response.status == 400
+        for number in ("x", "9" * 5000):
+            async with session.get(f"/runs/{run_id}/events", headers={"Last-Event-ID": number}) as response:
+                assert response.status == 400
+
+
+async def test_a_stream_ends_with_its_key() -> None:
+    """At once, and with nothing of another response in it."""
+    deployment, held = live()
+    async with shown(deployment, tenants=[""]) as pages, browsing(pages, pages.keys[""]) as session:
+        run_id = await begun(session)
+        async with session.get(f"/runs/{run_id}/events") as response:
+            await stream(response, "line")
+            await pages.accounts.revoke_key(pages.keys[""].split("_")[1])
+            ended = asyncio.ensure_future(response.content.read())
+            async with asyncio.timeout(10):
+                while not ended.done():  # keys are read anew for some request
+                    await session.get("/runs", headers={"HX-Request": "true"})
+            assert isinstance(ended.exception(), aiohttp.ClientError)
+        held.let.set()
+
+
+async def test_a_reader_of_events_that_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Its connection is closed before it has everything, and that is no failure of ours."""
+    events = tuple(SubQueryDispatched(number, 1, "x" * 1_000_000) for number in range(30))  # more than sockets hold
+    with capture_logs() as logs:
+        async with (
+            shown(runs=[run("run-1", events=events)], limits=Limits(reading_s=0.0)) as pages,
+            browsing(pages) as session,
+            session.get("/runs/run-1/events") as response,
+        ):
+            with pytest.raises(aiohttp.ClientError):
+                await asyncio.wait_for(response.read(), 10)
+    assert [*logs, *caplog.records] == []
 
 
 async def test_stopping_a_run() -> None:
@@ -275,7 +330,7 @@ async def test_the_operator_chooses_a_version() -> None:
     deployment = Deployment()
     roles = deployment.roles()
     noting = Noting(roles["execution"], deployment.retriever, ExecutorLimits())
-    ways: dict[TopologyName, Topology] = {"factorized": Topology(deployment.search(executor=noting), roles)}
+    ways = single(deployment) | {"factorized": Topology(deployment.search(executor=noting), roles)}
     async with (
         shown(deployment, [run("run-1")], topologies=ways, versions=versions, executors=versions) as pages,
         browsing(pages) as session,
@@ -287,6 +342,8 @@ async def test_the_operator_chooses_a_version() -> None:
         assert (versions.required, wanted) == (["executor-1"], ["executor-1"])
         for version in ("executor-2", "executor-3"):
             assert (await posted(session, "/runs/run-1/again", **form, executor=version))[0] == 400
+        form = {"topology": "homogeneous", "executor": "executor-1"}  # whose executor has no versions
+        assert (await posted(session, "/runs/run-1/again", **form))[0] == 400
         assert versions.required == ["executor-1", "executor-2"]
 
 

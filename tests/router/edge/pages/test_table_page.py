@@ -83,6 +83,20 @@ async def test_exports() -> None:
     assert json.loads(told["json"])["rows"][1]["cells"][2]["state"] == "conflict"
 
 
+@pytest.mark.parametrize(
+    ("name", "exported"),
+    [
+        ('=HYPERLINK("x")', "'=HYPERLINK(\"x\")"), ("+1+cmd|' /C calc'!A0", "'+1+cmd|' /C calc'!A0"), ("-2+3", "'-2+3"),
+        ("@SUM(1)", "'@SUM(1)"), ("-12.5", "-12.5"), ("+1,200", "+1,200"), ("-1e3", "-1e3"), ("Krurou", "Krurou"),
+    ],
+)  # fmt: skip
+async def test_an_exported_value_is_no_formula(name: str, exported: str) -> None:
+    found = TableRun(Schema((Column("city", key=True), Column("@now"))), ((name, "x"), ("Bel", name)))
+    async with shown(runs=[replace(TABLE, result=found, events=())]) as pages, browsing(pages) as session:
+        text = await read(session, "/runs/run-1/table.csv")
+    assert list(csv.reader(io.StringIO(text))) == [["city", "'@now"], [exported, "x"], ["Bel", exported]]
+
+
 async def test_a_long_table_has_pages() -> None:
     """Rows have the same addresses on all of them."""
     names = "\n".join(f"- City {number}" for number in range(250))
