@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import msgspec
 import structlog
@@ -153,6 +153,8 @@ def _not_found(run_id: str) -> NotFound:
     return NotFound(f"run_id {run_id!r}: no such run is stored here.")
 
 
+# Pages ask with the same few filters every few seconds, and to build conditions takes longer than to read the runs.
+@lru_cache(maxsize=256)
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
     untrained = select(TENANTS.c.name).where(TENANTS.c.training == false())
@@ -175,6 +177,7 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
     return [condition for holds, condition in conditions if holds]
 
 
+@lru_cache(maxsize=256)
 def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     """Conditions that runs are looked through for."""
     columns, text = RUNS.c, storable(wanted.text)
