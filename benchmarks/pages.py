@@ -23,7 +23,7 @@ import uvloop
 _POLLED = re.compile(r'hx-get="([^"]+)" hx-trigger="every (\d+)s"')
 _THROTTLED = re.compile(r'hx-get="([^"]+)" hx-trigger="sse:changed throttle:(\d+)s"')
 _RUN = re.compile(r'<a id="([^"]+)"')
-_LOOKED_AT_S, _NONE_YET_S = 3.0, 0.1
+_LOOKED_AT_S, _NONE_YET_S = 3.0, 0.5
 
 
 class Browser:

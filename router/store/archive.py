@@ -81,7 +81,7 @@ class SQLArchive:
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
         """The feedback on a run, oldest first; none of one that is not there."""
         run_id = storable(run_id)
-        return (await self._database.read(partial(_feedback, run_ids=[run_id]))).get(run_id, ())
+        return (await self._database.read(partial(_feedback, run_ids=[run_id]), behind=True)).get(run_id, ())
 
     async def request_cancel(self, run_id: str) -> None:
         """Ask the process that works on it to cancel a run; of no effect on one that has ended."""
