@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 
 import msgspec
@@ -41,18 +42,25 @@ class SQLArchive:
     def __init__(
         self,
         database: Database,
-        calls: Callable[[str], tuple[Call, ...]] = lambda _run_id: (),
+        calls: Callable[[str], tuple[Call, ...] | None] = lambda _run_id: None,
         searched: int = _SEARCHED,
     ) -> None:
-        """`calls`: those that have ended of a run under way, by its identifier. `searched`: the runs that one page is
-        looked for in, where no index finds those that are wanted; there may be a next page then, however few are found.
+        """`calls`: those that have ended of a run under way here, by its identifier; None of any other. `searched`: the
+        runs that one page is looked for in, where no index finds those that are wanted; there may be a next page then,
+        however few are found.
         """
         self._database, self._calls, self._searched = database, calls, searched
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
         """A run; one that runs here has the calls that have ended by then. Raises `NotFound`."""
-        run = await self._database.read(partial(_load, run_id=run_id, tenant=tenant))
-        return msgspec.structs.replace(run, calls=self._calls(run_id)) if run.status == "running" else run
+        read = partial(_load, run_id=run_id, tenant=tenant)
+        if self._calls(run_id) is not None:  # its row stays as it is, so that nobody has to wait for later ones
+            with suppress(NotFound):  # it has none yet
+                run = await self._database.read(read, behind=True)
+                if run.status == "running" and (calls := self._calls(run_id)) is not None:
+                    return msgspec.structs.replace(run, calls=calls)
+        run = await self._database.read(read)
+        return msgspec.structs.replace(run, calls=self._calls(run_id) or ()) if run.status == "running" else run
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
