@@ -6,6 +6,7 @@ cpu     the same, 64 in flight, with models that answer at once; LiteLLM's SDK f
 proxy   one call of a model by the gateway's `Complete` and by LiteLLM's proxy server (needs --litellm)
 tokens  16 streams at once as a role of the gateway reads them, and as aiohttp alone does on plain asyncio
 load    CPU and memory of a question, with few and with many in flight
+pages   CPU of a question as in paced, with so many of the gateway's web pages open as --pages says, and with none
 
 Added is the time of an answer beyond that in which at least one of its model calls was being worked on. Each variant is
 a process of its own, and so are the models; who asks and the retrieval at an address are in the benchmark's. Compare
@@ -36,7 +37,7 @@ from benchmarks.pipelines.models import Pace
 from benchmarks.pipelines.process import DRIVEN, TOKENS
 from benchmarks.rounds import Figure, Round, Wanted, cpu, figure, in_turns, p50, p99
 
-Part = Literal["paced", "cpu", "proxy", "tokens", "load"]
+Part = Literal["paced", "cpu", "proxy", "tokens", "load", "pages"]
 _DOUBLES: dict[str, tuple[Double, ...]] = {
     "by_address": (),
     "in_process": ("retriever", "timed"),
@@ -73,8 +74,9 @@ _FIGURES: dict[Part, list[Wanted]] = {
         Wanted("CPU of a question, largest to smallest", cpu, "largest", "smallest", most=1.3),
         Wanted("memory of a question, most in flight, kB", p50, "memory", most=40.0),
     ],
+    "pages": [Wanted("CPU of a question, pages open to none", cpu, "open", "none", most=1.1)],
 }
-_PACES: dict[Part, Pace] = {"paced": "paced", "tokens": "tokens"}
+_PACES: dict[Part, Pace] = {"paced": "paced", "tokens": "tokens", "pages": "paced"}
 _EACH = 1_000_000
 """Question numbers that a round may use."""
 _AT_ONCE, _STREAMS, _CALLS, _ONE_BY_ONE = 64, 16, 256, 64
@@ -84,11 +86,14 @@ _SYNCS, _RECORD = 20, b"x" * 200
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    parts: Annotated[tuple[Part, ...], Meta(description="of paced, cpu, proxy, tokens and load (default: all)")] = ()
+    parts: Annotated[
+        tuple[Part, ...], Meta(description="of paced, cpu, proxy, tokens, load, pages (default: all)")
+    ] = ()
     rounds: Annotated[int, Meta(ge=2, description="of each part, after one to warm up")] = 10
     questions: Annotated[int, Meta(ge=2, description="of each variant and round")] = 200
-    rate: Annotated[float, Meta(gt=0, description="questions a second, of paced")] = 20.0
+    rate: Annotated[float, Meta(gt=0, description="questions a second, of paced and pages")] = 20.0
     in_flight: Annotated[tuple[int, ...], Meta(description="questions in flight, of load")] = (10, 100, 1000, 3000)
+    pages: Annotated[int, Meta(ge=1, description="web pages that are open, of pages")] = 10
     token_s: Annotated[float, Meta(gt=0, description="seconds for a token; for the first, five times")] = 0.01
     folder: Annotated[Path, Meta(description="for stores and logs, as its disk matters")] | None = None
     litellm: Annotated[Path, Meta(description="the Python of an environment with litellm[proxy]")] | None = None
@@ -115,6 +120,7 @@ class Figures(msgspec.Struct, frozen=True):
 Measure = Callable[[Order], Awaitable[Round]]
 Rounds = dict[str, list[Round]]
 _seconds = msgspec.json.Decoder(dict[int, float]).decode
+_counts = msgspec.json.Decoder(dict[str, float]).decode
 _times = msgspec.json.Decoder(list[float]).decode
 
 
@@ -187,7 +193,7 @@ async def measure(options: Options) -> Figures:
     if options.quick:
         options = replace(options, rounds=2, questions=5, rate=40.0, in_flight=(2, 8), token_s=0.001)
     figures, variants = list[Figure](), list[Variant]()
-    parts = {"paced": _paced, "cpu": _cpu, "proxy": _proxy, "tokens": _tokens, "load": _load}
+    parts = {"paced": _paced, "cpu": _cpu, "proxy": _proxy, "tokens": _tokens, "load": _load, "pages": _pages}
     for part in options.parts or get_args(Part):
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(work_folder(options.folder))
@@ -270,3 +276,18 @@ async def _load(bench: Bench, options: Options) -> Rounds:
     found = await in_turns({f"{level} in flight": partial(loaded, level) for level in levels}, options.rounds)
     by_cpu = sorted(found.values(), key=cpu)
     return {**found, "memory": memory, "largest": by_cpu[-1], "smallest": by_cpu[0]}
+
+
+async def _pages(bench: Bench, options: Options) -> Rounds:
+    process, seen = (await bench.start("by_address"))["by_address"], dict[str, list[Round]](requests=[], events=[])
+    browser = await bench.stack.enter_async_context(child("benchmarks.pages", process.words[1]))
+    asked = _rounds(await bench.measure(process), Order(0, options.questions, per_s=options.rate))
+
+    async def opened(number: int) -> Round:
+        await browser.answer(str(options.pages).encode())
+        found, counts = await asked(number), _counts(await browser.answer(b"0"))
+        for name, rounds in seen.items():
+            rounds.append(Round([counts.get(name, 0)]))
+        return found
+
+    return {**await in_turns({"open": opened, "none": asked}, options.rounds), **seen}

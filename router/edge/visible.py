@@ -13,4 +13,4 @@ SHOWN = {code: f"\\u{code:04x}" for code in _OBEYED}
 
 def visible(text: str) -> str:
     r"""The text with `\u001b` for the escape character, and so on for all that is obeyed but tab and newline."""
-    return text.translate(SHOWN)
+    return text if text.isprintable() else text.translate(SHOWN)  # of these characters, none is printable

@@ -6,7 +6,8 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import lru_cache, partial
 
 import msgspec
 import structlog
@@ -41,18 +42,25 @@ class SQLArchive:
     def __init__(
         self,
         database: Database,
-        calls: Callable[[str], tuple[Call, ...]] = lambda _run_id: (),
+        calls: Callable[[str], tuple[Call, ...] | None] = lambda _run_id: None,
         searched: int = _SEARCHED,
     ) -> None:
-        """`calls`: those that have ended of a run under way, by its identifier. `searched`: the runs that one page is
-        looked for in, where no index finds those that are wanted; there may be a next page then, however few are found.
+        """`calls`: those that have ended of a run under way here, by its identifier; None of any other. `searched`: the
+        runs that one page is looked for in, where no index finds those that are wanted; there may be a next page then,
+        however few are found.
         """
         self._database, self._calls, self._searched = database, calls, searched
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
         """A run; one that runs here has the calls that have ended by then. Raises `NotFound`."""
-        run = await self._database.read(partial(_load, run_id=run_id, tenant=tenant))
-        return msgspec.structs.replace(run, calls=self._calls(run_id)) if run.status == "running" else run
+        read = partial(_load, run_id=run_id, tenant=tenant)
+        if self._calls(run_id) is not None:  # its row stays as it is, so that nobody has to wait for later ones
+            with suppress(NotFound):  # it has none yet
+                run = await self._database.read(read, behind=True)
+                if run.status == "running" and (calls := self._calls(run_id)) is not None:
+                    return msgspec.structs.replace(run, calls=calls)
+        run = await self._database.read(read)
+        return msgspec.structs.replace(run, calls=self._calls(run_id) or ()) if run.status == "running" else run
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
@@ -81,7 +89,7 @@ class SQLArchive:
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
         """The feedback on a run, oldest first; none of one that is not there."""
         run_id = storable(run_id)
-        return (await self._database.read(partial(_feedback, run_ids=[run_id]))).get(run_id, ())
+        return (await self._database.read(partial(_feedback, run_ids=[run_id]), behind=True)).get(run_id, ())
 
     async def request_cancel(self, run_id: str) -> None:
         """Ask the process that works on it to cancel a run; of no effect on one that has ended."""
@@ -153,6 +161,8 @@ def _not_found(run_id: str) -> NotFound:
     return NotFound(f"run_id {run_id!r}: no such run is stored here.")
 
 
+# Pages ask with the same few filters every few seconds, and to build conditions takes longer than to read the runs.
+@lru_cache(maxsize=256)
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
     untrained = select(TENANTS.c.name).where(TENANTS.c.training == false())
@@ -175,6 +185,7 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
     return [condition for holds, condition in conditions if holds]
 
 
+@lru_cache(maxsize=256)
 def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     """Conditions that runs are looked through for."""
     columns, text = RUNS.c, storable(wanted.text)

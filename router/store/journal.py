@@ -225,10 +225,10 @@ class LogJournal:
             raise
         await (self._follower.committed(run.id) if self._commits else self._log.synced())
 
-    def calls(self, run_id: str) -> tuple[Call, ...]:
-        """The calls of a run under way here that have ended by now."""
+    def calls(self, run_id: str) -> tuple[Call, ...] | None:
+        """The calls of a run under way here that have ended by now; None of any other."""
         run = self._runs.get(run_id)
-        return tuple(run.calls) if run else ()
+        return tuple(run.calls) if run else None
 
     def under_way(self) -> tuple[list[Call], list[OpenedCall]]:
         """The calls of all runs under way here: those that have ended, and those that have not."""

@@ -62,9 +62,12 @@ class Frame:
             finalize=lambda value: visible(value) if type(value) is str else value,
             trim_blocks=True,
             lstrip_blocks=True,
+            auto_reload=False,
         )
         self._templates.filters.update(formats.FILTERS)
-        self._templates.globals["static"] = self._address
+        self._templates.globals["static"] = {
+            name: f"/static/{name}?{hashlib.sha256(content).hexdigest()[:12]}" for name, content in self._static.items()
+        }.__getitem__
         self.routes: list[web.RouteDef] = []
         self._route("GET", "/static/{name}", self._asset)
         self._route("GET", "/sign-in", self._sign_in)
@@ -189,9 +192,6 @@ class Frame:
             raise web.HTTPNotFound(text="There is no such file.")
         headers = {"Cache-Control": "public, max-age=31536000, immutable"}  # its address changes with it
         return web.Response(body=content, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=headers)
-
-    def _address(self, name: str) -> str:
-        return f"/static/{name}?{hashlib.sha256(self._static[name]).hexdigest()[:12]}"
 
 
 def _opens(found: Identity, scope: KeyScope) -> bool:

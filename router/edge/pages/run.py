@@ -70,9 +70,10 @@ class RunPages:
     async def _page(self, request: web.Request, *, page: str, part: str) -> web.Response:
         """The page, or for htmx its part that changes while the run goes on; once it has ended, the page anew."""
         run, part_alone = await self.run(request), "HX-Request" in request.headers
-        if part_alone and run.status != "running":
+        running = run.status == "running"  # whose page shows nothing of what is read for others
+        if part_alone and not running:
             return web.Response(status=204, headers={"HX-Refresh": "true"})
-        said = await self._runs.feedback_on(run)
+        said = () if running else await self._runs.feedback_on(run)
         golds = right_answers(said)[-_GOLDS:]
         return await self._frame.render(
             request,
@@ -80,10 +81,10 @@ class RunPages:
             **await _view(run, request),
             feedback=said,
             golds=golds,
-            attribution=await self._attribution(run, golds),
-            live=run.status == "running" and run.kind in _FOLLOWED,
+            attribution=await self._attribution(run, golds) if golds else None,
+            live=running and run.kind in _FOLLOWED,
             topologies=self._asking.topologies,
-            executors=await self._asking.versions(),
+            executors=() if running else await self._asking.versions(),
         )
 
     async def _attribution(self, run: Run, golds: tuple[str, ...]) -> Attribution | None:

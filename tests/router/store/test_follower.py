@@ -162,3 +162,23 @@ async def test_what_is_left_in_a_log_is_put_on_disk(counted: Counted) -> None:
     async with LogJournal.writing(counted) as journal:
         assert journal.unfinished("run-2")
         assert any(counted.on_disk)
+
+
+async def test_reading_a_run_under_way(counted: Counted) -> None:
+    """Waits for nothing once the database has it, however far behind that is; its end is seen at once."""
+
+    async def wait() -> None:
+        pytest.fail("waits for the database")
+
+    async with LogJournal.writing(counted) as journal:
+        archive = SQLArchive(counted, journal.calls)
+        await journal.begin(start("run-1"))
+        assert (await archive.load("run-1")).status == "running"
+        await journal.begin(start("run-2"))
+        usual, counted.caught_up = counted.caught_up, wait
+        assert (await archive.load("run-1")).status == "running"
+        counted.caught_up = usual
+        assert (await archive.load("run-2")).status == "running"
+        for run_id in ("run-1", "run-2"):
+            await journal.finish(run(run_id, NOW))
+            assert (await archive.load(run_id)).status == "finished"
