@@ -166,6 +166,10 @@ async def test_escalation() -> None:
         "browser",
     )
     assert {call.manager for call in context.ledger.calls if call.sub_query == 0} == {"search", "browser"}
+    assert first.before.work
+    assert first.before.work.delegation
+    shown = first.before.work.delegation.messages[3].content  # what the manager was told of its workers
+    assert shown.count("<escalate_to>browser</escalate_to></result>") == 4
     assert len(list(by_executors(found.executions))) == 12
     alone = Layers(managers={"search": ScriptedModel(manages)}, pages={"search": Pages(range(4))})
     assert (await alone.search().run(QUESTION, lasting())).answer == " ".join(VALUES[4:])
