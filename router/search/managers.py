@@ -68,6 +68,9 @@ class Manager:
         grounds = _grounds(work, context)
         if report is None and grounds:
             report = _joined(grounds)
+        elif report and report.escalate_to and bool(report.evidence) != bool(grounds):
+            found_by = _joined(grounds) if grounds else NO_EVIDENCE  # what it wrote without any is a guess
+            report = msgspec.structs.replace(found_by, escalate_to=report.escalate_to)
         outcome: ExecutionOutcome = cut or _CUT.get(work.outcome, "no_report")
         if report is not None:
             outcome = "escalated" if report.escalate_to else cut or "reported"
@@ -167,11 +170,13 @@ class Managers:
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
         """See `Manager.run`. Where the manager names another one, that one is asked, once; in a table's run, the table
-        does so.
+        does so. Where that one fails, what the first has found is kept.
         """
         manager = self._by_name.get(context.manager, self._first)
         execution = await manager.run(sub_query, index, context)
         other = self._by_name.get(execution.report.escalate_to, manager)
         if other is manager or context.tabular:
             return execution
-        return msgspec.structs.replace(await other.run(sub_query, index, context), before=execution)
+        second = await other.run(sub_query, index, context)
+        kept = second.failed and not second.report.evidence and execution.report.evidence
+        return execution if kept else msgspec.structs.replace(second, before=execution)

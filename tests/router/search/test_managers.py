@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_report
 
 from router.errors import BudgetExhausted, UpstreamRefused
 from router.ledger import Budget, Ledger
@@ -193,6 +194,30 @@ async def test_a_manager_hands_on() -> None:
         managers = {"search": ScriptedModel([said.format(name)]), "browser": browser}
         execution, _ = await worked(Layers(managers=managers))
         assert (execution.outcome, execution.manager) == (outcome, at)
+
+
+HANDED_ON = '<escalate to="{}">the rest is blocked</escalate>'
+
+
+@pytest.mark.parametrize("written", ["", report("mine", "so it is")])
+@pytest.mark.parametrize("name", ["browser", "nobody"])
+async def test_what_was_found_is_kept(name: str, written: str) -> None:
+    """Where a manager hands on with reports there, and who is named fails or does not exist: its own report if it has
+    evidence, or else the workers'.
+    """
+    said = [block("What is fact 1?"), written + HANDED_ON.format(name)]
+    dead = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
+    execution, _ = await worked(Layers(managers={"search": ScriptedModel(said), "browser": dead}))
+    assert (execution.manager, execution.outcome, execution.report.escalate_to) == ("search", "escalated", name)
+    found = ("mine", ("so it is",)) if written else ("value-1", ("It is value-1",))
+    assert (execution.report.answer, execution.report.evidence) == found
+
+
+async def test_a_guess_is_not_kept() -> None:
+    """A report without workers' ones is none, whomever it names."""
+    layers = Layers(managers={"search": ScriptedModel([report("mine", "so it is") + HANDED_ON.format("nobody")])})
+    execution, _ = await worked(layers)
+    assert execution.report == replace_report(NO_EVIDENCE, escalate_to="nobody")
 
 
 @pytest.mark.parametrize("dead", ["manager", "workers"])
