@@ -73,7 +73,7 @@ class Manager:
             report = msgspec.structs.replace(found_by, escalate_to=report.escalate_to)
         outcome: ExecutionOutcome = cut or _CUT.get(work.outcome, "no_report")
         if report is not None:
-            outcome = "escalated" if report.escalate_to else cut or "reported"
+            outcome = "escalated" if report.escalate_to else "reported"
         elif error := error or next(iter(inner.failures.values()), None):
             outcome, context.failures[index] = "model_failed" if error.role else "retrieval_failed", error
         return Execution(sub_query, report or NO_EVIDENCE, outcome, (), Conversation(()), manager=self.name, work=work)

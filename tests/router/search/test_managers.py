@@ -262,6 +262,20 @@ async def test_budgets(most: int) -> None:
     assert spent <= most
 
 
+@pytest.mark.parametrize("tabular", [False, True])
+async def test_a_budget_that_ends_within_a_manager(tabular: bool) -> None:
+    """What its workers had found by then is reported, so that a table reads it."""
+    cut = 0
+    for most in range(100, 3000, 100):
+        context = RunContext.lasting(60.0, lambda _: None, Ledger(allowance=Allowance(Budget(max_total_tokens=most))))
+        execution = await Layers().of().run(STEPS[0], 3, replace(context, tabular=tabular))
+        assert execution.work
+        grounds = any(one.report.evidence for one in execution.work.executions)
+        assert execution.outcome == ("reported" if grounds else "budget_exhausted")
+        cut += grounds and "; " not in execution.report.answer  # which is as its manager writes
+    assert cut
+
+
 @pytest.mark.parametrize("held", ["delegator", "manager", "worker", "answerer"])
 async def test_cancelling(held: str) -> None:
     """Reaches whoever is at work, and every call has its row."""
