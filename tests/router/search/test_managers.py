@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,16 +248,42 @@ async def test_a_report_that_cannot_be_written() -> None:
     assert not context.failures
 
 
-@pytest.mark.parametrize("most", range(60, 1800, 120))
-async def test_budgets(most: int) -> None:
+def at_length() -> Layers:
+    """Workers that write long reports, and a manager that does not come to report."""
+
+    def works_at_length(prompt: Prompt) -> Answer:
+        said = "a value " * 14
+        return works(prompt) if len(prompt.messages) == 2 else report(said, said)
+
+    def silent(prompt: Prompt) -> Answer:
+        return manages(prompt) if len(prompt.messages) == 2 else UpstreamRefused("no", endpoint="x")
+
+    return Layers(managers={"search": ScriptedModel(silent)}, workers={"search": ScriptedModel(works_at_length)})
+
+
+@pytest.mark.parametrize("tabular", [False, True])
+async def test_long_reports_of_workers(tabular: bool) -> None:
+    """Are cut where a manager cannot say them, so that what is kept back for an answer is enough; not in tables."""
+
+    managers = at_length().of()
+    execution = await managers.run(STEPS[0], 3, replace(lasting(), tabular=tabular))
+    size = sum(map(len, (execution.report.answer, *execution.report.evidence)))
+    assert execution.outcome == "reported"
+    assert (size > 4 * managers.report_tokens) == tabular
+
+
+@pytest.mark.parametrize("layers", [Layers, at_length])
+@pytest.mark.parametrize("most", range(60, 4000, 60))
+async def test_budgets(most: int, layers: Callable[[], Layers]) -> None:
     """Hold through all layers: spent and reserved are never more, and what was found by then is answered from."""
     budget = Budget(max_total_tokens=most)
     context = RunContext.lasting(60.0, lambda _: None, Ledger(allowance=Allowance(budget)))
     try:
-        found = await Layers().search().run(QUESTION, context)
+        found = await layers().search().run(QUESTION, context)
         assert found.answer or found.outcome == "budget_exhausted"
     except BudgetExhausted:
-        pass
+        found = context.draft.result
+        assert not isinstance(found, Trajectory) or not any(one.report.evidence for one in found.executions)
     spent = sum(call.usage.total_tokens for call in context.ledger.calls if call.usage)
     assert spent <= most
 
@@ -365,6 +391,12 @@ def test_names() -> None:
     managers: Managers = Layers().of()
     assert managers.names == ("search", "browser")
     assert managers.report_tokens == 64
+    layers = Layers()
+    made = layers.manager("search")
+    wordy = replace(
+        made, workers=Executor(role("execution", layers.workers["search"], max_tokens=99), None, ExecutorLimits())
+    )
+    assert Managers([made, wordy]).report_tokens == 99
 
 
 def test_what_the_prompts_show() -> None:
