@@ -257,7 +257,7 @@ def _gateway(
     baselines = {name: new_topology(name, config, roles, role, retriever) for name, role in upstream.baselines.items()}
     worker = replace(roles["execution"], executor_version=None)  # it is no version of the executor
     with_tools: dict[str, Executes] = {
-        name: new_worker(config, worker, None, upstream.tools.view(one.tools))
+        name: new_worker(config, worker, None, upstream.tools.view(one.tools), manager=name)
         for name, one in config.managers.items()
         if one.tools
     }

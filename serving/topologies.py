@@ -99,7 +99,7 @@ def new_host(
     with_tools: Mapping[str, Executes] = {},
 ) -> Topology:
     """Three layers: a delegator, managers, whose roles are `own`, and their workers, as for `new_managers`."""
-    hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
+    hosted, own = {**roles, "delegation": _with_managers(config, roles["delegation"])}, _with_others(config, own)
     search = new_search(config.search, hosted, new_managers(config, own, workers, with_tools=with_tools), "host")
     return Topology(search, hosted | _named(own))
 
@@ -115,7 +115,20 @@ def _with_managers(config: Config, role: Role) -> Role:
     return _told_besides(role, (_PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed))
 
 
+def _with_others(config: Config, managers: Mapping[str, Role]) -> dict[str, Role]:
+    """Managers, each told of the others."""
+    return {name: _told_besides(role, _others(config, name)) for name, role in managers.items()}
+
+
+def _others(config: Config, name: str) -> str:
+    """The managers that one, or a worker of its, may name; empty where there are none."""
+    listed = "\n".join(f"- {other}: {one.about}" for other, one in config.managers.items() if other != name)
+    return listed and (_PROMPTS / "escalate.txt").read_text("utf-8").strip().replace("{managers}", listed)
+
+
 def _told_besides(role: Role, text: str) -> Role:
+    if not text:
+        return role
     fallbacks = tuple(_told_besides(other, text) for other in role.fallbacks)
     return dataclasses.replace(role, system=f"{role.system}\n\n{text}", fallbacks=fallbacks)
 
@@ -141,10 +154,18 @@ def new_executor(config: Config, role: Role, retriever: Retriever, limits: Execu
 
 
 def new_worker(
-    config: Config, role: Role, retriever: Retriever | None, tools: Tools | None, limits: ExecutorLimits | None = None
+    config: Config,
+    role: Role,
+    retriever: Retriever | None,
+    tools: Tools | None,
+    limits: ExecutorLimits | None = None,
+    *,
+    manager: str = "",
 ) -> Executor:
-    """The same with tools, with a search, or with both."""
+    """The same with tools, with a search, or with both. `manager`: whose worker it is, if it is to know the others."""
+    others = _others(config, manager) if manager else ""
     limits, own = limits or executor_limits(config.search), _in_tables(role, config.roles.table_execution)
+    role, own = _told_besides(role, others), _told_besides(own, others)
     limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
     tabular = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
@@ -178,7 +199,7 @@ def new_tables(
     early, needed = search.early_dispatch, search.require_evidence
     execution = _in_tables(roles["execution"], config.roles.table_execution)
     in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
-    managing = {name: _told_besides(role, in_tables) for name, role in managing.items()}
+    managing = {name: _told_besides(role, in_tables) for name, role in _with_others(config, managing).items()}
     managers = new_managers(config, managing, executor, parse_table_turn, with_tools) if managing else None
     wide = new_wide_search(config, roles, executor, managers)
     rounds, a_round = min(limits.max_rounds, limits.max_tasks), max(1, limits.max_tasks // limits.max_rounds)

@@ -12,7 +12,9 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     lost_lines: int = 0
     """Lines of an answer of several lines that were cut off, be it in part."""
     escalate_to: str = ""
-    """The manager that could do what the executor could not, which `answer` says; empty where it names none."""
+    """The manager that could do what the executor could not, which `answer` says if there is no evidence; empty where
+    it names none.
+    """
 
     def within(self, chars: int) -> "Report":
         """The same, its answer and each point cut to `chars` characters; an answer of several lines, after a line."""

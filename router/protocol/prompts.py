@@ -111,11 +111,16 @@ def continued(messages: Sequence[Message]) -> tuple[Message, ...]:
     return (messages[0], Message("assistant", rest)) if rest else (messages[0],)
 
 
-def search_results(pairs: Sequence[tuple[str, Report]], not_dispatched: Sequence[str] = ()) -> str:
-    """The delegator's and the answerer's view of (sub-query, report) pairs (TBSS, Fig. 7)."""
+def search_results(
+    pairs: Sequence[tuple[str, Report]], not_dispatched: Sequence[str] = (), *, managed: bool = False
+) -> str:
+    """The delegator's and the answerer's view of (sub-query, report) pairs (TBSS, Fig. 7). `managed`: with the managers
+    that reports name.
+    """
     shown = "".join(
         f'<result index="{index}">{element("request", request)}{element("answer", report.answer)}'
-        f"{element('evidence', chr(10).join(report.evidence))}</result>"
+        f"{element('evidence', chr(10).join(report.evidence))}"
+        f"{element('escalate_to', report.escalate_to) if managed and report.escalate_to else ''}</result>"
         for index, (request, report) in enumerate(pairs)
     )
     return f"<search_results>{shown}{_too_many(not_dispatched)}</search_results>"

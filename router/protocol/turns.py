@@ -60,13 +60,16 @@ def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
     """Read an executor's turn; `cut`: the length limit ended `text`.
 
     Of a search and a report in one turn, the one that comes first counts, provided that it is complete: a report that
-    follows a search rests on results that the model has not seen. One that names a manager who could do it is that.
+    follows a search rests on results that the model has not seen. One that names a manager who could do it is that,
+    with the report that stands before the name, if any does.
     """
     own, cut = own_text(text, cut=cut)
     found, search = _search(own, cut)
     for block in blocks(own[: search[0]] if search else own, "escalate", "to"):
         if block.named:
-            return ReportTurn(Report(one_line(block.body) or NO_EVIDENCE.answer, (), escalate_to=block.named))
+            written = _report(own[: block.start], cut=False)  # which may have been found before
+            said = written.report if isinstance(written, ReportTurn) else Report(one_line(block.body), ())
+            return ReportTurn(Report(said.answer or NO_EVIDENCE.answer, said.evidence, escalate_to=block.named))
     turn = _report(own[: search[0]], cut=False) if search else _report(own, cut=cut)
     if isinstance(turn, Malformed) and found:
         return search[1] if search else Malformed("no complete query in the search block")

@@ -63,7 +63,8 @@ class Delegator:
     ) -> Conversation:
         """The conversation with the reports of a block, and what of the block was not dispatched."""
         pairs = [(execution.sub_query, execution.report) for execution in executions]
-        return told(conversation, prompts.search_results(pairs, over_limit))
+        managed = self.managed or self.report is not None
+        return told(conversation, prompts.search_results(pairs, over_limit, managed=managed))
 
     def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
         """The sub-queries that the last decision would have dispatched besides."""

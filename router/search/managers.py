@@ -23,6 +23,8 @@ from router.trace import Conversation, Event, Execution, Trajectory
 from router.trace.call import Purpose
 from router.trace.values import ExecutionOutcome, SearchDone
 
+_CHARS = 10**6
+"""Of a text in a report on a table that is made of workers' ones."""
 _CUT: Mapping[str, ExecutionOutcome] = {"time_exhausted": "timed_out", "budget_exhausted": "budget_exhausted"}
 
 
@@ -38,6 +40,11 @@ class Manager:
     """Turns in which it may dispatch."""
     max_workers: int = 8
     """Workers at a time."""
+
+    @property
+    def report_tokens(self) -> int:
+        """The most tokens of a report, its own or its workers'."""
+        return max(self.delegator.role.sampling.max_tokens, self.workers.report_tokens)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
         """Look, and report. Nothing is raised that an executor does not raise. What ends the work early leaves a report
@@ -66,11 +73,16 @@ class Manager:
         work = inner.draft.result
         assert isinstance(work, Trajectory)
         grounds = _grounds(work, context)
+        # Each of the up to four texts gets a quarter, at some four characters a token. Tables need all lines.
+        chars = _CHARS if context.tabular else self.report_tokens
         if report is None and grounds:
-            report = _joined(grounds)
+            report = _joined(grounds, chars)
+        elif report and report.escalate_to and bool(report.evidence) != bool(grounds):
+            found_by = _joined(grounds, chars) if grounds else NO_EVIDENCE  # what it wrote without any is a guess
+            report = msgspec.structs.replace(found_by, escalate_to=report.escalate_to)
         outcome: ExecutionOutcome = cut or _CUT.get(work.outcome, "no_report")
         if report is not None:
-            outcome = "escalated" if report.escalate_to else cut or "reported"
+            outcome = "escalated" if report.escalate_to else "reported"
         elif error := error or next(iter(inner.failures.values()), None):
             outcome, context.failures[index] = "model_failed" if error.role else "retrieval_failed", error
         return Execution(sub_query, report or NO_EVIDENCE, outcome, (), Conversation(()), manager=self.name, work=work)
@@ -136,12 +148,12 @@ async def _report(delegator: Delegator, found: Trajectory, context: RunContext) 
     return None
 
 
-def _joined(grounds: Sequence[Execution]) -> Report:
-    """What workers have reported, where their manager cannot say it."""
+def _joined(grounds: Sequence[Execution], chars: int) -> Report:
+    """The reports of workers, where their manager cannot say it; of several, each text cut to `chars` characters."""
     if len(grounds) == 1:
         return grounds[0].report
     points = [point for one in grounds for point in one.report.evidence[:1]]
-    return Report("\n".join(one.report.answer for one in grounds), tuple(points[:MOST_POINTS]))
+    return Report("\n".join(one.report.answer for one in grounds), tuple(points[:MOST_POINTS])).within(chars)
 
 
 class Managers:
@@ -159,7 +171,7 @@ class Managers:
     @property
     def report_tokens(self) -> int:
         """The most tokens of a report."""
-        return max(manager.delegator.role.sampling.max_tokens for manager in self._by_name.values())
+        return max(manager.report_tokens for manager in self._by_name.values())
 
     def role(self, context: RunContext) -> Role:
         """The workers', in any run."""
@@ -167,11 +179,13 @@ class Managers:
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
         """See `Manager.run`. Where the manager names another one, that one is asked, once; in a table's run, the table
-        does so.
+        does so. Where that one fails, what the first has found is kept.
         """
         manager = self._by_name.get(context.manager, self._first)
         execution = await manager.run(sub_query, index, context)
         other = self._by_name.get(execution.report.escalate_to, manager)
         if other is manager or context.tabular:
             return execution
-        return msgspec.structs.replace(await other.run(sub_query, index, context), before=execution)
+        second = await other.run(sub_query, index, context)
+        kept = second.failed and not second.report.evidence and execution.report.evidence
+        return execution if kept else msgspec.structs.replace(second, before=execution)

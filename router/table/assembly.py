@@ -48,7 +48,7 @@ class Reading(NamedTuple):
 
 def read_report(schema: Schema, ask: Ask, execution: Execution) -> Reading:
     """The rows and values in the report of an ask, each with its support. Depends on nothing else."""
-    answer = "" if execution.failed else execution.report.answer
+    answer = "" if execution.failed and not execution.report.evidence else execution.report.answer
     shown = Shown(passage for search in execution.every_search for passage in search.shown)
     columns = [column for column in schema.columns if column.name in ask.columns or (column.key and ask.row is None)]
     if ask.row is None:

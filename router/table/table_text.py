@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
-from router.protocol import Report, parse_turn
+from router.protocol import NO_EVIDENCE, Report, parse_turn
 from router.protocol.tags import readable, without_thinking
 from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
 from router.table.cell_value import is_blank, plain, row_key
@@ -242,7 +242,9 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
     looked for in the passages anyway.
     """
     turn = parse_turn(text, cut)
-    if isinstance(turn, SearchTurn) or (isinstance(turn, ReportTurn) and turn.report.escalate_to):
+    if isinstance(turn, SearchTurn) or (
+        isinstance(turn, ReportTurn) and turn.report.escalate_to and not turn.report.evidence
+    ):
         return turn
     cut, visible = cut or len(text) > _MOST_READ, without_thinking(text[:_MOST_READ])
     opening = _OPENING.search(visible)
@@ -255,5 +257,6 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
     if not opening and sum("|" in line for line in lines) < 2:
         return turn
     answer = "\n".join(line.rstrip() for line in lines).strip("\n")
-    points = turn.report.evidence if isinstance(turn, ReportTurn) else ()
-    return ReportTurn(Report(answer, points, lost)) if answer.strip() else turn
+    written = turn.report if isinstance(turn, ReportTurn) else NO_EVIDENCE
+    report = Report(answer, written.evidence, lost, written.escalate_to)
+    return ReportTurn(report) if answer.strip() else turn

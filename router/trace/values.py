@@ -59,7 +59,7 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
 
     sub_query: str
     report: Report
-    """`NO_EVIDENCE` where there is none; of an `escalated` execution, why and to whom."""
+    """`NO_EVIDENCE` where there is none; of an `escalated` execution, what was found or else why, and to whom."""
     outcome: ExecutionOutcome
     searches: tuple[SearchRecord, ...]
     """Its own; a manager has none."""

@@ -100,16 +100,16 @@ class Layers:
 
     def of(self) -> Managers:
         """The managers."""
-        return Managers([self._manager(name) for name in self.managers])
+        return Managers([self.manager(name) for name in self.managers])
 
-    def _manager(self, name: str) -> Manager:
+    def manager(self, name: str) -> Manager:
         lead = Delegator(replace(role("delegation", self.managers[name]), system=f"manage {name}"), report=self.parse)
         workers = Executor(role("execution", self.workers[name]), self.pages[name], ExecutorLimits())
         return Manager(name, lead, workers, self.max_rounds, self.max_workers)
 
     def roles(self) -> dict[str, Any]:
         """The roles at both ends, and managers'."""
-        managers = {f"managers.{name}": self._manager(name).delegator.role for name in self.managers}
+        managers = {f"managers.{name}": self.manager(name).delegator.role for name in self.managers}
         return {"delegation": role("delegation", self.delegator), "answer": role("answer", self.answerer), **managers}
 
     def search(self, **settings: Any) -> FactorizedSearch:

@@ -330,6 +330,19 @@ def test_a_turn_may_name_who_could_do_it(text: str, to: str, why: str) -> None:
     assert parse_turn(text) == ReportTurn(Report(why, (), escalate_to=to))
 
 
+@pytest.mark.parametrize("after", ["", "\n- and more", "</evidence>"])
+def test_a_report_that_names_a_manager(after: str) -> None:
+    """Keeps what was found; what is not a whole report changes nothing."""
+    found, handed_on = (
+        f"<answer>42</answer><evidence>- It is 42.{after}",
+        '<escalate to="pages">the rest is blocked</escalate>',
+    )
+    points = ("It is 42.", *(["and more"] if "more" in after else []))
+    assert parse_turn(found + handed_on) == ReportTurn(Report("42", points, escalate_to="pages"))
+    why = ReportTurn(Report("the rest is blocked", (), escalate_to="pages"))
+    assert parse_turn(f"<answer>42</answer>{handed_on}") == why
+
+
 @pytest.mark.parametrize("text", ["<escalate>why</escalate>", '<escalate to="">why</escalate>', "<escalate to>x"])
 def test_whoever_names_nobody(text: str) -> None:
     assert isinstance(parse_turn(text), Malformed)

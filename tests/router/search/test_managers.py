@@ -2,12 +2,13 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_report
 
 from router.errors import BudgetExhausted, UpstreamRefused
 from router.ledger import Budget, Ledger
@@ -166,6 +167,10 @@ async def test_escalation() -> None:
         "browser",
     )
     assert {call.manager for call in context.ledger.calls if call.sub_query == 0} == {"search", "browser"}
+    assert first.before.work
+    assert first.before.work.delegation
+    shown = first.before.work.delegation.messages[3].content  # what the manager was told of its workers
+    assert shown.count("<escalate_to>browser</escalate_to></result>") == 4
     assert len(list(by_executors(found.executions))) == 12
     alone = Layers(managers={"search": ScriptedModel(manages)}, pages={"search": Pages(range(4))})
     assert (await alone.search().run(QUESTION, lasting())).answer == " ".join(VALUES[4:])
@@ -189,6 +194,30 @@ async def test_a_manager_hands_on() -> None:
         managers = {"search": ScriptedModel([said.format(name)]), "browser": browser}
         execution, _ = await worked(Layers(managers=managers))
         assert (execution.outcome, execution.manager) == (outcome, at)
+
+
+HANDED_ON = '<escalate to="{}">the rest is blocked</escalate>'
+
+
+@pytest.mark.parametrize("written", ["", report("mine", "so it is")])
+@pytest.mark.parametrize("name", ["browser", "nobody"])
+async def test_what_was_found_is_kept(name: str, written: str) -> None:
+    """Where a manager hands on with reports there, and who is named fails or does not exist: its own report if it has
+    evidence, or else the workers'.
+    """
+    said = [block("What is fact 1?"), written + HANDED_ON.format(name)]
+    dead = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
+    execution, _ = await worked(Layers(managers={"search": ScriptedModel(said), "browser": dead}))
+    assert (execution.manager, execution.outcome, execution.report.escalate_to) == ("search", "escalated", name)
+    found = ("mine", ("so it is",)) if written else ("value-1", ("It is value-1",))
+    assert (execution.report.answer, execution.report.evidence) == found
+
+
+async def test_a_guess_is_not_kept() -> None:
+    """A report without workers' ones is none, whomever it names."""
+    layers = Layers(managers={"search": ScriptedModel([report("mine", "so it is") + HANDED_ON.format("nobody")])})
+    execution, _ = await worked(layers)
+    assert execution.report == replace_report(NO_EVIDENCE, escalate_to="nobody")
 
 
 @pytest.mark.parametrize("dead", ["manager", "workers"])
@@ -219,18 +248,58 @@ async def test_a_report_that_cannot_be_written() -> None:
     assert not context.failures
 
 
-@pytest.mark.parametrize("most", range(60, 1800, 120))
-async def test_budgets(most: int) -> None:
+def at_length() -> Layers:
+    """Workers that write long reports, and a manager that does not come to report."""
+
+    def works_at_length(prompt: Prompt) -> Answer:
+        said = "a value " * 14
+        return works(prompt) if len(prompt.messages) == 2 else report(said, said)
+
+    def silent(prompt: Prompt) -> Answer:
+        return manages(prompt) if len(prompt.messages) == 2 else UpstreamRefused("no", endpoint="x")
+
+    return Layers(managers={"search": ScriptedModel(silent)}, workers={"search": ScriptedModel(works_at_length)})
+
+
+@pytest.mark.parametrize("tabular", [False, True])
+async def test_long_reports_of_workers(tabular: bool) -> None:
+    """Are cut where a manager cannot say them, so that what is kept back for an answer is enough; not in tables."""
+
+    managers = at_length().of()
+    execution = await managers.run(STEPS[0], 3, replace(lasting(), tabular=tabular))
+    size = sum(map(len, (execution.report.answer, *execution.report.evidence)))
+    assert execution.outcome == "reported"
+    assert (size > 4 * managers.report_tokens) == tabular
+
+
+@pytest.mark.parametrize("layers", [Layers, at_length])
+@pytest.mark.parametrize("most", range(60, 4000, 60))
+async def test_budgets(most: int, layers: Callable[[], Layers]) -> None:
     """Hold through all layers: spent and reserved are never more, and what was found by then is answered from."""
     budget = Budget(max_total_tokens=most)
     context = RunContext.lasting(60.0, lambda _: None, Ledger(allowance=Allowance(budget)))
     try:
-        found = await Layers().search().run(QUESTION, context)
+        found = await layers().search().run(QUESTION, context)
         assert found.answer or found.outcome == "budget_exhausted"
     except BudgetExhausted:
-        pass
+        found = context.draft.result
+        assert not isinstance(found, Trajectory) or not any(one.report.evidence for one in found.executions)
     spent = sum(call.usage.total_tokens for call in context.ledger.calls if call.usage)
     assert spent <= most
+
+
+@pytest.mark.parametrize("tabular", [False, True])
+async def test_a_budget_that_ends_within_a_manager(tabular: bool) -> None:
+    """What its workers had found by then is reported, so that a table reads it."""
+    cut = 0
+    for most in range(100, 3000, 100):
+        context = RunContext.lasting(60.0, lambda _: None, Ledger(allowance=Allowance(Budget(max_total_tokens=most))))
+        execution = await Layers().of().run(STEPS[0], 3, replace(context, tabular=tabular))
+        assert execution.work
+        grounds = any(one.report.evidence for one in execution.work.executions)
+        assert execution.outcome == ("reported" if grounds else "budget_exhausted")
+        cut += grounds and "; " not in execution.report.answer  # which is as its manager writes
+    assert cut
 
 
 @pytest.mark.parametrize("held", ["delegator", "manager", "worker", "answerer"])
@@ -322,6 +391,12 @@ def test_names() -> None:
     managers: Managers = Layers().of()
     assert managers.names == ("search", "browser")
     assert managers.report_tokens == 64
+    layers = Layers()
+    made = layers.manager("search")
+    wordy = replace(
+        made, workers=Executor(role("execution", layers.workers["search"], max_tokens=99), None, ExecutorLimits())
+    )
+    assert Managers([made, wordy]).report_tokens == 99
 
 
 def test_what_the_prompts_show() -> None:
