@@ -131,7 +131,7 @@ async def test_the_answers_told_last_are_looked_for() -> None:
     async with shown(runs=runs()) as pages, browsing(pages) as session:
         for gold in ("Tarn", "Orrin", "Sel", "Wend"):
             await posted(session, "/runs/run-reading/feedback", gold_answer=gold)
-        assert "<b class=\"text\">Orrin · Sel · Wend</b>" in await read(session, "/runs/run-reading")
+        assert '<b class="text">Orrin · Sel · Wend</b>' in await read(session, "/runs/run-reading")
 
 
 async def test_a_failing_retriever_leaves_it_open() -> None:
