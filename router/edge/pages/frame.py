@@ -111,7 +111,8 @@ class Frame:
         except ClientConnectionResetError:  # the client is gone
             raise
         except Exception as error:
-            if (sent := request.get(_SENT)) is not None:  # a stream, in which another response would only be text
+            sent: web.StreamResponse | None = request.get(_SENT)
+            if sent is not None:  # a stream, in which another response would only be text
                 if request.transport is not None:
                     request.transport.abort()
                 return sent
