@@ -282,8 +282,8 @@ async def test_budgets(most: int, layers: Callable[[], Layers]) -> None:
         found = await layers().search().run(QUESTION, context)
         assert found.answer or found.outcome == "budget_exhausted"
     except BudgetExhausted:
-        found = context.draft.result
-        assert not isinstance(found, Trajectory) or not any(one.report.evidence for one in found.executions)
+        left = context.draft.result
+        assert not isinstance(left, Trajectory) or not any(one.report.evidence for one in left.executions)
     spent = sum(call.usage.total_tokens for call in context.ledger.calls if call.usage)
     assert spent <= most
 
