@@ -66,7 +66,7 @@ ANSWERS: dict[str, Callable[[int], tuple[str, ...]]] = {
 def tools() -> list[dict[str, Any]]:
     """Its tools; another schema after each change."""
     properties = {name: {"type": "string"} for name in ("fault", *(f"p{n}" for n in range(_state["changes"])))}
-    takes = {"type": "object", "properties": properties}
+    takes: dict[str, Any] = {"type": "object", "properties": properties}
     takes |= {"examples": [{_key(): _key()}]} if _key() else {}
     gives = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}, "required": ["a"]}
     do = {"name": "do", "description": f"Does it.{_key()}", "inputSchema": takes, "outputSchema": gives}
