@@ -170,8 +170,8 @@ async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> No
         with called_by(identity):
             async with showing(store) as stub:
                 each = [await stub.GetRun(pb.GetRunRequest(run_id=one.id, include_trace=True)) for one in runs]
-                exported: list[Any] = [item async for item in stub.ExportRuns(pb.ExportRunsRequest())]
-                traces[identity] = [told.trace_json for told in (*each, *exported)]
+                exported = [item async for item in stub.ExportRuns(pb.ExportRunsRequest())]
+                traces[identity] = [one.trace_json for one in each] + [one.trace_json for one in exported]
     assert [trace.count("/etc/") for trace in traces[LOCAL]] == [4, 3, 1] * 2
     assert [trace.count("/etc/") for trace in traces[ACME]] == [0] * 6
     assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [4, 3, 1] * 2
