@@ -132,6 +132,9 @@ class Runtime:
             executor = executor or self.executor()
             return Topology(self.search(executor), {**self._others, "execution": executor.role(self.context())})
         if name == "host" and self.config.managers:
+            for manager, one in self.config.managers.items():
+                if one.tools:
+                    raise BadConfig(f"managers.{manager}.tools: only a gateway runs tools; leave it out here.")
             executor = executor or self.executor()
             roles = self._others | {"execution": executor.role(self.context())}
             managing = manager_configs(self.config).items()

@@ -157,6 +157,15 @@ async def test_a_managers_role(tmp_path: Path) -> None:
         assert {"managers.search", "managers.other"} <= bench.topology("host").roles.keys()
 
 
+async def test_tools_without_a_gateway(tmp_path: Path) -> None:
+    """Are refused: the workers would search instead, and be measured as if they had them."""
+    pages = ManagerConfig(about="opens pages", tools=("web",))
+    config = with_managers(config_of(tmp_path, "http://127.0.0.1:9/v1"), pages=pages)
+    async with open_runtime(config, lambda _told: None) as bench:
+        with pytest.raises(BadConfig, match=r"^managers\.pages\.tools: only a gateway"):
+            bench.topology("host")
+
+
 PLAN = """
 questions = ["questions.jsonl"]
 config = "rolegate.toml"
