@@ -169,8 +169,8 @@ class _Filling:
         self._delegation = Conversation(search.delegator.role.opening(opening))
         self._outcome: TableOutcome = "filled"
         self._round = 0
-        self._discoveries: dict[str, str] = {}
-        """Questions that look for rows, by their normal forms, in the order in which they were written."""
+        self._discoveries: dict[tuple[str, str], str] = {}
+        """Questions that look for rows, by their normal forms and managers, in the order in which they were written."""
         self._not_dispatched: tuple[str, ...] = ()
         self._listed: dict[int, dict[RowKey, None]] = {}
         """The keys that each discovery has named, by its number."""
@@ -266,10 +266,12 @@ class _Filling:
         """Go on with what was begun early of a turn's questions, each with its manager, and put the others into the
         queue; True where there are new ones.
         """
-        new, asks = dict[str, str](), list[Ask]()
+        new, asks = dict[tuple[str, str], str](), list[Ask]()
+        names = self._search.managers
         for text, manager in questions:
-            if (form := normal_question(text)) not in self._discoveries | new:
-                new[form] = text
+            asked = normal_question(text), manager if manager in names else "".join(names[:1])
+            if asked not in self._discoveries | new:
+                new[asked] = text
                 asks.append(Ask("discover", (), discovery=len(self._discoveries) + len(new), manager=manager))
         self._discoveries |= new
         unnamed = next((at for at, ask in enumerate(asks) if ask.manager), len(asks))

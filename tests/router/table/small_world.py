@@ -194,8 +194,8 @@ async def gateway(
         one: Executor = executes
         executes = ReportCache(VersionRouting(lambda _: one, "small", _never, _never), lambda: "index")
     search = FactorizedSearch(Delegator(roles["delegation"]), executes, Answerer(roles["answer"]))
-    lead_role = Delegator(roles["delegation"], limits.discoveries, STOP)
     outer = around(executes)
+    lead_role = Delegator(roles["delegation"], limits.discoveries, STOP, managed=isinstance(outer, Managers))
     names = outer.names if isinstance(outer, Managers) else ()
     wide = WideSearch(lead_role, outer, limits, early_dispatch=early, managers=names)
     written = FactorizedSearch(

@@ -124,6 +124,19 @@ async def test_a_blocked_page(tmp_path: Path) -> None:
     assert [row[0] for row in blank] == closed
 
 
+async def test_the_same_discovery(tmp_path: Path) -> None:
+    """Goes to each manager that is named for it, once; no name, and one of nobody, mean the first one."""
+    world, text = World(4), "Which cities does part 1 list?"
+    first = "".join(f'<search{name}>["{text}"]</search>' for name in ("", ' manager="search"', ' manager="nobody"'))
+    said = [first, f'<search manager="browser">["{text}"]</search>', "<stop/>Enough evidence<stop>"]
+    made = managers(search=Partly(world, ["Register, part 1"]), browser=Partly(world))
+    model = ScriptedModel(said)
+    async with gateway(tmp_path / "one", world, delegator=model, limits=LIMITS, around=lambda _: made) as (one, _):
+        found = (await one.fill_table(REQUEST, RequestOptions())).result
+    assert isinstance(found, TableRun)
+    assert {ask.discovery for ask in found.asks} == {0, 1, 2}
+
+
 async def test_a_hole(tmp_path: Path) -> None:
     """Is settled at another manager; what nobody states is looked for as often as a cell may be, and no more."""
     world = World(6, unstated=1)
