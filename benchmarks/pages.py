@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -24,6 +25,7 @@ import uvloop
 _POLLED = re.compile(r'hx-get="([^"]+)" hx-trigger="every (\d+)s"')
 _THROTTLED = re.compile(r'hx-get="([^"]+)" hx-trigger="sse:changed throttle:(\d+)s"')
 _RUN = re.compile(r'<a id="([^"]+)"')
+_Kind = Callable[[], Coroutine[Any, Any, Any]]
 _LOOKED_AT_S, _NONE_YET_S = 3.0, 0.5
 
 
@@ -76,7 +78,8 @@ async def _browse(address: str) -> None:
     async with aiohttp.ClientSession(address, raise_for_status=True, timeout=aiohttp.ClientTimeout(None)) as session:
         browser = Browser(session)
         run, asked = partial(browser.follow, "/runs"), partial(browser.follow, "/ask")
-        kinds, tasks = (browser.list, run, run, partial(browser.get, "/usage"), asked), list[asyncio.Task[Any]]()
+        kinds: tuple[_Kind, ...] = (browser.list, run, run, partial(browser.get, "/usage"), asked)
+        tasks: list[asyncio.Task[Any]] = []
         print("ready", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             for task in tasks:

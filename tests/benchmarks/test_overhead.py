@@ -90,11 +90,6 @@ async def test_somebody_who_has_pages_open(tmp_path: Path) -> None:
         seen = json.loads(await browser.answer(b"0"))
         assert seen["requests"] > 3 * 5
         assert seen["events"] > 2
-        assert json.loads(await browser.answer(b"5")) == {}
-        process.watched.terminate()
-        process.watched.wait()
-        with pytest.raises(RolegateError, match="ended before"):
-            await browser.answer(b"0")
 
 
 @pytest.mark.parametrize("name", ["P1", "P2"])
