@@ -1,0 +1,244 @@
+"""How long one input keeps a gateway from answering others.
+
+The gateway runs in a process of its own, and a second one asks it for `GET /health` every few milliseconds while an
+input is sent. In a test or a script:
+
+    with serving("tests.router.table.huge:scene") as served:   # an async context manager that yields `Served`
+        with watched(served) as stall:
+            ...                                                # send one input, and wait until it is worked on
+    print(stall)      # GET /health 21.4 ms (control 2.1 ms), event loop held 18.0 ms of CPU
+
+`stall.health_s` is the longest wait of `GET /health`. `stall.control_s` is the longest wait, at the same time and from
+the same process, of a server that does nothing else: what other work on this machine adds. `stall.held_s` is the
+longest time of CPU of one step of the gateway's event loop, to which other processes add nothing (a step that waits for
+threads with the GIL shows in `health_s` alone).
+
+`python tests/stall.py FILE [WORD…]` prints these for the `INPUTS` of a Python file (tests/router/edge/stalls.py), or
+for those with a word in their names; FILE may name another scene as `SCENE`. It measures the checkout of
+the working directory, so that another one can be measured with the same inputs.
+"""
+
+import asyncio
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+_HERE = Path(__file__).resolve()
+_ROOT = Path.cwd() if __name__ == "__main__" else _HERE.parents[1]
+_EVERY_S, _TICK_S = 0.003, 0.001
+_REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Served(NamedTuple):
+    """Where a gateway listens, as host:port."""
+
+    grpc: str
+    http: str
+    process: Any = None
+    """Of the gateway; None inside of it."""
+
+
+@dataclass
+class Stall:
+    """The longest waits during an input, in seconds."""
+
+    health_s: float = 0.0
+    control_s: float = 0.0
+    held_s: float = 0.0
+
+    def __str__(self) -> str:
+        health, control, held = (f"{1000 * each:.1f} ms" for each in (self.health_s, self.control_s, self.held_s))
+        return f"GET /health {health} (control {control}), event loop held {held} of CPU"
+
+
+Input = Callable[[Served], Awaitable[object]]
+"""Sends something, and returns what came of it, to be printed."""
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Served]:
+    """All doors of a gateway that answers, and fills tables, with scripted models. There are no keys."""
+    from router.edge.grpc.server import Server
+    from router.edge.grpc.services import RunServicer
+    from router.edge.grpc.table_service import TableServicer
+    from router.edge.http.openai_server import openai_app
+    from router.edge.http.server import HTTPServer
+    from router.edge.pages import Frame
+    from router.edge.pages.asking import Asking, add_asking
+    from router.edge.pages.run import RunPages
+    from router.edge.pages.runs import add_runs
+    from router.runs import Runs
+    from router.runs.live import LiveRuns
+    from serving.retrieval.services import RetrievalServicer
+    from tests.router.table.small_world import World, gateway
+
+    async with AsyncExitStack() as stack:
+        folder, world = Path(stack.enter_context(tempfile.TemporaryDirectory())), World(4)
+        filling, archive = await stack.enter_async_context(gateway(folder, world))
+        runs = Runs(archive, LiveRuns())
+        server = Server(filling, RetrievalServicer(world), RunServicer(runs), tables=TableServicer(filling, runs))
+        port = await server.start("127.0.0.1:0")
+        stack.push_async_callback(server.drain, 0)
+        frame, asking = Frame(), Asking(filling)
+        stack.push_async_callback(asking.detached.drain, 0)
+        add_runs(frame, runs)
+        add_asking(frame, asking)
+        RunPages(frame, runs, asking)
+        door = HTTPServer(openai_app(filling, pages=frame), 0.0)
+        address = await door.start("127.0.0.1:0", "http")
+        stack.push_async_callback(door.drain)
+        yield Served(f"127.0.0.1:{port}", address)
+
+
+@contextmanager
+def serving(name: str = "tests.stall:scene") -> Iterator[Served]:
+    """A scene, given as `module:function`, in a process of its own."""
+    with _child("serve", name) as (process, addresses):
+        grpc, http = addresses.split()
+        yield Served(grpc, http, process)
+
+
+@contextmanager
+def watched(served: Served) -> Iterator[Stall]:
+    """The stall of a gateway while the block runs; its figures are there after it."""
+    stall = Stall()
+    with _child("control") as (_, idle), _child("watch", served.http, idle) as (watch, _):
+        _said(served.process, "held")
+        yield stall
+        stall.health_s, stall.control_s = map(float, _said(watch, "end").split())
+        stall.held_s = float(_said(served.process, "held"))
+
+
+def _said(process: "subprocess.Popen[str]", word: str = "") -> str:
+    """The next line of a process, once it was told a word."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if word:
+        process.stdin.write(f"{word}\n")
+        process.stdin.flush()
+    return process.stdout.readline()
+
+
+@contextmanager
+def _child(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A part of this file in a process, which ends with its standard input, and the first line that it prints."""
+    command = [sys.executable, str(_HERE), f"--{arguments[0]}", *arguments[1:]]
+    path = os.pathsep.join((str(_ROOT), str(_ROOT / "protos")))
+    pipe = subprocess.PIPE
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(
+        command, cwd=_ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            yield process, _said(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+class _Loop:
+    """The longest step of an event loop, in seconds of CPU of its thread."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def follow(self) -> None:
+        before = time.thread_time()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = time.thread_time()
+            self.longest_s = max(self.longest_s, now - before)
+            before = now
+
+
+async def _serve(name: str) -> None:
+    loop, out = _Loop(), sys.stdout
+    following = asyncio.create_task(loop.follow())
+    with redirect_stdout(sys.stderr):  # which carries the log meanwhile
+        async with resolve_name(name)() as served:
+            print(served.grpc, served.http, file=out, flush=True)
+            while await asyncio.to_thread(sys.stdin.readline):
+                print(loop.longest_s, file=out, flush=True)
+                loop.longest_s = 0.0
+    following.cancel()
+
+
+async def _control() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(len(_REQUEST)):
+            writer.write(_REPLY)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    print(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+def _watch(*addresses: str) -> None:
+    ending, longest = threading.Event(), dict.fromkeys(addresses, 0.0)
+
+    def ask(address: str) -> None:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            while not ending.is_set():
+                begun = time.monotonic()
+                connection.sendall(_REQUEST)
+                if not connection.recv(65536).startswith(b"HTTP/1.1 200"):
+                    raise RuntimeError(f"{address} is not well.")
+                longest[address] = max(longest[address], time.monotonic() - begun)
+                ending.wait(_EVERY_S)
+
+    asking = [threading.Thread(target=ask, args=(address,)) for address in addresses]
+    for thread in asking:
+        thread.start()
+    print("watching", flush=True)
+    sys.stdin.readline()
+    ending.set()
+    for thread in asking:
+        thread.join()
+    print(*longest.values(), flush=True)
+
+
+async def _report(inputs: Mapping[str, Input], scene_name: str) -> None:
+    """Print the stall of each input, each at a gateway of its own."""
+    for name, send in inputs.items():
+        with serving(scene_name) as served:
+            with watched(served) as stall:
+                try:
+                    async with asyncio.timeout(120):
+                        came = await send(served)
+                except TimeoutError:
+                    came = "no answer within 120 s"
+            print(f"{name}: {stall}; {' '.join(str(came).split())[:160]}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.path[:1] = [str(_ROOT), str(_ROOT / "protos")]  # instead of this folder
+    if _HERE.parents[1] != _ROOT:  # another checkout, which may lack the scenes of this one
+        import tests
+
+        tests.__path__.append(str(_HERE.parent))
+    what, *rest = sys.argv[1:]
+    match what:
+        case "--serve":
+            asyncio.run(_serve(rest[0]))
+        case "--control":
+            asyncio.run(_control())
+        case "--watch":
+            _watch(*rest)
+        case _:
+            given = runpy.run_path(what)
+            chosen = {name: send for name, send in given["INPUTS"].items() if all(word in name for word in rest)}
+            asyncio.run(_report(chosen, given.get("SCENE", "tests.stall:scene")))
