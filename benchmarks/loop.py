@@ -102,7 +102,7 @@ class Asking:
             try:
                 answer = await self._client.ask(question.text)
                 if feedback:
-                    await self._client.feedback(answer.run_id, gold_answer=question.answer)
+                    await self._client.feedback(answer.run_id, right_answer=question.answer)
                 right += exact_match(answer.answer, [question.answer])
             except GatewayError as error:
                 complain(f"failed: {error}")

@@ -58,6 +58,7 @@ def parse(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
     )
     shape = type_info(options)
     assert isinstance(shape, StructType)

@@ -124,7 +124,7 @@ async def select(
             if limit is not None and len(chosen) >= limit:
                 counts.over_limit += 1
             else:
-                by_client = question.golds and all(said.tenant for said in told if said.gold_answer.strip())
+                by_client = question.golds and all(said.tenant for said in told if said.right_answer.strip())
                 chosen.append((question, run.calls, run.tenant if by_client and wanted.tenant is None else ""))
     kept = within_share(chosen, lambda one: one[2])
     counts.selected, counts.over_share = len(kept), len(chosen) - len(kept)

@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 from router.errors import BadRequest
 
 _LONGEST_NAME, _MOST_REPEATED, _MOST_ROWS = 1024, 1024, 10_000
-_TEXTS = frozenset({"question", "sub_query", "content", "queries", "stop", "comment", "gold_answer"})
+_TEXTS = frozenset({"question", "sub_query", "content", "queries", "stop", "comment", "right_answer"})
 """Fields with limits of their own; all other strings are names of something, or values of cells."""
 
 

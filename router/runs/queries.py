@@ -87,10 +87,10 @@ class Runs:
     async def feedback(self, feedback: Feedback, identity: Identity) -> str:
         """Keep what a client thinks of a run; the feedback's identifier. Raises `BadRequest` and `NotFound`."""
         if feedback.empty:
-            raise BadRequest("the feedback is empty; give a verdict, a score, a gold_answer or a comment.")
+            raise BadRequest("the feedback is empty; give a verdict, a score, a right_answer or a comment.")
         if feedback.score is not None and not 0 <= feedback.score <= 1:
             raise BadRequest(f"score is {feedback.score}; it must be from 0 to 1.")
-        for name, text in (("gold_answer", feedback.gold_answer), ("comment", feedback.comment)):
+        for name, text in (("right_answer", feedback.right_answer), ("comment", feedback.comment)):
             if len(text) > MAX_CHARS:
                 raise BadRequest(f"{name} has {len(text)} characters; at most {MAX_CHARS} are kept.")
         feedback = msgspec.structs.replace(feedback, tenant=identity.tenant)

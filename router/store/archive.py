@@ -137,7 +137,7 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) 
     given = select(func.count()).where(FEEDBACK.c.run_id == feedback.run_id)
     if connection.execute(given).scalar_one() >= MAX_A_RUN:
         raise BadRequest(f"run_id {feedback.run_id!r}: has feedback {MAX_A_RUN} times, and no more is kept.")
-    texts = {"gold_answer": storable(feedback.gold_answer), "comment": storable(feedback.comment)}
+    texts = {"right_answer": storable(feedback.right_answer), "comment": storable(feedback.comment)}
     if connection.scalar(select(TENANTS.c.redact).where(TENANTS.c.name == owner)):
         texts = dict.fromkeys(texts, "")
     row = {**msgspec.structs.asdict(feedback), **texts, "feedback_id": feedback_id, "given_at": time.time()}

@@ -63,7 +63,7 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 
 METADATA = MetaData()
-SCHEMA_NUMBER = 5
+SCHEMA_NUMBER = 6
 """The number of these tables: counted up with each change, here and in the name of the demo's file (`mini.toml`)."""
 SCHEMA = Table("rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False))
 RUNS = Table(

@@ -62,7 +62,7 @@ class Feedback(msgspec.Struct, frozen=True):
     """The verdict on the answer: right, or of use; None where that is not stated."""
     score: float | None = None
     """The quality of the answer, from 0 to 1."""
-    gold_answer: str = ""
+    right_answer: str = ""
     """The right answer, where the client knows it."""
     comment: str = ""
     tenant: str | None = None
@@ -81,6 +81,6 @@ class Feedback(msgspec.Struct, frozen=True):
 
 def right_answers(feedback: Sequence[Feedback]) -> tuple[str, ...]:
     """The right answers that were told, each once: the operator's alone where there are any."""
-    told = [said for said in feedback if said.gold_answer.strip()]
+    told = [said for said in feedback if said.right_answer.strip()]
     trusted = [said for said in told if said.tenant is None]
-    return tuple(dict.fromkeys(said.gold_answer for said in trusted or told))
+    return tuple(dict.fromkeys(said.right_answer for said in trusted or told))

@@ -134,9 +134,9 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
     none, or contradicts itself: a verdict alone speaks of one answer only. None, too, for a shadow: whoever gives
     feedback has seen the active version's answer, and may have spoken because of it.
     """
-    if trial.stage == "shadow" or not feedback.gold_answer.strip():
+    if trial.stage == "shadow" or not feedback.right_answer.strip():
         return None
-    golds = [feedback.gold_answer]
+    golds = [feedback.right_answer]
     candidate, active = exact_match(trial.by_candidate.answer, golds), exact_match(trial.by_active.answer, golds)
     if feedback.good not in (None, candidate if trial.candidate_served else active):
         return None

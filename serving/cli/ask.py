@@ -207,7 +207,7 @@ class Chat:
                 case [":good"]:
                     self._rate(accepted=True)
                 case [":bad", *right]:
-                    self._rate(accepted=False, gold_answer="".join(right))
+                    self._rate(accepted=False, right_answer="".join(right))
                 case [":usage"]:
                     self._out.print(usage_table(summed(row for answer in self._answers for row in answer.usage)))
                 case [word, *_] if word.startswith(":"):
@@ -228,11 +228,11 @@ class Chat:
         self._last = answer
         self._answers.append(answer)
 
-    def _rate(self, *, accepted: bool, gold_answer: str = "") -> None:
+    def _rate(self, *, accepted: bool, right_answer: str = "") -> None:
         if self._last is None:
             self._say("the last question has no answer to say this about", "yellow")
             return
-        self._client.feedback(self._last.run_id, accepted=accepted, gold_answer=gold_answer)
+        self._client.feedback(self._last.run_id, accepted=accepted, right_answer=right_answer)
         self._say(f"noted about {self._last.run_id}")
 
     def _say(self, text: str, style: str = "dim") -> None:

@@ -200,6 +200,7 @@ def retrieve(arguments: Sequence[str]) -> int:
         help="gRPC RetrievalService, and HTTP POST /retrieve",
         description="Serves one index over gRPC and, as search agents expect it, over HTTP: POST /retrieve takes "
         '{"queries", "topk", "return_scores"} or {"query_list", "k"}.',
+        allow_abbrev=False,
     )
     serve.add_argument("--index", type=Path, required=True, metavar="DIR", help="what `index build` wrote")
     for option, default, what in (("--address", "127.0.0.1:50552", "gRPC"), ("--http", "127.0.0.1:50553", "HTTP")):

@@ -25,7 +25,11 @@ def new_parser(command: str, description: str | None, epilog: str | None = None)
     """The parser of `rolegate COMMAND`; its description is shown as it is."""
     shown = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(
-        prog=f"rolegate {command}", description=description, epilog=epilog, formatter_class=shown
+        prog=f"rolegate {command}",
+        description=description,
+        epilog=epilog,
+        formatter_class=shown,
+        allow_abbrev=False,
     )
 
 
@@ -39,7 +43,9 @@ def add_command(
     parsed.
     """
     shown = argparse.RawDescriptionHelpFormatter
-    command = commands.add_parser(name, help=summary, description=description, formatter_class=shown)
+    command = commands.add_parser(
+        name, help=summary, description=description, formatter_class=shown, allow_abbrev=False
+    )
     command.set_defaults(work=work)
     return command
 

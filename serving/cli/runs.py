@@ -235,7 +235,7 @@ def _feedback(client: Client, given: argparse.Namespace) -> None:
         given.run_id,
         accepted=given.accepted,
         score=given.score,
-        gold_answer=given.right_answer,
+        right_answer=given.right_answer,
         comment=given.comment,
     )
     print(f"noted as {noted}")

@@ -201,7 +201,7 @@ def feedback_line(feedback: Feedback) -> str:
     """Feedback on a run, in one line, as far as anything was."""
     verdict = word(Verdict, feedback.verdict) if feedback.verdict else ""
     score = f"score {feedback.score:g}" if feedback.HasField("score") else ""
-    gold = f"right answer {feedback.gold_answer!r}" if feedback.gold_answer else ""
+    gold = f"right answer {feedback.right_answer!r}" if feedback.right_answer else ""
     return ", ".join(filter(None, (verdict, score, gold, feedback.comment))) or "its texts are not kept"
 
 

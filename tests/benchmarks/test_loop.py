@@ -29,9 +29,9 @@ class Gateway:
             raise GatewayError("away", grpc.StatusCode.UNAVAILABLE, self._reason)
         return SimpleNamespace(answer=question if int(question) % 2 else "no", run_id=f"run-{question}")
 
-    async def feedback(self, run_id: str, *, gold_answer: str) -> None:
+    async def feedback(self, run_id: str, *, right_answer: str) -> None:
         """Take it."""
-        self.gold.append(gold_answer)
+        self.gold.append(right_answer)
 
     async def versions(self) -> list[ExecutorVersion]:
         """One, which becomes active after some answers."""

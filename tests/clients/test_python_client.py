@@ -89,13 +89,57 @@ async def test_feedback_arrives_as_it_was_given() -> None:
     server = whole_server(Deployment(), store)
     async with AsyncClient(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as client:
         run_id = (await client.ask(DIRECTOR)).run_id
-        await client.feedback(run_id, accepted=False, gold_answer="Mann")
+        await client.feedback(run_id, accepted=False, right_answer="Mann")
         await client.feedback(run_id, score=0.0, comment="poor")
     await server.drain(0)
     assert store.given == [
-        Feedback(run_id, accepted=False, gold_answer="Mann"),
+        Feedback(run_id, accepted=False, right_answer="Mann"),
         Feedback(run_id, score=0.0, comment="poor"),
     ]
+
+
+UNKNOWN: list[tuple[str, tuple[str, ...], str, str]] = [
+    ("ask", ("Who?",), "max_total_token", "max_total_tokens"),
+    ("ask", ("Who?",), "timeout", "timeout_s"),
+    ("stream", ("Who?",), "max_cost_dollars", "max_cost_usd"),
+    ("stream", ("Who?",), "nocache", "no_cache"),
+    ("table", ("Who?", "a*"), "max_row", "max_rows"),
+    ("stream_table", ("Who?", "a*"), "closd", "closed"),
+    ("begin_table", ("Who?", "a*"), "topolgy", "topology"),
+    ("search", ("Who?",), "topk", "top_k"),
+    ("run", ("run-1",), "tracing", "trace"),
+    ("runs", (), "knd", "kind"),
+    ("watch", ("run-1",), "aftr", "after"),
+    ("cancel", (), "runid", "run_id"),
+    ("feedback", ("run-1",), "gold_answer", "right_answer"),
+    ("feedback", ("run-1",), "acepted", "accepted"),
+    ("export", (), "for_trainings", "for_training"),
+    ("usage", (), "buckets", "bucket"),
+    ("set_version_traffic", ("v", "canary"), "shares", "share"),
+    ("promote_version", (), "versions", "version"),
+    ("version_decisions", (), "aftr", "after"),
+]
+
+
+@pytest.mark.parametrize(("method", "given", "unknown", "known"), UNKNOWN)
+async def test_an_unknown_option_is_refused_with_the_nearest_one(
+    method: str, given: tuple[str, ...], unknown: str, known: str
+) -> None:
+    """By both clients, before anything is sent."""
+    with Client("127.0.0.1:9") as client, pytest.raises(TypeError, match=rf"{unknown}; did you mean {known}\?"):
+        getattr(client, method)(*given, **{unknown: 10})
+    async with AsyncClient("127.0.0.1:9") as asking:
+        with pytest.raises(TypeError, match=rf"{unknown}; did you mean {known}\?"):
+            await getattr(asking, method)(*given, **{unknown: 10})
+
+
+def test_options_in_a_dictionary_are_refused() -> None:
+    """They would be ignored under the name that the signature has for all of them."""
+    with Client("127.0.0.1:9") as client, pytest.raises(TypeError, match="unknown option options"):
+        client.ask("Who?", options={"max_total_tokens": 10})  # type: ignore[call-arg]
+    for kind in (Client, AsyncClient):
+        with pytest.raises(TypeError, match=r"apikey; did you mean api_key\?"):
+            kind("127.0.0.1:9", apikey="rg_secret")  # type: ignore[call-arg]
 
 
 def test_usage_of_a_span(gateway: str) -> None:

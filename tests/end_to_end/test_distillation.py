@@ -63,7 +63,7 @@ async def _ask(demo: Demo, question: Question) -> None:
     """Ask, and tell the right answer."""
     request = answer_pb.AnswerRequest(question=question.text)
     answer = await AnswerServiceStub(demo.channel).Answer(request, timeout=120)
-    feedback = run_pb.SubmitFeedbackRequest(run_id=answer.run_id, gold_answer=question.answer)
+    feedback = run_pb.SubmitFeedbackRequest(run_id=answer.run_id, right_answer=question.answer)
     await RunServiceStub(demo.channel).SubmitFeedback(feedback)
 
 

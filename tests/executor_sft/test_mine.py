@@ -50,10 +50,10 @@ async def selected(database: Database, evaluation: Collection[str] = (), **optio
 async def test_what_feedback_tells(database: Database) -> None:
     """Right answers; that an answer was liked makes it no right one, and the last who judged it may call it wrong."""
     said: dict[str, list[dict[str, Any]]] = {
-        "gold": [{"gold_answer": "A"}, {"gold_answer": "B", "accepted": False}],
+        "gold": [{"right_answer": "A"}, {"right_answer": "B", "accepted": False}],
         "accepted": [{"accepted": True}],
         "score": [{"score": 0.5}],
-        "both": [{"gold_answer": "A", "score": 0.9}],
+        "both": [{"right_answer": "A", "score": 0.9}],
         "changed": [{"accepted": False}, {"accepted": True}],
         "rejected": [{"accepted": False}],
         "low": [{"score": 0.49}],
@@ -87,7 +87,7 @@ async def test_a_refusal_is_no_right_answer(outcome: AnswerOutcome, accepted: bo
     refused = Trajectory("not in the demo world" if outcome == "out_of_scope" else NOT_FOUND, outcome)
     await put(database, asked("told", "T?", 2.0, result=refused), asked("liked", "L?", 1.0, result=refused))
     for name, gold in (("told", "A"), ("liked", "")):
-        await say(database, name, accepted=accepted, gold_answer=gold)
+        await say(database, name, accepted=accepted, right_answer=gold)
     selection = await selected(database)
     assert selection.questions == [Question("told", "T?", ("A",), "logged")]
     assert selection.counts == Counts(read=2, right_answer_unknown=1, selected=1)
@@ -101,10 +101,10 @@ async def test_no_tenant_s_word_stands_for_too_many(database: Database) -> None:
     own = [asked(f"own{at}", f"Own {at}?", float(at), tenant="a") for at in range(6)]
     await put(database, *runs, *own)
     for one in runs:
-        await say(database, one.id, gold_answer="zzz", tenant=one.tenant)
+        await say(database, one.id, right_answer="zzz", tenant=one.tenant)
     for one in own:
-        await say(database, one.id, gold_answer="zzz", tenant="a")
-        await say(database, one.id, gold_answer="A")
+        await say(database, one.id, right_answer="zzz", tenant="a")
+        await say(database, one.id, right_answer="A")
     selection = await selected(database)
     chosen = {question.id for question in selection.questions}
     assert chosen == {"a8", "a7", "a6", "b8", "b7", "b6", *(one.id for one in own)}
@@ -123,7 +123,7 @@ async def test_failures_are_included(database: Database) -> None:
         asked("running", "R?", status="running"),
     )
     for name in ("failed", "cut"):
-        await say(database, name, gold_answer="right")
+        await say(database, name, right_answer="right")
     selection = await selected(database)
     assert {question.id for question in selection.questions} == {"failed", "cut"}
     assert selection.counts == Counts(read=2, selected=2)
@@ -141,7 +141,7 @@ async def test_who_is_never_read(database: Database) -> None:
         tenants=[Tenant("private", training=False), Tenant("quiet", redact=True), Tenant("open")],
     )
     for name in ("private", "redacted", "execute", "open"):
-        await say(database, name, gold_answer="A")
+        await say(database, name, right_answer="A")
     selection = await selected(database)
     assert [question.id for question in selection.questions] == ["open"]
     assert selection.counts == Counts(read=2, redacted=1, selected=1)
@@ -163,7 +163,7 @@ async def test_duplicates_and_evaluation_questions(database: Database) -> None:
         asked("on its way", "And this?", 2.0),
     )
     for name in ("old", "new", "one", "other", "none", "neither", "held-out", "nearly", "on its way"):
-        await say(database, name, gold_answer="A")
+        await say(database, name, right_answer="A")
     held_out = {"held out", "Was it held out of any training from the very beginning?", "Sub-query of on its way?"}
     selection = await selected(database, held_out)
     assert [question.id for question in selection.questions] == ["new", "one", "none", "neither"]

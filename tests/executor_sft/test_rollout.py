@@ -313,7 +313,7 @@ async def logged(folder: Path) -> None:
     runs[2] = msgspec.structs.replace(runs[2], tenant="private")
     await put(database, *runs, tenants=[Tenant("private", training=False)])
     for one in QUESTIONS[:3]:
-        await say(database, one.id, accepted=False, gold_answer=one.golds[0])
+        await say(database, one.id, accepted=False, right_answer=one.golds[0])
     await database.close()
 
 

@@ -9,9 +9,10 @@ from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack
 import grpc
 
 from rolegate.client import calls
-from rolegate.client.calls import Call, P, Result, Stubs
+from rolegate.client.calls import Call, Stubs
 from rolegate.client.connection import Access, Connection
 from rolegate.client.gateway_error import GatewayError, translated
+from rolegate.client.options import P, Result, checked
 from rolegate.client.requests import ADDRESS, ListFilter
 from rolegate.client.table import Table, joined
 from rolegate.v1.run_service_pb2 import Run
@@ -54,6 +55,7 @@ class AsyncStream(Generic[Item]):
 
 def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Result]]":
     """A method that makes a call, and returns its result."""
+    make = checked(make)
 
     @wraps(make)
     async def method(client: "AsyncClient", /, *args: P.args, **options: P.kwargs) -> Result:
@@ -64,6 +66,7 @@ def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[AsyncClien
 
 def _streamed(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[AsyncClient, P], AsyncStream[Result]]":
     """A method that makes a call, and returns the stream of its results."""
+    make = checked(make)
 
     @wraps(make)
     def method(client: "AsyncClient", /, *args: P.args, **options: P.kwargs) -> AsyncStream[Result]:
@@ -79,6 +82,7 @@ class AsyncClient:
     `rolegate.client.calls` has them with their parameters.
     """
 
+    @checked
     def __init__(self, address: str | Connection = ADDRESS, **access: Unpack[Access]) -> None:
         """Raises `ValueError` where a key would be sent in the clear, and `OSError` where a file cannot be read."""
         self._to = address if isinstance(address, Connection) else Connection.to(address, **access)
@@ -105,6 +109,7 @@ class AsyncClient:
     roll_back_version = _called(calls.roll_back_version)
     version_decisions = _called(calls.version_decisions)
 
+    @checked
     async def runs(self, **wanted: Unpack[ListFilter]) -> AsyncIterator[Run]:
         """Runs, newest first, asked for a page at a time."""
         token: str | None = ""

@@ -4,8 +4,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
+from rolegate.client.options import Result
 from rolegate.client.requests import (
     ANSWER_S,
     SHORT_S,
@@ -39,9 +40,7 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 _PAGE, _ROWS = 100, 1000
 _VERDICTS = {None: run_pb.VERDICT_UNSPECIFIED, True: run_pb.VERDICT_ACCEPTED, False: run_pb.VERDICT_REJECTED}
-P = ParamSpec("P")
 Q = TypeVar("Q")
-Result = TypeVar("Result")
 
 
 class Stubs:
@@ -172,7 +171,7 @@ def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
         run_id=run_id,
         verdict=_VERDICTS[opinion.get("accepted")],
         score=opinion.get("score"),
-        gold_answer=opinion.get("gold_answer", ""),
+        right_answer=opinion.get("right_answer", ""),
         comment=opinion.get("comment", ""),
     )
     return Call(lambda to: to.runs.SubmitFeedback, request, attrgetter("feedback_id"))

@@ -6,9 +6,10 @@ from functools import wraps
 from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack
 
 from rolegate.client import calls
-from rolegate.client.calls import Call, P, Result, Stubs
+from rolegate.client.calls import Call, Stubs
 from rolegate.client.connection import Access, Connection
 from rolegate.client.gateway_error import GatewayError, translated
+from rolegate.client.options import P, Result, checked
 from rolegate.client.requests import ADDRESS, ListFilter
 from rolegate.client.table import Table, joined
 from rolegate.v1.run_service_pb2 import Run
@@ -42,6 +43,7 @@ class Stream(Generic[Item]):
 
 def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[Client, P], Result]":
     """A method that makes a call, and returns its result."""
+    make = checked(make)
 
     @wraps(make)
     def method(client: "Client", /, *args: P.args, **options: P.kwargs) -> Result:
@@ -52,6 +54,7 @@ def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[Client, P]
 
 def _streamed(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[Client, P], Stream[Result]]":
     """A method that makes a call, and returns the stream of its results."""
+    make = checked(make)
 
     @wraps(make)
     def method(client: "Client", /, *args: P.args, **options: P.kwargs) -> Stream[Result]:
@@ -67,6 +70,7 @@ class Client:
     with their parameters.
     """
 
+    @checked
     def __init__(self, address: str | Connection = ADDRESS, **access: Unpack[Access]) -> None:
         """Raises `ValueError` where a key would be sent in the clear, and `OSError` where a file cannot be read."""
         self._to = address if isinstance(address, Connection) else Connection.to(address, **access)
@@ -93,6 +97,7 @@ class Client:
     roll_back_version = _called(calls.roll_back_version)
     version_decisions = _called(calls.version_decisions)
 
+    @checked
     def runs(self, **wanted: Unpack[ListFilter]) -> Iterator[Run]:
         """Runs, newest first, asked for a page at a time."""
         token: str | None = ""

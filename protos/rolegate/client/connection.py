@@ -8,6 +8,8 @@ from typing import TypedDict, Unpack
 
 import grpc
 
+from rolegate.client.options import checked
+
 API_KEY = "ROLEGATE_API_KEY"
 """The environment variable that holds the key of clients that are given none."""
 _OPTIONS = [
@@ -41,6 +43,7 @@ class Connection:
     """Metadata that every call sends along."""
 
     @classmethod
+    @checked
     def to(cls, address: str, **access: Unpack[Access]) -> "Connection":
         """To host:port. Raises `ValueError` for what must not be sent, or does not go together, and `OSError`."""
         given = access.get("api_key")

@@ -60,7 +60,7 @@ class FeedbackFields(TypedDict, total=False):
     accepted: bool | None
     score: float | None
     """From 0 to 1."""
-    gold_answer: str
+    right_answer: str
     comment: str
 
 

@@ -200,30 +200,30 @@ class CancelRunResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Feedback(_message.Message):
-    __slots__ = ("verdict", "score", "gold_answer", "comment")
+    __slots__ = ("verdict", "score", "right_answer", "comment")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
-    GOLD_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_ANSWER_FIELD_NUMBER: _ClassVar[int]
     COMMENT_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     score: float
-    gold_answer: str
+    right_answer: str
     comment: str
-    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., score: _Optional[float] = ..., gold_answer: _Optional[str] = ..., comment: _Optional[str] = ...) -> None: ...
+    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., score: _Optional[float] = ..., right_answer: _Optional[str] = ..., comment: _Optional[str] = ...) -> None: ...
 
 class SubmitFeedbackRequest(_message.Message):
-    __slots__ = ("run_id", "verdict", "score", "gold_answer", "comment")
+    __slots__ = ("run_id", "verdict", "score", "right_answer", "comment")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
-    GOLD_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_ANSWER_FIELD_NUMBER: _ClassVar[int]
     COMMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     verdict: Verdict
     score: float
-    gold_answer: str
+    right_answer: str
     comment: str
-    def __init__(self, run_id: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., score: _Optional[float] = ..., gold_answer: _Optional[str] = ..., comment: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., score: _Optional[float] = ..., right_answer: _Optional[str] = ..., comment: _Optional[str] = ...) -> None: ...
 
 class SubmitFeedbackResponse(_message.Message):
     __slots__ = ("feedback_id",)

@@ -99,7 +99,7 @@ def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedb
     """Feedback."""
     verdict = enum_from_proto(run_service_pb2.Verdict.DESCRIPTOR, request.verdict, "verdict")
     score = request.score if request.HasField("score") else None
-    return Feedback(request.run_id, _VERDICTS[verdict], score, request.gold_answer, request.comment)
+    return Feedback(request.run_id, _VERDICTS[verdict], score, request.right_answer, request.comment)
 
 
 def usage_query_from_proto(request: usage_service_pb2.GetUsageRequest, identity: Identity) -> UsageQuery:

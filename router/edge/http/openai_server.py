@@ -8,6 +8,7 @@ earlier turns are not used. Keys are those of gRPC, sent as `Authorization: Bear
 
 import asyncio
 import math
+import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -37,6 +38,8 @@ from router.trace.values import OnEvent
 MAX_BODY_BYTES = 1 << 20
 ANSWERING, EXECUTING = "rolegate", "rolegate-executor"
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+_OPTION = re.compile("no.?cach|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body", re.IGNORECASE)
+"""Fields that mean an option of this gateway; all others may be meant for other servers, and are ignored."""
 Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
 
 
@@ -159,7 +162,11 @@ async def _asked(request: web.Request, within_s: float) -> ChatRequest:
         raise web.HTTPUnsupportedMediaType(text="Send the body as application/json.")
     try:
         async with asyncio.timeout(within_s):
-            return msgspec.json.decode(await request.read(), type=ChatRequest)
+            body = await request.read()
+        for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
+            if name != "no_cache" and _OPTION.match(name):
+                raise BadRequest(f"{name}: is no option here; did you mean no_cache? Others need gRPC or the client.")
+        return msgspec.json.decode(body, type=ChatRequest)
     except TimeoutError:
         raise web.HTTPRequestTimeout(text="The body did not come in time.") from None
     except JSON_ERRORS as error:

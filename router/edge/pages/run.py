@@ -143,7 +143,7 @@ class RunPages:
     async def _feedback(self, request: web.Request) -> web.Response:
         run, form = await self.run(request), await request.post()
         verdict = {"right": True, "wrong": False}.get(str(form.get("verdict", "")))
-        gold, comment = (str(form.get(name, "")).strip() for name in ("gold_answer", "comment"))
+        gold, comment = (str(form.get(name, "")).strip() for name in ("right_answer", "comment"))
         await self._runs.feedback(Feedback(run.id, verdict, None, gold, comment), identity(request))
         return redirect(f"/runs/{run.id}#feedback")
 

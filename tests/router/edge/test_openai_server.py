@@ -121,6 +121,26 @@ async def test_work_that_is_wanted_anew(body: dict[str, Any], monkeypatch: pytes
     assert [terms.no_cache for terms in told] == [body == {"no_cache": True}] * 2
 
 
+@pytest.mark.parametrize(
+    "name", ["nocache", "no-cache", "noCache", "no_cach", "max_total_tokens", "max_cost_usd", "rolegate", "extra_body"]
+)
+async def test_an_option_that_is_not_read_is_refused(name: str) -> None:
+    """Else a limit, or the wish for new work, would be ignored; no model is called."""
+    deployment = Deployment()
+    async with served(deployment.gateway()) as session:
+        status, reply = await posted(session, **{name: 10})
+    assert (status, f"{name}: is no option here" in reply["error"]["message"]) == (400, True)
+    assert not deployment.delegator.prompts
+
+
+@pytest.mark.parametrize(
+    "name", ["max_output_tokens", "max_completion_tokens", "cache", "request_id", "chat_id", "top_k", "metadata"]
+)
+async def test_fields_for_other_servers_are_ignored(client: aiohttp.ClientSession, name: str) -> None:
+    """Front ends send many."""
+    assert (await posted(client, **{name: "x"}))[0] == 200
+
+
 async def test_health_and_models(client: aiohttp.ClientSession) -> None:
     """Both answer a GET."""
     async with client.get("/health") as response:

@@ -328,7 +328,7 @@ async def test_a_run_under_way_has_no_duration() -> None:
     ("given", "noted"),
     [
         ({"verdict": pb.VERDICT_ACCEPTED}, {"accepted": True}),
-        ({"verdict": pb.VERDICT_REJECTED, "gold_answer": "Mann"}, {"accepted": False, "gold_answer": "Mann"}),
+        ({"verdict": pb.VERDICT_REJECTED, "right_answer": "Mann"}, {"accepted": False, "right_answer": "Mann"}),
         ({"score": 0.0}, {"score": 0.0}),
         ({"score": 1.0, "comment": "good"}, {"score": 1.0, "comment": "good"}),
     ],
@@ -355,7 +355,7 @@ async def test_feedback(given: dict[str, Any], noted: dict[str, Any]) -> None:
         ({"score": float("nan")}, "score"),
         ({"verdict": 7}, "verdict"),
         ({"comment": "é" * 5001}, "comment has 5001 characters; at most 5000 are kept"),
-        ({"gold_answer": "x" * 3_900_000}, "gold_answer has 3900000 characters; at most 5000 are kept"),
+        ({"right_answer": "x" * 3_900_000}, "right_answer has 3900000 characters; at most 5000 are kept"),
     ],
 )
 async def test_bad_feedback(given: dict[str, Any], named: str) -> None:
@@ -383,7 +383,7 @@ async def test_more_feedback_than_is_kept(tmp_path: Path) -> None:
     """Is refused, also where all of it comes at once; what was kept is read in one message."""
     text = "\U0001f4a9" * 5000
     async with in_database(tmp_path, stored.run("run-1"), stored.run("run-2")) as (stub, _):
-        request = pb.SubmitFeedbackRequest(run_id="run-1", gold_answer=text, comment=text)
+        request = pb.SubmitFeedbackRequest(run_id="run-1", right_answer=text, comment=text)
         answers = await asyncio.gather(*(stub.SubmitFeedback(request) for _ in range(60)), return_exceptions=True)
         refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
         assert {(error.code(), error.details()) for error in refused} == {
@@ -391,7 +391,7 @@ async def test_more_feedback_than_is_kept(tmp_path: Path) -> None:
         }
         assert len(refused) == 10
         found = await stub.GetRun(pb.GetRunRequest(run_id="run-1"))
-        assert [(said.gold_answer, said.comment) for said in found.feedback] == [(text, text)] * 50
+        assert [(said.right_answer, said.comment) for said in found.feedback] == [(text, text)] * 50
         request.run_id = "run-2"
         assert (await stub.SubmitFeedback(request)).feedback_id
 
@@ -405,7 +405,7 @@ async def test_a_run_is_always_readable(character: str, tmp_path: Path) -> None:
             for number in range(2)]  # fmt: skip
     async with in_database(tmp_path, *many) as (stub, database):
         text = character * 5000
-        feedback = pb.SubmitFeedbackRequest(run_id="run-0", gold_answer=text, comment=text)
+        feedback = pb.SubmitFeedbackRequest(run_id="run-0", right_answer=text, comment=text)
         await asyncio.gather(*(stub.SubmitFeedback(feedback) for _ in range(50)))
         found = await stub.GetRun(pb.GetRunRequest(run_id="run-0"))
         assert found.run.request == found.output == f"{long[:199_999]}…"

@@ -320,13 +320,13 @@ async def test_feedback(database: Database, archive: SQLArchive) -> None:
     given = [
         *(
             Feedback("run-1", True),
-            Feedback("run-1", score=0.25, gold_answer="é\n日本\0"),
+            Feedback("run-1", score=0.25, right_answer="é\n日本\0"),
             Feedback("run-1", comment="…"),
         ),
         Feedback("run-2", False, 0.5, "Michael Mann", "a secret", "acme"),
     ]
     assert len({await archive.add_feedback(feedback) for feedback in given}) == 4
-    kept = given[0], Feedback("run-1", score=0.25, gold_answer="é\n日本\ufffd"), given[2]
+    kept = given[0], Feedback("run-1", score=0.25, right_answer="é\n日本\ufffd"), given[2]
     assert await archive.feedback("run-1") == kept
     told = {each.run.id: each.feedback async for each in archive.export(RunFilter())}
     assert told == {"run-1": kept, "run-2": (Feedback("run-2", False, 0.5, tenant="acme"),), "run-3": ()}

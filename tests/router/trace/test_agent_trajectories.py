@@ -105,9 +105,9 @@ def test_runs_without_an_answer_or_texts_have_no_lines() -> None:
 
 def test_the_operators_right_answers_come_before_clients() -> None:
     """Each once; a liked answer is none."""
-    client = [Feedback("run-1", gold_answer=gold, tenant="acme") for gold in ("a", "b", "a", " ")]
+    client = [Feedback("run-1", right_answer=gold, tenant="acme") for gold in ("a", "b", "a", " ")]
     assert right_answers([Feedback("run-1", accepted=True), *client]) == ("a", "b")
-    assert right_answers([*client, Feedback("run-1", gold_answer="c")]) == ("c",)
+    assert right_answers([*client, Feedback("run-1", right_answer="c")]) == ("c",)
 
 
 def test_lines_are_read_as_sequences_by_what_the_manual_says() -> None:

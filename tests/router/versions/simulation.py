@@ -111,7 +111,7 @@ ATTACKS: dict[str, Hostile] = {
 def _judgement(by_candidate: str, by_active: str, candidate_served: bool, gold: str, tenant: str) -> Judgement | None:
     sides = Side(by_candidate, False, 0), Side(by_active, False, 0)
     trial = Trial("", "candidate", "active", "canary", candidate_served, *sides, 0.0)
-    return judge(trial, Feedback("", gold_answer=gold, tenant=tenant))
+    return judge(trial, Feedback("", right_answer=gold, tenant=tenant))
 
 
 def simulate(

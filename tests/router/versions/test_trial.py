@@ -20,12 +20,12 @@ def said(**words: object) -> Feedback:
 @pytest.mark.parametrize(
     ("answers", "feedback", "right"),
     [
-        (("Paris", "Lyon"), said(gold_answer="Paris"), (True, False)),
-        (("Paris", "the Lyon."), said(gold_answer="Lyon"), (False, True)),
-        (("Paris", "Lyon"), said(gold_answer="Nice"), (False, False)),
-        (("The Seine", "a river"), said(gold_answer="Seine", accepted=True), (True, False)),
-        (("Paris", "Lyon"), said(accepted=False, gold_answer="Lyon"), (False, True)),
-        (("Paris", "Lyon"), said(accepted=False, score=1.0, gold_answer="Lyon"), (False, True)),
+        (("Paris", "Lyon"), said(right_answer="Paris"), (True, False)),
+        (("Paris", "the Lyon."), said(right_answer="Lyon"), (False, True)),
+        (("Paris", "Lyon"), said(right_answer="Nice"), (False, False)),
+        (("The Seine", "a river"), said(right_answer="Seine", accepted=True), (True, False)),
+        (("Paris", "Lyon"), said(accepted=False, right_answer="Lyon"), (False, True)),
+        (("Paris", "Lyon"), said(accepted=False, score=1.0, right_answer="Lyon"), (False, True)),
     ],
 )
 def test_a_right_answer_tells_of_both(answers: tuple[str, str], feedback: Feedback, right: tuple[bool, bool]) -> None:
@@ -42,10 +42,10 @@ def test_a_right_answer_tells_of_both(answers: tuple[str, str], feedback: Feedba
         said(accepted=True),
         said(accepted=False),
         said(score=0.9),
-        said(gold_answer=" "),
-        said(gold_answer="Seine", accepted=True),
-        said(gold_answer="Seine", score=0.9),
-        said(gold_answer="river", accepted=False),
+        said(right_answer=" "),
+        said(right_answer="Seine", accepted=True),
+        said(right_answer="Seine", score=0.9),
+        said(right_answer="river", accepted=False),
     ],
 )
 def test_feedback_that_does_not_tell(feedback: Feedback) -> None:
@@ -56,11 +56,11 @@ def test_feedback_that_does_not_tell(feedback: Feedback) -> None:
 def test_a_shadow_is_judged_by_no_feedback() -> None:
     """Whoever gives it has seen the active version's answer only."""
     seen = Trial("run-1", "b", "a", "shadow", False, Side("Paris", False, 1), Side("Lyon", False, 1), 1.0)
-    assert judge(seen, said(gold_answer="Paris")) is None
+    assert judge(seen, said(right_answer="Paris")) is None
 
 
 def test_whose_word_it_is() -> None:
     """A tenant's, or the operator's, who has none."""
-    assert judge(trial("Paris", "Lyon"), said(gold_answer="Paris", tenant="acme")) == Judgement(
+    assert judge(trial("Paris", "Lyon"), said(right_answer="Paris", tenant="acme")) == Judgement(
         True, False, "client", "acme"
     )

@@ -265,12 +265,12 @@ async def test_feedback_judges_a_trial_whenever_it_comes(tmp_path: Path, before:
         await here.set("canary", 0.5)
         run = await here.ask_served(BASE)
         if before:
-            await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), identity)
+            await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), identity)
         async with background_tasks(here.trials.work()):
             while (trial := await here.book.trial(run.id)) is None:
                 await here.next_review()
             if not before:
-                await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), identity)
+                await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), identity)
             pairs = here.book.pairs
             while not (judged := [pair.judgement for pair in await pairs(NEW, "canary", 0.0) if pair.judgement]):
                 await here.next_review()
@@ -301,9 +301,9 @@ async def test_a_judge_is_asked_about_both_answers(tmp_path: Path, stage: str) -
 
         assert await judged() == ["judge"]
         assert await here.rows("SELECT tenant, COUNT(*) FROM calls WHERE role = 'judge' GROUP BY 1") == [("shadow", 2)]
-        await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), OWNER)
+        await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), OWNER)
         assert await judged() == ["judge"]
-        await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), LOCAL)
+        await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), LOCAL)
         assert await judged() == ([] if stage == "canary" else ["judge"])
 
 
@@ -349,7 +349,7 @@ async def test_all_the_way(tmp_path: Path) -> None:
         async with asyncio.timeout(30):
             while (await here.versions.traffic()).active != NEW:
                 run = await here.ask()
-                await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), LOCAL)
+                await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), LOCAL)
         decided = [each.decision for each in await here.versions.decisions(NEW) if each.decided_by == "gate"]
         assert [each for each in decided if each != "wait"] == ["canary", "promote"]
         assert (await here.ask()).result.answer == "Al Pacino"  # type: ignore[union-attr]

@@ -149,7 +149,7 @@ async def test_feedback_on_the_last_answer(piped: Piped) -> None:
     assert store.given == [
         Feedback(first, accepted=True),
         Feedback(second, accepted=False),
-        Feedback(second, accepted=False, gold_answer="Michael  Mann"),
+        Feedback(second, accepted=False, right_answer="Michael  Mann"),
     ]
     assert run.err.count("the last question has no answer") == 2
     assert run.err.count(":bad [RIGHT ANSWER]") == 2

@@ -160,6 +160,23 @@ def test_a_misspelt_command_ends_with_its_usage(arguments: Sequence[str], capsys
     assert capsys.readouterr().err.startswith("usage: rolegate")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ask", "Who?", "--max-tok", "10"),
+        ("table", "Who?", "--columns", "a*", "--max-row", "3"),
+        ("runs", "list", "--stat", "failed"),
+        ("retrieve", "serve", "--inde", "x"),
+        ("sft", "mini-world", "--ou", "x"),
+    ],
+)
+def test_an_option_is_not_abbreviated(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What is short for one option now could be short for another one in the next version."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert (ended.value.code, capsys.readouterr().out) == (2, "")
+
+
 def test_a_good_config_is_shown_and_called_fine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

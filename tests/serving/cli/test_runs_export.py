@@ -272,7 +272,7 @@ def test_nothing_to_export(folder: Path, suffix: str, capsys: pytest.CaptureFixt
 
 def test_what_was_said_of_a_run(folder: Path) -> None:
     """Stands in its row."""
-    said = Feedback("run-01", accepted=False, gold_answer="1995")
+    said = Feedback("run-01", accepted=False, right_answer="1995")
 
     async def write() -> None:
         database = await Database.open("sqlite:///rolegate.db")
@@ -294,7 +294,7 @@ def test_what_agents_sampled(folder: Path, capsys: pytest.CaptureFixture[str]) -
     async def write() -> None:
         database = await Database.open("sqlite:///rolegate.db")
         await put(database, *RUNS, shy, tenants=[Tenant("shy", training=False)])
-        await SQLArchive(database).add_feedback(Feedback("run-01", gold_answer="michael mann"))
+        await SQLArchive(database).add_feedback(Feedback("run-01", right_answer="michael mann"))
         await database.close()
 
     asyncio.run(write())

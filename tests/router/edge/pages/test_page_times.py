@@ -40,7 +40,7 @@ def made(first: int) -> tuple[Rows, Rows, Rows]:
         rows.append({**row, "trace": bytes(5000)})
         calls += map(call_row, five)
         if number % 100 == 0:
-            texts = {"score": None, "gold_answer": "", "comment": ""}
+            texts = {"score": None, "right_answer": "", "comment": ""}
             said.append({"feedback_id": run_id, "run_id": run_id, "given_at": at, "accepted": True, **texts})
     return rows, calls, said
 

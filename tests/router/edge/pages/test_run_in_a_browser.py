@@ -50,7 +50,7 @@ async def test_asked_watched_judged_and_run_again(tab: Tab) -> None:
         await tab.until("document.querySelectorAll('#lane-execution-0 .output').length == 2")
         await tab.evaluate(
             "document.querySelector('[value=wrong]').checked = true;"
-            "document.querySelector('[name=gold_answer]').value = 'Mann'"
+            "document.querySelector('[name=right_answer]').value = 'Mann'"
         )
         await tab.leave("document.querySelector('#feedback button').click()")
         assert "The right answer is in it" in await tab.evaluate("document.body.innerText")

@@ -129,7 +129,7 @@ async def test_who_lost_a_wrong_answer(run_id: str, lost_by: str) -> None:
         assert "Why is this wrong?" not in await read(session, f"/runs/{run_id}")
         assert await posted(session, f"/runs/{run_id}/feedback", verdict="wrong") == (303, f"/runs/{run_id}#feedback")
         assert "Tell the right answer" in await read(session, f"/runs/{run_id}")
-        await posted(session, f"/runs/{run_id}/feedback", gold_answer=" Tarn ", comment="She moved later.")
+        await posted(session, f"/runs/{run_id}/feedback", right_answer=" Tarn ", comment="She moved later.")
         text = await read(session, f"/runs/{run_id}")
     assert f"Lost by <b>{lost_by}</b>" in text
     assert "She moved later." in text
@@ -141,21 +141,21 @@ async def test_who_lost_a_wrong_answer(run_id: str, lost_by: str) -> None:
 async def test_the_answers_told_last_are_looked_for() -> None:
     async with shown(runs=runs()) as pages, browsing(pages) as session:
         for gold in ("Tarn", "Orrin", "Sel", "Wend"):
-            await posted(session, "/runs/run-reading/feedback", gold_answer=gold)
+            await posted(session, "/runs/run-reading/feedback", right_answer=gold)
         assert '<b class="text">Orrin · Sel · Wend</b>' in await read(session, "/runs/run-reading")
 
 
 async def test_a_failing_retriever_leaves_it_open() -> None:
     async with shown(runs=runs(), retriever=FixedRetriever({})) as pages, browsing(pages) as session:
-        await posted(session, "/runs/run-delegation/feedback", gold_answer="Tarn")
+        await posted(session, "/runs/run-delegation/feedback", right_answer="Tarn")
         assert "Lost by <b>retrieval</b>" in await read(session, "/runs/run-delegation")
     async with shown(runs=runs()) as pages, browsing(pages) as session:
-        await posted(session, "/runs/run-delegation/feedback", gold_answer="Tarn")
+        await posted(session, "/runs/run-delegation/feedback", right_answer="Tarn")
         assert "Lost by <b>delegation or retrieval</b>" in await read(session, "/runs/run-delegation")
 
 
 @pytest.mark.parametrize(
-    ("form", "status"), [({}, 400), ({"verdict": "perhaps"}, 400), ({"gold_answer": "x" * 5001}, 400)]
+    ("form", "status"), [({}, 400), ({"verdict": "perhaps"}, 400), ({"right_answer": "x" * 5001}, 400)]
 )
 async def test_feedback_that_is_none(form: Mapping[str, str], status: int) -> None:
     async with shown(runs=[run("run-1")]) as pages, browsing(pages) as session:
