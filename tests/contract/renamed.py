@@ -66,7 +66,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     },
     "rpc": {},
     "messages": {},
-    "fields": {"fresh": "no_cache"},
+    "fields": {"fresh": "no_cache", "gold_answer": "right_answer"},
     "values": {
         "outcome=discarded": "wasted",
         "outcome=unreachable": "connect_error",
@@ -99,6 +99,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "sft mini-evaluate": Dropped("A mini model is judged by what the gateway answers with it."),
     },
     "json": {
+        "gold_answer": "right_answer",
         "cells.model": Dropped("That a model is not served is told in the cell of its endpoint."),
         "cells.thinking": Dropped("A turn that is cut off is told where it broke the protocol."),
         "spent.reserved_tokens": Dropped("What runs under way may cost is known to their gateway alone."),
@@ -106,6 +107,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "cells.streamed usage": Dropped("Turns are streamed as the gateway streams them, so it is the usage."),
     },
     "sql": {
+        "feedback.gold_answer": "feedback.right_answer",
         "runs.trace_bytes": Dropped("Only server.keep_gb asked for it."),
     },
     "texts": {
