@@ -9,6 +9,7 @@ from rolegate.client import GatewayError
 
 from benchmarks import harness
 from router.errors import RolegateError
+from serving.files import private_files
 from serving.terminal import complain
 
 BENCHMARKS = {
@@ -64,6 +65,7 @@ BENCHMARKS = {
 }
 
 
+@private_files()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one benchmark; its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)

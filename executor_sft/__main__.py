@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from executor_sft.command import parse
 from router.errors import RolegateError
+from serving.files import private_files
 from serving.logs import errors_only
 from serving.terminal import complain
 
@@ -36,6 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     return int(module.run(parse(module.Options, chosen.command, module.__doc__ or "", [*rest, *arguments[1:]])))
 
 
+@private_files()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Errors raised on purpose are printed in one line."""
     given = list(sys.argv[1:] if arguments is None else arguments)

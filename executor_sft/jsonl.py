@@ -21,6 +21,7 @@ class JsonlFile(Generic[_Line]):
         """Open, or make. `kind`, `advice`: as of `read_jsonl`. Raises `BadConfig` where another process has it open."""
         self.path, self._file = path, path.open("a+b", buffering=0)
         self._kind, self._advice = kind, advice
+        os.fchmod(self._file.fileno(), 0o600)  # of an earlier release, perhaps
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points, version
 
 from router.errors import RolegateError
 from serving.dependencies import missing_extra
+from serving.files import private_files
 from serving.logs import plain_tracebacks
 from serving.terminal import complain, visible_output
 
@@ -41,6 +42,7 @@ _ABOVE = {
 }
 
 
+@private_files()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Errors raised on purpose are printed in one line."""
     given = list(sys.argv[1:] if arguments is None else arguments)

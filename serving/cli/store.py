@@ -4,7 +4,6 @@
 
 import argparse
 import asyncio
-import os
 import re
 import signal
 import sys
@@ -12,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, get_args
+from typing import Any, get_args
 
 import msgspec
 from rich.console import Console
@@ -112,7 +111,6 @@ async def _back_up(given: argparse.Namespace) -> None:
     async with opened_store(given) as database:
         with replacing(given.file) as unfinished, progress_bar(SpinnerColumn(), TextColumn("copying")) as bar:
             bar.add_task("", total=None)
-            unfinished.touch(0o600)
             await database.copy(unfinished)
     print(f"{given.file}: {given.file.stat().st_size:,} bytes")
 
@@ -133,16 +131,9 @@ _GROUP_CHARS = 32_000_000
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T][\d:.]*(Z|[+-][\d:]+)?)?")
 
 
-def _opened(path: Path) -> BinaryIO:
-    """An empty file, its owner's alone as the store is: it holds the same texts."""
-    file = path.open("wb")
-    os.fchmod(file.fileno(), 0o600)
-    return file
-
-
 @contextmanager
 def _json_lines(path: Path) -> Iterator[Write]:
-    with _opened(path) as file:
+    with path.open("wb") as file:
 
         def write(row: msgspec.Struct) -> None:
             texts = {name: f"{text} " for name, text in msgspec.structs.asdict(row).items() if _is_moment(text)}
@@ -168,7 +159,7 @@ def _parquet(path: Path) -> Iterator[Write]:
     schema = pa.schema([pa.field(field.name, types[field.type], field.type == int | None) for field in fields])
     rows: list[dict[str, Any]] = []
     chars = 0
-    with _opened(path) as opened, ParquetWriter(opened, schema) as file:
+    with path.open("wb") as opened, ParquetWriter(opened, schema) as file:
 
         def write_group() -> None:
             nonlocal chars

@@ -1,0 +1,139 @@
+"""Files of texts, keys and their hashes are their owner's alone, whatever the umask of whoever starts a command."""
+
+import asyncio
+import os
+import sqlite3
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from executor_sft.jsonl import JsonlFile
+from serving.cli.main import main
+from serving.files import private_files, replacing, write_atomically
+from tests.router.store.stored import put, run
+from tests.store_config import write_config
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    """The umask that leaves everything readable to all."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def shared(folder: Path) -> list[str]:
+    """Files and folders below that others may read, write or enter."""
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if mode(path) & 0o077]
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a config and a store of one run."""
+    from router.store import Database
+
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path)
+
+    async def write() -> None:
+        database = await Database.open("sqlite:///rolegate.db")
+        await put(database, run("run-01", 1.0))
+        await database.close()
+
+    asyncio.run(write())
+    (tmp_path / "rolegate.toml").chmod(0o600)
+    return tmp_path
+
+
+def test_a_backup_is_private_from_its_first_byte(stored: Path) -> None:
+    """Nobody can open it while it is written either: it is made with that mode, and none is changed later."""
+    seen = set[int]()
+
+    def look(event: str, arguments: tuple[object, ...]) -> None:
+        if watching and event in ("open", "os.rename", "sqlite3.connect"):
+            seen.update(mode(path) for path in stored.glob(".backup.db*"))
+
+    watching = True
+    sys.addaudithook(look)
+    try:
+        assert main(["store", "backup", "backup.db"]) == 0
+    finally:
+        watching = False
+    assert seen == {0o600}
+    assert mode(stored / "backup.db") == 0o600
+    assert shared(stored) == []
+
+
+def test_a_backup_that_is_put_back_stays_private(stored: Path) -> None:
+    """With the files that SQLite puts beside it."""
+    assert main(["store", "backup", "backup.db"]) == 0
+    (stored / "backup.db").replace(stored / "rolegate.db")
+    for path in stored.glob("rolegate.db-*"):
+        path.unlink()
+    assert main(["store", "check"]) == 0
+    connection = sqlite3.connect(stored / "rolegate.db")
+    connection.execute("PRAGMA user_version=1")
+    assert shared(stored) == []
+    connection.close()
+
+
+@pytest.mark.parametrize("name", ["runs.jsonl", "runs.parquet"])
+def test_an_export_is_private(stored: Path, name: str) -> None:
+    """Also where a file that all may read stood there before."""
+    (stored / name).touch(0o644)
+    assert main(["runs", "export", "--out", name, "--force"]) == 0
+    assert shared(stored) == []
+
+
+def test_a_config_is_private(tmp_path: Path) -> None:
+    out = tmp_path / "rolegate.toml"
+    assert main(["init", "--preset", "hosted", "--documents", "docs", "--out", str(out), "--yes"]) == 0
+    assert shared(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sft", "mini-world", "--questions", "3", "--out", "{}/world"],
+        ["bench", "datasets", "{}/q.jsonl", "--out", "{}/kept.jsonl"],
+    ],
+)
+def test_commands_above_write_private_files(tmp_path: Path, command: list[str]) -> None:
+    """By the same rule, whatever library writes them."""
+    (tmp_path / "q.jsonl").touch(0o600)
+    (tmp_path / "q.jsonl").write_text('{"question": "Who?", "answer": "Ana", "id": "1"}\n')
+    assert main([part.format(tmp_path) for part in command]) == 0
+    assert len(list(tmp_path.rglob("*"))) > 1
+    assert shared(tmp_path) == []
+
+
+def test_lines_are_private_also_in_a_file_of_before(tmp_path: Path) -> None:
+    """Nothing is added to a file that others may read."""
+    file = tmp_path / "calls.jsonl"
+    file.touch(0o644)
+    JsonlFile(file, dict, "").close()
+    assert mode(file) == 0o600
+
+
+def test_what_replaces_a_file_is_private(tmp_path: Path) -> None:
+    """Also outside of any command."""
+    file = tmp_path / "report.md"
+    file.touch(0o666)
+    with replacing(file) as unfinished:
+        assert mode(unfinished) == 0o600
+    write_atomically(tmp_path / "other.md", b"text")
+    assert shared(tmp_path) == []
+
+
+def test_the_umask_is_given_back(tmp_path: Path) -> None:
+    with private_files():
+        (tmp_path / "one").touch()
+    (tmp_path / "other").touch()
+    assert (mode(tmp_path / "one"), mode(tmp_path / "other")) == (0o600, 0o666)
