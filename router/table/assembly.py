@@ -106,7 +106,7 @@ class Assembly:
             moved |= found[0][1] is each and each.key not in self._given
         ties = {*reading.ties} - self._ties
         self._ties |= ties
-        if moved or any(tied(ties, self._names)):
+        if moved or any(tied(ties, self._names, 1)):
             self._group()
         self._changed.update(self._homes[each.key] for each in reading.found)
         return reading
@@ -120,7 +120,7 @@ class Assembly:
         return Table(self._schema, tuple(self._rows[home] for home in self._groups))
 
     def _group(self) -> None:
-        """Put each key to the first one that is the same, or whose names passages tie to its own; given ones stay."""
+        """Put each key to the first one that is the same, or that two documents tie to it; given ones stay."""
         for key in self._found.keys() - self._parts.keys():
             self._parts[key] = tuple(map(comparable, key))
             self._names.update(names_of(self._schema, key))

@@ -35,7 +35,7 @@ _TIE = re.compile(
     rf"|(?:{_BE} )?(?:formerly|previously|originally|officially|now|alias|aka|née|nee)"
     rf"|{_BE} (?:\w+ ){{0,2}}(?:name|title|alias|pseudonym|abbreviation) (?:of|for)"
     r"|(?:writes|wrote|published) (?:as|under (?:pen )?name(?: of)?)|changed its name to"
-    r"|(?:又|亦|也|旧|古|原|简|全|别|俗|曾|现|更|改) (?:称|名|叫)(?: (?:为|是|作))?|即)(?= )"
+    r"|(?:又|亦|也|旧|古|原|简|全|别|俗|曾|现|更|改) (?:用 )?(?:称|名|叫)(?: (?:为|是|作))?|即)(?= )"
 )
 _MOST_WORDS, _MOST_CHARS = 12, 200
 """Of a name."""
@@ -47,25 +47,35 @@ class Tie(NamedTuple):
     before: tuple[str, ...]
     """All that may be the name, the longest first, as `comparable`."""
     after: tuple[str, ...]
+    document: str
+    sentence: str
 
 
-def ties(sentence: str) -> Iterator[Tie]:
-    """The ties in a comparable sentence."""
+def ties(sentence: str, document: str = "") -> Iterator[Tie]:
+    """Return the ties in a comparable sentence of a document."""
     for found in _TIE.finditer(sentence):
         left = sentence[max(0, found.start() - _MOST_CHARS) : found.start()].split()[-_MOST_WORDS:]
         right = sentence[found.end() : found.end() + _MOST_CHARS].split()[:_MOST_WORDS]
         if left and right:
             before = tuple(f" {' '.join(left[at:])} " for at in range(len(left)))
-            yield Tie(before, tuple(f" {' '.join(right[:end])} " for end in range(len(right), 0, -1)))
+            after = tuple(f" {' '.join(right[:end])} " for end in range(len(right), 0, -1))
+            yield Tie(before, after, document, sentence)
 
 
-def tied(found: Iterable[Tie], known: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The pairs of known names that ties put together."""
+def tied(found: Iterable[Tie], known: Collection[str], documents: int = 2) -> Iterator[tuple[str, str]]:
+    """Return the pairs of known names that so many documents tie, each in a sentence of its own.
+
+    A sentence that two documents have in common counts once, as one of them is a copy.
+    """
+    said: dict[tuple[str, str], list[Tie]] = {}
     for tie in found:
         before = next((name for name in tie.before if name in known), None)
         after = next((name for name in tie.after if name in known), None)
         if before and after and before != after:
-            yield before, after
+            said.setdefault((min(before, after), max(before, after)), []).append(tie)
+    for pair, saying in said.items():
+        if min(len({tie.document for tie in saying}), len({tie.sentence for tie in saying})) >= documents:
+            yield pair
 
 
 class Shown:
@@ -76,12 +86,17 @@ class Shown:
         self._said = [sentences(passage.text) for passage in self._passages]
         self._words = [[comparable(sentence) for sentence in said] for said in self._said]
         self._titles = [comparable(passage.title) for passage in self._passages]
-        self.ties = tuple(tie for words in self._words for sentence in words for tie in ties(sentence))
+        self.ties = tuple(
+            tie
+            for passage, words in zip(self._passages, self._words, strict=True)
+            for sentence in words
+            for tie in ties(sentence, passage.document or passage.title)
+        )
 
     def also_named(self, names: Collection[str]) -> set[str]:
         """Comparable names with those titles of passages that passages say are names of the same."""
         known = {*names, *self._titles}
-        return {*names, *(name for pair in tied(self.ties, known) if set(pair) & set(names) for name in pair)}
+        return {*names, *(name for pair in tied(self.ties, known, 1) if set(pair) & set(names) for name in pair)}
 
     def support(
         self, column: Column, value: str, form: str, names: Collection[str]

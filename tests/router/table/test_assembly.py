@@ -109,17 +109,48 @@ def test_what_is_nowhere_to_be_found() -> None:
     assert cells(table)["Krurou"] == [("Krurou", "given"), ("", "not_found"), ("1321", "given")]
 
 
+FORMER = "Krurou is the former name of New Bel."
+ALSO = "New Bel, also known as Krurou, lies on the sea."
+
+
 def test_two_names_of_one_row() -> None:
-    """They are one row where a passage says so, whichever executor was shown it; otherwise two."""
+    """They are one row where two documents say so, whichever executors were shown them; otherwise two."""
     both = discovery(1), executed("- Krurou\n- New Bel\n- Tal", "Annals: Krurou, New Bel and Tal are cities.")
-    founder = fill("krurou", "founder"), executed("Ana Ruiz", "New Bel: Ana Ruiz founded it.", "Annals: Krurou is old.")
-    tie = discovery(2), executed("- Tal", "Annals: Krurou is the former name of New Bel. Tal is old.")
+    founder = fill("krurou", "founder"), executed("Ana Ruiz", "New Bel: Ana Ruiz founded it.", f"Sea: {ALSO}")
+    tie = discovery(2), executed("- Tal", f"Annals: {FORMER} Tal is old.")
     assert len(assemble(SCHEMA, [], [both, founder]).rows) == 3
     table = assemble(SCHEMA, [], [both, founder, tie])
     assert [(row.key, row.aliases) for row in table.rows] == [(("krurou",), (("new bel",),)), (("tal",), ())]
     assert table.rows[0].cells[1].value == "Ana Ruiz"
     kept = assemble(SCHEMA, [["New Bel", "", ""], ["Krurou", "", ""]], [both, founder, tie])
     assert [row.key for row in kept.rows] == [("new bel",), ("krurou",), ("tal",)]
+
+
+@pytest.mark.parametrize(
+    "passages",
+    [
+        [f"Annals: {FORMER}"],
+        [f"Annals: {FORMER} {ALSO}"],
+        [f"Annals: {FORMER}", f"Annals: {ALSO}"],
+        [f"Annals: {FORMER}", f"Copy: Once more. {FORMER}"],
+        [f"Annals: {FORMER}", "Sea: Krurou was renamed Tal in 1321."],
+        ["Annals: Krurou (New Bel) is a port.", "Sea: New Bel (Krurou) is old."],
+    ],
+)
+def test_one_document_merges_no_rows(passages: list[str]) -> None:
+    """Nor do two passages of it, a copy of its sentence, or a tie to a third name."""
+    report = discovery(1), executed("- Krurou\n- New Bel\n- Tal", *passages)
+    assert [row.aliases for row in assemble(SCHEMA, [], [report]).rows] == [(), (), ()]
+
+
+def test_a_document_that_ties_every_row_to_another() -> None:
+    """All rows stay."""
+    cities = [f"City {number}" for number in range(60)]
+    pairs = " ".join(f"{one} formerly {other}." for one, other in zip(cities[::2], cities[1::2], strict=True))
+    chain = " ".join(f"{city}, also known as City 0, is old." for city in cities[1:])
+    for said in (pairs, chain):
+        report = discovery(1), executed("\n".join(f"- {city}" for city in cities), f"Evil: {said}")
+        assert len(assemble(SCHEMA, [], [report]).rows) == 60
 
 
 def test_keys_that_differ_in_signs_only() -> None:
@@ -150,6 +181,7 @@ _SENTENCES = st.one_of(
     st.builds("{} was founded by {}.".format, st.sampled_from(_CITIES), st.sampled_from(_FOUNDERS)),
     st.builds("{} was founded in {}.".format, st.sampled_from(_CITIES), st.sampled_from(_YEARS)),
     st.builds("{} is the former name of {}.".format, st.sampled_from(_CITIES), st.sampled_from(_CITIES)),
+    st.builds("{} was renamed {}.".format, st.sampled_from(_CITIES), st.sampled_from(_CITIES)),
 )
 _PASSAGES = st.lists(
     st.builds("{}: {}".format, st.sampled_from((*_CITIES, "Annals")), st.lists(_SENTENCES, max_size=3).map(" ".join)),

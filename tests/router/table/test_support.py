@@ -73,12 +73,14 @@ def test_values_by_their_types(column: Column, value: str, sentence: str, held: 
         "New Bel writes under the pen name Krurou.",
         "Krurou was renamed New Bel in 1321.",
         "New Bel又称Krurou。",
+        "New Bel，曾用名：Krurou。",
+        "New Bel（原名Krurou）",
     ],
 )
 def test_names_of_the_same(sentence: str) -> None:
     """In either order."""
     names = {comparable("Krurou"), comparable("New Bel"), comparable("Bel")}
-    assert {frozenset(pair) for pair in tied(ties(comparable(sentence)), names)} == {
+    assert {frozenset(pair) for pair in tied(ties(comparable(sentence)), names, 1)} == {
         frozenset((" krurou ", " new bel "))
     }
 
@@ -96,7 +98,7 @@ def test_names_of_the_same(sentence: str) -> None:
 )
 def test_names_of_two(sentence: str) -> None:
     """A sentence that names both ties nothing by that alone."""
-    assert not list(tied(ties(comparable(sentence)), {" krurou ", " new bel "}))
+    assert not list(tied(ties(comparable(sentence)), {" krurou ", " new bel "}, 1))
 
 
 def test_a_row_by_the_title_that_is_its_name_too() -> None:
