@@ -19,11 +19,12 @@ OnChange = Callable[[str | None], None]
 """Called with the reason why a server is down, and with None once it is there again."""
 
 _READY_INTERVAL_S = 0.2
-_DIE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
-DYING_WITH_PARENT = (sys.executable, "-I", "-S", "-c", _DIE) if sys.platform == "linux" else ()
-"""Has Linux end a process when its parent dies, however it dies (PR_SET_PDEATHSIG). Asked for in Popen's `preexec_fn`,
-between fork and exec, it would now and then abort where gRPC's threads are at work.
-"""
+DYING_WITH_PARENT = (
+    (sys.executable, "-I", "-S", str(Path(__file__).with_name("child_supervisor.py")))
+    if sys.platform == "linux"
+    else ()
+)
+"""Prefix of a command, on Linux: the program and all that it starts end when this process dies, however it dies."""
 _log = structlog.get_logger("engine")
 
 

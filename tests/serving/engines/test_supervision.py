@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from router.background import background_tasks
 from router.errors import BadConfig
-from serving.engines.process import ServerProcess, Watch, keep_running
+from serving.engines.process import DYING_WITH_PARENT, ServerProcess, Watch, keep_running
 
 WATCH = Watch(every_s=0.05, within_s=0.5, misses=1000, first_pause_s=0.05, longest_pause_s=0.2)
 SCRIPT = Path(__file__).parent / "plain_server.py"
@@ -167,3 +167,35 @@ async def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
     starter.kill()
     await starter.wait()
     await asyncio.to_thread(server.wait, 30)
+
+
+async def test_all_that_a_server_started_dies_with_a_killed_gateway(tmp_path: Path) -> None:
+    """Launchers such as `npx` run the server as their child; one that ignores SIGTERM is killed."""
+    start = (
+        "import asyncio, sys; from serving.engines.process import DYING_WITH_PARENT\n"
+        "async def main():\n"
+        "    script = 'trap \"\" TERM; sleep 300 & echo $! $$; wait'\n"
+        "    await asyncio.create_subprocess_exec("
+        "*DYING_WITH_PARENT, '/bin/sh', '-c', script, start_new_session=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())"
+    )
+    root = Path(__file__).parents[3]
+    starter = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", start), stdout=asyncio.subprocess.PIPE, cwd=root
+    )
+    assert starter.stdout is not None
+    started = [psutil.Process(int(number)) for number in (await starter.stdout.readline()).split()]
+    assert len(started) == 2
+    starter.kill()
+    await starter.wait()
+    for process in started:
+        await asyncio.to_thread(process.wait, 30)
+
+
+async def test_a_supervised_program_ends_with_its_own_code() -> None:
+    for script, code in ("exit 3", 3), ("kill -9 $$", -9):
+        process = await asyncio.create_subprocess_exec(
+            *DYING_WITH_PARENT, "/bin/sh", "-c", script, start_new_session=True
+        )
+        assert await process.wait() == code

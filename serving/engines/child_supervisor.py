@@ -1,0 +1,48 @@
+"""Run a program so that it and all that it starts end when the process that started this one dies.
+
+Linux signals a child whose parent dies (`PR_SET_PDEATHSIG`), but not its grandchildren, and launchers such as `npx`
+run the real server as their child. So this process stays between: on SIGTERM it ends its whole process group. Popen's
+`preexec_fn` is no alternative: code between fork and exec sometimes aborts where gRPC's threads run.
+
+Usage: `python -I -S child_supervisor.py PROGRAM [ARGUMENT …]`, as the leader of a new session.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_GRACE_S = 5
+
+
+def _kill_group(*_signal: object) -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+def _end_group(*_signal: object) -> None:
+    """Ask the process group to end, and kill it after `_GRACE_S` seconds."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    signal.signal(signal.SIGALRM, _kill_group)
+    signal.alarm(_GRACE_S)
+
+
+def main() -> None:
+    """Run the program that the arguments name, and end as it does."""
+    signal.signal(signal.SIGTERM, _end_group)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    child = os.fork()
+    if child == 0:
+        os.execv(sys.argv[1], sys.argv[1:])
+
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        _kill_group()
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
