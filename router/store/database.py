@@ -31,6 +31,8 @@ _ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3,
 _STOPPED = "SET LOCAL idle_in_transaction_session_timeout = 2000"
 _WAIT_S = 10.0
 _OWNER_ALONE = 0o600
+COPY = "copy"
+"""Name, among the logs of a copied database, of the place that its log had when it was copied."""
 """The mode of files that hold questions and answers."""
 _ON_DISK, _NOTED = "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL"
 _SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
@@ -236,6 +238,10 @@ class Database:
             source = connection.connection.dbapi_connection
             assert isinstance(source, sqlite3.Connection)
             source.backup(target)
+            target.execute(
+                "INSERT OR REPLACE INTO logs SELECT ?, segment, bytes FROM logs WHERE log <> ?", (COPY, COPY)
+            )
+            target.commit()
             target.execute("PRAGMA journal_mode=DELETE")  # no file beside it
 
     def session(self) -> Any:

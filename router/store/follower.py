@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count, islice, takewhile
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from router.background import errors_logged
 from router.errors import BadConfig, StoreFailed, StoreInUse
-from router.store.database import Database, unwritable
+from router.store.database import COPY, Database, unwritable
 from router.store.group_commit import GroupCommit
 from router.store.log import Position, RunLog, give_back_room, number_of, read_all, segments
 from router.store.projection import ended_among, keep_place, left_over, place_of, project
@@ -24,6 +24,7 @@ from router.trace import Run
 _log = structlog.get_logger("store")
 _SQLITE = "log"
 """The name of its one log in a SQLite database."""
+_START = Position()
 _LEISURE_S = 0.5
 """How long changes gather for the database, unless somebody wants to read them."""
 _MOST = 256
@@ -98,9 +99,12 @@ class Follower:
             await asyncio.sleep(_LEISURE_S)
 
     async def finish(self) -> bool:
-        """Write the rest, on disk; whether that is all. Raises `StoreFailed`."""
+        """Write the rest, on disk; return whether that is all. Raises `StoreFailed`."""
         await self._follow()
-        await self._keep_place(on_disk=True)
+
+        # The place behind the last segment says that the folder may be empty.
+        least = Position() if self._changes else Position(self._log.end.segment + 1)
+        await self._keep_place(on_disk=True, least=least)
         return not self._changes
 
     async def delete_segments(self, needed: int) -> None:
@@ -109,7 +113,7 @@ class Follower:
         """
         needed = min([needed, *(change.segment for change in self._changes)])
         done = any(number_of(path) < needed for path in segments(self._log.folder))
-        await self._keep_place(on_disk=done)
+        await self._keep_place(on_disk=done, least=Position(needed))
         if done:
             self._log.delete(needed)
 
@@ -119,6 +123,10 @@ class Follower:
         Returns all interrupted runs that it tells of, and whether it is whole, as far as it was on disk. Raises
         `StoreFailed`, and `BadConfig` where it cannot be read at all.
         """
+        missing = await missing_segments(self._database, self.name, self._log.folder)
+        if missing:
+            advice = "the runs that only they held are lost"
+            _log.error("log.segments_missing", folder=str(self._log.folder), numbers=missing, advice=advice)
         fold = await self.read()
         place = await self._database.read(partial(place_of, log=self.name))
         self._log.start(after=place.segment)
@@ -136,7 +144,7 @@ class Follower:
         await self._log.synced()
         await self._write_all(changes)
         await self._keep_place(on_disk=True)  # before anyone is answered from what a kill has left in memory
-        return [*fold.interrupted.values(), *left.values()], fold.whole
+        return [*fold.interrupted.values(), *left.values()], fold.whole and not missing
 
     async def read(self) -> Fold:
         """Write what the last owner of the log has left in it; the runs that no record ends are left.
@@ -204,10 +212,25 @@ class Follower:
                 bare = replace(run, status="failed", error=why, result=None, calls=(), events=())
                 await self._write([batch[0]._replace(run=bare)])
 
-    async def _keep_place(self, *, on_disk: bool) -> None:
-        place = Position() if self._changes else self._log.end  # else as it is
+    async def _keep_place(self, *, on_disk: bool, least: Position = _START) -> None:
+        place = least if self._changes else max(least, self._log.end)
         kept = partial(keep_place, log=self.name, place=place)
         await self._database.write(kept, on_disk=on_disk, behind=True)
+
+
+async def missing_segments(database: Database, name: str, folder: Path) -> list[int]:
+    """Return the numbers of the segments that `folder` lacks although the database does not have all their runs.
+    `name`: of the log in the database. Raises `StoreFailed`.
+    """
+    # The folder is listed first: a gateway may advance the place and delete segments meanwhile.
+    numbers = {number_of(path) for path in segments(folder)}
+    place = await database.read(partial(place_of, log=name), behind=True)
+    copied = await database.read(partial(place_of, log=COPY), behind=True)
+    if not numbers and place == copied:
+        return []
+    first = place.segment + (place.offset == 0)
+    last = max(numbers, default=place.segment)
+    return sorted(set(range(first, last + 1)) - numbers)
 
 
 def own_log(database: Database, folder: Path | None = None) -> RunLog:
@@ -222,13 +245,16 @@ def own_log(database: Database, folder: Path | None = None) -> RunLog:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Database]:
-    """A database for a command, with all that a gateway has acknowledged by now; where none lives, the log is read
-    here. Raises `BadConfig`, and `StoreFailed` where a gateway lives whose database does not keep up.
+async def opened(url: str, on_missing: Callable[[list[int]], None] = lambda _numbers: None) -> AsyncIterator[Database]:
+    """Open a database for a command, with all that a gateway has acknowledged by now; where none lives, the log is read
+    here. `on_missing` gets the numbers of missing segments of the log of a SQLite file. Raises `BadConfig`, and
+    `StoreFailed` where a gateway lives whose database does not keep up.
     """
     database = await Database.open(url)
     try:
         folder = database.log_folder
+        if not database.shared:
+            on_missing(await missing_segments(database, _SQLITE, folder))
         if not database.shared and segments(folder):
             try:
                 with RunLog.open(folder) as log:

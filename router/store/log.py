@@ -12,6 +12,8 @@ import asyncio
 import errno
 import fcntl
 import os
+import re
+import resource
 import secrets
 import struct
 import time
@@ -41,6 +43,8 @@ _LEAST_FREE = 64 << 20
 """Bytes below which a disk counts as full before it is."""
 _LAST = 1
 """The number of the record that ends a segment; others of nobody have 0."""
+_SEGMENT_NAME = re.compile(r"\d{8,18}-[0-9a-f]{8}\.log")
+_OWN_FILES = ("owner", "name")
 NOBODY = 0
 """The run of records that are about the log itself: how far it was on disk."""
 
@@ -142,8 +146,9 @@ def _checksum(salt: bytes, length: int, run: int, number: int, payload: bytes) -
 
 
 def segments(folder: Path) -> list[Path]:
-    """The segments in a folder, oldest first."""
-    return sorted(folder.glob("*-*.log"))
+    """Return the segments in a folder, oldest first. Anything else in the folder is ignored."""
+    named = (path for path in folder.glob("*.log") if _SEGMENT_NAME.fullmatch(path.name))
+    return sorted((path for path in named if path.is_file()), key=number_of)
 
 
 def number_of(segment: Path) -> int:
@@ -184,6 +189,9 @@ class RunLog:
             lock = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                known = {*_OWN_FILES, *(path.name for path in segments(folder))}
+                if strays := sorted({path.name for path in folder.iterdir()} - known):
+                    _log.warning("log.stray_files", folder=str(folder), ignored=strays)
                 log = cls(folder, lock)
                 log.tell("")
             except OSError as error:
@@ -311,8 +319,20 @@ class RunLog:
                 return self.failed
         room = os.statvfs(self.folder)
         free = room.f_bavail * room.f_frsize
-        full = f"The disk of the log {self.folder} is full: {free >> 20} MiB are free."
-        return full if free < _LEAST_FREE else None
+        if free < _LEAST_FREE:
+            return f"The disk of the log {self.folder} is full: {free >> 20} MiB are free."
+
+        wanted = self._offset + _KEPT + _KEPT_A_RUN
+        longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if longest != resource.RLIM_INFINITY and longest < wanted:
+            return _full(OSError(errno.EFBIG, "File too large"), self.folder)
+
+        # A quota of the file system shows only when room is taken.
+        try:
+            self._see_room(wanted)
+        except StoreFailed as error:
+            return str(error)
+        return None
 
     def delete(self, before: int) -> None:
         """Delete the segments with numbers below this."""
@@ -444,6 +464,8 @@ def _explained(folder: Path) -> Iterator[None]:
 def _full(error: OSError, folder: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"The disk of the log {folder} is full; make room there, or move it."
+    if error.errno == errno.EFBIG:
+        return f"The log {folder} cannot be written: it reached the limit on the size of files (ulimit -f); raise it."
     return f"The log {folder} cannot be written: {error.strerror}."
 
 

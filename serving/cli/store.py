@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError
 from router.errors import BadConfig, BadRequest
 from router.runs import RunFilter
 from router.store import Database, SQLArchive, opened
-from router.store.check import Checked, check
+from router.store.check import Checked, Problem, check
 from router.trace.export import ExportRow, agent_trajectories, export_row
 from router.trace.run import RunKind, right_answers
 from serving.cli.options import FORMATS, add_command, add_config, chosen_file, json_of, new_parser, time_argument
@@ -33,16 +33,18 @@ from serving.terminal import progress_bar
 
 
 @asynccontextmanager
-async def opened_store(given: argparse.Namespace, *, make: bool = False) -> AsyncIterator[Database]:
-    """The store of the config that the options name, whatever else is wrong in it. Raises `BadConfig`, also where
-    there is none yet, unless one is to be made.
+async def opened_store(
+    given: argparse.Namespace, *, make: bool = False, on_missing: Callable[[list[int]], None] = lambda _numbers: None
+) -> AsyncIterator[Database]:
+    """Open the store of the config that the options name, whatever else is wrong in the config. `on_missing`: as for
+    `opened`. Raises `BadConfig`, also where there is no store yet, unless `make` allows to create it.
     """
     url = read_config(chosen_file(given)).server.store
     if not make and (file := _file(url)) and not (file.exists() and file.stat().st_size):
         raise BadConfig(
             f"server.store: {file} is {'empty' if file.exists() else 'not there'}; `rolegate serve` makes it."
         )
-    async with opened(url) as database:
+    async with opened(url, on_missing) as database:
         yield database
 
 
@@ -88,7 +90,8 @@ def store(arguments: Sequence[str]) -> int:
 
 async def _checked(given: argparse.Namespace) -> Checked:
     stopped = Event()
-    async with opened_store(given) as database:
+    missing = list[int]()
+    async with opened_store(given, on_missing=missing.extend) as database:
         with progress_bar() as bar:
             task = bar.add_task("checking runs", total=None)
 
@@ -98,9 +101,12 @@ async def _checked(given: argparse.Namespace) -> Checked:
                 bar.update(task, completed=done, total=total)
 
             try:
-                return await check(database, on_progress)
+                checked = await check(database, on_progress)
             finally:
                 stopped.set()
+    lost = [Problem("log", f"segment {number} is missing: the runs that only it held are lost") for number in missing]
+    checked.problems[:0] = lost
+    return checked
 
 
 async def _back_up(given: argparse.Namespace) -> None:
