@@ -358,7 +358,7 @@ async def _listening(
     asking = Asking(gateway, access, versions=runs.versions, executors=runs.executors)
     add_asking(pages, asking)
     RunPages(pages, runs.stored, asking, upstream.retriever)
-    app = openai_app(gateway, access, readiness, observer=observers, pages=pages)
+    app = openai_app(gateway, access, readiness, observer=observers, pages=pages, chat_tasks=config.server.chat_tasks)
     http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)
     await upstream.retriever.probe()
     port = await server.start(address)

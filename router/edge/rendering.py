@@ -9,10 +9,12 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1 import table_service_pb2 as table_pb
 
+from router.protocol.tags import without_thinking
 from router.table import table_of
 from router.table.table_text import to_markdown
-from router.trace import Event, Execution, Run, Trajectory
+from router.trace import Conversation, Event, Execution, Run, Trajectory
 from router.trace.citation import Citation, cite_answer
+from router.trace.export import output_of
 from router.trace.values import Reported, TableRun
 
 _UNANSWERED = ("not_found", "no_search", "no_report", "timed_out", "model_failed", "retrieval_failed")
@@ -28,7 +30,7 @@ class SubAnswer(msgspec.Struct, frozen=True):
 
 
 class CitedAnswer(msgspec.Struct, frozen=True):
-    """The answer to a question, the report on a sub-query, or a table in Markdown."""
+    """The answer to a question, the report on a sub-query, a table in Markdown, or what a model was let write."""
 
     run_id: str
     outcome: str
@@ -45,7 +47,7 @@ class CitedAnswer(msgspec.Struct, frozen=True):
         return "\n\n".join(filter(None, (self.answer, self._below(), missed(self.results))))
 
     def _below(self) -> str:
-        if self.outcome == "out_of_scope":
+        if self.outcome in ("out_of_scope", "completed"):
             return ""
         if self.outcome in _UNANSWERED:
             searched = "; ".join(f"“{result.sub_query}”" for result in self.results)
@@ -81,6 +83,8 @@ async def cited_answer(run: Run) -> CitedAnswer:
     result = run.result
     if isinstance(result, TableRun):
         return await _cited_table(run.id, result)
+    if isinstance(result, Conversation):
+        return CitedAnswer(run.id, "completed", without_thinking(output_of(run)).strip(), (), ())
     if isinstance(result, Trajectory):
         executions, searches, answer = result.executions, result.searches, result.answer
     else:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.inspect import DictType, Metadata, StructType, Type, UnionType, VarTupleType, type_info
 
+from router.edge.http.chat_tasks import ChatTasks
 from router.edge.listening import TLS
 from router.runs.admission import AdmissionLimits
 from router.table import TableLimits
@@ -59,6 +60,9 @@ class ServerConfig(Section, frozen=True):
     http_hosts: tuple[Host, ...] = ()
     """Names by which these and the metrics may be asked for, such as gateway.example, where a proxy or a client
     does not use an IP address, localhost or the host of their own addresses. Other names are refused."""
+    chat_tasks: ChatTasks = "answer"
+    """What becomes of titles, tags and follow-up questions that chat tools ask for over OpenAI's protocol: the answerer
+    writes them, without a search; they are refused, which costs nothing; or they are searched for, as any question."""
     store: Store = "sqlite:///rolegate.db"
     """sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE, which several gateways may share."""
     log: AnyPath | None = None

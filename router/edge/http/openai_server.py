@@ -22,6 +22,7 @@ from aiohttp.typedefs import Handler, Middleware
 from router.access import CALLER, Access, caller, check_scope
 from router.calls import Need, Readiness
 from router.edge.asked_table import table_asked_for
+from router.edge.http.chat_tasks import ChatTasks, cut, is_chat_task
 from router.edge.http.server import observing
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
@@ -30,13 +31,16 @@ from router.edge.rendering import CitedAnswer, cited_answer, progress_line
 from router.edge.running import Running
 from router.edge.status import HTTP_STATUS, Failure, logged_failure
 from router.errors import JSON_ERRORS, BadRequest
+from router.models import Message
 from router.runs import Gateway, Observer, RequestOptions
+from router.runs.gateway import CompletionRequest
 from router.trace import Event, Run
 from router.trace.call import RoleTotal, sum_known, totals
 from router.trace.values import OnEvent
 
 MAX_BODY_BYTES = 1 << 20
 ANSWERING, EXECUTING = "rolegate", "rolegate-executor"
+_TASK_TOKENS = 512
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OPTION = re.compile("no.?cach|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body", re.IGNORECASE)
 """Fields that mean an option of this gateway; all others may be meant for other servers, and are ignored."""
@@ -55,6 +59,11 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
     role: str
     content: str | tuple[Part, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of its parts."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content or ())
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -85,13 +94,20 @@ class ChatRequest(msgspec.Struct, frozen=True):
         asked = [number for number, message in enumerate(self.messages) if message.role == "user"]
         if not asked:
             raise BadRequest("messages has no message of role `user`; the last one is the question.")
-        content = self.messages[asked[-1]].content or ""
-        if isinstance(content, str):
-            return content
-        for number, part in enumerate(content):
+        last = self.messages[asked[-1]]
+        parts = () if isinstance(last.content, str) else last.content or ()
+        for number, part in enumerate(parts):
             if part.type != "text":
                 raise BadRequest(f"messages[{asked[-1]}].content[{number}] is of type {part.type!r}; send text alone.")
-        return "\n".join(part.text for part in content)
+        return last.text
+
+    @property
+    def task(self) -> str:
+        """A task of the chat tool itself, such as a title, with what it is about; empty where a question is asked."""
+        first = self.messages[0]
+        if not is_chat_task("" if first.role == "user" else first.text, self.question):
+            return ""
+        return cut("\n\n".join(message.text for message in self.messages))
 
 
 def openai_app(
@@ -102,12 +118,14 @@ def openai_app(
     *,
     observer: Observer | None = None,
     pages: Frame | None = None,
+    chat_tasks: ChatTasks = "answer",
 ) -> web.Application:
     """The application; `HTTPServer` runs it. Errors have OpenAI's shape, and `code` is the reason of the status table.
 
     Bodies must be `application/json` and from no web page of another host, so that none can post here unasked, and at
     most 1 MiB. `access`: without it, everybody may ask. `readiness`: what is down, for `GET /health`, which says 503
-    then. `limits`: None for the defaults. `pages`: served at all other paths, and guarded by themselves.
+    then. `limits`: None for the defaults. `pages`: served at all other paths, and guarded by themselves. `chat_tasks`:
+    what becomes of titles and the like.
     """
     limits = limits or Limits()
 
@@ -116,9 +134,15 @@ def openai_app(
         if asked.model not in (ANSWERING, EXECUTING):
             return _unknown(asked.model)
         question, options = asked.question, RequestOptions(identity=caller(), no_cache=bool(asked.no_cache))
+        task = "" if chat_tasks == "search" else asked.task
+        if task and chat_tasks == "refuse":
+            raise BadRequest("Titles, tags and follow-ups are not written here; set a task model in the chat tool.")
 
         async def work(emit: OnEvent) -> Run:
             with access.serving(caller()) if access else nullcontext():
+                if task:
+                    told = CompletionRequest("answer", (Message("user", task),), (), _TASK_TOKENS)
+                    return await gateway.complete(told, options)
                 if asked.model == EXECUTING:
                     return await gateway.execute(question, options)
                 if table := table_asked_for(question):

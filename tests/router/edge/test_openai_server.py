@@ -27,9 +27,9 @@ PATH = "/v1/chat/completions"
 
 
 @asynccontextmanager
-async def served(gateway: Gateway) -> AsyncIterator[aiohttp.ClientSession]:
+async def served(gateway: Gateway, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
     """A session with an OpenAI-compatible server to `gateway`."""
-    server = HTTPServer(openai_app(gateway), 0.0)
+    server = HTTPServer(openai_app(gateway, **options), 0.0)
     async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', 'http')}") as session:
         yield session
     await server.drain()
@@ -139,6 +139,99 @@ async def test_an_option_that_is_not_read_is_refused(name: str) -> None:
 async def test_fields_for_other_servers_are_ignored(client: aiohttp.ClientSession, name: str) -> None:
     """Front ends send many."""
     assert (await posted(client, **{name: "x"}))[0] == 200
+
+
+HISTORY = """
+### Chat History:
+<chat_history>
+USER: List the films in a table with the columns: Film, Director
+ASSISTANT: Heat
+</chat_history>"""
+TASKS = [
+    f"### Task:\nGenerate a concise title of the talk with an emoji.{HISTORY}",
+    f"### Task:\nGenerate broad tags categorizing the main themes.{HISTORY}",
+    f"### Task:\nSuggest relevant follow-up questions or prompts.{HISTORY}",
+    f"### Task:\nDetermine the necessity of generating search queries.{HISTORY}",
+    f"### Task:\nYou are an autocompletion system.{HISTORY}\n<text>Who directed</text>\n#### Output:",
+    f"\n  ### Task:\r\nGenerate a detailed prompt for an image.{HISTORY}",
+    "Your task is to reflect the speaker's likely facial expression by an emoji. Message: ```hi```",
+    "Provide a concise, short-word title for the conversation.\n\nConversation:\nUser: hi\nAI: ho",
+    "Please generate a concise title (max 40 characters) for a conversation that starts with: hi",
+    "Please generate a four word title summarizing our conversation.",
+    "Analyze this conversation and provide:\n1. The language\n2. A concise title in it",
+    "使用四到五个字直接返回这句话的简要主题，不要解释",
+]
+SYSTEMS = [
+    "You are skilled in conversation. Summarize what the user says into a title of ten words.",
+    "You summarize each conversation. Generate a concise title that tells what it is about.",
+    "You title a conversation: you make expressive yet few-words chat titles.",
+    "你是一名擅长会话的助理，你需要将用户的会话总结为 10 个字以内的标题",
+]
+
+
+def talk(system: str, asked: str) -> list[dict[str, str]]:
+    """A question after a system message, if there is one."""
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": asked}]
+
+
+@pytest.mark.parametrize(("system", "asked"), [("", task) for task in TASKS] + [(one, "user: hi") for one in SYSTEMS])
+async def test_a_chat_tool_s_own_task_is_answered_without_a_search(system: str, asked: str) -> None:
+    """By one call of the answerer, streamed or not, in a run of its own; no table is filled again."""
+    deployment, store = Deployment(answerer=ScriptedModel(['<think>hm</think>{"title": "Heat"}'] * 2)), Kept()
+    async with served(deployment.gateway(store)) as session:
+        status, reply = await posted(session, messages=talk(system, asked))
+        body = {"model": "rolegate", "messages": talk(system, asked), "stream": True}
+        async with session.post(PATH, json=body) as response:
+            streamed = await events(response)
+    assert (status, reply["choices"][0]["message"]["content"]) == (200, '{"title": "Heat"}')
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in streamed[:-1]) == '{"title": "Heat"}'
+    assert (deployment.delegator.prompts, deployment.executor.prompts) == ([], [])
+    assert [(run.kind, len(run.calls)) for run in store.runs] == [("complete", 1)] * 2
+    (shown,) = {prompt.messages[-1].content for prompt in deployment.answerer.prompts}
+    assert asked in shown and system in shown
+
+
+@pytest.mark.parametrize(
+    ("system", "asked"),
+    [
+        ("", "What does '### Task:' mean in a template with <chat_history>…</chat_history>?"),
+        ("", "### Task:\nWho directed Heat?"),
+        ("", "### Task:\nRespond to the user query by these files: <chat_history></chat_history> Who directed Heat?"),
+        ("", "Analyze this conversation of Pacino and De Niro: what is it about?"),
+        ("", "Provide the title of the film in which they have a conversation"),
+        ("You are a chat assistant of a land registry; answer questions on titles.", "Who directed Heat?"),
+        ("You are the chat assistant of Title Films.", "Who directed Heat?"),
+    ],
+)
+async def test_a_question_is_no_task_for_its_words(system: str, asked: str) -> None:
+    """It is searched for."""
+    store = Kept()
+    async with served(Deployment().gateway(store)) as session:
+        assert (await posted(session, messages=talk(system, asked)))[0] == 200
+    assert [run.kind for run in store.runs] == ["answer"]
+
+
+async def test_tasks_may_be_refused_or_searched_for() -> None:
+    """Refused, they cost nothing."""
+    store, asked = Kept(), [{"role": "user", "content": TASKS[1].replace("table", "list")}]
+    async with served(Deployment().gateway(store), chat_tasks="refuse") as session:
+        status, reply = await posted(session, messages=asked)
+    assert (status, "set a task model" in reply["error"]["message"], store.runs) == (400, True, [])
+    async with served(Deployment().gateway(store), chat_tasks="search") as session:
+        assert (await posted(session, messages=asked))[0] == 200
+    assert [run.kind for run in store.runs] == ["answer"]
+
+
+async def test_a_long_task_is_cut() -> None:
+    """Its beginning says what to do, its end what it is about."""
+    deployment = Deployment()
+    async with served(deployment.gateway()) as session:
+        assert (await posted(session, messages=talk("", TASKS[0].replace("Heat", "Heat " * 50_000))))[0] == 200
+    (prompt,) = deployment.answerer.prompts
+    shown = prompt.messages[-1].content
+    assert len(shown) < 8100
+    assert (shown[:30], shown[-15:]) == (TASKS[0][:30], TASKS[0][-15:])
 
 
 async def test_health_and_models(client: aiohttp.ClientSession) -> None:
