@@ -104,7 +104,14 @@ def test_without_right_rows_reports_have_to_agree() -> None:
     assert reports(()).flaw(*ana) is None
     assert reports((), (fill("krurou", "founder", attempt=2), rival)).flaw(*ana) == "right answer not known"
     assert reports(ROWS, (fill("krurou", "founder", attempt=2), rival)).flaw(*ana) is None
-    old = discovery(2), executed("Old Krurou", "Old Krurou: Old Krurou is the former name of Krurou.")
+    old = (
+        discovery(2),
+        executed(
+            "Old Krurou",
+            "Old Krurou: Old Krurou is the former name of Krurou.",
+            "Annals: Krurou was once called Old Krurou.",
+        ),
+    )
     assert reports(ROWS, old).flaw(*old) is None
     assert reports(ROWS[:1]).flaw(*FILLED[2]) == "found nothing"
     assert reports(ROWS[:1]).flaw(fill("bel", "founded"), FILLED[2][1]) is None

@@ -53,7 +53,8 @@ class World:
     def page(self, city: str) -> Passage:
         """A city's own page."""
         founder = f" {city} was founded by {self.founder[city]}." if city in self.founder else ""
-        text = f"{city} is a city. {city} was founded in {self.founded[city]}.{founder}"
+        former = "".join(f" {city} was once called {old}." for old, new in self.old.items() if new == city)
+        text = f"{city} is a city. {city} was founded in {self.founded[city]}.{founder}{former}"
         return Passage(city, city, text, document=city)
 
     def old_page(self, old: str) -> Passage:

@@ -78,7 +78,7 @@ async def test_the_order_of_arrival_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_old_names(tmp_path: Path) -> None:
-    """Are rows of their own until a passage ties them; then their claims are rivals, and a conflict is settled."""
+    """Are rows of their own until two documents tie them; then their claims are rivals, and a conflict is settled."""
     world = World(4, renamed=1)
     run = await filled(tmp_path, world)
     assert values(run) == world.rows()
