@@ -7,9 +7,8 @@ from io import StringIO
 from typing import TextIO
 
 import structlog
+from rolegate.client.text import visible
 from structlog.typing import EventDict, ExcInfo
-
-from router.edge.visible import visible
 
 
 def plain_tracebacks() -> None:

@@ -16,8 +16,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-
-from router.edge.visible import SHOWN, visible
+from rolegate.client.text import SHOWN, visible
 
 
 def complain(text: str) -> None:

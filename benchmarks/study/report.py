@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from markdown_it import MarkdownIt
 from msgspec import Meta
+from rolegate.client.text import markdown_table
 
 from benchmarks import harness
 from benchmarks.study.results import Study, read_study
@@ -76,11 +77,9 @@ class ReportTable(msgspec.Struct, frozen=True):
     def markdown(self) -> str:
         """With its title as a heading."""
         text = [all(isinstance(row[place], str) for row in self.rows) for place in range(len(self.columns))]
-        lines = [self.columns, *(tuple(map(self.text, row)) for row in self.rows)]
-        escaped = [[text.replace("|", "\\|") for text in line] for line in lines]
-        aligned = ["---" if left else "---:" for left in text]
-        table = [f"| {' | '.join(line)} |" for line in (escaped[0], aligned, *escaped[1:])]
-        return "\n".join([f"### {self.title}", "", *([self.note, ""] if self.note else []), *table, ""])
+        lines = (tuple(map(self.text, row)) for row in self.rows)
+        table = markdown_table(self.columns, lines, ["---" if left else "---:" for left in text])
+        return "\n".join([f"### {self.title}", "", *([self.note, ""] if self.note else []), table])
 
     def text(self, cell: Cell) -> str:
         """A cell as a reader sees it."""

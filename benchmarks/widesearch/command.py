@@ -4,7 +4,6 @@ Responses come from a file, or from a gateway, which is asked for the tables tha
 to a task, Avg@N is the mean, Max@N the best one, and Pass@N whether any is wholly right.
 """
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, closing, nullcontext
@@ -16,6 +15,7 @@ import msgspec
 from msgspec import Meta
 from rolegate.client import AsyncClient, GatewayError, Table
 from rolegate.client.requests import TABLE_S, TableTopologyName
+from rolegate.client.text import csv_text
 from rolegate.v1.usage_pb2 import Role
 
 from benchmarks import harness
@@ -27,9 +27,10 @@ from executor_sft.evaluate import paired_difference
 from executor_sft.jsonl import JsonlFile
 from executor_sft.runtime import Runtime, open_runtime
 from router.errors import BadRequest
+from router.table.table_text import to_markdown
 from serving.config.file import load_config
 from serving.dependencies import need
-from serving.files import replacing, write_atomically
+from serving.files import write_atomically
 from serving.terminal import complain
 
 _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
@@ -135,7 +136,9 @@ async def _ask(address: str, tasks: Sequence[Task], file: Path, options: Options
         found = Response(task.instance_id, None)
         try:
             table = await client.table(task.query, columns_of(task), (), options.timeout, topology=options.topology)
-            found = Response(task.instance_id, f"```markdown\n{table.to_markdown()}```", _tokens(table))
+            found = Response(
+                task.instance_id, f"```markdown\n{to_markdown(table.message.columns, table.rows)}```", _tokens(table)
+            )
         except GatewayError as error:
             if error.connection_broke:
                 raise
@@ -229,12 +232,13 @@ def write_report(folder: Path, title: str, tables: Sequence[ReportTable], scored
     _draw(folder / PICTURE, title, {table.key: table for table in tables})
     page = [f"# {title}", f"![Bars are Avg@N, marks Max@N]({PICTURE})", *(table.markdown() for table in tables)]
     write_atomically(folder / PAGE, "\n\n".join(page).encode())
-    with replacing(folder / "scores.csv") as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(["instance_id", "language", "size", "rows", "run", "rules", *Scores.__struct_fields__])
-        for one in scored:
-            known = one.task.instance_id, one.task.language, one.task.size, one.task.rows, one.run
-            lines.writerows([*known, rules, *msgspec.structs.astuple(found)] for rules, found in one.scores.items())
+    lines: list[Sequence[object]] = [
+        ["instance_id", "language", "size", "rows", "run", "rules", *Scores.__struct_fields__]
+    ]
+    for one in scored:
+        known = one.task.instance_id, one.task.language, one.task.size, one.task.rows, one.run
+        lines += ([*known, rules, *msgspec.structs.astuple(found)] for rules, found in one.scores.items())
+    write_atomically(folder / "scores.csv", csv_text(lines).encode())
 
 
 def _draw(path: Path, title: str, tables: Mapping[str, ReportTable]) -> None:

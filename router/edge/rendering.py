@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from rolegate.client.text import markdown, model_markdown, visible
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1 import table_service_pb2 as table_pb
@@ -43,20 +44,32 @@ class CitedAnswer(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The answer and, below it, its numbered sources, or why there are none, and what could not be looked up."""
-        return "\n\n".join(filter(None, (self.answer, self._below(), missed(self.results))))
+        """The answer and, below it, its numbered sources, or why there are none, and what could not be looked up, as
+        Markdown. Images, links and HTML of the answer, and all markup of other texts, are shown as they were written.
+        """
+        return "\n\n".join(filter(None, (self._shown(), self._below(), markdown(missed(self.results)))))
+
+    def _shown(self) -> str:
+        return model_markdown(self.answer)
 
     def _below(self) -> str:
         if self.outcome in ("out_of_scope", "completed"):
             return ""
         if self.outcome in _UNANSWERED:
             searched = "; ".join(f"“{result.sub_query}”" for result in self.results)
-            return f"Searched for: {searched}." if searched else "Nothing was searched for."
+            return f"Searched for: {markdown(searched)}." if searched else "Nothing was searched for."
         if not self.citations:
             return "No retrieved passage holds this answer."
         return "\n".join(
-            ["Sources:", *(f"[{number}] {source_line(at)}" for number, at in enumerate(self.citations, 1))]
+            ["Sources:", *(f"[{number}] {markdown(source_line(at))}" for number, at in enumerate(self.citations, 1))]
         )
+
+
+class _CitedTable(CitedAnswer, frozen=True):
+    """A table, whose Markdown was written here."""
+
+    def _shown(self) -> str:
+        return self.answer
 
 
 def missed(results: Iterable[SubAnswer]) -> str:
@@ -105,21 +118,23 @@ async def cited_answer(run: Run) -> CitedAnswer:
 async def _cited_table(run_id: str, found: TableRun) -> CitedAnswer:
     table = await asyncio.to_thread(table_of, found)  # reading takes milliseconds for each report
     cells = [cell for row in table.rows for cell in row.cells]
-    shown = to_markdown(table.schema.columns, ([cell.value for cell in row.cells] for row in table.rows))
+    shown = _fenced(table.schema.columns, table.rows)
     best = (claim for cell in cells if cell.state != "given" for claim in cell.claims[:1])
     citations = dict.fromkeys(at for claim in best for at in claim.citations)
-    return CitedAnswer(run_id, found.outcome, _fenced(shown), tuple(citations), ())
+    return _CitedTable(run_id, found.outcome, shown, tuple(citations), ())
 
 
-def _fenced(markdown: str) -> str:
-    return f"```markdown\n{markdown}```"
+def _fenced(columns: Iterable[Any], rows: Iterable[Any]) -> str:
+    """Return a table as a block of code, where nothing is markup; no line of it can end the block."""
+    table = to_markdown(tuple(columns), ([cell.value for cell in row.cells] for row in rows))
+    return f"```markdown\n{visible(table)}```"
 
 
 def table_from_proto(table: table_pb.Table) -> CitedAnswer:
     """A table."""
     outcome = table_pb.TableOutcome.Name(table.outcome).removeprefix("TABLE_OUTCOME_").lower()
     citations = dict.fromkeys(_citation(at) for row in table.rows for cell in row.cells for at in cell.citations)
-    return CitedAnswer(table.run_id, outcome, _fenced(table.markdown), tuple(citations), ())
+    return _CitedTable(table.run_id, outcome, _fenced(table.columns, table.rows), tuple(citations), ())
 
 
 def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:

@@ -12,6 +12,7 @@ from time import monotonic
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
 from rolegate.client import GatewayError, Stream, Table
@@ -172,7 +173,7 @@ class TableView:
 
 
 def _grid(columns: Sequence[pb.Column], rows: Sequence[pb.Row]) -> Grid:
-    grid = new_table(*(column.name for column in columns))
+    grid = new_table(*(escape(column.name) for column in columns))
     for row in rows:
         grid.add_row(*map(_shown, row.cells))
     return grid

@@ -4,14 +4,13 @@
 """
 
 import argparse
-import csv
-import sys
 from collections.abc import Sequence
 from datetime import UTC
 from typing import Literal
 
 from rich.console import Console
 from rolegate.client import Client
+from rolegate.client.text import csv_text
 from rolegate.v1 import usage_service_pb2 as pb
 
 from router.errors import BadConfig
@@ -80,9 +79,8 @@ def _show(client: Client, given: argparse.Namespace) -> int:
     if given.json:
         print(json_of({"runs": found.runs, "rows": [_record(row) for row in found.rows]}))
     elif given.csv:
-        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(_record(row) for row in found.rows)
+        rows = csv_text([COLUMNS, *(_record(row).values() for row in found.rows)])
+        print(rows.replace("\r\n", "\n"), end="")
     else:
         Console().print(grouped_table(found.rows, given.by, given.per))
         Console().print(f"{found.runs:,} runs", highlight=False)

@@ -105,7 +105,7 @@ def test_an_unfinished_sweep_is_called_so(tmp_path: Path) -> None:
 def test_cells_are_text_and_nothing_else() -> None:
     """A model's name cannot close a table cell; what is unknown is a dash."""
     table = ReportTable("t", "A & B", ("a|b", "score", "n"), (("<b>|", Score(0.5, 0.01), None),), digits=1)
-    assert "| <b>\\| | 50.00 ± 1.00 | – |" in table.markdown()
+    assert "| \\<b>\\| | 50.00 ± 1.00 | – |" in table.markdown()
 
 
 def pair(backbone: str, executor: str | None, turns: int = 3, topology: str = "factorized", **fields: object) -> Row:

@@ -1,12 +1,11 @@
 """Tables: the columns and rows that are asked for, and the table that comes back."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from rolegate.client.text import csv_text
 from rolegate.v1 import table_service_pb2 as pb
 
 Columns = str | Iterable[str | pb.Column]
@@ -79,10 +78,8 @@ class Table:
         return self.message.markdown
 
     def to_csv(self) -> str:
-        """Comma-separated values with a header (RFC 4180)."""
-        file = io.StringIO(newline="")
-        csv.writer(file).writerows([self.columns, *self.rows])
-        return file.getvalue()
+        """Comma-separated values with a header (RFC 4180), none of which a spreadsheet takes for a formula."""
+        return csv_text([self.columns, *self.rows])
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame` of texts, missing where there is none. Raises `ImportError` without pandas."""

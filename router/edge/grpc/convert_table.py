@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from rolegate.client.text import markdown_table
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import table_service_pb2 as pb
 
@@ -15,7 +16,6 @@ from router.table import TableRequest, table_cost
 from router.table.cell_value import is_mistyped
 from router.table.completeness import completeness
 from router.table.filling import occasions
-from router.table.table_text import to_markdown
 from router.trace import Event, Run
 from router.trace.table import Ask, Cell, Column, Row
 from router.trace.values import RowChanged, TableRun
@@ -83,7 +83,9 @@ async def table_to_proto(run: Run, start: int = 0, end: int | None = None, found
         usage=usage_to_proto(run.calls),
         overhead_tokens=cost.overhead.tokens,
         overhead_nano_usd=cost.overhead.nano_usd,
-        markdown=to_markdown(columns, ([cell.value for cell in table.rows[at].cells] for at in shown)),
+        markdown=markdown_table(
+            (column.name for column in columns), ([cell.value for cell in table.rows[at].cells] for at in shown)
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, get_args
 import msgspec
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Handler, Middleware
+from rolegate.client.text import markdown
 
 from router.access import CALLER, Access, caller, check_scope
 from router.calls import Need, Readiness
@@ -222,7 +223,7 @@ async def _streamed(request: web.Request, asked: ChatRequest, work: Work, readin
     try:
         async with Running[Event, Run](work) as running:
             async for events in running:
-                if lines := "".join(f"{line}\n" for line in map(progress_line, events) if line):
+                if lines := "".join(_thought(line) for line in map(progress_line, events) if line):
                     await send({"reasoning_content": lines})
             run = await running.result()
         cited, spent = await cited_answer(run), totals(run.calls)
@@ -236,6 +237,11 @@ async def _streamed(request: web.Request, asked: ChatRequest, work: Work, readin
             raise
         await write(msgspec.json.encode(_body(logged_failure(error))))
     return response
+
+
+def _thought(line: str) -> str:
+    text = line.lstrip(" ")
+    return f"{line.removesuffix(text)}{markdown(text)}\n"
 
 
 def _reply(model: str, kind: str, **fields: Any) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from urllib.parse import quote
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Handler
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rolegate.client.text import visible
 
 from router.access import CALLER, Access, check_scope
 from router.edge.limits import Limits
 from router.edge.pages import formats
 from router.edge.pages.sessions import COOKIE, LASTS_S, Sessions
 from router.edge.status import HTTP_STATUS, logged_failure
-from router.edge.visible import visible
 from router.errors import AccessDenied, NoKey
 from router.trace.identity import Identity, KeyScope
 

