@@ -67,8 +67,7 @@ def _cannot_open(url: str, error: Exception) -> BadConfig:
     if address.password:
         said = said.replace(str(address.password), "***")
     if not isinstance(error, BadConfig):
-        there = "is it there, may it be written, and is its disk full?"
-        said += f"; {'install rolegate[postgres]' if isinstance(error, ImportError) else there}"
+        said += "; is it there, may it be written, and is its disk full?"
     return BadConfig(f"server.store: cannot open {address.render_as_string(hide_password=True)}: {said}")
 
 
@@ -135,6 +134,30 @@ def _keep_journal(connection: Connection) -> None:
         time.sleep(0.01)
 
 
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of a SQLite address; None for other databases, and for text that is no address."""
+    try:
+        address = make_url(url)
+    except (ArgumentError, ValueError):
+        return None
+    return Path(address.database) if address.get_backend_name() == "sqlite" and address.database else None
+
+
+def store_problem(url: str) -> str | None:
+    """Return the reason why the tables of an existing store cannot be used; None where they can, or there are none yet.
+    Blocks, creates nothing, and does not wait for a database that is away.
+    """
+    engine = engine_of(url)
+    try:
+        with engine.connect() as connection:
+            _has_tables(connection)
+    except (BadConfig, SQLAlchemyError) as error:
+        return str(_cannot_open(url, error))
+    finally:
+        engine.dispose()
+    return None
+
+
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 0)"
 
 
@@ -145,15 +168,22 @@ def _create_tables(connection: Connection) -> None:
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_LOCK)
-    names = inspect(connection).get_table_names()
-    if not names:
+    if not _has_tables(connection):
         METADATA.create_all(connection)
         connection.execute(SCHEMA.insert().values(number=SCHEMA_NUMBER))
-        return
+
+
+def _has_tables(connection: Connection) -> bool:
+    """Return whether the database has the tables of this release; False for an empty one. Raises `BadConfig` where
+    another program has been here, or a rolegate with other tables.
+    """
+    names = inspect(connection).get_table_names()
+    if not names:
+        return False
     known = SCHEMA.name in names
     number = connection.execute(select(SCHEMA.c.number)).scalar() if known else None
     if number == SCHEMA_NUMBER:
-        return
+        return True
     found = f"schema {number}" if known else f"the tables {', '.join(sorted(names)[:3])} and no number of a schema"
     raise BadConfig(
         f"it has {found}, and this rolegate needs schema {SCHEMA_NUMBER}: another release wrote it, or another "

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from router.errors import BadIndex
 from router.models.failures import without_userinfo
+from router.store.database import sqlite_file, store_problem
 from router.trace import RoleName
 from serving.cli.options import add_config, chosen_file, json_of, new_parser, timeout
 from serving.config.check import problems
@@ -45,6 +46,8 @@ few small questions, lists the tools of its servers, and estimates what answerin
     config = read_config(file)
     absent = missing(config)
     wrong = problems(config) + (absent if given.live else [])
+    if not wrong and not absent:
+        wrong += _other_schema(config.server.store, live=given.live)
     warnings = ([] if given.live else absent) + _not_built(config)
     found = asyncio.run(_probed(config, given)) if given.live and not wrong else None
     lacks = bool(warnings) and not given.allow_missing and found is None
@@ -56,6 +59,16 @@ few small questions, lists the tools of its servers, and estimates what answerin
     else:
         _show_file(Console(soft_wrap=True), file, config, wrong, warnings)
     return 0 if works else 1
+
+
+def _other_schema(store: str, *, live: bool) -> list[str]:
+    """Return the problem of a store that another release, or another program, has written. Only a `live` check
+    connects to a database server.
+    """
+    file = sqlite_file(store)
+    exists = file.exists() and file.stat().st_size > 0 if file else live
+    problem = store_problem(store) if exists else None
+    return [problem] if problem else []
 
 
 def _not_built(config: Config) -> list[str]:

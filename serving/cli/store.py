@@ -16,13 +16,12 @@ from typing import Any, get_args
 import msgspec
 from rich.console import Console
 from rich.progress import SpinnerColumn, TextColumn
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from router.errors import BadConfig, BadRequest
 from router.runs import RunFilter
 from router.store import Database, SQLArchive, opened
 from router.store.check import Checked, Problem, check
+from router.store.database import sqlite_file
 from router.trace.export import ExportRow, agent_trajectories, export_row
 from router.trace.run import RunKind, right_answers
 from serving.cli.options import FORMATS, add_command, add_config, chosen_file, json_of, new_parser, time_argument
@@ -40,21 +39,12 @@ async def opened_store(
     `opened`. Raises `BadConfig`, also where there is no store yet, unless `make` allows to create it.
     """
     url = read_config(chosen_file(given)).server.store
-    if not make and (file := _file(url)) and not (file.exists() and file.stat().st_size):
+    if not make and (file := sqlite_file(url)) and not (file.exists() and file.stat().st_size):
         raise BadConfig(
             f"server.store: {file} is {'empty' if file.exists() else 'not there'}; `rolegate serve` makes it."
         )
     async with opened(url, on_missing) as database:
         yield database
-
-
-def _file(url: str) -> Path | None:
-    """SQLite's file; None for other databases, and for what is no address."""
-    try:
-        address = make_url(url)
-    except (ArgumentError, ValueError):
-        return None
-    return Path(address.database) if address.get_backend_name() == "sqlite" and address.database else None
 
 
 _CHECK = """Looks at everything that is stored: whether the database is whole, and every trace can be read and says the

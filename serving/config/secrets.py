@@ -1,8 +1,8 @@
-"""Needs of a configuration where it is served: keys in the environment, and LiteLLM."""
+"""Needs of a configuration where it is served: keys in the environment, and packages of extras."""
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from serving.config.config import Config, RoleConfig
 from serving.dependencies import missing_extra
@@ -13,15 +13,45 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
     found: list[str] = []
     for key, role in {**config.called_roles, **also}.items():
         found += key_problems(f"{key}.api_key_env", role.api_key_env)
-        if role.engine is None and role.base_url is None and importlib.util.find_spec("litellm") is None:
-            found.append(f"{key}: hosted models need the package litellm; run: {missing_extra('litellm', 'hosted')}")
     for key, server in ((f"tools.{name}", server) for name, server in config.tools.items()):
         for variable in server.headers.values():
             found += key_problems(f"{key}.headers", variable)
         found += [f"{key}.env: {_NOT_SET.format(variable)}" for variable in server.env if variable not in os.environ]
-        if importlib.util.find_spec("mcp") is None:
-            found.append(f"{key}: needs the package mcp; run: {missing_extra('mcp', 'mcp')}")
-    return [*found, *key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)]
+    found += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
+    for key, module, extra in _needs(config, also):
+        if not _is_installed(module):
+            found.append(f"{key}: needs the package {module}; run: {missing_extra(module, extra)}")
+    return found
+
+
+def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str, str, str]]:
+    """Yield each key that needs a package of an extra, the package, and the extra that is named first."""
+    for key, role in {**config.called_roles, **also}.items():
+        if role.engine is None and role.base_url is None:
+            yield key, "litellm", "hosted"
+    for name in config.tools:
+        yield f"tools.{name}", "mcp", "mcp"
+    for name in config.engines:
+        yield f"engines.{name}", "vllm", "cpu"
+    if config.server.store.startswith("postgresql"):
+        yield "server.store", "psycopg", "postgres"
+    if config.telemetry.otlp:
+        yield "telemetry.otlp", "opentelemetry.sdk", "otlp"
+
+    retrieval = config.retrieval
+    if retrieval.index is not None:
+        yield "retrieval.index", "faiss", "local"
+    if retrieval.index is not None and retrieval.lexical:
+        yield "retrieval.lexical", "bm25s", "documents"
+    if retrieval.index is not None and retrieval.embedder.in_process:
+        yield "retrieval.embedder", "sentence_transformers", "minilm"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that the module is in
+        return False
 
 
 def api_key(variable: str | None) -> str | None:

@@ -1,8 +1,11 @@
 import asyncio
 import json
+import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -503,3 +506,55 @@ sys.meta_path.insert(0, Blocker())
 
     assert status == 0, shown
     assert "fits the embedder ✓ 1.00" in shown
+
+
+NEEDS = [
+    ("psycopg", '[server]\nstore = "postgresql://127.0.0.1:1/db"\n', "server.store", "postgres"),
+    ("faiss", "", "retrieval.index", "local"),
+    ("bm25s", "lexical = true\n", "retrieval.lexical", "documents"),
+    ("sentence_transformers", "", "retrieval.embedder", "minilm"),
+    ("opentelemetry", '[telemetry]\notlp = "http://127.0.0.1:4317"\n', "telemetry.otlp", "otlp"),
+    ("vllm", '[engines.small]\npath = "/"\n', "engines.small", "cpu"),
+]
+
+
+@pytest.mark.parametrize(("module", "section", "key", "extra"), NEEDS)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    module: str, section: str, key: str, extra: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "rolegate.toml"
+    (tmp_path / "prompt.txt").write_text("You help.")
+    roles = "".join(ROLE.format(name=name, url="http://127.0.0.1:9/v1", model="m", extra="") for name in ROLES)
+    config.write_text(f'{roles}[retrieval]\nindex = "index"\n{section}')
+    script = (
+        f"import sys; sys.modules[{module!r}] = None\nfrom serving.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, "check", "--config", str(config), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert run.returncode == 1, run.stderr
+    (warning,) = [line for line in json.loads(run.stdout)["warnings"] if line.startswith(f"{key}: needs the package")]
+    assert f"the package {module}" in warning
+    assert re.search(rf"setup\.sh \S+ {extra}$", warning)
+
+
+def test_a_store_of_another_release_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The store of a newer or older release, or a file of another program."""
+    config = tmp_path / "rolegate.toml"
+    (tmp_path / "prompt.txt").write_text("You help.")
+    roles = "".join(ROLE.format(name=name, url="http://127.0.0.1:9/v1", model="m", extra="") for name in ROLES)
+    config.write_text(
+        f'{roles}[server]\nstore = "sqlite:///{tmp_path}/runs.db"\n[retrieval]\naddress = "127.0.0.1:9"\n'
+    )
+    assert main(["check", "--config", str(config)]) == 0
+    assert not (tmp_path / "runs.db").exists()
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as database:
+        database.execute("CREATE TABLE rolegate_schema (number INTEGER)")
+        database.execute("INSERT INTO rolegate_schema VALUES (1)")
+        database.commit()
+    assert main(["check", "--config", str(config)]) == 1
+    assert "it has schema 1, and this rolegate needs schema" in capsys.readouterr().out
