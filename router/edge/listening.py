@@ -1,7 +1,10 @@
 """Addresses of servers, and their encryption."""
 
+import asyncio
+import errno
 import ipaddress
 import re
+import socket
 import ssl
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -61,6 +64,7 @@ def _naming(setting: str, path: str, wanted: str) -> Iterator[None]:
 
 _log = structlog.get_logger("edge")
 _LAST_PORT = 65_535
+_BUSY_TRIES, _BUSY_PAUSE_S = 10, 0.5
 
 
 def is_address(text: str) -> bool:
@@ -93,6 +97,22 @@ def is_named(header: str, names: Collection[str]) -> bool:
         return bool(host) and (host in names or host == "localhost" or bool(ipaddress.ip_address(host)))
     except ValueError:
         return False
+
+
+async def wait_for_port(address: str) -> None:
+    """Wait some seconds while another process has the port, as a gateway has that is about to be replaced."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    for _ in range(_BUSY_TRIES):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            socket.create_server((host, int(port)), family=family).close()
+            return
+        except (OSError, OverflowError) as error:
+            if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
+                return  # the server says what is wrong with the address
+        _log.warning("serve.port_busy", address=address, again_in_s=_BUSY_PAUSE_S)
+        await asyncio.sleep(_BUSY_PAUSE_S)
 
 
 async def check_listening(address: str, setting: str, access: Access) -> None:

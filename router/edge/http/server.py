@@ -9,7 +9,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from router.access import Access
 from router.edge.limits import Limits
-from router.edge.listening import TLS, check_listening, host_of, is_named, warn_unencrypted
+from router.edge.listening import TLS, check_listening, host_of, is_named, wait_for_port, warn_unencrypted
 from router.errors import BadConfig
 from router.runs import Observer
 
@@ -62,6 +62,7 @@ class HTTPServer:
         self._hosts.add(host_of(address))
         host, _, port = address.rpartition(":")
         await self._runner.setup()
+        await wait_for_port(address)
         try:
             self._listening = await asyncio.get_running_loop().create_server(
                 self._accept,
