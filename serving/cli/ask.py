@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -41,11 +42,13 @@ Without --address a gateway is started for the question and stopped after it.
 _CHAT = """`rolegate chat`: keep asking in a terminal, or line by line from a pipe.
 
 Each question stands alone: none is read together with the ones before it. Without --address a gateway is started for
-the chat. Ctrl-C cancels the running question; Ctrl-D or `exit` ends. Besides questions there are:
+the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends. Commands (`:` works in place of `/`):
 
-  :good                 the last answer was right
-  :bad [RIGHT ANSWER]   the last answer was wrong
-  :usage                the tokens of this chat's answers
+  /good                 the last answer was right
+  /bad [RIGHT ANSWER]   the last answer was wrong
+  /usage                the tokens of this chat's answers
+  /help                 these commands
+  /quit                 end
 """
 
 
@@ -169,7 +172,8 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
             runner.run(stack.aclose())
 
 
-_HINT = "Each question stands alone. Besides: :good, :bad [RIGHT ANSWER], :usage, exit."
+_HINT = "Each question stands alone. Commands: /good, /bad [RIGHT ANSWER], /usage, /help, /quit."
+_ENDS = ("exit", "quit", "/exit", "/quit", ":exit", ":quit", ":q", "/q")
 
 
 def chat(arguments: Sequence[str]) -> int:
@@ -201,13 +205,15 @@ class Chat:
     def take(self, line: str) -> None:
         """Ask, or do what a command says. Errors are shown, and Ctrl-C ends this line alone."""
         try:
-            match line.split(maxsplit=1):
+            match re.sub("^/", ":", line).split(maxsplit=1):
                 case []:
                     pass
                 case [":good"]:
                     self._rate(accepted=True)
                 case [":bad", *right]:
                     self._rate(accepted=False, right_answer="".join(right))
+                case [":help"]:
+                    self._say(_HINT)
                 case [":usage"]:
                     self._out.print(usage_table(summed(row for answer in self._answers for row in answer.usage)))
                 case [word, *_] if word.startswith(":"):
@@ -254,6 +260,6 @@ def _lines() -> Iterator[str]:
             continue
         except EOFError:
             return
-        if line == "exit":
+        if line in _ENDS:
             return
         yield line

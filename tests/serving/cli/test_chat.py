@@ -129,6 +129,16 @@ def test_an_error_does_not_end_it(gateway: str, piped: Piped) -> None:
     assert "delegation at http://127.0.0.1:9/v1: connection refused" in run.err
 
 
+@pytest.mark.parametrize("end", ["/quit", "/exit", ":q", "quit", "exit"])
+def test_slash_commands_work_as_in_other_chats(end: str, gateway: str, piped: Piped) -> None:
+    """They are never asked as questions."""
+    run = piped("/help", QUESTION, "/usage", end, QUESTION, options=("--address", gateway))
+
+    assert (run.status, run.out.count("│ in 1943")) == (0, 1)
+    assert run.err.count("/quit") == 2
+    assert [line.split()[0] for line in run.out.splitlines() if line.split()[:1] == ["all"]] == ["all", "all"]
+
+
 def test_usage_is_that_of_the_chat(gateway: str, piped: Piped) -> None:
     """Two answers have cost twice one; a chat before it does not count."""
     piped(QUESTION, options=("--address", gateway))
@@ -152,7 +162,7 @@ async def test_feedback_on_the_last_answer(piped: Piped) -> None:
         Feedback(second, accepted=False, right_answer="Michael  Mann"),
     ]
     assert run.err.count("the last question has no answer") == 2
-    assert run.err.count(":bad [RIGHT ANSWER]") == 2
+    assert run.err.count("/bad [RIGHT ANSWER]") == 2
     assert ":nonsense is no command here." in run.err
 
 
