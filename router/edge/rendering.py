@@ -73,9 +73,17 @@ class _CitedTable(CitedAnswer, frozen=True):
 
 
 def missed(results: Iterable[SubAnswer]) -> str:
-    """The sub-queries that have no report; empty where all have one."""
-    without = [f"“{result.sub_query}”" for result in results if result.outcome not in ("reported", "unspecified")]
+    """Return the sub-queries that have no report, each with the reason; empty where all have one."""
+    without = [
+        f"“{result.sub_query}” ({_words(result.outcome)})"
+        for result in results
+        if result.outcome not in ("reported", "unspecified")
+    ]
     return f"Could not look up: {'; '.join(without)}." if without else ""
+
+
+def _words(outcome: str) -> str:
+    return outcome.replace("_", " ")
 
 
 def place(title: str, page: int | None) -> str:
@@ -157,19 +165,25 @@ def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
 def progress_line(event: Event) -> str | None:
     """Rounds, sub-queries, searches and reports, each under what it belongs to; None for other events."""
     execution = event.execution if isinstance(event, Reported) else None
-    return _line(event, None if execution is None or execution.failed else execution.report.answer)
+    if execution is None or execution.failed:
+        return _line(event, None, _words(execution.outcome) if execution else "")
+    return _line(event, execution.report.answer)
 
 
 def event_line(response: pb.StreamAnswerResponse | table_pb.StreamTableResponse) -> str | None:
     """The same of an event from the wire."""
-    result = response.reported.result
-    reported = result.outcome in (evidence_pb2.EXECUTION_OUTCOME_REPORTED, 0)
+    result = sub_answer_from_proto(response.reported.result)
+    reported = result.outcome in ("reported", "unspecified")
     kind = response.WhichOneof("event")
-    return _line(getattr(response, kind), result.answer if reported else None) if kind else None
+    if kind is None:
+        return None
+    return _line(getattr(response, kind), result.answer if reported else None, _words(result.outcome))
 
 
-def _line(event: Any, answer: str | None) -> str | None:
-    """`event`: a value, or a message, whose fields have the same names. `answer`: of a report."""
+def _line(event: Any, answer: str | None, failure: str = "") -> str | None:
+    """`event`: a value, or a message, whose fields have the same names. `answer`: of a report. `failure`: the reason
+    why there is no report.
+    """
     match type(event).__name__:
         case "RoundStarted":
             return f"round {event.round}"
@@ -178,6 +192,7 @@ def _line(event: Any, answer: str | None) -> str | None:
         case "SearchDone":
             return f"    searched “{event.query}”: {', '.join(event.titles) or 'nothing'}"
         case "Reported":
-            return f"  ← {event.index + 1}. {'could not be looked up' if answer is None else answer}"
+            failed = f"could not be looked up ({failure})" if failure else "could not be looked up"
+            return f"  ← {event.index + 1}. {failed if answer is None else answer}"
         case _:
             return None

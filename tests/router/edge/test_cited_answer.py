@@ -47,7 +47,7 @@ def test_what_could_not_be_looked_up_stands_last() -> None:
     assert shown.text.splitlines()[-3:] == [
         "[1] Heat, p. 3: “Heat is a film by Michael Mann.” (films.pdf)",
         "",
-        "Could not look up: “When?”; “Why?”.",
+        "Could not look up: “When?” (model failed); “Why?” (no report).",
     ]
 
 

@@ -147,7 +147,7 @@ async def test_what_could_not_be_looked_up_is_told(fate: Answer) -> None:
     assert reply["choices"][0]["message"]["content"].splitlines()[::2] == [
         "Michael Mann",
         "No retrieved passage holds this answer.",
-        "Could not look up: “b?”.",
+        f"Could not look up: “b?” ({failed.replace('_', ' ')}).",
     ]
     assert [result["outcome"] for result in reply["rolegate"]["results"]] == ["reported", failed]
     assert reply["rolegate"]["answer"] == response.answer == "Michael Mann"

@@ -82,9 +82,9 @@ def test_what_could_not_be_looked_up() -> None:
     event = done(pb.ANSWER_OUTCOME_ANSWERED)
     assert "look up" not in shown(event)
     event.done.results[0].outcome = evidence_pb2.EXECUTION_OUTCOME_RETRIEVAL_FAILED
-    assert "Could not look up: “Who directed Heat?”.\n" in shown(event)
+    assert "Could not look up: “Who directed Heat?” (retrieval failed).\n" in shown(event)
     reported = pb.StreamAnswerResponse(reported=pb.Reported(index=0, result=event.done.results[0]))
-    assert event_line(reported) == "  ← 1. could not be looked up"
+    assert event_line(reported) == "  ← 1. could not be looked up (retrieval failed)"
 
 
 def test_where_nothing_was_searched() -> None:
