@@ -1,6 +1,7 @@
 """`rolegate`: one command for asking, serving, indexing, training and measuring."""
 
 import argparse
+import atexit
 import importlib
 import os
 import signal
@@ -42,9 +43,17 @@ _ABOVE = {
 }
 
 
+def _silence_libraries() -> None:
+    """Close the standard error stream after all else: libraries in C++ report leaks of their own when Python ends."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 @private_files()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Errors raised on purpose are printed in one line."""
+    if arguments is None:
+        atexit.register(_silence_libraries)
     given = list(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC's core prints beside our own errors
     others = {point.name: point for point in entry_points(group=_GROUP)}
