@@ -103,10 +103,9 @@ def write_study(options: Options) -> Path:
         msgspec.structs.replace(role, engine=largest, model=largest)
         for role in (config.roles.execution, config.roles.answer)
     )
-    answerer = {"answer": answer} if options.world != "mini" else {}  # the demo's backbone speaks mini only
     config = msgspec.structs.replace(
         config,
-        roles=msgspec.structs.replace(config.roles, execution=execution, **answerer),
+        roles=msgspec.structs.replace(config.roles, execution=execution, answer=answer),
         engines={"backbone": backbone, **engines},
         distillation=msgspec.structs.replace(config.distillation, teacher=None),
     )
