@@ -29,6 +29,7 @@ from executor_sft.rollout import ROLLOUTS, Group, Rollout, Sample, SubQueryRollo
 from executor_sft.step import Step
 from router.errors import BadConfig
 from router.protocol import normal_answer
+from router.protocol.scoring import holds
 from router.trace import Conversation, Execution, Trajectory
 from router.trace.citation import cite
 from router.trace.export import Reward
@@ -262,8 +263,7 @@ def flaw_of(execution: Execution) -> str | None:
 
 
 def _says(points: Sequence[str], answer: str) -> bool:
-    wanted = normal_answer(answer)
-    return wanted in ("yes", "no") or f" {wanted} " in f" {normal_answer(' '.join(points))} "
+    return normal_answer(answer) in ("yes", "no") or holds([" ".join(points)], answer)
 
 
 def _stands(sample: Sample) -> bool:
@@ -274,8 +274,8 @@ def _stands(sample: Sample) -> bool:
 def _disagree(sub_query: SubQueryRollout) -> bool:
     """True where teacher and student report different answers that both seem to stand: nobody knows which is wrong."""
     both = [sub_query.teacher, sub_query.student]
-    one, other = (f" {normal_answer(sample.execution.report.answer)} " for sample in both)
-    return all(map(_stands, both)) and one not in other and other not in one
+    one, other = (sample.execution.report.answer for sample in both)
+    return all(map(_stands, both)) and not holds([other], one) and not holds([one], other)
 
 
 def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> dict[str, Any]:

@@ -5,13 +5,21 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from router.folding import fold, is_east_asian, sought
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED = ("yes", "no", "noanswer")
 
 
 def normal_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, articles and surplus space."""
+    """Return a text in lower case, without ASCII punctuation, articles and surplus space.
+
+    The official scripts know English. Text of a script without spaces is folded, and each of its characters counts as
+    a word.
+    """
+    if is_east_asian(text):
+        return fold(text).strip()
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -26,9 +34,9 @@ def token_f1(answer: str, golds: Sequence[str]) -> float:
 
 
 def holds(texts: Iterable[str], answer: str) -> bool:
-    """Look for all words of `answer` in a row in any text, once normalised."""
-    wanted = normal_answer(answer)
-    return bool(wanted) and any(f" {wanted} " in f" {normal_answer(text)} " for text in texts)
+    """Return whether all words of `answer` stand in a row in any text, once folded, or a text is an exact match."""
+    wanted, normal = sought(answer), normal_answer(answer)
+    return any((wanted and wanted in fold(text)) or (normal and normal == normal_answer(text)) for text in texts)
 
 
 def _f1(answer: str, gold: str) -> float:

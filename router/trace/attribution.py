@@ -1,14 +1,14 @@
 """The role that lost a wrong answer, by the places of a run in which the right one stands."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
+from router.folding import fold, sought
 from router.protocol import Passage, normal_answer
 from router.protocol.scoring import holds
-from router.trace.citation import Citation, citation, cite_answer
+from router.trace.citation import Citation, citation, cite_answer, read
 from router.trace.run import Run
 from router.trace.turns import DELEGATOR, Agent, work_of
 from router.trace.values import SearchRecord, Trajectory
@@ -17,7 +17,6 @@ Loss = Literal["delegation", "retrieval", "execution", "reading", "management", 
 """`execution`: an executor came to no report; `reading`: one was shown the answer, and did not report it; `management`:
 a worker reported it, and its manager did not.
 """
-Words = Callable[[Passage], str]
 _CLOSED = ("yes", "no", "noanswer")
 """Answers that stand in any text."""
 
@@ -56,13 +55,12 @@ def attribute(run: Run, golds: Sequence[str], known: Sequence[Passage] | None = 
     found = run.result
     if not isinstance(found, Trajectory) or run.redacted or not golds:
         return None
-    plain = {gold: normal for gold in golds if (normal := normal_answer(gold)) and normal not in _CLOSED}
-    words = cache(_words)  # of a passage, which many searches find
+    folded = {gold: sought(gold) for gold in golds if normal_answer(gold) not in _CLOSED}
     works = [(agent, execution) for agent, execution, _ in work_of(run) if execution]
     reported = [(agent, one) for agent, one in works if _any_holds([one.report.answer, *one.report.evidence], golds)]
     sightings = [Sighting("report", agent) for agent, _ in reversed(reported)]
     for agent, searches in ((DELEGATOR, found.searches), *((agent, one.searches) for agent, one in works)):
-        sightings += [each for search in searches for each in _seen(agent, search, plain, words)]
+        sightings += [each for search in searches for each in _seen(agent, search, folded)]
     sightings.sort(key=lambda each: each.where == "dropped")
     failed = {agent: one.outcome for agent, one in works if one.failed and one.outcome != "escalated"}
     if _any_holds([found.answer], golds):
@@ -76,7 +74,7 @@ def attribute(run: Run, golds: Sequence[str], known: Sequence[Passage] | None = 
     elif failed:
         lost_by = "retrieval" if {*failed.values()} == {"retrieval_failed"} else "execution"
     elif known is not None:
-        sightings = [Sighting("documents", None, at=at) for at in _cited(known, plain, words)]
+        sightings = [Sighting("documents", None, at=at) for at in _cited(known, folded)]
         lost_by = "delegation" if sightings else "retrieval"
     return Attribution(lost_by, False, tuple(sightings), tuple(failed))
 
@@ -85,22 +83,19 @@ def _any_holds(texts: Sequence[str], golds: Iterable[str]) -> bool:
     return any(holds(texts, gold) for gold in golds)
 
 
-def _words(passage: Passage) -> str:
-    return f" {normal_answer(f'{passage.title} {passage.text}')} "
-
-
-def _seen(agent: Agent, search: SearchRecord, golds: Mapping[str, str], words: Words) -> Iterable[Sighting]:
-    for at in _cited(search.shown, golds, words):
+def _seen(agent: Agent, search: SearchRecord, golds: Mapping[str, str]) -> Iterable[Sighting]:
+    for at in _cited(search.shown, golds):
         yield Sighting("shown", agent, search.query, at)
-    for at in _cited(search.passages[len(search.shown) :], golds, words):
+    for at in _cited(search.passages[len(search.shown) :], golds):
         yield Sighting("dropped", agent, search.query, at)
 
 
-def _cited(passages: Iterable[Passage], golds: Mapping[str, str], words: Words) -> Iterable[Citation]:
+def _cited(passages: Iterable[Passage], golds: Mapping[str, str]) -> Iterable[Citation]:
     """The passages that hold one of `golds`, each once, by the sentence that does, or else by their title. `golds`:
-    with their words.
+    folded.
     """
     for passage in passages:
-        gold = next((gold for gold, wanted in golds.items() if f" {wanted} " in words(passage)), None)
+        text = fold(passage.title) + read(passage.text).whole
+        gold = next((gold for gold, wanted in golds.items() if wanted and wanted in text), None)
         if gold is not None:
             yield next(iter(cite_answer(gold, [passage])), citation(passage, passage.title))

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
+from threading import Lock
 
 import msgspec
+from cachetools import LRUCache, cached
 
-from router.protocol import Passage, normal_answer
-from router.protocol.vocabulary import words
+from router.folding import apart, fold, sought, terms
+from router.protocol import Passage
 
 _END = re.compile(
     r"[.!?…][\"'”’)\]]*(?=\s+[\"'“‘(\[]*(?:[^\W_a-z]|$))"  # a full stop, and then no small letter
@@ -28,7 +31,9 @@ def sentences(text: str) -> list[str]:
 
 
 _CITED_SHARE = 0.75
-"""Executors copy or closely reword; a point with fewer of its words in a passage does not rest on it."""
+"""Executors copy or closely reword; a point with fewer of its terms in a passage does not rest on it."""
+_CACHED_CHARS, _FIXED_CHARS = 1_000_000, 500
+"""The size of the cache of readings, and what each counts besides its text."""
 
 
 class Citation(msgspec.Struct, frozen=True):
@@ -42,24 +47,58 @@ class Citation(msgspec.Struct, frozen=True):
     """Word for word; lines are joined."""
 
 
+class Reading:
+    """The sentences of a text, as they stand and folded."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sentences = sentences(text)
+        self.folded = list(map(fold, self.sentences))
+
+    @cached_property
+    def whole(self) -> str:
+        """The whole text, folded."""
+        return f" {' '.join(' '.join(self.folded).split())} "
+
+    @cached_property
+    def terms(self) -> list[frozenset[str]]:
+        """The terms of each sentence."""
+        return [frozenset(terms(sentence)) for sentence in self.folded]
+
+    @cached_property
+    def all_terms(self) -> frozenset[str]:
+        """The terms of all sentences."""
+        return frozenset().union(*self.terms)
+
+
+def _size(reading: Reading) -> int:
+    return len(reading.text) + _FIXED_CHARS
+
+
+@cached(LRUCache(_CACHED_CHARS, getsizeof=_size), lock=Lock())
+def read(text: str) -> Reading:
+    """Return the reading of a passage's text or title, which many searches, points and cells look through."""
+    return Reading(text)
+
+
 def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citation]]:
     """The sentences that each of `points` may rest on: one of each passage that holds its names and numbers and the
-    most of its words, if that is most of them; in the order of the passages, each passage once.
+    most of its terms, if that is most of them; in the order of the passages, each passage once.
     """
-    shown = [(passage, words(f"{passage.title} {passage.text}")) for passage in _different(passages)]
+    shown = list(_different(passages))
     return [_cited(point, shown) for point in points]
 
 
 def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
-    """The first sentence of each passage that holds `answer` as the official scripts compare answers; in the order of
-    the passages, each passage once.
-    """
-    wanted = f" {normal_answer(answer)} "
+    """The first sentence of each passage that holds `answer`, folded; in the order of the passages, each passage once."""
+    wanted = sought(answer)
     found = []
-    for passage in _different(passages) if wanted.strip() else ():
-        held = next((said for said in sentences(passage.text) if wanted in f" {normal_answer(said)} "), None)
-        if held is not None:
-            found.append(citation(passage, held))
+    for passage in _different(passages) if wanted else ():
+        reading = read(passage.text)
+        for sentence, folded in zip(reading.sentences, reading.folded, strict=True):
+            if wanted in folded:
+                found.append(citation(passage, sentence))
+                break
     return found
 
 
@@ -67,19 +106,30 @@ def _different(passages: Iterable[Passage]) -> Iterable[Passage]:
     return {passage.id: passage for passage in passages}.values()
 
 
-def _cited(point: str, shown: Iterable[tuple[Passage, set[str]]]) -> list[Citation]:
-    wanted = words(point)
-    # Names and numbers; the first word has its capital for its place.
-    named = words(" ".join(word for word in point.split()[1:] if word[0].isupper() or word[0].isdigit()))
-    shares = [(passage, len(wanted & held)) for passage, held in shown if wanted and named <= held]
-    best = max((share for _, share in shares), default=0)
-    if not wanted or best < _CITED_SHARE * len(wanted):
+def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
+    folded = fold(point)
+    wanted = set(terms(folded))
+    if not wanted:
         return []
-    return [
-        citation(passage, max(sentences(passage.text), key=lambda said: len(wanted & words(said)), default=""))
-        for passage, share in shares
-        if share == best
-    ]
+    # Names and numbers; the first word has its capital for its place.
+    named = {term for word in apart(point).split()[1:] if word[0].isupper() for term in fold(word).split()}
+    named.update(term for term in wanted if term[0].isdigit())
+
+    shares = list[tuple[Passage, int]]()
+    for passage in shown:
+        inside, title = read(passage.text).all_terms, read(passage.title).all_terms
+        if all(term in inside or term in title for term in named):
+            shares.append((passage, sum(term in inside or term in title for term in wanted)))
+    best = max((share for _, share in shares), default=0)
+    if best < _CITED_SHARE * len(wanted):
+        return []
+    return [citation(passage, _nearest(wanted, read(passage.text))) for passage, share in shares if share == best]
+
+
+def _nearest(wanted: set[str], reading: Reading) -> str:
+    """The sentence that has the most of these terms."""
+    pairs = zip(reading.sentences, reading.terms, strict=True)
+    return max(pairs, key=lambda pair: len(wanted & pair[1]), default=("", frozenset()))[0]
 
 
 def citation(passage: Passage, sentence: str) -> Citation:
