@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
+from router.folding import sought
 from router.table.cell_value import canonical, is_blank, is_mistyped, plain, row_key
-from router.table.support import Shown, Tie, comparable, tied
+from router.table.support import Shown, Tie, tied
 from router.table.table_text import read_rows, read_values
 from router.trace import Execution
 from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema, Support
@@ -69,9 +70,9 @@ def read_report(schema: Schema, ask: Ask, execution: Execution) -> Reading:
 
 
 def names_of(schema: Schema, key: RowKey) -> list[str]:
-    """The parts of a key that are names, comparable; all of them where none is."""
-    texts = [comparable(part) for column, part in zip(schema.keys, key, strict=True) if column.type == "text"]
-    return [name for name in texts or map(comparable, key) if name.strip()]
+    """The parts of a key that are names, folded; all of them where none is."""
+    texts = [sought(part) for column, part in zip(schema.keys, key, strict=True) if column.type == "text"]
+    return [name for name in texts or map(sought, key) if name.strip()]
 
 
 class Assembly:
@@ -88,7 +89,7 @@ class Assembly:
         self._found: dict[RowKey, list[tuple[_Place, Found]]] = {key: [] for key in self._given}
         """By keys, and then by rank."""
         self._parts: dict[RowKey, tuple[str, ...]] = {}
-        """Comparable ones of keys."""
+        """Folded parts of keys."""
         self._names, self._ties = set[str](), set[Tie]()
         self._groups: dict[RowKey, list[RowKey]] = {}
         """The keys of each row, by the first of them, its home, in the order of rows."""
@@ -122,7 +123,7 @@ class Assembly:
     def _group(self) -> None:
         """Put each key to the first one that is the same, or that two documents tie to it; given ones stay."""
         for key in self._found.keys() - self._parts.keys():
-            self._parts[key] = tuple(map(comparable, key))
+            self._parts[key] = tuple(map(sought, key))
             self._names.update(names_of(self._schema, key))
         same: dict[str, frozenset[str]] = {}
         for one, other in tied(self._ties, self._names):

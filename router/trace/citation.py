@@ -90,7 +90,7 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
 
 
 def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
-    """The first sentence of each passage that holds `answer`, folded; in the order of the passages, each passage once."""
+    """The first sentence of each passage that holds `answer`; in the order of the passages, each passage once."""
     wanted = sought(answer)
     found = []
     for passage in _different(passages) if wanted else ():

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from router.folding import sought
 from router.protocol import Report
 from router.table import Table
 from router.table.assembly import Assembly, assemble, read_report
 from router.table.cell_value import row_key
-from router.table.support import comparable, tied
+from router.table.support import tied
 from router.trace import Execution
 from router.trace.table import Ask, Cell, Column, RowKey, Schema
 from router.trace.values import ExecutionOutcome
@@ -242,14 +243,14 @@ def plainly(rows: Sequence[Sequence[str]], told: Sequence[tuple[Ask, Execution]]
     given = [row_key(SCHEMA, row) for row in rows]
     read = [read_report(SCHEMA, *one) for one in sorted(told, key=lambda one: one[0].rank)]
     keys = list(dict.fromkeys([*given, *(found.key for reading in read for found in reading.found)]))
-    names = [{comparable(key[0])} for key in keys]
+    names = [{sought(key[0])} for key in keys]
     pairs = [set(pair) for pair in tied({tie for reading in read for tie in reading.ties}, set().union(*names))]
     for _ in pairs:
         for name in names:
             name.update(*(pair for pair in pairs if pair & name))
     homes = dict[RowKey, set[RowKey]]()
     for key, same in zip(keys, names, strict=True):
-        others = (home for home in keys[: keys.index(key)] if len(same) > 1 and comparable(home[0]) in same)
+        others = (home for home in keys[: keys.index(key)] if len(same) > 1 and sought(home[0]) in same)
         home = key if key in given else next(others, key)
         homes.setdefault(home, set()).update({key} - {home})
     return list(homes.items())

@@ -2,14 +2,15 @@
 
 import pytest
 
+from router.folding import sought
 from router.table.cell_value import canonical
-from router.table.support import Shown, comparable, tied, ties
+from router.table.support import Shown, tied, ties
 from router.trace.table import Column
 from tests.router.table.reports import shown
 
 
 def _support(column: Column, value: str, *passages: str, name: str = "krurou") -> tuple[str, list[str]]:
-    support, citations = Shown(shown(passages)).support(column, value, canonical(column, value), [comparable(name)])
+    support, citations = Shown(shown(passages)).support(column, value, canonical(column, value), [sought(name)])
     return support, [citation.quote for citation in citations]
 
 
@@ -79,8 +80,8 @@ def test_values_by_their_types(column: Column, value: str, sentence: str, held: 
 )
 def test_names_of_the_same(sentence: str) -> None:
     """In either order."""
-    names = {comparable("Krurou"), comparable("New Bel"), comparable("Bel")}
-    assert {frozenset(pair) for pair in tied(ties(comparable(sentence)), names, 1)} == {
+    names = {sought("Krurou"), sought("New Bel"), sought("Bel")}
+    assert {frozenset(pair) for pair in tied(ties(sought(sentence)), names, 1)} == {
         frozenset((" krurou ", " new bel "))
     }
 
@@ -98,7 +99,7 @@ def test_names_of_the_same(sentence: str) -> None:
 )
 def test_names_of_two(sentence: str) -> None:
     """A sentence that names both ties nothing by that alone."""
-    assert not list(tied(ties(comparable(sentence)), {" krurou ", " new bel "}, 1))
+    assert not list(tied(ties(sought(sentence)), {" krurou ", " new bel "}, 1))
 
 
 def test_a_row_by_the_title_that_is_its_name_too() -> None:
@@ -111,4 +112,4 @@ def test_a_row_by_the_title_that_is_its_name_too() -> None:
 def test_floods_of_ties() -> None:
     """They are found in time, however many there are."""
     for piece in ("now ", "is ", "also known as ", "krurou now ", "is x x name of "):
-        assert sum(1 for _ in ties(comparable(piece * 2_000))) <= 6_000
+        assert sum(1 for _ in ties(sought(piece * 2_000))) <= 6_000
