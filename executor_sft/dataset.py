@@ -34,7 +34,7 @@ from router.search.executor import STOP
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
 from serving.dependencies import need
-from serving.files import write_atomically
+from serving.json_lines import write_json_lines
 
 RESULT = "rows.jsonl"
 NEEDED = ("transformers",)
@@ -200,7 +200,7 @@ def run(options: Options) -> int:
         kind = Execution if options.role == "execution" else Conversation
         rows, turns = rows_of((one for one in read_samples(options.filtered) if isinstance(one.work, kind)), tokens)
         _check(rows, turns, options.max_length)
-        write_atomically(options.out / RESULT, msgspec.json.Encoder().encode_lines(rows))
+        write_json_lines(options.out / RESULT, rows)
         figures = {
             "rows": len(rows),
             "trajectories": len({row.trajectory for row in rows}),

@@ -43,6 +43,7 @@ from router.trace.values import TableRun
 from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
 from serving.files import write_atomically
+from serving.json_lines import write_json_lines
 from serving.terminal import complain, progress_bar
 from serving.topologies import executor_limits
 
@@ -451,7 +452,7 @@ async def _group(options: Options, questions: Sequence[Question]) -> dict[str, A
         done = await _rolled_out(worker, runtime, questions, options)
     groups = [group for _, group in read_jsonl(options.out / ROLLOUTS, Group, ADVICE)]
     lines = (line for one in groups for run in one.runs for line in agent_trajectories(run, one.question.golds))
-    write_atomically(options.out / TRAJECTORIES, msgspec.json.Encoder().encode_lines(lines))
+    write_json_lines(options.out / TRAJECTORIES, lines)
     rewards = [group.rewards for group in groups]
     right = Counter(sum(reward.exact_match is True for reward in of) for of in rewards)
     told = {name: [getattr(reward, name) for of in rewards for reward in of] for name in Reward.__struct_fields__}

@@ -4,7 +4,6 @@
 
 import argparse
 import asyncio
-import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from router.trace.run import RunKind, right_answers
 from serving.cli.options import FORMATS, add_command, add_config, chosen_file, json_of, new_parser, time_argument
 from serving.config.file import read_config
 from serving.files import replacing
+from serving.json_lines import Write, json_lines
 from serving.logs import errors_only
 from serving.terminal import progress_bar
 
@@ -121,28 +121,8 @@ def _show_checked(checked: Checked, console: Console) -> None:
     console.out(f"{looked_at}: {found}", highlight=False)
 
 
-Write = Callable[[Any], None]
 _GROUP_CHARS = 32_000_000
 """Of the traces of a row group, which is held in memory."""
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T][\d:.]*(Z|[+-][\d:]+)?)?")
-
-
-@contextmanager
-def _json_lines(path: Path) -> Iterator[Write]:
-    with path.open("wb") as file:
-
-        def write(row: msgspec.Struct) -> None:
-            texts = {name: f"{text} " for name, text in msgspec.structs.asdict(row).items() if _is_moment(text)}
-            file.write(msgspec.json.encode(msgspec.structs.replace(row, **texts)) + b"\n")
-
-        yield write
-
-
-def _is_moment(value: object) -> bool:
-    """Whether Arrow would take a text for a time, and a column of such texts for a column of times. A space behind it
-    keeps it from that.
-    """
-    return isinstance(value, str) and _MOMENT.fullmatch(value) is not None
 
 
 @contextmanager
@@ -175,7 +155,7 @@ def _parquet(path: Path) -> Iterator[Write]:
             write_group()
 
 
-EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {".jsonl": _json_lines, ".parquet": _parquet}
+EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {".jsonl": json_lines, ".parquet": _parquet}
 """What opens a new file to be written row by row, by the end of its name."""
 
 

@@ -16,7 +16,7 @@ import pytest
 from pyarrow.parquet import ParquetFile
 
 from router.access import Tenant
-from router.models import Completion, Message
+from router.models import Completion, Message, Usage
 from router.store import Database, SQLArchive
 from router.trace import Conversation, Run
 from router.trace.export import AgentTrajectory, ExportRow, Reward, export_row
@@ -222,6 +222,59 @@ def test_more_than_a_reader_takes_at_once(folder: Path, suffix: str) -> None:
     assert export(f"runs{suffix}") == 0
 
     assert [row["request"].strip() for row in loaded(folder / f"runs{suffix}")] == texts
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("early", [True, False])
+def test_what_is_unknown_for_ten_megabytes(folder: Path, suffix: str, early: bool) -> None:
+    """Tokens and costs of early runs, or of late ones; null stays null."""
+    padding = Conversation((Message("user", "y" * 600_000),))
+    unknown = [n < 25 if early else n >= 1 for n in range(27)]
+    runs = [
+        run(
+            f"run-{n:02}",
+            float(n),
+            [call(f"run-{n:02}", usage=None, nano_usd=None) if none else call(f"run-{n:02}")],
+            result=padding,
+            events=(),
+        )
+        for n, none in enumerate(unknown)
+    ]
+    keep(*runs)
+
+    assert export(f"runs{suffix}") == 0
+
+    rows = sorted(loaded(folder / f"runs{suffix}"), key=lambda row: row["run_id"])
+    assert rows == expected(runs)
+    for name in ("prompt_tokens", "completion_tokens", "cost_nano_usd"):
+        assert [row[name] is None for row in rows] == unknown
+
+
+def test_rewards_that_are_unknown_for_ten_megabytes(folder: Path) -> None:
+    """The lines for reinforcement learning load too."""
+    texts = ["y" * 600_000] * 20
+    runs = []
+    for n, text in enumerate(texts):
+        talk = Conversation(
+            (Message("user", text),), (Completion("ok", "stop", usage=Usage(1, 1) if n > 18 else None),)
+        )
+        execution = msgspec.structs.replace(EXECUTIONS[0], conversation=talk)
+        answer = msgspec.structs.replace(ANSWER, executions=(execution,), rounds=(1,))
+        runs.append(run(f"run-{n:02}", float(n), result=answer, events=()))
+
+    async def write() -> None:
+        database = await Database.open("sqlite:///rolegate.db")
+        await put(database, *runs)
+        await SQLArchive(database).add_feedback(Feedback("run-19", right_answer="michael mann"))
+        await database.close()
+
+    asyncio.run(write())
+    assert export("runs.jsonl", "--for", "rl") == 0
+    rows = datasets.load_dataset("json", data_files="runs.jsonl", split="train", cache_dir=str(folder / "cache"))
+    found = sorted(rows, key=lambda row: row["run_id"])
+    assert [row["reward"]["f1"] is None for row in found] == [True] * 19 + [False]
+    assert [row["turns"][0]["usage"] is None for row in found] == [True] * 19 + [False]
+    assert found[-1]["right_answers"] == ["michael mann"]
 
 
 def test_row_groups(folder: Path) -> None:
