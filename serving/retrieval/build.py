@@ -7,6 +7,7 @@ beside it, for the next one.
 
 import errno
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import chain
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from router.errors import BadCorpus, BadDocument, BadIndex
@@ -34,6 +36,7 @@ from serving.retrieval.manifest import (
     generations,
     publish,
     read_manifest,
+    write_manifest,
 )
 from serving.retrieval.passages import (
     DocumentEntry,
@@ -138,20 +141,33 @@ class _Build:
         self._earlier = _earlier(out, embedder, chunk_tokens)
 
     def run(self, found: Found) -> Built:
-        out, earlier = self._out.resolve(), self._earlier
-        sources = [source for source in found.sources if not Path(source.path).resolve().is_relative_to(out)]
+        found, earlier = _outside(self._out, found), self._earlier
+        sources = list(found.sources)
         before = earlier.entries if earlier and earlier.manifest.lexical == self._lexical else []
         if earlier and [entry.source for entry in before] == sources and not any(entry.error for entry in before):
-            return Built(earlier.manifest, found, before)
+            return Built(self._noted(earlier.manifest, found, before), found, before)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         entries, read = self._collect(sources)
         if earlier and entries == before:  # what could not be read still cannot be
-            return Built(earlier.manifest, found, before)
+            return Built(self._noted(earlier.manifest, found, before), found, before)
         embedded = self._embed()
-        manifest = publish(self._out, self._embedder, chunk_tokens=self._chunk_tokens, lexical=self._lexical)
+        manifest = publish(
+            self._out,
+            self._embedder,
+            chunk_tokens=self._chunk_tokens,
+            lexical=self._lexical,
+            files_not_read=_files_not_read(found, entries),
+        )
         self._clean(manifest)
         return Built(manifest, found, entries, read, embedded)
+
+    def _noted(self, manifest: Manifest, found: Found, entries: Sequence[DocumentEntry]) -> Manifest:
+        """Return the manifest of an unchanged index with the files that are not read now."""
+        noted = replace(manifest, files_not_read=_files_not_read(found, entries))
+        if noted != manifest:
+            write_manifest(self._out, noted)
+        return noted
 
     def _collect(self, sources: Sequence[Source]) -> tuple[list[DocumentEntry], int]:
         """Write the passages of all sources: the entries, and how many sources were read for it."""
@@ -270,6 +286,26 @@ def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | Non
         return _Earlier(manifest, read_table(folder), PassageStore(folder), DenseIndex.open(folder))
     except (BadIndex, ValueError, msgspec.ValidationError):
         return None
+
+
+def _outside(out: Path, found: Found) -> Found:
+    """Leave out the files of the index itself."""
+    out = out.resolve()
+    return replace(
+        found,
+        sources=tuple(source for source in found.sources if not _is_in(out, source.path)),
+        passed_over=tuple(path for path in found.passed_over if not _is_in(out, path)),
+    )
+
+
+def _is_in(folder: Path, path: str) -> bool:
+    return Path(path).resolve().is_relative_to(folder)
+
+
+def _files_not_read(found: Found, entries: Sequence[DocumentEntry]) -> dict[str, int]:
+    failed = (entry.source.name for entry in entries if entry.error)
+    counts = Counter(Path(name).suffix.lower() or "no suffix" for name in chain(found.passed_over, failed))
+    return dict(sorted(counts.items(), key=lambda count: (-count[1], count[0])))
 
 
 def _nothing(entries: Sequence[DocumentEntry]) -> BadCorpus:

@@ -46,6 +46,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """BM25 statistics lie beside the vectors."""
     files: dict[str, FileEntry]
     """By path relative to the generation."""
+    files_not_read: dict[str, int] = {}
+    """Number of files at the indexed places that the index does not hold, by suffix, most first."""
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -83,6 +85,7 @@ def publish(
     chunk_tokens: int,
     lexical: bool = False,
     metric: Literal["inner_product", "l2"] = "inner_product",
+    files_not_read: dict[str, int] | None = None,
 ) -> Manifest:
     """Make the finished folder `BUILDING` of the index `out` the generation that counts."""
     folder = out / BUILDING
@@ -101,11 +104,17 @@ def publish(
         corpus_sha256=files[PASSAGES].sha256,
         lexical=lexical,
         files=files,
+        files_not_read=files_not_read or {},
     )
     folder.rename(out / manifest.generation)
     flush(out)
-    write_atomically(out / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+    write_manifest(out, manifest)
     return manifest
+
+
+def write_manifest(out: Path, manifest: Manifest) -> None:
+    """Replace the manifest of the index `out`."""
+    write_atomically(out / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
 
 
 def generations(out: Path) -> list[Path]:

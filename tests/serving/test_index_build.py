@@ -194,3 +194,22 @@ def test_a_citation_of_a_row_names_its_file(docs: Path, model: str, capsys: pyte
     assert (main(init), main(["index", "build"]), main(["ask", "When is the gate code changed?"])) == (0, 0, 0)
 
     assert "(docs/rows.jsonl#r1)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_files_that_are_not_read_are_counted_in_the_manifest(docs: Path, build: Build) -> None:
+    """By suffix, most first: kinds without a reader and files that fail. The counts follow the
+    folder, also where no document changes.
+    """
+
+    def counts() -> dict[str, int]:
+        build()
+        counted: dict[str, int] = json.loads((docs.parent / "index" / "manifest.json").read_bytes())["files_not_read"]
+        return counted
+
+    for name in ("a.xlsx", "b.XLSX", "c.pptx", "broken.pdf"):
+        (docs / name).write_bytes(b"\0")
+    (docs / "program").write_bytes(b"\x7fELF\0\0")
+    assert list(counts().items()) == [(".xlsx", 2), (".pdf", 1), (".pptx", 1), ("no suffix", 1)]
+    (docs / "a.xlsx").unlink()
+    (docs / "broken.pdf").unlink()
+    assert list(counts().items()) == [(".pptx", 1), (".xlsx", 1), ("no suffix", 1)]
