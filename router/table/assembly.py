@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from router.folding import sought
-from router.table.cell_value import canonical, is_blank, is_mistyped, plain, row_key
+from router.table.cell_value import canonical, is_blank, is_mistyped, row_key
+from router.table.plain_text import plain
 from router.table.support import Shown, Tie, tied
 from router.table.table_text import read_rows, read_values
 from router.trace import Execution
@@ -62,7 +63,7 @@ def read_report(schema: Schema, ask: Ask, execution: Execution) -> Reading:
     for key, row in rows:
         names, claims = shown.also_named(names_of(schema, key)), dict[str, Claim]()
         for column, value in zip(columns, map(plain, row), strict=True):
-            if not is_blank(value):
+            if not is_blank(value, column):
                 form = canonical(column, value)
                 claims[column.name] = Claim(value, form, ask, *shown.support(column, value, form, names))
         found.append(Found(ask, key, tuple(claims.get(column.name) for column in schema.columns), looked))

@@ -4,49 +4,72 @@ Two values with the same canonical form count as the same. The form of a canonic
 """
 
 import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
-from decimal import Context, Decimal
 from functools import lru_cache
 
+from router.table.numbers import number_text, numbers_in, only, only_number
+from router.table.plain_text import LINK, MARKS, folded, normal_text
 from router.trace.table import Column, RowKey, Schema
 from router.trace.values import says_not_found
 
-_LINK = re.compile(r"!?\[([^\[\]]*)\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)\)")
-_ADDRESS = re.compile(r"<((?:https?|mailto):[^<>\s]*)>", re.IGNORECASE)
-_INLINE_TAG = re.compile(r"</?(?:b|i|u|em|strong|sup|sub|span|code|mark|small)>", re.IGNORECASE)
-_MARKS = re.compile(r"\*\*+|`|(?<=\S)\[\^?\d{1,3}\](?:\([^()\s]*\))?")
-"""Emphasis, code, and notes such as `[1]` with their links."""
-_AROUND = " \"'“”‘’«»‹›„,;:!?…*_~|。，、；：！？「」『』《》"
-"""Punctuation that is no part of a value at either end of it."""
 _BLANK = frozenset(
-    "-|--|—|–|−|...|…|?|/|n/a|n.a|na|nan|nil|none|null|unknown|tbd|tba|unavailable|missing|no data|no value|"
-    "not available|not applicable|not stated|not specified|no evidence found|无|暂无|未知|不详".split("|")
+    word.strip().replace(" ", "")
+    for word in """
+n/a | n.a | #n/a | na | nan | nil | none | null | <na> | undefined | unknown | tbd | tba |
+tbc | to be determined | to be announced | to be confirmed | unavailable | missing | no data |
+no value | no information | no info | no record | no records | no answer | none found |
+not available | data not available | information not available | not applicable | not stated |
+not specified | not disclosed | undisclosed | not publicly disclosed | not publicly available |
+not reported | not provided | not known | not yet known | not public | not published |
+not given | not listed | not mentioned | not determined | not announced | not recorded |
+unspecified | unreported | unpublished | unlisted | confidential | redacted | withheld |
+no evidence found | 无 | 無 | 暂无 | 暫無 | 暂无数据 | 暫無資料 | 暂无资料 | 暂无信息 | 暂缺 |
+未知 | 不详 | 不詳 | 未公开 | 未公開 | 未公布 | 未披露 | 未透露 | 不明 | 未提及 | 未说明 |
+未提供 | 未找到 | 未查到 | 未注明 | 未记录 | 未统计 | 未定 | 未確定 | 尚未公布 | 尚未公开 |
+无数据 | 無資料 | 无资料 | 无信息 | 无记录 | 没有数据 | 数据缺失 | 缺失 | 不适用 | 不適用 |
+待定 | 待公布 | 保密 | 空 | なし | 無し | 該当なし | 該当無し | データなし | 情報なし |
+記載なし | 記録なし | 未発表 | 非公開 | 非公表 | 未記載 | 未詳 | 未確認 | 未回答 | 不明です |
+없음 | 정보 없음 | 자료 없음 | 데이터 없음 | 해당 없음 | 기록 없음 | 미상 | 미정 | 불명 |
+비공개 | 미공개 | 미확인 | 알 수 없음 | k.a | o.a | keine angabe | keine angaben |
+keine daten | unbekannt | nicht bekannt | nicht verfügbar | nicht angegeben |
+nicht zutreffend | nicht veröffentlicht | entfällt | inconnu | inconnue | non disponible |
+non communiqué | n.c | non renseigné | non précisé | non applicable | non publié | sans objet |
+aucune donnée | sin datos | sin dato | sin información | desconocido | desconocida |
+no disponible | no aplica | no especificado | no consta | no publicado | no divulgado | s/d |
+n/d | n.d | desconhecido | não disponível | sem dados | não informado | não aplicável |
+não divulgado | não consta | sconosciuto | non noto | non applicabile | non specificato |
+nessun dato | non pervenuto | onbekend | niet beschikbaar | niet bekend | n.v.t | nvt |
+geen gegevens | не указано | не указан | не указана | неизвестно | неизвестен | нет данных |
+нет информации | н/д | нд | не найдено | не раскрывается | не определено | не применимо |
+неприменимо | отсутствует | невідомо | немає даних | brak danych | nieznany | nieznane |
+nieznana | nie dotyczy | b.d | okänd | okänt | uppgift saknas | ukendt | ukjent |
+ikke oppgitt | ikke oplyst | ei tiedossa | neznámý | neuvedeno | nincs adat | ismeretlen |
+bilinmiyor | belirtilmemiş | veri yok | άγνωστο | غير معروف | غير متاح | غير متوفر | لا يوجد |
+نامشخص | לא ידוע | अज्ञात | उपलब्ध नहीं | không rõ | không có dữ liệu | ไม่ทราบ | ไม่มีข้อมูล |
+tidak diketahui | tidak tersedia
+""".split("|")
 )
+_DASH = re.compile("[–—―]")
+_NO_LETTER = re.compile(r"[-.…?/|_~*ー・·•]*")
 
 
-def is_blank(value: str) -> bool:
-    """True for what stands in a cell where there is no value."""
-    return len(value) < 50 and (says_not_found(value.strip()) or normal_text(value) in _BLANK)
-
-
-def plain(value: str) -> str:
-    """The value without Markdown's and HTML's markup; of links, their text."""
-    if not set("[<*`").isdisjoint(value):
-        value = _LINK.sub(r"\1", _MARKS.sub("", value))
-        value = _INLINE_TAG.sub(" ", _ADDRESS.sub(r"\1", value))
-    return value.strip()
+def is_blank(value: str, column: Column | None = None) -> bool:
+    """Return whether a text stands for no value in a cell; in a boolean column, a word for "no" is a value."""
+    if len(value) > 50 or (column and column.type == "boolean" and _typed(column, value)):
+        return False
+    text = "".join(normal_text(value).strip("()").split())
+    return says_not_found(value.strip()) or text in _BLANK or bool(_NO_LETTER.fullmatch(text))
 
 
 def canonical(column: Column, value: str) -> str:
     """The canonical form of a value; where it is not of the column's type, that of a text.
 
     Text: NFKC, case folded, without markup, punctuation around it and surplus space. Number, integer: decimal, without
-    separators, unit and percent sign. Date: ISO 8601, as far as it is stated (`1943-05`). URL: host and path. Boolean:
-    `true` or `false`. Choice: one of the choices.
+    separators, unit and percent sign, multiplied by its power. Date: ISO 8601, as far as it is stated (`1943-05`).
+    URL: host and path. Boolean: `true` or `false`. Choice: one of the choices.
     """
-    return _typed(column, value) or normal_text(value)
+    return _typed(column, value) or _text(column, value)
 
 
 def is_mistyped(column: Column, value: str) -> bool:
@@ -55,15 +78,20 @@ def is_mistyped(column: Column, value: str) -> bool:
     return typed is None or (column.type == "integer" and "." in typed)
 
 
+def _text(column: Column, value: str) -> str:
+    """Return the canonical form of a text; between dates, a dash is that of a range."""
+    return normal_text(_DASH.sub("~", value) if column.type == "date" else value)
+
+
 def _typed(column: Column, value: str) -> str | None:
-    text = normal_text(value)
+    text = _text(column, value)
     match column.type:
         case "integer" | "number":
-            return _only_number(text, column.unit)
+            return only_number(normal_text(number_text(value)), column)
         case "date":
-            return _only(_dates(text), text)
+            return only(_dates(text), text)
         case "url":
-            return _url(_LINK.sub(r"\2", value)) or _url(text)
+            return _url(LINK.sub(r"\2", value)) or _url(text)
         case "boolean":
             return _BOOLEANS.get(text)
         case "choice":
@@ -80,76 +108,8 @@ def row_key(schema: Schema, values: Sequence[str]) -> RowKey:
 def values_in(column: Column, text: str) -> tuple[str, ...]:
     """The canonical forms of all numbers, or dates, in a text; empty for columns of other types."""
     if column.type in ("integer", "number"):
-        return tuple(number for _, number in _numbers(_folded(text), column.unit))
-    return tuple(found for _, found in _dates(_folded(text))) if column.type == "date" else ()
-
-
-def _folded(text: str) -> str:
-    return unicodedata.normalize("NFKC", text).casefold()
-
-
-def normal_text(value: str) -> str:
-    """The canonical form of a text."""
-    for _ in range(8):  # stable after three, as a rule
-        text = plain(_folded(value)).replace("[", "").replace("]", "")
-        text = " ".join(text.split())
-        text = text.lstrip(_AROUND).rstrip(_AROUND + ".") or text
-        if text == value:
-            break
-        value = text
-    return value
-
-
-_NUMBER = re.compile(
-    r"(?<![a-z0-9.,])[-+−]?(?:\d{1,3}(?:[ '’]\d{3})+(?!\d)|\d[\d.,]*)(?:[.,]\d+)?(?:e[-+]?\d{1,2}(?!\d))?"
-)
-_POWERS = {"k": 3, "thousand": 3, "million": 6, "mn": 6, "mio": 6, "billion": 9, "bn": 9, "trillion": 12}
-_POWERS |= {"千": 3, "万": 4, "百万": 6, "千万": 7, "亿": 8, "十亿": 9, "万亿": 12}
-_POWER = re.compile(rf"\s*({'|'.join(sorted(_POWERS, key=len, reverse=True))})(?![a-z])")
-_GROUPED = re.compile(r"-?(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:\.\d{3}){2,})|\d+(?:,\d+){2,})")
-_BEFORE_CHRIST = re.compile(r"\bb\.?c\.?(?:e\b|\b)|公元前")
-_IN_PARENTHESES = re.compile(r"\([^()]*\)")
-_DIGIT = re.compile(r"(?<![a-z\d])\d")
-"""Not the one of km² and the like."""
-_MOST_DIGITS, _EXACT = 60, Context(prec=200)
-
-
-def _numbers(text: str, unit: str) -> Iterator[tuple[str, str]]:
-    """Each number in a folded text, as written and in canonical form."""
-    for found in _NUMBER.finditer(text):
-        power = _POWER.match(text, found.end())
-        exponent = 0 if power is None or power[1] in unit.casefold() else _POWERS[power[1]]
-        if number := _decimal(found[0], exponent):
-            yield found[0], number
-
-
-def _decimal(written: str, exponent: int) -> str | None:
-    digits, _, scale = re.sub(r"[ '’+]", "", written.replace("−", "-")).rstrip(".,").partition("e")
-    grouped = _GROUPED.fullmatch(digits)
-    if len(digits) > _MOST_DIGITS or (digits.count(".") > 1 and "," not in digits and not grouped):
-        return None
-    at = len(digits) if grouped else max(digits.rfind("."), digits.rfind(",")) % (len(digits) + 1)
-    whole, part = re.sub("[.,]", "", digits[:at]), digits[at + 1 :]
-    shown = format(Decimal(f"{whole}.{part}").scaleb(exponent + int(scale or 0), _EXACT), "f")
-    shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
-    return "0" if shown == "-0" else shown
-
-
-def _only_number(text: str, unit: str) -> str | None:
-    """The number that a folded text is about; None where there is none, or a range, a fraction or a date."""
-    bare = _IN_PARENTHESES.sub(" ", text)
-    if unit:
-        bare = re.sub(rf"(?<![a-z]){re.escape(normal_text(unit))}(?![a-z])", " ", bare)
-    return _only(_numbers(bare, unit), bare)
-
-
-def _only(found: Iterable[tuple[str, str]], text: str) -> str | None:
-    """The canonical form of the one thing that was found in a text; None where there are others, or further digits."""
-    pairs = list(found)
-    if len(pairs) != 1 or _BEFORE_CHRIST.search(text):
-        return None
-    rest = _TIME.sub(" ", text.replace(pairs[0][0], " ", 1))
-    return None if _DIGIT.search(rest) else pairs[0][1]
+        return tuple(number for _, number in numbers_in(number_text(text), column.unit))
+    return tuple(found for _, found in _dates(folded(_DASH.sub("~", text)))) if column.type == "date" else ()
 
 
 _MONTHS = "january february march april may june july august september october november december".split()
@@ -164,7 +124,6 @@ _DATE = re.compile(
     rf"|(?<!\d)(?P<a5>\d{{1,2}})[-/.](?P<b5>\d{{1,2}})[-/.]{_YEAR.format('y5')}"
     rf"|(?<!\d){_YEAR.format('y6')}(?!s\b)年?"
 )
-_TIME = re.compile(r"\bt?\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?[ap]\.?m\b|z\b)?|\b\d{1,2}\s?[ap]\.?m\b")
 
 
 def _dates(text: str) -> Iterator[tuple[str, str]]:
@@ -172,6 +131,8 @@ def _dates(text: str) -> Iterator[tuple[str, str]]:
     for found in _DATE.finditer(text):
         parts = {name[0]: part for name, part in found.groupdict().items() if part}
         year, month, day = parts["y"], parts.get("m", ""), parts.get("d", "")
+        if found[0][4:5] == "/" and not day and int(month) == (int(year) + 1) % 100:  # 2011/12, a season
+            continue
         if "n" in parts:
             month = str(next(at for at, name in enumerate(_MONTHS, 1) if name.startswith(parts["n"][:3])))
         elif "a" in parts:  # certain only where one of the two can be no month
@@ -196,11 +157,23 @@ def _url(text: str) -> str | None:
     """Host and path of the first address in a text; None where there is none."""
     start = _SCHEME.search(text)
     found = _SITE.match(text, start.start()) if start else _SITE.match(text.strip())
-    return found[1].casefold() + _MARKS.sub("", found[2] or "").rstrip("/.,;)") if found else None
+    return found[1].casefold() + MARKS.sub("", found[2] or "").rstrip("/.,;)") if found else None
 
 
-_BOOLEANS = dict.fromkeys("true yes y t ✓ ✔ ✅ 是 有 对".split(), "true")
-_BOOLEANS |= dict.fromkeys("false no n f ✗ ✘ ❌ 否 没有 不是".split(), "false")
+_BOOLEANS = dict.fromkeys(
+    """
+true yes y t ✓ ✔ ✅ ☑ √ ○ ◯ 〇 ⭕ ◎ 是 有 对 對 真 はい あり 有り 예 네 있음 ja oui sí si sim
+да так tak evet vero verdadero vrai wahr ano kyllä igen ναι نعم כן हाँ ใช่ có ya
+""".split(),
+    "true",
+)
+_BOOLEANS |= dict.fromkeys(
+    """
+false no n f ✗ ✘ ❌ ✕ ✖ × ☐ 否 没有 沒有 不是 不 无 無 假 いいえ なし 無し 아니오 아니요 없음
+nein non nej nee não нет ні nie hayır falso faux falsch nem ei όχι لا לא नहीं ไม่ không tidak
+""".split(),
+    "false",
+)
 
 
 def _choice(text: str, choices: Sequence[str]) -> str | None:

@@ -93,7 +93,9 @@ def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[s
                 f"rows[{number}] has {len(row)} values for {len(schema.columns)} columns; give one for each, in their "
                 "order, empty where it is wanted."
             )
-        values = tuple("" if is_blank(value) else value.strip() for value in row)
+        values = tuple(
+            "" if is_blank(value, column) else value.strip() for column, value in zip(schema.columns, row, strict=True)
+        )
         for column, value in zip(schema.columns, values, strict=True):
             if column.key and not value:
                 raise BadRequest(f"rows[{number}] has no {column.name!r}, which is a key; give it, or drop the row.")

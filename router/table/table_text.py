@@ -15,7 +15,8 @@ from typing import NamedTuple
 from router.protocol import NO_EVIDENCE, Report, parse_turn
 from router.protocol.tags import readable, without_thinking
 from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
-from router.table.cell_value import is_blank, plain, row_key
+from router.table.cell_value import is_blank, row_key
+from router.table.plain_text import plain
 from router.table.schema import normal_name
 from router.trace.table import Column, RowKey, Schema
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.protocol import Report
 from router.protocol.turns import ReportTurn, SearchTurn
-from router.table.cell_value import plain
+from router.table.plain_text import plain
 from router.table.table_text import (
     parse_table_turn,
     read_csv,

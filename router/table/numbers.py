@@ -1,0 +1,188 @@
+"""Numbers in text: digits of any script, separators, powers of ten in words, signs and characters, and units."""
+
+import re
+from collections.abc import Iterable, Iterator
+from decimal import Context, Decimal, localcontext
+
+from router.table.plain_text import folded, normal_text
+from router.trace.table import Column
+
+_POWERS = {
+    word: int(power)
+    for power, *words in map(
+        str.split,
+        folded("""\
+1 十 拾 십
+2 hundred hundreds 百 佰 백
+3 k thousand thousands thsd tsd tausend tys tysiąc tysiące tysięcy tis tisíc tusen tusind tuhatta
+3 duizend millier milliers mila ezer bin ribu nghìn ngàn тыс тысяча тысячи тысяч χιλιάδες ألف ألاف هزار
+3 אלף हज़ार พัน 千 仟 천
+4 หมื่น 万 萬 만
+5 lakh lakhs lac lacs लाख แสน
+6 mn mmn mio mln million millions millionen millón millones milhão milhões milione milioni milion miliony
+6 milionů milionów miljoen miljon miljoner millioner miljoonaa millió milyon juta triệu млн миллион
+6 миллиона миллионов мільйон мільйона мільйонів εκατομμύρια مليون ملايين میلیون מיליון ล้าน
+7 crore crores cr करोड़
+8 亿 億 억
+9 bn billion billions mrd mld mia mds milliard milliards milliarde milliarden milliarder miliardo
+9 miliardi miliard miliardy miliardów miljard miljarder miljardia milliárd milyar miliar bilhão bilhões
+9 tỷ tỉ млрд миллиард миллиарда миллиардов мільярд мільярда мільярдів δισεκατομμύρια مليار میلیارد
+9 מיליארד अरब
+12 tn trn trillion trillions billionen billones billioner biljoen biljoner bilion bilionów trilyon
+12 triliun trilhão trilhões трлн триллион триллиона триллионов تريليون 兆 조
+""").splitlines(),
+    )
+    for word in words
+}
+"""Words and characters for powers of ten. What is one in one language and something else in another, such as "mil", is
+none.
+"""
+_LARGE, _SMALL = "万萬만亿億억兆조", "十拾십百佰백千仟천"
+_DIGITS = {
+    digit: value
+    for value, digits in enumerate("〇零 一壹 二两兩贰貳 三叁參 四肆 五伍 六陆陸 七柒 八捌 九玖".split())
+    for digit in digits
+}
+_NUMERALS = "".join(_DIGITS)
+_WORD_OF_POWER = "|".join(sorted((word for word in _POWERS if word not in _LARGE + _SMALL), key=len, reverse=True))
+_WORD_OF_POWER = rf"(?<![^\W\d_])(?:{_WORD_OF_POWER}|mil(?= mil))(?![^\W\d_])"
+_POWERS["mil"] = 3
+_POWER = rf"(?:{_WORD_OF_POWER}|(?!千[克米瓦卡伏赫帕]|兆[瓦赫字比帕])[{_LARGE}{_SMALL}])"
+_PLAIN_NUMBER = r"(?:\d{1,3}(?:[ ']\d{3})+(?!\d)|\.?\d[\d.,]*)(?:[.,]\d+)?(?:e[-+]?\d{1,2}(?!\d))?"
+_NUMBER = re.compile(
+    rf"(?<![a-z0-9.,])[-+]?{_PLAIN_NUMBER}(?:[ -]?{_POWER}|(?<=[{_LARGE}{_SMALL}]) ?\d[\d.,]*)*"
+    rf"|[{_NUMERALS}{_LARGE}{_SMALL}]{{2,}}|[{_NUMERALS}十](?![\u3040-\u9fff])"
+)
+_PART = re.compile(rf"{_POWER}|[{_NUMERALS}]|{_PLAIN_NUMBER}")
+_LEFT_POWER = re.compile(rf"{_WORD_OF_POWER}|[{_LARGE}‰]|\b[mbt] ?[$€£¥]|[$€£¥] ?[mbt]\b")
+"""A power without its number."""
+_GROUPED = re.compile(r"(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:\.\d{3}){2,})|\d{1,2}(?:,\d{2})+,\d{3})")
+_CURRENCY = r"(?:[a-z]{0,3}[$€£¥₹₩₽₺]|usd|eur|gbp|chf|inr|rs)"
+_LETTER = re.compile(
+    rf"(?:{_CURRENCY} ?\d[\d.,]* ?(?:mm?|b|t)|\d ?[mbt](?= ?[$€£¥₹])|(?-i:\d ?[MB]))(?![^\W_])", re.IGNORECASE
+)
+"""A letter for a power: next to a currency, or a capital one."""
+_SIGN = re.compile(rf"(?:(?<![\w)])-(?=\S)|\b(?:minus|negative)\b|负|負|零下|マイナス|영하) ?({_CURRENCY}?) ?(?=[\d.])")
+_NEGATIVE = re.compile(r"(\W{0,4})\((\W{0,4})(\d(?:[\d ']*[.,%])+[\d ']*)\W{0,4}\)\W{0,4}")
+"""As accountants write it."""
+_IN_PARENTHESES = re.compile(r"\([^()]*\)")
+_AFTER = re.compile(r"[ -]?([^\W\d_][^\s,;:()/-]*)")
+_UNITS = frozenset(
+    folded("""
+st nd rd th er e º in of as at by per to from total est estimated approx approximately about or
+and on for overall percent pct prozent procent процентов people person persons inhabitants
+residents citizens employees members students users seats rooms floors votes points goals times
+copies units items passengers visitors households einwohner personen mitarbeiter habitants
+personnes habitantes personas abitanti persone inwoners osób человек чел years year yr yrs
+months days day weeks hours hour h hr hrs min minutes minute s sec seconds jahre ans años лет
+km m cm mm nm μm mi mile miles ft foot feet inch inches yd yards kg g mg lb lbs oz t ton tons
+tonne tonnes l liter litre liters litres ml gal gallons ha hectares hectare acre acres sq
+square cubic km2 km3 m2 m3 cm2 cm3 ft2 mi2 sqm sqft w kw mw gw tw wh kwh mwh gwh twh v kv hz
+khz mhz ghz pa hpa kpa mpa c f kph mph knots kb mb gb tb bytes bits px db kcal км м кг usd eur
+gbp jpy cny rmb inr krw chf cad aud nzd sek nok dkk rub brl mxn zar try pln czk huf sgd hkd twd
+thb dollar dollars us$ euro euros pound pounds yen yuan won rupee rupees rs franc francs руб
+рублей zł kr kč ft 人 名 个 個 位 年 月 日 号 元 円 圆 圓 块 美 欧 英 港 韩 加 澳 新 台 户 戸
+家 间 間 座 所 栋 棟 层 層 楼 辆 艘 架 枚 件 项 項 条 種 种 类 類 部 册 冊 本 篇 集 季 期 届 回
+次 场 場 分 秒 时 時 小 天 周 週 岁 歳 公 平 米 千 克 吨 噸 升 度 瓦 里 尺 票 股 头 頭 章 页 頁
+字 以 明 명 개 원 년 월 일 세 층 대 회 위 인 곳 건 점 달 유 엔 킬 미 톤
+""").split()
+)
+_MOST_DIGITS, _MOST_PARTS, _EXACT = 60, 24, Context(prec=200)
+
+
+def number_text(text: str) -> str:
+    """Return a text in which signs and letters for powers stand as those of plain numbers do."""
+    text = folded(_LETTER.sub(r"\g<0>n", text))
+    return _SIGN.sub(r"\1-", text)
+
+
+def numbers_in(text: str, unit: str) -> Iterator[tuple[str, str]]:
+    """Yield each number in a folded text, as written and in canonical form."""
+    for found in _NUMBER.finditer(text):
+        if number := _exact(found[0], unit):
+            yield found[0], number
+
+
+def _exact(written: str, unit: str) -> str | None:
+    """Return a number in canonical form; its power counts from that of the unit, if it has one.
+
+    Each power takes the number before it, and what is smaller: 三百五十万 is (3 * 100 + 5 * 10) * 10,000.
+    """
+    parts = _PART.findall(written)
+    if len(parts) > _MOST_PARTS:
+        return None
+    sums = list[Decimal]()
+    pending: Decimal | None = None
+    with localcontext(_EXACT):
+        for part in parts:
+            if power := _POWERS.get(part):
+                while sums and (pending is None or sums[-1] < 10**power):
+                    pending = sums.pop() + (pending or 0)
+                sums.append((Decimal(1) if pending is None else pending) * 10**power)
+                pending = None
+            elif part in _DIGITS:
+                pending = (pending or 0) * 10 + Decimal(_DIGITS[part])
+            elif (pending := _decimal(part)) is None:
+                return None
+        total = sum(sums, pending or Decimal(0))
+        if sums:
+            total = total.scaleb(-sum(_POWERS[power] for power in re.findall(_POWER, folded(unit))))
+    shown = format(total, "f")
+    shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
+    if len(shown) > _MOST_DIGITS:
+        return None
+    return f"-{shown}" if written[0] == "-" and shown != "0" else shown
+
+
+def _decimal(written: str) -> Decimal | None:
+    digits, _, scale = re.sub("[ ']", "", written).rstrip(".,").partition("e")
+    grouped = _GROUPED.fullmatch(digits)
+    several = max(map(digits.count, ".,")) > 1 and not {".", ","} <= {*digits}
+    if len(digits) > _MOST_DIGITS or (several and not grouped):
+        return None
+    at = len(digits) if grouped else max(digits.rfind("."), digits.rfind(",")) % (len(digits) + 1)
+    whole, part = re.sub("[.,]", "", digits[:at]), digits[at + 1 :]
+    return Decimal(f"{whole}.{part}").scaleb(int(scale or 0), _EXACT)
+
+
+def only_number(text: str, column: Column) -> str | None:
+    """Return the number that a folded text is about.
+
+    None where there is none, or a range, a fraction or a date, and where the word after it is no known unit: it may
+    be a power.
+    """
+    if negative := _NEGATIVE.fullmatch(text):
+        text = "{}{}-{}".format(*negative.groups())
+    if column.unit:
+        text = re.sub(rf"(?<![a-z]){re.escape(normal_text(column.unit))}(?![a-z])", " ", text)
+    bare = _IN_PARENTHESES.sub(" ", text)
+    number = only(numbers_in(bare, column.unit), bare)
+    if number is None or _LEFT_POWER.search(_NUMBER.sub(" ", text)) or bare.endswith("-"):
+        return None
+    found = _NUMBER.search(bare)
+    after = found and _AFTER.match(bare, found.end())
+    if not after:
+        return number
+    word = after[1].rstrip(".")
+    units = {*_UNITS, *folded(f"{column.name} {column.about}").split(), *column.name}
+    known = word in units or (word[0] >= "\u2e80" and word[0] in units)
+    return number if known and after[0] not in ("m", "b", "t") else None
+
+
+_TIME = re.compile(r"\bt?\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?[ap]\.?m\b|z\b)?|\b\d{1,2}\s?[ap]\.?m\b")
+_OTHER_ERA = re.compile(
+    r"\bb\.?c\.?(?:e\b|\b)|[公紀纪]元前|기원전|\bv\. ?chr|\bav\. ?j|до н\.? ?э|明治|大正|昭和|平成|令和|民[国國]|พ\.?ศ"
+    r"|\bb\.e\b|\ba\.?h\b|quarter|[季四]半?[期度]|(?<![a-z])[qh][1-4](?!\d)|(?<!\d)[1-4]q"
+)
+"""Years of another count, and parts of years."""
+_DIGIT = re.compile(r"(?<![a-z\d])\d")
+"""Not the one of km² and the like."""
+
+
+def only(found: Iterable[tuple[str, str]], text: str) -> str | None:
+    """The canonical form of the one thing that was found in a text; None where there are others, or further digits."""
+    pairs = list(found)
+    if len(pairs) != 1 or _OTHER_ERA.search(text):
+        return None
+    rest = _TIME.sub(" ", text.replace(pairs[0][0], " ", 1))
+    return None if _DIGIT.search(rest) else pairs[0][1]
