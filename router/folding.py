@@ -39,12 +39,14 @@ def fold(text: str) -> str:
 
 def apart(text: str) -> str:
     """Return a text in plain characters, with spaces around those that count as words; case and signs stay."""
-    if text.isascii():
-        return text
+    return text if text.isascii() else _CHARACTER.sub(r" \g<0> ", legible(text))
+
+
+def legible(text: str) -> str:
+    """Return a text in plain characters; case and signs stay."""
     text = _RAISED.sub(" ", _MARKS.sub(r"\1", _INVISIBLE.sub("", text))).translate(_PLAIN)
     text = unicodedata.normalize("NFKC", text)[: 2 * len(text) + 64]
-    text = _FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), text)
-    return _CHARACTER.sub(r" \g<0> ", text)
+    return _FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), text)
 
 
 def sought(value: str) -> str:

@@ -3,6 +3,8 @@
 import re
 import unicodedata
 
+from router.folding import legible
+
 LINK = re.compile(r"!?\[([^\[\]]*)\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)\)")
 _ADDRESS = re.compile(r"<((?:https?|mailto):[^<>\s]*)>", re.IGNORECASE)
 _INLINE_TAG = re.compile(r"</?(?:b|i|u|em|strong|sup|sub|span|code|mark|small)>", re.IGNORECASE)
@@ -10,24 +12,18 @@ MARKS = re.compile(r"(?<!\d)\*\*+|\*\*+(?!\d)|`|(?<=\S)\[\^?\d{1,3}\](?:\([^()\s
 """Emphasis, code, and notes such as `[1]` with their links."""
 _AROUND = " \"'“”‘’«»‹›„,;:!?…*_~|。，、；：！？「」『』《》"
 """Punctuation that is no part of a value at either end of it."""
-_INVISIBLE = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
-)
-_SIGNS = str.maketrans("’‘‛ʼʻʹ′´“”„‟″‐‑‒–—―−﹣ı٫٬", "''''''''" + '"""""--------i.,')
+_SIGNS = str.maketrans("“”„‟″‐‑‒–—―−﹣ı٫٬", '"""""--------i.,')
 _RAISED = re.compile(r"(?:(?<![\d.,])(10)|(?<=\d)|(?<=[^\W\d_]{3}))([⁺⁻]?[⁰¹²³⁴-⁹]+|[₀-₉①-⓿❶-➓]+)")
 _FRACTION = re.compile(r"(?:(\d{1,15})\s?)?([¼-¾⅐-⅞])")
 _POWER_OF_TEN = re.compile(r"(?:((?<=\d)\s?[×xX*·⋅]\s?)|(?<![\d.,]))10\s?(?:\^|\*\*)\s?([-+]?\d{1,2})(?!\d)")
-_FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
 
 def folded(text: str) -> str:
     """Return a text case folded, in plain signs, digits and powers of ten; raised numbers of notes are left out."""
     if not text.isascii():
-        text = _INVISIBLE.sub("", text).translate(_SIGNS)
-        text = _FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), text)
         text = _RAISED.sub(lambda found: f"10^{found[2]}" if found[1] else "", text)
         text = _FRACTION.sub(lambda found: f"{found[1] or 0}{str(unicodedata.numeric(found[2]))[1:]}", text)
-        text = unicodedata.normalize("NFKC", text).translate(_SIGNS).casefold().replace("i\u0307", "i")
+        text = legible(text).translate(_SIGNS).casefold().replace("i\u0307", "i")
     return _POWER_OF_TEN.sub(lambda found: f"{'' if found[1] else 1}e{found[2]}", text).casefold()
 
 
