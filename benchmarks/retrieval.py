@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
-from benchmarks.datasets.reader import read_entries
+from benchmarks.datasets.reader import Format, read_entries
 from benchmarks.harness import Check
 from benchmarks.load import in_flight, quantile, timed
 from executor_sft.miniworld.passages import Library
@@ -50,6 +50,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     data: Annotated[Path, Meta(description="a folder with corpus.jsonl and questions.jsonl")] | None = None
+    format: Annotated[Format, Meta(description="of its questions, if not what a row looks like")] | None = None
     index: Annotated[Path, Meta(description="keep its index in this folder, and use it if it is there")] | None = None
     gold_sub_questions: Annotated[bool, Meta(description="search with each question's sub-questions too")] = False
     load: Annotated[tuple[int, ...], Meta(description="passages of indexes to search, as 10000 100000 300000")] = ()
@@ -107,7 +108,9 @@ async def measure(options: Options) -> Figures:
     indexed, ranked, loads, checks = None, None, list[Load](), list[Check]()
     with tempfile.TemporaryDirectory() as scratch:
         if options.data:
-            questions = read_questions(options.data / "questions.jsonl", sub_questions=options.gold_sub_questions)
+            questions = read_questions(
+                options.data / "questions.jsonl", options.format, sub_questions=options.gold_sub_questions
+            )
             folder = options.index or Path(scratch) / "index"
             index, indexed = _indexed(options.data / "corpus.jsonl", folder, embedder)
             passages, asked = len(index.passages), len(questions)
@@ -123,12 +126,12 @@ async def measure(options: Options) -> Figures:
     return Figures(passages, asked, indexed, ranked, found, loads, checks)
 
 
-def read_questions(path: Path, *, sub_questions: bool = False) -> list[BenchmarkQuestion]:
+def read_questions(path: Path, form: Format | None = None, *, sub_questions: bool = False) -> list[BenchmarkQuestion]:
     """The questions of a file. Raises `BadCorpus`, with file and line, at one that names no supporting passages, or has
     no gold decomposition where `sub_questions` are wanted.
     """
     questions = []
-    for entry in read_entries(path):
+    for entry in read_entries(path, form):
         if not entry.question.supporting:
             raise BadCorpus(f"{entry.where}: no supporting_doc_ids, so that nothing can be missed; name some.")
         if sub_questions and not entry.question.decomposition:

@@ -1,6 +1,7 @@
 """Questions with their right answers, and the files of them that data sets and the mini world write."""
 
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,10 @@ _NEAR = 0.8
 missing word leaves more in common; other questions in the same words hardly ever have as much: none of 3,000 for
 training with one of 4,125 of the paper's test sets, and 0.4 % of five mini worlds' with one of five others'.
 """
+_LOOK_ALIKES = str.maketrans(
+    "аеорсухіјѕһԁԛԝѵвнмткгпαεορνυχικτβζημοսօհոսցℓıɑɡ", "aeopcyxijshdqwvbhmtkrnaeopvuxiktbzhmouohnugliag"
+)
+"""Letters of other alphabets, in lower case, that look like Latin ones: they disguise held-out questions."""
 Likeness = Literal["same", "near"]
 
 
@@ -121,7 +126,9 @@ class HeldOut:
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._keys = {question_key(text): text for text in texts}
-        told = [(_triples(text), _numbers(text)) for text in self._keys.values()]
+        self._joined = {_joined(text) for text in self._keys.values()}
+        held = (*self._keys.values(), *self._joined)
+        told = [(_triples(text), _numbers(text)) for text in held]
         self._common = Counter(triple for triples, _ in told for triple in triples)
         self._having: dict[str, list[tuple[frozenset[str], set[str]]]] = {}
         for triples, numbers in told:
@@ -139,10 +146,14 @@ class HeldOut:
 
     def likeness(self, text: str) -> Likeness | None:
         """Tell whether a text is one of them: the same by `question_key`, or nearly by its letter triples, unless each
-        has a number that the other lacks: that is another question.
+        has a number that the other lacks: that is another question. Words in spaced letters are read without spaces.
         """
-        if question_key(text) in self._keys:
+        joined = _joined(text)
+        if question_key(text) in self._keys or joined in self._joined:
             return "same"
+        words = _words(text)
+        if 2 * sum(len(word) == 1 for word in words) > len(words):
+            text = joined
         triples, numbers = _triples(text), _numbers(text)
         alike = (
             held
@@ -162,23 +173,31 @@ def question_key(text: str) -> str:
     """The same for questions that count as one in training: width, case, accents, characters that are not seen,
     punctuation, symbols, articles and space make no difference.
     """
-    return "".join(_words(text)) or text
+    return "".join(word for word in _words(text) if word not in _ARTICLES) or text
+
+
+def _joined(text: str) -> str:
+    """A text without spaces, as it is where its letters are spaced."""
+    return "".join(_words(text))
 
 
 def _words(text: str) -> list[str]:
     apart = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     plain = unicodedata.normalize("NFKC", "".join(one for one in apart if not "\u0300" <= one <= "\u036f"))
+    plain = plain.translate(_LOOK_ALIKES)
     kept = "".join(one for one in plain if one.isspace() or unicodedata.category(one)[0] in "LMN")
-    return [word for word in kept.split() if word not in _ARTICLES]
+    return kept.split()
 
 
 def _numbers(text: str) -> set[str]:
-    return {word for word in _words(text) if any(map(str.isdigit, word))}
+    return set(re.findall(r"\d+", " ".join(_words(text))))
 
 
 def _triples(text: str) -> frozenset[str]:
     """Every three letters in a row of each word, its ends included; the order of words makes no difference."""
-    return frozenset(f" {word} "[at : at + 3] for word in _words(text) for at in range(len(word)))
+    return frozenset(
+        f" {word} "[at : at + 3] for word in _words(text) if word not in _ARTICLES for at in range(len(word))
+    )
 
 
 def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, str]]:

@@ -1,5 +1,5 @@
 """Files of questions, in the forms in which data sets are handed out: a JSON array or JSON lines, or `.gz` of these.
-Original files may hold more than is read of them; the plain form, which is ours, may not.
+Fields that are not read are ignored.
 """
 
 import codecs
@@ -56,7 +56,7 @@ def read_entries(
         try:
             plain, passages = FORMATS[known][1](row)
         except msgspec.DecodeError as error:
-            raise BadCorpus(f"{where}: {error}; this was read as {known}, --format names another form.") from None
+            raise BadCorpus(f"{where}: {error}; this was read as {known}; name its form with --format.") from None
         name = dataset or (file.absolute().parent.name if known in ("flashrag", "plain") else known)
         question = BenchmarkQuestion(
             f"{plain.dataset or name}-{number}" if plain.id is None else str(plain.id),
@@ -91,18 +91,9 @@ class _Row(msgspec.Struct, frozen=True):
     type: str = ""
 
 
-class _PlainRow(_Row, frozen=True, forbid_unknown_fields=True):
-    """The plain form, with what some published files of it say besides."""
-
-    level: str = ""
-    hops: int = 0
-    supporting_titles: tuple[str, ...] = ()
-
-
 class _Paragraphs(msgspec.Struct, frozen=True):
-    id: str = msgspec.field(name="_id")
+    context: tuple[tuple[str, tuple[str, ...]], ...]
     supporting_facts: tuple[tuple[str, int], ...] = ()
-    context: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 class _MusiqueParagraph(msgspec.Struct, frozen=True):
@@ -134,25 +125,41 @@ class _MiniWorld(msgspec.Struct, frozen=True):
 _Read = tuple[_Row, tuple[Passage, ...]]
 
 
-def _flat(row: Mapping[str, Any], kind: type[_Row] = _Row, **renamed: str) -> _Read:
+def _flat(row: Mapping[str, Any], **renamed: str) -> _Read:
     """A row without paragraphs; `renamed`: fields of the plain form by the form's own names of them."""
-    return msgspec.convert({renamed.get(name, name): value for name, value in row.items()}, kind), ()
+    return msgspec.convert({renamed.get(name, name): value for name, value in row.items()}, _Row), ()
+
+
+def _by_row(field: Any) -> Any:
+    """Return the rows of a field that hubs hand out by column, as `{"title": […], "sentences": […]}`; any other field
+    as it is.
+    """
+    if not isinstance(field, dict):
+        return field
+    columns = [column if isinstance(column, list) else [] for column in field.values()]
+    return [dict(zip(field, values, strict=False)) for values in zip(*columns, strict=False)]
+
+
+def _pairs(field: Any) -> Any:
+    return [(*row.values(),) for row in _by_row(field)] if isinstance(field, dict) else field
 
 
 def _hotpotqa(row: Mapping[str, Any]) -> _Read:
-    """HotpotQA (Yang et al., 2018), and 2WikiMultihopQA (Ho et al., 2020) without the aliases of its version 1.1; a
-    paragraph is its sentences.
+    """HotpotQA (Yang et al., 2018), and 2WikiMultihopQA (Ho et al., 2020) without the aliases of its version 1.1, as
+    published or in the form of hubs; a paragraph is its sentences.
     """
-    said = msgspec.convert(row, _Paragraphs)
+    fields = {name: _pairs(row[name]) for name in ("supporting_facts", "context") if name in row}
+    said = msgspec.convert(fields, _Paragraphs)
     gold = {title for title, _ in said.supporting_facts}
     passages = tuple(_paragraph(title, " ".join(map(str.strip, text))) for title, text in said.context)
     supporting = dict.fromkeys(passage.id for passage in passages if passage.title in gold)
-    return msgspec.structs.replace(_flat(row)[0], id=said.id, supporting_doc_ids=(*supporting,)), passages
+    plain, _ = _flat(row, _id="id")
+    return msgspec.structs.replace(plain, supporting_doc_ids=(*supporting,)), passages
 
 
 def _musique(row: Mapping[str, Any]) -> _Read:
     """MuSiQue (Trivedi et al., 2022). Of MuSiQue-Full, rows that have no answer say so."""
-    said = msgspec.convert(row, _Musique)
+    said = msgspec.convert({name: _by_row(field) for name, field in row.items()}, _Musique)
     passages = {each.idx: _paragraph(each.title, each.paragraph_text) for each in said.paragraphs}
     ids: dict[int | None, str] = {number: passage.id for number, passage in passages.items()}
     plain = msgspec.structs.replace(
@@ -199,13 +206,13 @@ def _paragraph(title: str, text: str) -> Passage:
 FORMATS: dict[Format, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
     "musique": ("question_decomposition", _musique),
     "2wikimultihopqa": ("evidences", _hotpotqa),
-    "hotpotqa": ("_id", _hotpotqa),
+    "hotpotqa": ("context", _hotpotqa),
     "popqa": ("possible_answers", _popqa),
     "bamboogle": ("Question", partial(_flat, Question="question", Answer="answer")),  # Press et al., 2023; without ids
     "flashrag": ("golden_answers", partial(_flat, golden_answers="answers")),
     "paper": ("positive_doc_ids", partial(_flat, positive_doc_ids="supporting_doc_ids")),  # released with TBSS
     "miniworld": ("rounds", _mini_world),
-    "plain": ("", partial(_flat, kind=_PlainRow)),
+    "plain": ("", _flat),
 }
 """Each form with a field that no form further down has, which tells it, and its reader."""
 

@@ -62,6 +62,47 @@ def only(path: Path, **options: Any) -> BenchmarkQuestion:
     return entry.question
 
 
+HUB = HOTPOT | {
+    "id": "5a8b",
+    "supporting_facts": {"title": ["Ana", "Bo", "Ana"], "sent_id": [0, 1, 1]},
+    "context": {
+        "title": ["Ana", "Cy", "Bo"],
+        "sentences": [["Ana is from Ulm.", " She is a painter."], ["Cy."], ["Bo", " is from Ulm."]],
+    },
+}
+del HUB["_id"]
+
+
+def _by_column(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def test_rows_as_hubs_hand_them_out(tmp_path: Path) -> None:
+    """Lists of records come as one list for each field; what is read is the same."""
+    read, published = (
+        [*read_entries(written(tmp_path / f"{name}.jsonl", [row]))] for name, row in (("hub", HUB), ("dev", HOTPOT))
+    )
+    assert [entry.passages for entry in read] == [entry.passages for entry in published]
+    assert [(entry.question.id, entry.question.supporting) for entry in read] == [
+        (entry.question.id, entry.question.supporting) for entry in published
+    ]
+    columns = {name: _by_column(MUSIQUE[name]) for name in ("paragraphs", "question_decomposition")}
+    assert only(written(tmp_path / "a.jsonl", [MUSIQUE | columns])) == only(written(tmp_path / "a.jsonl", [MUSIQUE]))
+
+
+def test_fields_that_are_not_read_are_ignored(tmp_path: Path) -> None:
+    """As `prop` of PopQA's rows in the plain form."""
+    row = {
+        "id": "1",
+        "question": "Who?",
+        "answers": ["Ana"],
+        "supporting_doc_ids": ["a"],
+        "prop": "director",
+        "x": None,
+    }
+    assert only(written(tmp_path / "questions.jsonl", [row])).answers == ("Ana",)
+
+
 def test_hotpotqa(tmp_path: Path) -> None:
     """A paragraph is its sentences; both gold ones are known by what they say; other fields are left alone."""
     path = written(tmp_path / "dev_v1.json", "\ufeff" + json.dumps([HOTPOT, HOTPOT | {"_id": "5a8c"}]))
@@ -148,7 +189,7 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
     [
         ("q.jsonl", GOOD + '{"id": "2", "question": "Who?", "answers": [" "]}\n', "q.jsonl:2: no answer"),
         ("q.jsonl", GOOD + '{"id": "2", "question": " ", "answers": ["Bo"]}\n', "q.jsonl:2: no question"),
-        ("q.jsonl", GOOD + '{"id": "2", "qeustion": "Who?", "answers": ["Bo"]}\n', "q.jsonl:2: .*qeustion"),
+        ("q.jsonl", GOOD + '{"id": "2", "qeustion": "Who?"}\n', "q.jsonl:2: .*missing required field `question`"),
         ("q.jsonl", GOOD + '{"id": "2", "question": "Who?", "answers": "Bo"}\n', "q.jsonl:2: Expected `array`"),
         ("q.jsonl", GOOD + '{"id": "2", "question": "Wh', "q.jsonl:2: .*truncated"),
         ("q.jsonl", GOOD + '["Who?"]', "q.jsonl:2: not an object"),

@@ -112,7 +112,13 @@ HELD_OUT = "In which city was the director of Straße’s film “Café Noir –
         (HELD_OUT.replace("city", "exact city"), "near"),
         (HELD_OUT.replace("– 1947", ""), "near"),
         (HELD_OUT.replace("1947", "1948"), None),
-        (HELD_OUT.replace("i", "і"), None),  # Cyrillic letters that look alike are others, where they are many
+        (HELD_OUT.replace("i", "і"), "same"),  # Cyrillic letters that look alike
+        (HELD_OUT.replace("a", "а").replace("o", "ο").replace("e", "е").replace("c", "с"), "same"),
+        (" ".join(HELD_OUT), "same"),  # spaced letters
+        ("-".join(HELD_OUT), "same"),
+        (" ".join(HELD_OUT.replace("director", "direktor")), "near"),
+        (" ".join(HELD_OUT.replace("1947", "1948")), None),
+        (" ".join("Where was Mann born?"), None),
         (HELD_OUT.replace("Straße’s film “Café Noir – 1947”", "the film Heat"), None),
         ("Where was Mann born?", None),
         ("", None),
