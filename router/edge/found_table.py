@@ -7,7 +7,7 @@ from typing import NamedTuple
 from router.table import Table, table_of
 from router.table.cell_value import canonical
 from router.trace import Event, Execution, Run
-from router.trace.table import Ask, Claim, Column, Row, RowKey, Schema
+from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema
 from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatched, TableRun
 
 
@@ -59,6 +59,12 @@ async def found_table(run: Run, folded: Table | None = None) -> FoundTable:
     for ask, number in told.asks.items():
         asks[number] = ask
     return FoundTable(Table(Schema(told.columns), tuple(told.rows.values())), asks, told.executions)
+
+
+def is_contradicted(cell: Cell, column: Column) -> bool:
+    """True for a given value where a passage says another one of this row."""
+    stated = (claim for claim in cell.claims if claim.support == "stated")
+    return cell.state == "given" and not all(is_of(claim, cell.value, column) for claim in stated)
 
 
 def is_of(claim: Claim, value: str, column: Column) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from rolegate.client.text import markdown, model_markdown, visible
+from rolegate.client.text import markdown, model_markdown, source_line, visible
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1 import table_service_pb2 as table_pb
@@ -84,17 +84,6 @@ def missed(results: Iterable[SubAnswer]) -> str:
 
 def _words(outcome: str) -> str:
     return outcome.replace("_", " ")
-
-
-def place(title: str, page: int | None) -> str:
-    """Title and page for a reader: `Heat, p. 3`."""
-    return f"{title}, p. {page}" if page else title
-
-
-def source_line(citation: Citation | evidence_pb2.Citation) -> str:
-    """Title and page, the quoted sentence, and the document."""
-    document = f" ({citation.document})" if citation.document else ""
-    return " ".join(f"{place(citation.title, citation.page)}: “{citation.quote}”{document}".split())
 
 
 async def cited_answer(run: Run) -> CitedAnswer:

@@ -11,9 +11,10 @@ from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 from rolegate.client import AsyncClient, AsyncStream, Connection, GatewayError
 from rolegate.client.requests import TABLE_S
+from rolegate.client.text import place
 from rolegate.v1 import evidence_pb2
 
-from router.edge.rendering import CitedAnswer, answer_from_proto, event_line, place, table_from_proto
+from router.edge.rendering import CitedAnswer, answer_from_proto, event_line, table_from_proto
 from serving.cli.options import add_connection, connection, new_parser, timeout
 from serving.retrieval.services import MAX_TOP_K
 

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 from rolegate.client import Client
+from rolegate.client.text import place
 
-from router.edge.rendering import place
 from serving.cli.options import add_connection, json_of, new_parser, with_client
 
 

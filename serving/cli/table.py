@@ -4,9 +4,9 @@ Without --address a gateway is started for the table and stopped after it. Ctrl-
 found.
 """
 
-import csv
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -17,24 +17,18 @@ from rich.table import Table as Grid
 from rich.text import Text
 from rolegate.client import GatewayError, Stream, Table
 from rolegate.client.requests import TABLE_S, TableOptions, TableTopologyName
-from rolegate.client.table import given_rows, parse_columns
+from rolegate.client.table import parse_columns, rival_line
 from rolegate.v1 import table_service_pb2 as pb
 
-from router.edge.rendering import source_line
-from router.errors import BadConfig
-from router.table.schema import normal_name
 from serving.cli.ask import add_gateway, add_terms, reached, terms
+from serving.cli.given_rows import GivenRows, read_given_rows
 from serving.cli.options import json_of, new_parser
 from serving.cli.tables import new_table, print_line, usage_table, word
 from serving.files import write_atomically
 from serving.logs import errors_only
 from serving.terminal import complain
 
-_FILES: dict[str, Callable[[Table], str]] = {
-    ".md": Table.to_markdown,
-    ".csv": Table.to_csv,
-    ".json": lambda table: json_of(table.message) + "\n",
-}
+_FILES = (".md", ".csv", ".tsv", ".xlsx", ".json")
 _ABSENT = {pb.CELL_STATE_MISSING: "·", pb.CELL_STATE_NOT_FOUND: "not found"}
 _MARGIN = 8
 """Lines of a terminal that rows on their way leave free."""
@@ -47,18 +41,20 @@ def table(arguments: Sequence[str]) -> int:
     parser.add_argument("question", metavar="QUESTION", help='what the rows are, in plain words: "cities of Vorland"')
     what = 'names, with * behind those of keys, and types or choices: "city*, founded:integer, size:small|large"'
     parser.add_argument("--columns", required=True, metavar="COLUMNS", help=what)
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="known rows, CSV; their empty cells are asked for")
+    what = "known rows, CSV or .xlsx; their empty cells are asked for, and their other columns kept in --out"
+    parser.add_argument("--rows", type=Path, metavar="FILE", help=what)
     parser.add_argument("--closed", action="store_true", help="there are no rows besides those of --rows")
     parser.add_argument(
         "--max-rows", type=int, default=0, metavar="N", help="end with so many rows (0: as many as are allowed)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"write it to a file too: {', '.join(_FILES)}")
+    parser.add_argument("--sources", action="store_true", help="add a column to --out for the sources of each")
     add_gateway(parser, TABLE_S)
     what = "who finds and writes it; all but wide are there to compare (docs/widesearch.md)"
     add_terms(parser, "table", TableTopologyName, what)
     given = parser.parse_args(arguments)
     if given.out and given.out.suffix not in _FILES:
-        parser.error(f"--out {given.out}: give a name that ends in {', '.join(_FILES)}; spreadsheets open .csv.")
+        parser.error(f"--out {given.out}: give a name that ends in {', '.join(_FILES)}.")
     if given.out and not given.out.parent.is_dir():
         parser.error(f"--out {given.out}: there is no folder {given.out.parent}; make it first.")
     try:
@@ -67,36 +63,29 @@ def table(arguments: Sequence[str]) -> int:
         parser.error(f"--columns: {error}")
     if not any(column.key for column in columns):
         parser.error('--columns: none is a key, which tells rows apart; put a star behind its name: "city*, founder".')
-    rows = _known(given.rows, columns) if given.rows else []
+    rows = read_given_rows(given.rows, columns) if given.rows else GivenRows()
     errors_only()
     progress = Console(stderr=True, quiet=given.json)
     view = TableView(Console(), progress, as_json=given.json)
     with reached(given, progress) as client:
         try:
             options = terms(given, TableOptions)
-            found = Table(view.follow(client.stream_table(given.question, columns, rows, given.timeout, **options)))
+            found = Table(
+                view.follow(client.stream_table(given.question, columns, rows.values, given.timeout, **options))
+            )
         except GatewayError as error:
-            complain(f"rolegate: {error}")
+            complain(f"rolegate: {_with_lines(str(error), given.rows, rows.lines)}")
             return 1
     view.show(found)
     if given.out:
-        write_atomically(given.out, _FILES[given.out.suffix](found).encode())
+        content = found.to_file(given.out.suffix, sources=given.sources, others=rows.others)
+        write_atomically(given.out, content)
     return 0
 
 
-def _known(file: Path, columns: Sequence[pb.Column]) -> list[dict[str, str]]:
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            read = csv.DictReader(opened, restkey="(a field too many)", restval="", skipinitialspace=True)
-            names = {normal_name(column.name): column.name for column in columns}
-            read.fieldnames = [names.get(normal_name(name), name) for name in read.fieldnames or ()]
-            rows = list(read)
-        given_rows(columns, rows)
-    except (OSError, ValueError, csv.Error) as error:
-        raise BadConfig(f"--rows {file}: {getattr(error, 'strerror', None) or error}") from error
-    if not rows:
-        raise BadConfig(f"--rows {file}: no row was found; the first line must name some of the columns.")
-    return rows
+def _with_lines(text: str, file: Path, lines: Sequence[int]) -> str:
+    """Return an error of the gateway with the lines of the file for its numbers of rows."""
+    return re.sub(r"\brows\[(\d{1,9})\]", lambda row: f"{file}, line {lines[int(row[1])]}", text) if lines else text
 
 
 class TableView:
@@ -183,7 +172,7 @@ def _shown(cell: pb.Cell) -> Text:
     """The value of a cell; yellow where it should be checked."""
     if not cell.value:
         return Text(_ABSENT.get(cell.state, ""), "dim")
-    doubtful = cell.state == pb.CELL_STATE_CONFLICT or _not_stated(cell) or cell.mistyped
+    doubtful = cell.contradicted or cell.state == pb.CELL_STATE_CONFLICT or _not_stated(cell) or cell.mistyped
     return Text(cell.value, "yellow" if doubtful else "")
 
 
@@ -199,8 +188,7 @@ def _to_check(table: pb.Table) -> Sequence[str]:
         for column, cell in zip(table.columns, row.cells, strict=True):
             doubts["are in no passage about their row"] += _not_stated(cell)
             doubts["are not of their column's type"] += cell.mistyped
-            if cell.state == pb.CELL_STATE_CONFLICT:
-                rival = cell.rivals[0]
-                said = f" ({source_line(rival.citations[0])})" if rival.citations else ""
-                lines.append(f"{row.cells[0].value}, {column.name}: {cell.value}, or {rival.value}{said}")
+            if rival := rival_line(cell):
+                given = "as given, but" if cell.contradicted else "or"
+                lines.append(f"{row.cells[0].value}, {column.name}: {cell.value}, {given} {rival}")
     return [*lines, *(f"{number} values {doubt}: check them" for doubt, number in doubts.items() if number)]

@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 from rolegate.client import Stream
+from rolegate.client.text import source_line
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1.answer_service_pb2 import AnswerOutcome
@@ -29,7 +30,7 @@ from rolegate.v1.table_service_pb2 import TableOutcome
 from rolegate.v1.usage_pb2 import Role, RoleUsage
 from rolegate.v1.usage_service_pb2 import UsageRow
 
-from router.edge.rendering import event_line, missed, source_line, sub_answer_from_proto
+from router.edge.rendering import event_line, missed, sub_answer_from_proto
 from router.trace.turns import ToolSums
 from serving.cli.options import json_of
 

@@ -1,11 +1,15 @@
 """Tables: the columns and rows that are asked for, and the table that comes back."""
 
+import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from rolegate.client.text import csv_text
+from google.protobuf.json_format import MessageToJson
+
+from rolegate.client.text import csv_text, markdown_table, source_line, visible
 from rolegate.v1 import table_service_pb2 as pb
 
 Columns = str | Iterable[str | pb.Column]
@@ -81,10 +85,82 @@ class Table:
         """Comma-separated values with a header (RFC 4180), none of which a spreadsheet takes for a formula."""
         return csv_text([self.columns, *self.rows])
 
+    def to_file(
+        self, ending: str, *, sources: bool = False, others: Mapping[tuple[str, ...], Mapping[str, str]] = {}
+    ) -> bytes:
+        """Return the content of a file that ends in .csv, .tsv, .md or .xlsx (which needs openpyxl), or in .json: then
+        it is the whole message. Raises `ValueError` for another ending.
+
+        `sources`: add a column for each, with the sentences that its cells rest on, and what contradicts them.
+        `others`: values of further columns, by the row's key.
+        """
+        rows = list(self._lines(sources, others))
+        match ending:
+            case ".csv":
+                return csv_text(rows).encode()
+            case ".tsv":
+                return csv_text(rows, "\t").encode()
+            case ".md":
+                return markdown_table(rows[0], rows[1:]).encode()
+            case ".xlsx":
+                return _workbook(self.message.columns, rows)
+            case ".json":
+                return f"{_json(self.message)}\n".encode()
+        raise ValueError(f"{ending!r} is no ending of a table's file; use .csv, .tsv, .md, .xlsx or .json.")
+
+    def _lines(self, sources: bool, others: Mapping[tuple[str, ...], Mapping[str, str]]) -> Iterable[list[str]]:
+        further = list(dict.fromkeys(name for row in others.values() for name in row))
+        yield [*self.columns, *(f"{name}: sources" for name in self.columns if sources), *further]
+        for row, values in zip(self.message.rows, self.rows, strict=True):
+            key = tuple(value for value, column in zip(values, self.message.columns, strict=True) if column.key)
+            rests_on = [_sources(cell) for cell in row.cells] if sources else []
+            yield [*values, *rests_on, *(others.get(key, {}).get(name, "") for name in further)]
+
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame` of texts, missing where there is none. Raises `ImportError` without pandas."""
         rows = [[value or None for value in row] for row in self.rows]
         return import_module("pandas").DataFrame(rows, columns=self.columns)
+
+
+def _json(table: pb.Table) -> str:
+    return MessageToJson(
+        table, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, ensure_ascii=False
+    )
+
+
+def rival_line(cell: pb.Cell) -> str:
+    """Return the value that contradicts a cell's, with its source; empty where none does."""
+    if not cell.rivals or not (cell.contradicted or cell.state == pb.CELL_STATE_CONFLICT):
+        return ""
+    rival = cell.rivals[0]
+    return f"{rival.value} ({source_line(rival.citations[0])})" if rival.citations else rival.value
+
+
+def _sources(cell: pb.Cell) -> str:
+    rival = rival_line(cell)
+    return "; ".join([*map(source_line, cell.citations), *([f"but {rival}"] if rival else [])])
+
+
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?", re.ASCII)
+
+
+def _workbook(columns: Sequence[pb.Column], rows: Iterable[Sequence[str]]) -> bytes:
+    """Return a workbook of one sheet: numbers in columns of numbers, text elsewhere, and never a formula."""
+    openpyxl = import_module("openpyxl")
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet("Table")
+    numeric = [column.type in (pb.COLUMN_TYPE_INTEGER, pb.COLUMN_TYPE_NUMBER) for column in columns]
+    for row in rows:
+        cells = [openpyxl.cell.WriteOnlyCell(sheet, visible(text)) for text in row]
+        for cell, number in zip(cells, numeric, strict=False):
+            if number and _NUMBER.fullmatch(cell.value):
+                cell.value = float(cell.value)
+        for cell in cells:
+            cell.data_type = "n" if isinstance(cell.value, float) else "s"
+        sheet.append(cells)
+    file = io.BytesIO()
+    book.save(file)
+    return file.getvalue()
 
 
 def joined(pages: Sequence[pb.Table]) -> Table:

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 from unicodedata import normalize
 
 _OBEYED = (
@@ -49,6 +50,17 @@ def markdown_table(columns: Iterable[str], rows: Iterable[Sequence[str]], aligne
     """Return a table in Markdown. `aligned`: the dashes below each column's name."""
     head, *lines = (list(map(markdown, row)) for row in (columns, *rows))
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, aligned or ["---"] * len(head), *lines))
+
+
+def place(title: str, page: int | None) -> str:
+    """Title and page for a reader: `Heat, p. 3`."""
+    return f"{title}, p. {page}" if page else title
+
+
+def source_line(citation: Any) -> str:
+    """Title and page, the quoted sentence, and the document, of a message or of a value with the same fields."""
+    document = f" ({citation.document})" if citation.document else ""
+    return " ".join(f"{place(citation.title, citation.page)}: “{citation.quote}”{document}".split())
 
 
 def inert(text: str) -> str:

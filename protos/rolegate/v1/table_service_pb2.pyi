@@ -158,7 +158,7 @@ class Claim(_message.Message):
     def __init__(self, value: _Optional[str] = ..., support: _Optional[_Union[Support, str]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., sub_query: _Optional[int] = ...) -> None: ...
 
 class Cell(_message.Message):
-    __slots__ = ("value", "state", "support", "citations", "rivals", "tokens", "cost_nano_usd", "mistyped")
+    __slots__ = ("value", "state", "support", "citations", "rivals", "tokens", "cost_nano_usd", "mistyped", "contradicted")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,7 @@ class Cell(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     COST_NANO_USD_FIELD_NUMBER: _ClassVar[int]
     MISTYPED_FIELD_NUMBER: _ClassVar[int]
+    CONTRADICTED_FIELD_NUMBER: _ClassVar[int]
     value: str
     state: CellState
     support: Support
@@ -175,7 +176,8 @@ class Cell(_message.Message):
     tokens: int
     cost_nano_usd: int
     mistyped: bool
-    def __init__(self, value: _Optional[str] = ..., state: _Optional[_Union[CellState, str]] = ..., support: _Optional[_Union[Support, str]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., rivals: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., mistyped: _Optional[bool] = ...) -> None: ...
+    contradicted: bool
+    def __init__(self, value: _Optional[str] = ..., state: _Optional[_Union[CellState, str]] = ..., support: _Optional[_Union[Support, str]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., rivals: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., mistyped: _Optional[bool] = ..., contradicted: _Optional[bool] = ...) -> None: ...
 
 class Row(_message.Message):
     __slots__ = ("row_id", "cells", "tokens", "cost_nano_usd", "merged_row_ids")

@@ -9,7 +9,7 @@ from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.amount import NOTHING, Amount
-from router.edge.found_table import FoundTable, TableEvents, found_table, is_of
+from router.edge.found_table import FoundTable, TableEvents, found_table, is_contradicted, is_of
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
 from router.edge.grpc.convert_request import enum_from_proto
 from router.table import TableRequest, table_cost
@@ -114,6 +114,7 @@ def _cell_to_proto(cell: Cell, column: Column, spent: Amount | None, numbers: Ma
         support=own[0].support if own else None,
         citations=dict.fromkeys(chain.from_iterable(claim.citations for claim in own)),
         rivals=[to_proto(pb.Claim, claim, sub_query=numbers[claim.ask]) for claim in rivals],
+        contradicted=is_contradicted(cell, column),
         mistyped=cell.value != "" and is_mistyped(column, cell.value),
         **_cost(spent),
     )

@@ -1,15 +1,14 @@
 """A table on the page of its run: cells with their states, their sources and rivals, its holes, its export."""
 
-import csv
-import io
-import re
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import msgspec
 from aiohttp import web
+from rolegate.client import Table
 
-from router.edge.found_table import found_table, is_of
+from router.edge.found_table import found_table, is_contradicted, is_of
+from router.edge.grpc.convert_table import table_to_proto
 from router.edge.pages import timeline
 from router.edge.pages.asking import Asking
 from router.edge.pages.frame import Frame, redirect
@@ -17,14 +16,17 @@ from router.errors import BadRequest
 from router.table import TableRequest
 from router.table.completeness import completeness
 from router.table.filling import occasions
-from router.table.table_text import to_markdown
 from router.trace import Run
 from router.trace.values import TableRun
 
 _PAGE = 100
 _HOLES = ("missing", "not_found")
-_SIGNED = re.compile(r"[+-][\d.,]+(e[+-]?\d+)?%?", re.ASCII | re.IGNORECASE)
-_TYPES = {"md": "text/markdown", "csv": "text/csv", "json": "application/json"}
+_TYPES = {
+    "md": "text/markdown",
+    "csv": "text/csv",
+    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    "json": "application/json",
+}
 
 
 class TablePages:
@@ -44,6 +46,7 @@ class TablePages:
         first = max(0, number(request.query.get("row", "0")))
         looked = occasions((asks[number], execution) for number, execution in executions.items())
         return {
+            "is_contradicted": is_contradicted,
             "columns": table.schema.columns,
             "rows": list(enumerate(table.rows))[first : first + _PAGE],
             "before": max(0, first - _PAGE) if first else None,
@@ -72,19 +75,10 @@ class TablePages:
         run, kind = await self._run(request), request.match_info["format"]
         if kind not in _TYPES or run.kind != "table" or run.redacted:
             raise web.HTTPNotFound(text="There is no such export of this run.")
-        table = (await found_table(run)).table
-        columns, rows = table.schema.columns, [[cell.value for cell in row.cells] for row in table.rows]
-        written = io.StringIO(newline="")
-        match kind:
-            case "md":
-                written.write(to_markdown(columns, rows))
-            case "csv":
-                cells = [[column.name for column in columns], *rows]
-                csv.writer(written).writerows([_inert(text) for text in row] for row in cells)
-            case _:
-                written.write(msgspec.json.format(msgspec.json.encode(table)).decode())
+        table, sources = Table(await table_to_proto(run)), "sources" in request.query
+        body = await asyncio.to_thread(table.to_file, f".{kind}", sources=sources)
         headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}
-        return web.Response(text=written.getvalue(), content_type=_TYPES[kind], charset="utf-8", headers=headers)
+        return web.Response(body=body, content_type=_TYPES[kind], charset="utf-8", headers=headers)
 
     async def _holes(self, request: web.Request) -> web.Response:
         """Ask for the cells that have no value, in a run of their own with all others as given."""
@@ -95,11 +89,6 @@ class TablePages:
         rows = tuple(tuple(cell.value for cell in row.cells) for row in table.rows)
         wanted = TableRequest(run.request, table.schema.columns, rows, True, len(rows))
         return redirect(f"/runs/{await self._asking.fill(wanted)}")
-
-
-def _inert(text: str) -> str:
-    """What no spreadsheet takes for a formula, as pages that were read may be hostile."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _SIGNED.fullmatch(text) else text
 
 
 def number(text: str) -> int:

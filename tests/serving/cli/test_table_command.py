@@ -67,9 +67,9 @@ def test_what_is_refused(rolegate: Rolegate, dead: str, gateway: str, tmp_path: 
     (tmp_path / "known.csv").write_text("town\nTal\n")
     for options, said in (
         (("--columns", "a*:b"), "the type 'b' is unknown; use one of text, integer"),
-        (("--columns", "a*", "--out", "t.xlsx"), "ends in .md, .csv, .json; spreadsheets open .csv."),
+        (("--columns", "a*", "--out", "t.xls"), "ends in .md, .csv, .tsv, .xlsx, .json."),
         (("--columns", "a*", "--topology", "pair"), "invalid choice: 'pair' (choose from"),
-        (("--columns", "a*", "--rows", tmp_path / "known.csv"), "has a value for 'town', which is no column; use a."),
+        (("--columns", "a*", "--rows", tmp_path / "known.csv"), "its first line names none of the columns a."),
         (("--columns", "a*", "--rows", tmp_path / "none.csv"), "No such file"),
         (("--columns", "a*", "--out", tmp_path / "none" / "t.csv"), "there is no folder"),
         (("--columns", "a"), "none is a key, which tells rows apart"),

@@ -7,7 +7,9 @@ import re
 from html import unescape
 
 import pytest
+from markdown_it import MarkdownIt
 from msgspec.structs import replace
+from openpyxl import load_workbook
 
 from router.trace.redaction import redacted
 from router.trace.table import Column, Schema
@@ -80,7 +82,7 @@ async def test_exports() -> None:
         await read(session, "/runs/run-1/table.exe", 404)
     assert told["md"].splitlines()[2] == "| Krurou | Ana | 1200 |"
     assert list(csv.reader(io.StringIO(told["csv"])))[2] == ["Bel", "Bo", "900"]
-    assert json.loads(told["json"])["rows"][1]["cells"][2]["state"] == "conflict"
+    assert json.loads(told["json"])["rows"][1]["cells"][2]["state"] == "CELL_STATE_CONFLICT"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,40 @@ async def test_an_exported_value_is_no_formula(name: str, exported: str) -> None
     async with shown(runs=[replace(TABLE, result=found, events=())]) as pages, browsing(pages) as session:
         text = await read(session, "/runs/run-1/table.csv")
     assert list(csv.reader(io.StringIO(text))) == [["city", "'@now"], [exported, "x"], ["Bel", exported]]
+
+
+async def test_exports_with_sources() -> None:
+    """As the command writes them; a workbook too."""
+    async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
+        text = await read(session, "/runs/run-1/table.csv?sources")
+        async with session.get("/runs/run-1/table.xlsx") as response:
+            book = load_workbook(io.BytesIO(await response.read()))
+    header, _, bel, *_ = csv.reader(io.StringIO(text))
+    assert header[3:] == ["city: sources", "founder: sources", "founded: sources"]
+    assert "Bel was founded in 900." in bel[5]
+    assert "; but 950 (" in bel[5]
+    assert [cell.value for cell in book.worksheets[0][3]] == ["Bel", "Bo", "900"]
+
+
+async def test_an_export_in_markdown_is_text() -> None:
+    evil = "<img src=x> ![x](http://evil.example/q.png) | [click](javascript:alert(1))"
+    found = TableRun(Schema((Column("city", key=True), Column(evil))), ((evil, "x"),))
+    async with shown(runs=[replace(TABLE, result=found, events=())]) as pages, browsing(pages) as session:
+        text = await read(session, "/runs/run-1/table.md")
+    tokens = MarkdownIt("gfm-like").parse(text)
+    assert not {"link_open", "image", "html_inline"} & {one.type for token in tokens for one in token.children or ()}
+    assert sum(token.type in ("th_open", "td_open") for token in tokens) == 4
+
+
+async def test_a_given_value_that_a_source_contradicts_is_marked() -> None:
+    assert isinstance(TABLE.result, TableRun)
+    found = replace(TABLE.result, given=(("Bel", "", "899"), ("Krurou", "", "1200")))
+    async with shown(runs=[replace(TABLE, result=found, events=())]) as pages, browsing(pages) as session:
+        text = await read(session, "/runs/run-1")
+    assert re.findall(r">(\d+)</a> <small>(given[^<]*)</small>", text) == [
+        ("899", "given, ≠ a source"),
+        ("1200", "given"),
+    ]
 
 
 async def test_a_long_table_has_pages() -> None:

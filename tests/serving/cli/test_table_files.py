@@ -1,0 +1,228 @@
+"""Files of tables: with their sources, and rows that are read from them."""
+
+import csv
+import io
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from openpyxl import Workbook, load_workbook
+from rolegate.client import Table
+from rolegate.client.table import parse_columns
+from rolegate.v1 import table_service_pb2 as pb
+from rolegate.v1.evidence_pb2 import Citation
+
+from router.errors import BadConfig
+from serving.cli.given_rows import read_given_rows
+from tests.conftest import Rolegate
+
+QUESTION, COLUMNS = "the cities of Vorland", "city*, founder, founded:integer"
+NAMES = ["city", "founder", "founded"]
+SOURCES = [f"{name}: sources" for name in NAMES]
+FORMULA, EVIL = '=HYPERLINK("http://evil.example","x")', "<img src=x> [x](javascript:alert(1))"
+
+
+def lines_of(file: Path) -> list[list[str]]:
+    """The cells of a table's file, as its readers have them."""
+    if file.suffix == ".xlsx":
+        rows = load_workbook(file).worksheets[0].iter_rows()
+        assert all(cell.data_type != "f" for row in rows for cell in row)
+        rows = load_workbook(file).worksheets[0].iter_rows(values_only=True)
+        return [["" if cell is None else str(cell) for cell in row] for row in rows]
+    text = file.read_text("utf-8")
+    if file.suffix == ".md":
+        tokens = MarkdownIt("gfm-like").parse(text)
+        cells = [(token.content, tokens[at - 1].type) for at, token in enumerate(tokens) if token.type == "inline"]
+        width = sum(kind == "th_open" for _, kind in cells)
+        texts = [text.replace("\\", "") for text, _ in cells]
+        return [texts[at : at + width] for at in range(0, len(texts), width)]
+    return list(csv.reader(io.StringIO(text, newline=""), delimiter="\t" if file.suffix == ".tsv" else ","))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "md", "xlsx"])
+def test_a_file_with_sources(rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str) -> None:
+    """A column behind the others for each; without the option, values alone."""
+    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", tmp_path / f"t.{suffix}")
+    assert rolegate(*asked).status == 0
+    assert lines_of(tmp_path / f"t.{suffix}") == [NAMES, ["Krurou", "Ana", "1200"], ["Bel", "Bo", "900"]]
+    assert rolegate(*asked, "--sources").status == 0
+    header, _, bel = lines_of(tmp_path / f"t.{suffix}")
+    assert header == [*NAMES, *SOURCES]
+    assert bel[:3] == ["Bel", "Bo", "900"]
+    assert bel[5] == "Bel: “Bel was founded in 900.” (Bel)"
+
+
+def test_one_shape_of_json(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
+    """In the file and on the output, which is the message of the wire."""
+    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--json", "--out", tmp_path / "t.json")
+    printed = rolegate(*asked).out
+    assert json.loads((tmp_path / "t.json").read_bytes()) == json.loads(printed)
+
+
+def cells(*values: str, **fields: object) -> list[pb.Cell]:
+    return [pb.Cell(value=value) for value in values[:-1]] + [pb.Cell(value=values[-1], **fields)]  # type: ignore[arg-type]
+
+
+HOSTILE = pb.Table(
+    columns=[pb.Column(name=FORMULA, key=True), pb.Column(name=EVIL), *parse_columns("n:number")],
+    rows=[
+        pb.Row(cells=cells(FORMULA, "@SUM(1)", "-1.50")),
+        pb.Row(cells=cells(EVIL, "x | y\nz \x1b[31m", "00123")),
+        pb.Row(
+            cells=cells(
+                "Bel",
+                "+1+cmd|' /C calc'!A0",
+                "900",
+                contradicted=True,
+                state="CELL_STATE_GIVEN",
+                citations=[Citation(title=EVIL, quote=FORMULA)],
+                rivals=[pb.Claim(value="901", citations=[Citation(title="Annals", quote="In 901.", page=3)])],
+            )
+        ),
+    ],
+)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".md", ".xlsx"])
+def test_no_file_holds_formulas_or_markup(tmp_path: Path, ending: str) -> None:
+    """Names and sources neither; numbers of columns of numbers are numbers to Excel, unless that would change them."""
+    file = tmp_path / f"t{ending}"
+    file.write_bytes(Table(HOSTILE).to_file(ending, sources=True, others={("Bel",): {"=other": "@x"}}))
+    header, *rows = lines_of(file)
+    assert len(rows) == 3
+    assert all(len(row) == len(header) == 7 or ending == ".xlsx" for row in rows)
+    if ending == ".md":
+        tokens = MarkdownIt("gfm-like").parse(file.read_text())
+        kinds = {child.type for token in tokens for child in token.children or ()}
+        assert not kinds & {"link_open", "image", "html_inline"}
+    elif ending == ".xlsx":
+        sheet = load_workbook(file).worksheets[0]
+        assert [[cell.value for cell in row] for row in sheet.iter_rows(2, 4, 3, 3)] == [[-1.5], ["00123"], [900]]
+        assert sheet["A1"].value == FORMULA
+    else:
+        assert not [cell for row in (header, *rows) for cell in row if cell.startswith(("=", "@", "+1"))]
+        assert rows[0][2] == "-1.50"
+    assert "but 901 (Annals, p. 3: “In 901.”)" in rows[2][5]
+
+
+def test_a_given_value_that_a_source_contradicts(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
+    """Stays, and is marked: on the output's side, in files, and on the wire."""
+    known, out = tmp_path / "known.csv", tmp_path / "out.csv"
+    known.write_text("city,founded\nBel,899\nKrurou,1200\n")
+    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", known)
+    status, printed, err = rolegate(*asked, "--out", out, "--sources")
+    assert status == 0
+    assert "| Bel | Bo | 899 |" in printed
+    assert "Bel, founded: 899, as given, but 900 (Bel: “Bel was founded in 900.” (Bel))" in " ".join(err.split())
+    assert "but 900 (Bel: “Bel was founded in 900.” (Bel))" in lines_of(out)[1][5]
+    marked = [
+        cell["contradicted"] for row in json.loads(rolegate(*asked, "--json").out)["rows"] for cell in row["cells"]
+    ]
+    assert marked == [False, False, True, False, False, False]
+
+
+def test_other_columns_pass_through(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
+    """Behind the table's own; rows that were found have none."""
+    known, out = tmp_path / "known.csv", tmp_path / "out.csv"
+    known.write_text("note;Founded;City;id\nnice;777;Tal;=1+1\n;;Bel;7\n")
+    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", known, "--out", out)
+    assert rolegate(*asked).status == 0
+    assert lines_of(out) == [
+        [*NAMES, "note", "id"],
+        ["Tal", "", "777", "nice", "'=1+1"],
+        ["Bel", "Bo", "900", "", "7"],
+        ["Krurou", "Ana", "1200", "", ""],
+    ]
+
+
+TEXT = "city{0}founded\nKöln – “old”{0}50\nBel{0}-900\n"
+FORMS = {
+    "comma": TEXT.format(",").encode(),
+    "semicolon": TEXT.format(";").encode(),
+    "tab": TEXT.format("\t").encode(),
+    "bar": TEXT.format("|").encode(),
+    "mark": b"\xef\xbb\xbf" + TEXT.format(";").encode(),
+    "UTF-16": TEXT.format("\t").encode("utf-16"),
+    "UTF-16 BE": b"\xfe\xff" + TEXT.format(";").encode("utf-16-be"),
+    "Windows": TEXT.format(";").encode("cp1252"),
+    "line ends": TEXT.format(";").replace("\n", "\r\n").encode(),
+    "quoted": b'"city","founded"\r\n"K\xc3\xb6ln \xe2\x80\x93 \xe2\x80\x9cold\xe2\x80\x9d","50"\r\n"Bel","-900"\r\n',
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_delimiters_and_encodings(tmp_path: Path, form: str) -> None:
+    """Are found."""
+    (tmp_path / "known.csv").write_bytes(FORMS[form])
+    found = read_given_rows(tmp_path / "known.csv", parse_columns(COLUMNS))
+    assert [row["city"] for row in found.values] == ["Köln – “old”", "Bel"]
+    assert [row["founded"] for row in found.values] == ["50", "-900"]
+    assert list(found.lines) == [2, 3]
+
+
+def test_chinese(tmp_path: Path) -> None:
+    text = "城市;成立\n北京市是中华人民共和国的首都;一九四九年\n上海市位于中国东部的沿海地区;一二九一年\n"
+    (tmp_path / "known.csv").write_bytes(text.encode("gb18030"))
+    found = read_given_rows(tmp_path / "known.csv", parse_columns("城市*, 成立"))
+    assert [row["成立"] for row in found.values] == ["一九四九年", "一二九一年"]
+
+
+def test_a_workbook(tmp_path: Path) -> None:
+    """Its first sheet: numbers and days as people write them."""
+    book = Workbook()
+    sheet = book.worksheets[0]
+    for row in (["City", "founded", "seen"], ["Bel", 900, datetime(2024, 5, 1)], [None], ["Tal", 12.5, None]):
+        sheet.append(row)
+    book.save(tmp_path / "known.xlsx")
+    found = read_given_rows(tmp_path / "known.xlsx", parse_columns(COLUMNS))
+    assert [row["founded"] for row in found.values] == ["900", "12.5"]
+    assert found.others == {("Bel",): {"seen": "2024-05-01"}, ("Tal",): {"seen": ""}}
+    assert list(found.lines) == [2, 4]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".xlsx"])
+def test_a_file_that_was_written_is_read_back(tmp_path: Path, ending: str) -> None:
+    """With formulas as they were."""
+    columns = parse_columns("city*, n")
+    rows = [pb.Row(cells=cells(FORMULA, "-1")), pb.Row(cells=cells("Bel", "@x"))]
+    file = tmp_path / f"t{ending}"
+    file.write_bytes(Table(pb.Table(columns=columns, rows=rows)).to_file(ending))
+    assert [tuple(row.values()) for row in read_given_rows(file, columns).values] == [(FORMULA, "-1"), ("Bel", "@x")]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("town\nTal\n", "its first line names none of the columns city, founder, founded."),
+        ("", "its first line names none"),
+        ("city,City\nTal,x\n", "its first line names 'city' twice."),
+        ("city\n", "no row was found"),
+        ('city,founded\nTal,1\n"a\nb",2\nBel,1,2\n', "line 5 has 3 values; the first line names 2 columns."),
+        ('city,founded\nTal,1\nBel,"2\n', "line 3: unexpected end of data."),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path: Path, content: str, said: str) -> None:
+    """With the line."""
+    (tmp_path / "known.csv").write_text(content)
+    with pytest.raises(BadConfig) as caught:
+        read_given_rows(tmp_path / "known.csv", parse_columns(COLUMNS))
+    assert str(caught.value).startswith(f"--rows {tmp_path / 'known.csv'}: ")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["known.xlsx", "known.csv"])
+def test_what_is_no_table(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x00\x01\x02PK" * 99)
+    with pytest.raises(Exception, match="known"):
+        read_given_rows(tmp_path / name, parse_columns(COLUMNS))
+
+
+def test_a_row_that_the_gateway_refuses(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
+    """Is named by its line."""
+    known = tmp_path / "known.csv"
+    known.write_text("city,founded\nTal,1\n\n,2\n")
+    status, _, err = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", known)
+    assert status == 1
+    assert f"{known}, line 4" in err
