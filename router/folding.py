@@ -10,7 +10,7 @@ some, and sorts a run of combining marks in quadratic time.
 """
 
 import unicodedata
-from collections.abc import Iterator
+from itertools import groupby, pairwise
 
 import regex
 
@@ -60,14 +60,17 @@ def is_east_asian(text: str) -> bool:
     return not text.isascii() and _EAST_ASIAN.search(text) is not None
 
 
-def terms(folded: str) -> Iterator[str]:
-    """Yield the words of a folded text; of unspaced scripts, every character and every two neighbours."""
-    before = ""
-    for word in folded.split():
-        yield word
-        if word.isascii() or not _CHARACTER.match(word):
-            before = ""
-            continue
-        if before:
-            yield before + word
-        before = word
+def terms(folded: str) -> list[str]:
+    """Return the words of a folded text; of neighbouring characters of unspaced scripts, every pair."""
+    words = folded.split()
+    if folded.isascii():
+        return words
+    found = list[str]()
+    for unspaced, group in groupby(words, _is_character):
+        run = list(group)
+        found += map("".join, pairwise(run)) if unspaced and len(run) > 1 else run
+    return found
+
+
+def _is_character(word: str) -> bool:
+    return not word.isascii() and _CHARACTER.match(word) is not None

@@ -21,6 +21,7 @@ from serving.config.secrets import missing
 from serving.live_check.estimate import TYPICAL
 from serving.live_check.live_check import Cell, Found, RoleFound, live_check
 from serving.logs import errors_only
+from serving.retrieval.lexical import OUTDATED, has_words
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import identity_of
 
@@ -83,6 +84,8 @@ def _not_built(config: Config) -> list[str]:
     found: list[str] = []
     if manifest.lexical != retrieval.lexical:
         found.append(f"retrieval.lexical: must be {str(manifest.lexical).lower()} for the index in {retrieval.index}.")
+    elif manifest.lexical and not has_words(manifest):
+        found.append(f"retrieval.index: {retrieval.index}: {OUTDATED}")
     if manifest.embedder != (named := identity_of(retrieval.embedder)):
         found.append(f"retrieval.embedder: the index is of {manifest.embedder}, but {named} is named; name the former.")
     return found

@@ -26,7 +26,7 @@ from serving.documents.reader import Reader
 from serving.documents.source import Found, Source, find_sources
 from serving.retrieval.dense import DenseIndex, new_vectors, write_dense
 from serving.retrieval.embedder import Embedder, Vectors
-from serving.retrieval.lexical import write_lexical
+from serving.retrieval.lexical import has_words, write_lexical
 from serving.retrieval.manifest import (
     BUILDING,
     Manifest,
@@ -143,7 +143,7 @@ class _Build:
     def run(self, found: Found) -> Built:
         found, earlier = _outside(self._out, found), self._earlier
         sources = list(found.sources)
-        before = earlier.entries if earlier and earlier.manifest.lexical == self._lexical else []
+        before = earlier.entries if earlier and has_words(earlier.manifest) == self._lexical else []
         if earlier and [entry.source for entry in before] == sources and not any(entry.error for entry in before):
             return Built(self._noted(earlier.manifest, found, before), found, before)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,20 +1,26 @@
-"""Lexical search: BM25 (bm25s, Lucene's variant, English stop words left out)."""
+"""Lexical search: BM25 (bm25s, Lucene's variant, English stop words left out) over the terms of folded texts."""
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from router.errors import BadCorpus, BadIndex
+from router.folding import fold, terms
 from serving.retrieval.dense import Hit
+from serving.retrieval.manifest import Manifest
 
-LEXICAL = "lexical"
-"""The folder of its files, inside the index folder."""
-_UNSPACED = re.compile("[\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]{2,}")
-"""Runs of Chinese and Japanese letters, which have no spaces between words."""
+LEXICAL = "lexical-2"
+"""The folder of its files, inside the index folder. Its number changes with the way in which texts are cut to terms, as
+statistics serve only queries that are cut in the same way.
+"""
+OUTDATED = (
+    "its word statistics are of another version of rolegate; run `rolegate index build` again, which keeps the vectors."
+)
+_ARTICLE = re.compile(r"\b(?:a|(?<![^.!?\n] )A)(?= \w)")
+"""The article "a", and not the letter, as in "Vitamin A" and "Article 5 (a)"."""
 
 
 class LexicalIndex:
@@ -28,6 +34,8 @@ class LexicalIndex:
         """Read the statistics. Raises `BadIndex`."""
         import bm25s
 
+        if not (folder / LEXICAL).is_dir():
+            raise BadIndex(f"{folder}: {OUTDATED}")
         try:
             return cls(bm25s.BM25.load(str(folder / LEXICAL), show_progress=False))
         except (OSError, ValueError, KeyError) as error:
@@ -49,6 +57,11 @@ class LexicalIndex:
         ]
 
 
+def has_words(manifest: Manifest) -> bool:
+    """Return whether an index has word statistics that this version can use."""
+    return any(name.startswith(f"{LEXICAL}/") for name in manifest.files)
+
+
 def write_lexical(folder: Path, texts: Iterable[str]) -> None:
     """Count the words of the texts, in order. Raises `BadCorpus` where there is nothing to count."""
     import bm25s
@@ -62,12 +75,11 @@ def write_lexical(folder: Path, texts: Iterable[str]) -> None:
 
 
 def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
-    """The words of each text; of letters without spaces every two neighbours are one."""
+    """The terms of each text, but for stop words."""
     import bm25s
+    from bm25s.stopwords import STOPWORDS_EN
 
-    spaced = [_UNSPACED.sub(_pairs, text) for text in texts]
-    return bm25s.tokenize(spaced, stopwords="en", return_ids=return_ids, show_progress=False)
-
-
-def _pairs(run: re.Match[str]) -> str:
-    return f" {' '.join(map(''.join, pairwise(run[0])))} "
+    joined = [" ".join(terms(fold(_ARTICLE.sub(" ", text)))) for text in texts]
+    stopwords = [word for word in STOPWORDS_EN if word != "a"]
+    options = {"lower": False, "token_pattern": r"\S+", "stopwords": stopwords, "show_progress": False}
+    return bm25s.tokenize(joined, return_ids=return_ids, **options)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +23,8 @@ from router.protocol import Passage
 from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import Vectors
 from serving.retrieval.index import Index
+from serving.retrieval.lexical import LEXICAL
+from serving.retrieval.manifest import MANIFEST
 from serving.retrieval.opening import Check, stoppable
 from serving.retrieval.passages import PassageStore, PassageWriter
 
@@ -119,6 +122,20 @@ def test_another_way_of_making_it_makes_all_of_it_again(documents: Path, out: Pa
     assert counts(build_index([documents], out, Counting("another"))) == (3, 3, 3, 3)
     assert counts(build_index([documents], out, Counting("another"), chunk_tokens=5))[:2] == (3, 3)
     assert build_index([documents], out, Counting("another"), chunk_tokens=5, lexical=True).manifest.lexical
+
+
+def test_word_statistics_of_another_version_are_counted_again(documents: Path, out: Path) -> None:
+    """An index that has them is refused until a build has counted anew, which embeds nothing."""
+    manifest = build_index([documents], out, Counting(), lexical=True).manifest
+    files = {name.replace(LEXICAL, "lexical"): entry for name, entry in manifest.files.items()}
+    (out / manifest.generation / LEXICAL).rename(out / manifest.generation / "lexical")
+    (out / MANIFEST).write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)))
+    with pytest.raises(BadIndex, match="of another version of rolegate; run `rolegate index build` again"):
+        Index.open(out, Counting())
+    assert counts(build_index([documents], out, Counting(), lexical=True)) == (3, 0, 0, 3)
+    lexical = Index.open(out, Counting()).lexical
+    assert lexical is not None
+    assert lexical.search(["bee"], 1)[0]
 
 
 def test_files_that_cannot_be_read_are_named_and_skipped(documents: Path, out: Path) -> None:

@@ -11,7 +11,7 @@ from serving.retrieval.build import build_index
 from serving.retrieval.dense import Hit
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.index import Index, fuse
-from serving.retrieval.lexical import LexicalIndex, write_lexical
+from serving.retrieval.lexical import LEXICAL, LexicalIndex, write_lexical
 from serving.retrieval.manifest import read_manifest
 from tests.serving.retrieval.conftest import WriteCorpus
 from tests.serving.retrieval.test_build import Counting
@@ -76,9 +76,48 @@ def test_words_without_spaces_are_found(tmp_path: Path) -> None:
 def test_words_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
     """A corpus of stop words, and a folder without statistics."""
     with pytest.raises(BadCorpus, match="no words but stop words"):
-        write_lexical(tmp_path, ["the", "of a"])
-    with pytest.raises(BadIndex, match="lexical: bm25s cannot read it"):
+        write_lexical(tmp_path, ["the", "of it"])
+    with pytest.raises(BadIndex, match=r"of another version of rolegate; run `rolegate index build`"):
         LexicalIndex.open(tmp_path)
+    write_lexical(tmp_path, ["red planet"])
+    next((tmp_path / LEXICAL).glob("*.json")).unlink()
+    with pytest.raises(BadIndex, match="bm25s cannot read it"):
+        LexicalIndex.open(tmp_path)
+
+
+def test_words_of_one_character_are_found(tmp_path: Path) -> None:
+    """Letters and digits tell texts apart that are otherwise the same; the letter "a" is no article."""
+    names = ["Vitamin {}", "Part {} of the code", "Article 5 ({}) of the act", "Register {} of the cities"]
+    texts = [f"{name.format(one)}. A text is here, and it is about a law." for name in names for one in "ABC37"]
+    write_lexical(tmp_path, texts)
+    queries = [f"What does {name.format(one)} say?" for name in names for one in "ABC37"]
+    found = LexicalIndex.open(tmp_path).search(queries, 1)
+    assert [hits[0].row for hits in found] == list(range(len(texts)))
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("東京は日本の首都です。", "東京とは"),
+        ("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย", "เมืองหลวงของไทย"),
+        ("ວຽງຈັນເປັນນະຄອນຫຼວງຂອງລາວ", "ນະຄອນຫຼວງ"),
+        ("ភ្នំពេញជារាជធានីរបស់ប្រទេសកម្ពុជា", "រាជធានី"),
+        ("နေပြည်တော်သည်မြန်မာနိုင်ငံ၏မြို့တော်ဖြစ်သည်", "မြို့တော်"),
+        ("서울은 대한민국의 수도이다.", "수도는 서울"),
+        ("ｶﾀｶﾅとガーデン", "カタカナ"),
+        ("The ﬁnal oﬃce", "final office"),
+        ("Cafe\u0301 in Zu\u0308rich", "café zürich"),
+        ("in １８７１ built", "1871"),
+        ("co\u00adoper\u00adation zero\u200bwidth", "cooperation zerowidth"),
+        ("हिन्दी की किताब", "किताब"),
+        ("日本のGPUサーバー", "gpu"),
+    ],
+)
+def test_other_writings_of_the_same_words_are_found(tmp_path: Path, text: str, query: str) -> None:
+    """Of scripts without spaces by every two neighbours; of others by the plain form of each word."""
+    write_lexical(tmp_path, [text, "Tokyo is large.", "काम और कुछ", "北京是中国的", "น้ำตก", "부산 바다"])
+    (found,) = LexicalIndex.open(tmp_path).search([query], 1)
+    assert [hit.row for hit in found] == [0]
 
 
 def test_a_row_scores_the_sum_of_its_reciprocal_ranks() -> None:
