@@ -1,15 +1,17 @@
 """Work beside the requests: what goes on until it is cancelled, and errors that are logged instead of raised."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from router.errors import RolegateError
 
 _log = structlog.get_logger("gateway")
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -42,3 +44,13 @@ def errors_logged(log: structlog.typing.FilteringBoundLogger, event: str, **know
         log.warning(event, error=f"{type(error).__name__}: {error}", **known)
     except Exception:
         log.exception(event, **known)
+
+
+_WORKER = ThreadPoolExecutor(1, "worker")
+
+
+async def in_worker(work: Callable[..., T], *arguments: Any) -> T:
+    """Return what `work` returns. It runs in a thread, because it takes longer than one step of the event loop should;
+    one piece of such work at a time, so that threads do not keep the event loop from its turn.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_WORKER, work, *arguments)

@@ -6,7 +6,11 @@ from google.protobuf.message import Message
 
 from router.errors import BadRequest
 
-_LONGEST_NAME, _MOST_REPEATED, _MOST_ROWS = 1024, 1024, 10_000
+_LONGEST_NAME, _MOST_REPEATED = 1024, 1024
+_MOST = {"rows": 10_000, "values": 64}
+"""Entries of given rows, and of one of them."""
+LARGE = 1 << 16
+"""Bytes of a request that is checked in a thread, as its many fields take longer than others should have to wait."""
 _TEXTS = frozenset({"question", "sub_query", "content", "queries", "stop", "comment", "right_answer"})
 """Fields with limits of their own; all other strings are names of something, or values of cells."""
 
@@ -25,6 +29,8 @@ class Limits:
     """Until the event loop has got to a gRPC call; after 30 seconds, gRPC would drop it without a word."""
     connections: int = 4096
     """At a time; further ones are closed."""
+    connections_per_address: int = 1024
+    """Of HTTP; those of one IPv6 network of 64 bits count together."""
     opening_s: float = 20.0
     """Until a connection has brought its TLS and HTTP/2 opening, or an HTTP request its head or its body."""
     ping_s: float = 10.0
@@ -61,14 +67,16 @@ def check_sizes(message: Message, at: str = "") -> None:
     """
     for field, value in message.ListFields():
         name = f"{at}{field.name}"
-        most = _MOST_ROWS if field.name == "rows" else _MOST_REPEATED
+        most = _MOST.get(field.name, _MOST_REPEATED)
         if field.is_repeated and len(value) > most:
             raise BadRequest(f"{name} has {len(value)} entries; at most {most} are allowed.")
         if field.message_type is not None:
             for position, each in enumerate(value if field.is_repeated else [value]):
                 check_sizes(each, f"{name}[{position}]." if field.is_repeated else f"{name}.")
-        elif isinstance(value, str) and len(value) > _LONGEST_NAME and field.name not in _TEXTS:
-            raise BadRequest(f"{name} has {len(value)} characters; at most {_LONGEST_NAME} are allowed.")
+        elif field.type == field.TYPE_STRING and field.name not in _TEXTS:
+            length = max(map(len, value if field.is_repeated else [value]))
+            if length > _LONGEST_NAME:
+                raise BadRequest(f"{name} has {length} characters; at most {_LONGEST_NAME} are allowed.")
 
 
 def _ms(seconds: float) -> int:

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import msgspec
 
+from router.background import in_worker
 from router.calls import Role
 from router.errors import (
     BadConfig,
@@ -95,7 +96,7 @@ class Gateway:
         if options.resume:
             before, options = await self._lifecycle.going_on("answer", options)
             question, topology = before.request, cast(TopologyName, before.topology)
-        question = self._readable("question", question)
+        question = self.readable("question", question)
         chosen = self._topology(topology)
         self._check_prices(options, chosen.roles)
         request = RunRequest("answer", question, question, topology=topology)
@@ -126,9 +127,9 @@ class Gateway:
         if options.resume:
             before, options = await self._lifecycle.going_on("table", options)
             request = msgspec.json.decode(before.content, type=TableRequest)
-        question = self._readable("question", request.question)
+        question = self.readable("question", request.question)
         limits = self._table_limits
-        request = msgspec.structs.replace(request.checked(limits), question=question)
+        request = msgspec.structs.replace(await in_worker(request.checked, limits), question=question)
         if request.topology not in self._tables:
             raise BadConfig(f"topology {request.topology}: is not set up here; use wide, or leave it out.")
         chosen = self._tables[request.topology]
@@ -153,7 +154,7 @@ class Gateway:
         """Work on one sub-query. The run's result is an `Execution`. Raises `UpstreamError` where something failed, and
         what `RunLifecycle.open` raises.
         """
-        sub_query = self._readable("sub_query", sub_query)
+        sub_query = self.readable("sub_query", sub_query)
         self._check_prices(options, self._roles)
         if self._vocabulary and (outside := self._vocabulary.outside(sub_query)):
             raise BadRequest(_out_of_scope(outside))
@@ -214,7 +215,8 @@ class Gateway:
                 "config, or limit tokens instead."
             )
 
-    def _readable(self, field: str, text: str) -> str:
+    def readable(self, field: str, text: str) -> str:
+        """Return a question without white space around it. Raises `BadRequest` where it is empty or too long."""
         text = text.strip()
         if not text:
             raise BadRequest(f"{field} is empty; put a question in plain words into it.")

@@ -53,6 +53,9 @@ tidak diketahui | tidak tersedia
 _DASH = re.compile("[–—―]")
 _NO_LETTER = re.compile(r"[-.…?/|_~*ー・·•]*")
 
+_LONGEST_NAMING = 300
+"""Characters of a value in which a choice is looked for."""
+
 
 def is_blank(value: str, column: Column | None = None) -> bool:
     """Return whether a text stands for no value in a cell; in a boolean column, a word for "no" is a value."""
@@ -176,13 +179,29 @@ nein non nej nee não нет ні nie hayır falso faux falsch nem ei όχι ل�
 )
 
 
-def _choice(text: str, choices: Sequence[str]) -> str | None:
+def _choice(text: str, choices: tuple[str, ...]) -> str | None:
     """The choice that a folded text is; failing that, the only one that it names."""
-    forms = {normal_text(choice): choice for choice in choices}
-    named = [form for form in forms if form == text] or [form for form in forms if _names(form, text)]
-    return forms[named[0]] if len(named) == 1 else None
+    forms = _forms(choices)
+    if text in forms:
+        return forms[text][0]
+    text = text[:_LONGEST_NAMING]
+    searched = _spaced(text) + text
+    named = [choice for choice, words in forms.values() if words in searched]
+    return named[0] if len(named) == 1 else None
 
 
-def _names(form: str, text: str) -> bool:
-    """True where `form` stands in the text, as words of their own if its script has any."""
-    return form in text and (not form.isascii() or bool(re.search(rf"(?<!\w){re.escape(form)}(?!\w)", text)))
+@lru_cache(64)
+def _forms(choices: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """Return the choices by their canonical forms, each with what stands in a text that names it: words between spaces,
+    if its script has any.
+    """
+    forms = ((normal_text(choice), choice) for choice in choices)
+    return {form: (choice, _spaced(form) if form.isascii() else form) for form, choice in forms}
+
+
+def _spaced(text: str) -> str:
+    """Return the words and signs of a text, each between spaces."""
+    return f" {' '.join(_WORD.findall(text))} "
+
+
+_WORD = re.compile(r"\w+|[^\w\s]")

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from router.background import in_worker
 from router.calls import Role
 from router.errors import BadRequest, BudgetExhausted, UpstreamError
 from router.protocol import NO_EVIDENCE
@@ -77,16 +78,15 @@ class TableRequest(msgspec.Struct, frozen=True):
 
     def checked(self, limits: TableLimits) -> "TableRequest":
         """The same with values as they are used. Raises `BadRequest`."""
-        schema = checked_schema(self.columns)
-        rows = checked_rows(schema, self.rows)
         most = min(self.max_rows or limits.max_rows, limits.max_rows)
         if self.max_rows < 0:
             raise BadRequest(f"max_rows: {self.max_rows}; give a number of rows, or 0 for all that are allowed.")
-        if len(rows) > most:
-            raise BadRequest(f"rows: {len(rows)} are given, and the table may have {most} (max_rows); send fewer.")
-        if self.closed and not rows:
+        if len(self.rows) > most:
+            raise BadRequest(f"rows: {len(self.rows)} are given, and the table may have {most} (max_rows); send fewer.")
+        if self.closed and not self.rows:
             raise BadRequest("closed: there are to be no rows but those of `rows`, which is empty; give some.")
-        return replace(self, columns=schema.columns, rows=rows, max_rows=most)
+        schema = checked_schema(self.columns)
+        return replace(self, columns=schema.columns, rows=checked_rows(schema, self.rows), max_rows=most)
 
 
 def table_of(run: TableRun) -> Table:
@@ -144,7 +144,7 @@ class WideSearch:
         table that there is; a failing executor costs its cells. `context.failures` tells of both. Raises
         `UpstreamError` where the delegator fails before anything is known, and `StoreFailed`.
         """
-        work = _Filling(self, request, context)
+        work = await in_worker(_Filling, self, request, context)
         try:
             async with asyncio.TaskGroup() as group:
                 await work.fill(group)

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from functools import lru_cache
 
 from router.folding import legible
 
@@ -39,6 +40,7 @@ _HYPHEN = re.compile(r"(?<=\w) ?- ?(?=\w)")
 _BRACKETS = str.maketrans({"[": "", "]": "", "(": " (", ")": ") "})
 
 
+@lru_cache(1024)
 def normal_text(value: str) -> str:
     """Return the canonical form of a text."""
     for _ in range(8):  # stable after three, as a rule

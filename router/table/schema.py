@@ -1,22 +1,26 @@
 """Columns and given rows, checked before anything is spent on them, and the questions for their cells."""
 
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from router.errors import BadRequest
 from router.table.cell_value import is_blank, row_key
+from router.table.plain_text import folded
 from router.trace.table import Column, RowKey, Schema
 
 MOST_COLUMNS = 64
+_MOST_CHOICES = 1024
+"""Choices of all columns together: a value that is none of them is looked for in each."""
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """The name of a key column in `Column.ask`."""
 
 
+@lru_cache(1024)
 def normal_name(name: str) -> str:
     """The letters and digits of a column's name, case folded: how headers are compared with it."""
-    folded = unicodedata.normalize("NFKC", name).casefold()
-    return "".join(filter(str.isalnum, folded)) or "".join(folded.split())
+    form = folded(name)
+    return "".join(filter(str.isalnum, form)) or "".join(form.split())
 
 
 def checked_schema(columns: Iterable[Column]) -> Schema:
@@ -24,6 +28,8 @@ def checked_schema(columns: Iterable[Column]) -> Schema:
     schema = Schema(tuple(columns))
     if len(schema.columns) > MOST_COLUMNS:
         raise BadRequest(f"columns: {len(schema.columns)} of them, at most {MOST_COLUMNS}; ask for fewer, or twice.")
+    if (choices := sum(len(column.choices) for column in schema.columns)) > _MOST_CHOICES:
+        raise BadRequest(f"columns: {choices} choices in all, at most {_MOST_CHOICES}; leave the type a text.")
     if not schema.keys:
         raise BadRequest("columns: none is a key; mark as keys those that tell the rows apart, often the first one.")
     seen: dict[str, int] = {}

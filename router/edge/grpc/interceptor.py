@@ -13,8 +13,9 @@ from google.rpc import code_pb2
 from grpc_status import rpc_status
 
 from router.access import CALLER, Access, check_scope
+from router.background import in_worker
 from router.edge.grpc.convert import status_to_proto
-from router.edge.limits import check_sizes
+from router.edge.limits import LARGE, check_sizes
 from router.edge.status import failure_of, logged_failure
 from router.errors import BadRequest, SlowReader
 from router.runs import Observer
@@ -69,7 +70,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 with self._observed(method, context) if observed else nullcontext():
                     if isinstance(request, BadRequest):
                         raise request
-                    check_sizes(request)
+                    if request.ByteSize() > LARGE:
+                        await in_worker(check_sizes, request)
+                    else:
+                        check_sizes(request)
                     with await self._admitted(method, context) if admitted else nullcontext():
                         return await self._served(handler, request, context)
             except (grpc.aio.AbortError, asyncio.CancelledError):

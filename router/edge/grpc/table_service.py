@@ -10,6 +10,7 @@ from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1 import table_service_pb2_grpc as pb_grpc
 
 from router.access import Access, caller
+from router.background import in_worker
 from router.edge.found_table import TableEvents, found_table
 from router.edge.grpc.convert_request import options_from_proto
 from router.edge.grpc.convert_table import (
@@ -49,7 +50,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
 
     async def FillTable(self, request: pb.FillTableRequest, context: Any) -> pb.FillTableResponse:
         """Fill one table, or begin to."""
-        wanted, options = table_request_from_proto(request), options_from_proto(request, context)
+        wanted, options = await in_worker(table_request_from_proto, request), options_from_proto(request, context)
         if not request.detached:
             run = await self._tables.fill_table(wanted, options)
             return pb.FillTableResponse(run_id=run.id, table=await table_to_proto(run))
@@ -63,7 +64,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
 
     async def StreamTable(self, request: pb.StreamTableRequest, context: Any) -> AsyncIterator[pb.StreamTableResponse]:
         """Fill one table, telling what happens."""
-        wanted, options = table_request_from_proto(request), options_from_proto(request, context)
+        wanted, options = await in_worker(table_request_from_proto, request), options_from_proto(request, context)
         told, number = TableEvents(), 1
         async with Running[Event, Run](lambda tell: self._tables.fill_table(wanted, options, tell)) as running:
             async for events in running:

@@ -45,6 +45,13 @@ COLUMNS = [
     pb.Column(name="founded", type=pb.COLUMN_TYPE_INTEGER),
 ]
 QUESTION = "the cities of Vorland"
+
+
+def _kind(number: int, *choices: str) -> pb.Column:
+    """A column with choices."""
+    return pb.Column(name=f"kind {number}", type=pb.COLUMN_TYPE_CHOICE, choices=choices)
+
+
 VALUES = [["Krurou", "Ana", "1200"], ["Bel", "Bo", "900"]]
 
 
@@ -266,6 +273,31 @@ async def test_pages() -> None:
         ("FillTable", pb.FillTableRequest(columns=COLUMNS, max_rows=-1), "max_rows: -1"),
         ("FillTable", pb.FillTableRequest(columns=[pb.Column(name="a", type=99)]), r"columns\[0\].type is 99"),  # type: ignore[arg-type]
         ("FillTable", pb.FillTableRequest(columns=COLUMNS[1:], detached=True), "none is a key"),
+        (
+            "FillTable",
+            pb.FillTableRequest(columns=COLUMNS, rows=[pb.GivenRow(values=["a"])] * 3, max_rows=2),
+            "rows: 3 are given, and the table may have 2",
+        ),
+        (
+            "FillTable",
+            pb.FillTableRequest(columns=COLUMNS, rows=[pb.GivenRow(values=["a"] * 65)]),
+            r"rows\[0\].values has 65 entries; at most 64",
+        ),
+        (
+            "FillTable",
+            pb.FillTableRequest(columns=COLUMNS, rows=[pb.GivenRow(values=["", "a" * 1025])]),
+            r"rows\[0\].values has 1025 characters; at most 1024",
+        ),
+        (
+            "FillTable",
+            pb.FillTableRequest(columns=[*COLUMNS, *(_kind(n, "a" * 1025) for n in range(1))]),
+            r"columns\[3\].choices has 1025 characters",
+        ),
+        (
+            "FillTable",
+            pb.FillTableRequest(columns=[*COLUMNS, *(_kind(n, *map(str, range(300))) for n in range(4))]),
+            "columns: 1200 choices in all, at most 1024",
+        ),
         ("GetTable", pb.GetTableRequest(run_id="run-x"), "no such run"),
         ("GetTable", pb.GetTableRequest(page_size=-1), "page_size is -1"),
         ("GetTable", pb.GetTableRequest(page_token="²"), "page_token is none of ours"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.table.cell_value import canonical, is_blank, is_mistyped, row_key, values_in
-from router.table.plain_text import plain
+from router.table.plain_text import normal_text, plain
 from router.trace.table import Column, ColumnType, Schema
 from tests.router.outputs import FLOODS
 
@@ -209,3 +209,11 @@ def test_a_flood_has_a_form(flood: str) -> None:
     """In the time of the test's limit, which is far from that of anything quadratic."""
     for kind in ("text", "number", "date", "url"):
         assert isinstance(canonical(Column("c", kind), flood[:50_000]), str)
+
+
+@pytest.mark.parametrize("text", ["\ufdfa" * 300, "a\ufdfa" * 300, "\u3300" * 300, "\ufdfa" * 30_000])
+def test_a_form_is_not_much_longer_than_its_value(text: str) -> None:
+    """Some characters stand for 18; where a value is full of them, they are left as they are."""
+    assert len(normal_text(text)) <= 3 * len(text) + 100
+    assert normal_text("\ufdfa") == "صلى الله عليه وسلم"
+    assert normal_text(normal_text(text)) == normal_text(text)
