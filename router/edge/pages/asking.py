@@ -9,7 +9,7 @@ from aiohttp import web
 from router.access import Access, caller, check_scope
 from router.edge.asked_table import table_asked_for
 from router.edge.grpc.table_service import Tables
-from router.edge.pages.frame import Frame, redirect
+from router.edge.pages.frame import Frame, field, redirect
 from router.edge.running import Detached
 from router.errors import BadRequest
 from router.runs import Gateway, RequestOptions
@@ -51,7 +51,7 @@ class Asking:
     async def ask(self, question: str) -> str:
         """Begin with a question, or with the table that it asks for; the run's identifier. Raises as `Gateway`."""
         options = RequestOptions(identity=caller())
-        if table := table_asked_for(question):
+        if table := table_asked_for(self._gateway.readable("question", question)):
             return await self._start(lambda emit: self._tables.fill_table(table, options, emit))
         return await self._start(lambda emit: self._gateway.answer(question, options, emit))
 
@@ -94,7 +94,7 @@ def add_asking(frame: Frame, asking: Asking) -> None:
         return await frame.render(request, "ask.html")
 
     async def ask(request: web.Request) -> web.Response:
-        run_id = await asking.ask(str((await request.post()).get("question", "")))
+        run_id = await asking.ask(field(request, "question"))
         return redirect(f"/ask/{run_id}")
 
     frame.get("/ask", box, section="Ask")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Handler
@@ -19,7 +19,7 @@ from router.edge.limits import Limits
 from router.edge.pages import formats
 from router.edge.pages.sessions import COOKIE, LASTS_S, Sessions
 from router.edge.status import HTTP_STATUS, logged_failure
-from router.errors import AccessDenied, NoKey
+from router.errors import AccessDenied, BadRequest, NoKey
 from router.trace.identity import Identity, KeyScope
 
 _HERE = Path(__file__).parent
@@ -33,6 +33,9 @@ HEADERS = {
 }
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _IDENTITY = web.RequestKey("identity", Identity)
+_FORM = web.RequestKey("form", dict[str, str])
+_ENCODING, _MOST_FIELDS, _MOST_BYTES = "application/x-www-form-urlencoded", 16, 1 << 17
+"""Of forms: they are read before anybody has shown a key."""
 _SENT = web.RequestKey("sent", web.StreamResponse)
 _EXPIRED = "This form is of another session; go back, load the page anew, and try again."
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -41,6 +44,11 @@ Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def identity(request: web.Request) -> Identity:
     """The identity of whoever looks at a page."""
     return request[_IDENTITY]
+
+
+def field(request: web.Request, name: str) -> str:
+    """Return a field of the form that was sent; empty where there is none."""
+    return request[_FORM].get(name, "")
 
 
 class Frame:
@@ -159,24 +167,30 @@ class Frame:
         return admitted
 
     async def _check_form(self, request: web.Request) -> None:
-        """See that a page of ours sends this. Raises `AccessDenied`."""
+        """Read the form, and see that a page of ours sends it. Raises `AccessDenied` and `BadRequest`."""
+        if request.can_read_body and request.content_type != _ENCODING:
+            raise web.HTTPUnsupportedMediaType(text=f"Send the form as {_ENCODING}.")
         origin = request.headers.get("Origin")
         try:
             async with asyncio.timeout(self._limits.opening_s):
-                token = request.headers.get("X-CSRF-Token") or (await request.post()).get("csrf")
+                body = await request.clone(client_max_size=_MOST_BYTES).read()
+            fields = parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
         except TimeoutError:
             raise web.HTTPRequestTimeout(text="The form did not come in time.") from None
+        except ValueError:
+            raise BadRequest(f"The form has more than {_MOST_FIELDS} fields.") from None
+        request[_FORM] = dict(fields)
+        token = request.headers.get("X-CSRF-Token") or field(request, "csrf")
         ours = origin is None or origin.partition("://")[2] == request.host
-        if not ours or not isinstance(token, str) or not self._sessions.proves(request.cookies.get(COOKIE, ""), token):
+        if not ours or not self._sessions.proves(request.cookies.get(COOKIE, ""), token):
             raise AccessDenied(_EXPIRED)
 
     async def _sign_in(self, request: web.Request) -> web.Response:
         return await self.render(request, "sign_in.html", message="", next=request.query.get("next", ""))
 
     async def _signed_in(self, request: web.Request) -> web.Response:
-        form = await request.post()
-        name = await self._sessions.open(str(form.get("key", "")), request.remote or "")
-        response = redirect(_local(str(form.get("next", ""))))
+        name = await self._sessions.open(field(request, "key"), request.remote or "")
+        response = redirect(_local(field(request, "next")))
         # Behind a proxy that ends TLS, the browser's origin alone says that the cookie may be so.
         secure = request.secure or request.headers.get("Origin", "").startswith("https:")
         response.set_cookie(COOKIE, name, max_age=LASTS_S, httponly=True, samesite="Strict", secure=secure)

@@ -13,7 +13,7 @@ from rolegate.client.text import visible
 from router.edge.limits import Limits
 from router.edge.pages import timeline
 from router.edge.pages.asking import Asking
-from router.edge.pages.frame import Frame, identity, redirect
+from router.edge.pages.frame import Frame, field, identity, redirect
 from router.edge.pages.table import TablePages, number
 from router.edge.rendering import cited_answer, progress_line
 from router.edge.status import as_seen_by, logged_failure
@@ -141,17 +141,17 @@ class RunPages:
         return response
 
     async def _feedback(self, request: web.Request) -> web.Response:
-        run, form = await self.run(request), await request.post()
-        verdict = {"right": True, "wrong": False}.get(str(form.get("verdict", "")))
-        gold, comment = (str(form.get(name, "")).strip() for name in ("right_answer", "comment"))
+        run = await self.run(request)
+        verdict = {"right": True, "wrong": False}.get(field(request, "verdict"))
+        gold, comment = (field(request, name).strip() for name in ("right_answer", "comment"))
         await self._runs.feedback(Feedback(run.id, verdict, None, gold, comment), identity(request))
         return redirect(f"/runs/{run.id}#feedback")
 
     async def _again(self, request: web.Request) -> web.Response:
-        run, form = await self.run(request), await request.post()
+        run = await self.run(request)
         if run.kind != "answer" or run.redacted:
             raise BadRequest("This run cannot be made again: it is no answer, or its texts are not kept.")
-        other = await self._asking.again(run.request, str(form.get("topology", "")), str(form.get("executor", "")))
+        other = await self._asking.again(run.request, field(request, "topology"), field(request, "executor"))
         return redirect(f"/runs/{run.id}/beside/{other}")
 
     async def _cancel(self, request: web.Request) -> web.Response:

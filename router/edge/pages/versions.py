@@ -5,7 +5,7 @@ from typing import Any
 from aiohttp import web
 
 from router.edge.pages.charts import Chart, lines
-from router.edge.pages.frame import Frame
+from router.edge.pages.frame import Frame, field
 from router.versions import ExecutorVersion, VersionDecision, Versions
 
 _DECISIONS = 50
@@ -25,20 +25,16 @@ def add_versions(frame: Frame, versions: Versions) -> None:
         )
 
     async def promote(request: web.Request) -> web.Response:
-        await versions.promote(await _named(request))
+        await versions.promote(field(request, "version"))
         return _back()
 
     async def roll_back(request: web.Request) -> web.Response:
-        await versions.roll_back(await _named(request))
+        await versions.roll_back(field(request, "version"))
         return _back()
 
     frame.get("/versions", shown, scope="operate", section="Versions")
     frame.post("/versions/promote", promote, scope="operate")
     frame.post("/versions/roll-back", roll_back, scope="operate")
-
-
-async def _named(request: web.Request) -> str:
-    return str((await request.post()).get("version", ""))
 
 
 def _back() -> web.Response:

@@ -12,6 +12,7 @@ from router.errors import NoKey
 from router.store import SQLAccounts
 from tests.router.accounts import KeptAccounts
 from tests.router.edge.pages.world import ASKS, browsing, pages, token
+from tests.router.edge.stalls import multipart
 from tests.router.store.stored import put, run
 
 
@@ -133,6 +134,32 @@ async def test_forms_of_others_are_refused(tmp_path: Path) -> None:
             assert response.url.path == "/runs"
         async with session.post("/sign-out", headers={"X-CSRF-Token": good}) as response:
             assert response.url.path == "/sign-in"
+
+
+ENCODING = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize("path", ["/sign-in", "/sign-out", "/ask", "/runs/run-1/feedback", "/versions/promote"])
+@pytest.mark.parametrize(
+    ("kind", "body", "expected"),
+    [
+        ("multipart/form-data; boundary=x", multipart(1000), (415, f"Send the form as {ENCODING}.")),
+        ("text/plain", "csrf=x", (415, f"Send the form as {ENCODING}.")),
+        (ENCODING, "&".join("a=b" for _ in range(17)), (400, "The form has more than 16 fields.")),
+        (ENCODING, "question=" + "%41" * 50_000, (413, "body size")),
+    ],
+)
+async def test_forms_that_no_page_sends(
+    path: str, kind: str, body: str, expected: tuple[int, str], tmp_path: Path
+) -> None:
+    """They are refused by their kind and their size, before anybody has to show a key."""
+    status, said = expected
+    async with (
+        pages(tmp_path, "") as world,
+        browsing(world) as session,
+        session.post(path, data=body, headers={"Content-Type": kind}) as response,
+    ):
+        assert (response.status, said in await response.text()) == (status, True)
 
 
 async def test_each_response_says_what_a_page_may_do(tmp_path: Path) -> None:
