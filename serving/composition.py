@@ -21,6 +21,7 @@ from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, Usag
 from router.edge.grpc.table_service import TableServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
+from router.edge.limits import Limits
 from router.edge.listening import check_listening
 from router.edge.pages import Frame
 from router.edge.pages.asking import Asking, add_asking
@@ -359,7 +360,9 @@ async def _listening(
     add_asking(pages, asking)
     RunPages(pages, runs.stored, asking, upstream.retriever)
     app = openai_app(gateway, access, readiness, observer=observers, pages=pages, chat_tasks=config.server.chat_tasks)
-    http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)
+    limits = Limits(connections_per_address=config.server.http_connections_per_address)
+    hosts = config.server.http_hosts
+    http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, limits=limits, hosts=hosts)
     await upstream.retriever.probe()
     port = await server.start(address)
     try:

@@ -63,6 +63,9 @@ class ServerConfig(Section, frozen=True):
     chat_tasks: ChatTasks = "answer"
     """What becomes of titles, tags and follow-up questions that chat tools ask for over OpenAI's protocol: the answerer
     writes them, without a search; they are refused, which costs nothing; or they are searched for, as any question."""
+    http_connections_per_address: Annotated[int, Meta(ge=1, le=4096)] = 1024
+    """Of the 4096 HTTP connections, those that one address may hold; further ones get status 429. Behind a reverse
+    proxy, whose address all clients share, set 4096 and limit clients there."""
     store: Store = "sqlite:///rolegate.db"
     """sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE, which several gateways may share."""
     log: AnyPath | None = None

@@ -3,6 +3,9 @@
 import asyncio
 import time
 from collections.abc import Iterable
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -14,6 +17,10 @@ from router.errors import BadConfig
 from router.runs import Observer
 
 _AT_ONCE_S = 0.01
+_TOO_MANY = (
+    b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 1\r\nContent-Type: text/plain\r\n\r\n"
+    b"Too many connections from your address (server.http_connections_per_address); close some, or use them again.\n"
+)
 
 
 class HTTPServer:
@@ -65,7 +72,7 @@ class HTTPServer:
         await wait_for_port(address)
         try:
             self._listening = await asyncio.get_running_loop().create_server(
-                self._accept,
+                lambda: _Door(self._runner.server, self._limits),
                 host.strip("[]"),
                 int(port),
                 ssl=context,
@@ -99,15 +106,34 @@ class HTTPServer:
             raise web.HTTPUnsupportedMediaType(text="Send the body as it is, without a Content-Encoding.")
         return await handler(request)
 
-    def _accept(self) -> asyncio.Protocol:
-        server = self._runner.server
-        assert server is not None
-        return server() if len(server.connections) < self._limits.connections else _TurnedAway()
+
+class _Door(asyncio.Protocol):
+    """Lets a connection in, or turns it away where there are too many, in all or from its address."""
+
+    def __init__(self, server: Any, limits: Limits) -> None:
+        self._server, self._limits = server, limits
+
+    def connection_made(self, transport: Any) -> None:
+        addresses = [_address(each.transport) for each in self._server.connections if each.transport]
+        if len(addresses) >= self._limits.connections:
+            transport.close()
+        elif addresses.count(_address(transport)) >= self._limits.connections_per_address:
+            transport.write(_TOO_MANY)
+            transport.close()
+        else:
+            handler = self._server()
+            transport.set_protocol(handler)
+            handler.connection_made(transport)
 
 
-class _TurnedAway(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
+def _address(transport: Any) -> bytes:
+    """Return the address that a connection comes from; of IPv6, where hosts have many, the network."""
+    return _packed((transport.get_extra_info("peername") or ["::"])[0])
+
+
+@lru_cache(8192)
+def _packed(host: str) -> bytes:
+    return ip_address(host.partition("%")[0]).packed[:8]
 
 
 def observing(observer: Observer) -> Middleware:

@@ -48,10 +48,12 @@ async def http(gateway: Gateway, limits: Limits) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def raw(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def raw(
+    address: str, source: str = "127.0.0.1"
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection of bytes."""
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024, local_addr=(source, 0))
     try:
         yield reader, writer
     finally:
@@ -203,6 +205,24 @@ async def test_connections_are_counted(kind: str) -> None:
                 with suppress(ConnectionError, asyncio.IncompleteReadError):
                     assert (await ended(reader.readexactly(len(answer)))).startswith(answer)
                     break
+
+
+async def test_one_address_does_not_take_all_connections() -> None:
+    """It is told so; others are served meanwhile, and it is again once it has closed one."""
+    limits, hello = Limits(connections_per_address=2), b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with http(Deployment().gateway(), limits) as address, AsyncExitStack() as stack:
+        for source, status in (("127.0.0.1", 200), ("127.0.0.1", 200), ("127.0.0.1", 429), ("127.0.0.2", 200)):
+            reader, writer = await stack.enter_async_context(raw(address, source))
+            writer.write(hello)
+            assert (await ended(reader.readline())).startswith(b"HTTP/1.1 %d " % status)
+            if status == 429:
+                assert b"server.http_connections_per_address" in await ended(reader.read())
+        while True:  # until it is noticed that this one has gone
+            writer.close()
+            reader, writer = await stack.enter_async_context(raw(address, "127.0.0.2"))
+            writer.write(hello)
+            if b" 200 " in await ended(reader.readline()):
+                break
 
 
 async def test_a_grpc_connection_that_says_nothing() -> None:
