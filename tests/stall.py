@@ -28,8 +28,9 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, redirect_stdout
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from typing import Any, NamedTuple
 _HERE = Path(__file__).resolve()
 _ROOT = Path.cwd() if __name__ == "__main__" else _HERE.parents[1]
 _EVERY_S, _TICK_S = 0.003, 0.001
+_PATIENCE_S, _ENDING_S = 60, 30
 _REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -115,10 +117,15 @@ def watched(served: Served) -> Iterator[Stall]:
     """The stall of a gateway while the block runs; its figures are there after it."""
     stall = Stall()
     with _child("control") as (_, idle), _child("watch", served.http, idle) as (watch, _):
-        _said(served.process, "held")
+        held_s(served)
         yield stall
         stall.health_s, stall.control_s = map(float, _said(watch, "end").split())
-        stall.held_s = float(_said(served.process, "held"))
+        stall.held_s = held_s(served)
+
+
+def held_s(served: Served) -> float:
+    """The longest step of a gateway's event loop since this was asked last, in seconds of CPU; nan once it is gone."""
+    return float(_said(served.process, "held") or nan) if served.process.poll() is None else nan
 
 
 def _said(process: "subprocess.Popen[str]", word: str = "") -> str:
@@ -146,6 +153,10 @@ def _child(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
         finally:
             assert process.stdin is not None
             process.stdin.close()
+            try:
+                process.wait(_ENDING_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 class _Loop:
@@ -193,11 +204,13 @@ def _watch(*addresses: str) -> None:
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port))) as connection:
             while not ending.is_set():
-                begun = time.monotonic()
-                connection.sendall(_REQUEST)
-                if not connection.recv(65536).startswith(b"HTTP/1.1 200"):
-                    raise RuntimeError(f"{address} is not well.")
+                begun, answered = time.monotonic(), False
+                with suppress(OSError):
+                    connection.sendall(_REQUEST)
+                    answered = connection.recv(65536).startswith(b"HTTP/1.1 200")
                 longest[address] = max(longest[address], time.monotonic() - begun)
+                if not answered:  # the gateway was killed
+                    return
                 ending.wait(_EVERY_S)
 
     asking = [threading.Thread(target=ask, args=(address,)) for address in addresses]
@@ -217,10 +230,11 @@ async def _report(inputs: Mapping[str, Input], scene_name: str) -> None:
         with serving(scene_name) as served:
             with watched(served) as stall:
                 try:
-                    async with asyncio.timeout(120):
+                    async with asyncio.timeout(_PATIENCE_S):
                         came = await send(served)
                 except TimeoutError:
-                    came = "no answer within 120 s"
+                    came = f"no answer within {_PATIENCE_S} s"
+                    served.process.kill()
             print(f"{name}: {stall}; {' '.join(str(came).split())[:160]}", flush=True)
 
 

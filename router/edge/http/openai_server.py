@@ -146,7 +146,7 @@ def openai_app(
                     return await gateway.complete(told, options)
                 if asked.model == EXECUTING:
                     return await gateway.execute(question, options)
-                if table := table_asked_for(question):
+                if table := table_asked_for(gateway.readable("question", question)):
                     return await gateway.fill_table(table, options, emit)
                 return await gateway.answer(question, options, emit)
 

@@ -1,11 +1,14 @@
 """Questions in WideSearch's form are answered with a table."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from router.edge.asked_table import table_asked_for
+from tests.router.edge.stalls import LIGATURE, named
 from tests.router.edge.test_openai_server import posted, served
+from tests.router.protocol.test_parse_time import grows_linearly
 from tests.router.table.small_world import World, gateway
 
 ENDING = "\n\nDon't ask me any questions. The output format is ```markdown\n{data_content}\n```."
@@ -70,3 +73,21 @@ async def test_a_table_over_openai_s_protocol(tmp_path: Path) -> None:
     assert f"“{world.cities[0]} was founded in 1000.”" in below
     assert reply["rolegate"]["outcome"] == "filled"
     assert reply["usage"]["total_tokens"] > 0
+
+
+@pytest.mark.parametrize("chars", [5000, 100_000])
+async def test_a_question_that_is_too_long_is_refused_before_it_is_read(chars: int, tmp_path: Path) -> None:
+    """However often it names columns."""
+    async with gateway(tmp_path, World(1)) as (real, _), served(real) as session:
+        status, reply = await posted(session, messages=[{"role": "user", "content": named(chars)}])
+    assert (status, reply["error"]["code"]) == (400, "BAD_REQUEST")
+    assert f"question has {chars} characters; at most 4000 are allowed" in reply["error"]["message"]
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(
+    "unit", ["column: " + "b," * 6, "columns: (,", "列名：a、", "column:\n \na\n", f"column: {LIGATURE},b,"]
+)
+def test_columns_that_are_named_again_and_again(unit: str) -> None:
+    """A question takes as much longer than a tenth of it as it is longer."""
+    assert grows_linearly(partial(table_asked_for, named(4000, unit)), partial(table_asked_for, named(400, unit)))
