@@ -215,5 +215,4 @@ def test_a_flood_has_a_form(flood: str) -> None:
 def test_a_form_is_not_much_longer_than_its_value(text: str) -> None:
     """Some characters stand for 18; where a value is full of them, they are left as they are."""
     assert len(normal_text(text)) <= 3 * len(text) + 100
-    assert normal_text("\ufdfa") == "صلى الله عليه وسلم"
     assert normal_text(normal_text(text)) == normal_text(text)
