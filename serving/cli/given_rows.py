@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, time
 from pathlib import Path
@@ -17,6 +18,8 @@ from router.errors import BadConfig
 from router.table.schema import normal_name
 from serving.documents.text import decode
 
+_MAX_FIRST = 100_000
+"""Characters of the first line in which the delimiter is looked for."""
 Numbered = Iterator[tuple[int, list[str]]]
 
 
@@ -40,7 +43,7 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
     lines: list[int] = []
     others: dict[tuple[str, ...], dict[str, str]] = {}
     try:
-        read = _workbook(file) if file.suffix.lower() == ".xlsx" else _delimited(file, names)
+        read = _workbook(file) if file.suffix.lower() == ".xlsx" else _delimited(file)
         header = [names.get(normal_name(name), name.strip()) for name in next(read, (1, [""]))[1]]
         if not set(header) & set(names.values()):
             raise ValueError(f"its first line names none of the columns {', '.join(names.values())}.")
@@ -62,17 +65,12 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
     return GivenRows(rows, lines, others)
 
 
-def _delimited(file: Path, names: Mapping[str, str]) -> Numbered:
-    """Read delimited text, in any encoding, parted by what finds most of the columns' names in the first line."""
+def _delimited(file: Path) -> Numbered:
+    """Read delimited text, in any encoding, parted by what the first line has most of outside of quotes."""
     text = decode(file.read_bytes(), file)
-    first = text[: text.find("\n") + 1] or text
-
-    def known(delimiter: str) -> int:
-        return sum(normal_name(name) in names for name in first.replace('"', "").split(delimiter))
-
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=max(",;\t|", key=known), skipinitialspace=True, strict=True
-    )
+    first = re.sub('"[^"]*"', "", text[:_MAX_FIRST].lstrip()).partition("\n")[0]
+    delimiter = max(",;\t|", key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
     line = 1
     try:
         for cells in reader:

@@ -13,6 +13,7 @@ from rolegate.v1.answer_service_pb2 import SubQueryDispatched
 from rolegate.v1.evidence_pb2 import Citation
 
 from serving.cli.table import TableView
+from serving.terminal import visible_output
 from tests.conftest import Rolegate
 
 QUESTION, COLUMNS = "the cities of Vorland", "city*, founder, founded:integer"
@@ -142,3 +143,17 @@ def test_a_terminal() -> None:
     assert "1 values are in no passage about their row: check them" in on_the_way
     assert "1 values are not of their column's type: check them" in on_the_way
     assert [line.split() for line in shown.splitlines() if "Bel" in line] == [["Bel", "900"]]
+
+
+@pytest.mark.parametrize(
+    "name", ["[link=http://evil.example]x[/link]", "[/]", "[red]x", "\x1b]8;;http://evil.example\x07x"]
+)
+def test_names_of_columns_take_no_hold_of_a_terminal(name: str) -> None:
+    """No link and no style comes of them, and none is an error."""
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+    table = Table(pb.Table(columns=[pb.Column(name=name, key=True)], rows=[row("Bel")]))
+    with visible_output():
+        TableView(console, console, as_json=False).show(table)
+    assert name.replace("\x1b", "\\u001b").replace("\x07", "\\u0007") in out.getvalue()
+    assert "\x1b]8" not in out.getvalue()

@@ -148,6 +148,7 @@ FORMS = {
     "UTF-16 BE": b"\xfe\xff" + TEXT.format(";").encode("utf-16-be"),
     "Windows": TEXT.format(";").encode("cp1252"),
     "line ends": TEXT.format(";").replace("\n", "\r\n").encode(),
+    "other delimiters in quotes": '"city";"note, more, or less";founded\nKöln – “old”;;50\nBel;;-900\n'.encode(),
     "quoted": b'"city","founded"\r\n"K\xc3\xb6ln \xe2\x80\x93 \xe2\x80\x9cold\xe2\x80\x9d","50"\r\n"Bel","-900"\r\n',
 }
 
