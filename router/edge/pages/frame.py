@@ -190,7 +190,7 @@ class Frame:
 
     async def _signed_in(self, request: web.Request) -> web.Response:
         name = await self._sessions.open(field(request, "key"), request.remote or "")
-        response = redirect(_local(field(request, "next")))
+        response = redirect(_local(request.query.get("next", "")))
         # Behind a proxy that ends TLS, the browser's origin alone says that the cookie may be so.
         secure = request.secure or request.headers.get("Origin", "").startswith("https:")
         response.set_cookie(COOKIE, name, max_age=LASTS_S, httponly=True, samesite="Strict", secure=secure)

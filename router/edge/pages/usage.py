@@ -52,11 +52,16 @@ def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceO
         whole = await usages.usage(msgspec.structs.replace(query, by=("role", "model", "manager"), bucket=None))
         booked = msgspec.convert(whole.rows, list[RoleTotal], from_attributes=True)
         instead = {role: text for role in get_args(RoleName) if (text := asked.get(f"instead_{role}", "").strip())}
-        others = await _with(instead, booked, price_of) if instead else []
+        others, problem = list[RoleTotal](), ""
+        try:
+            others = await _with(instead, booked, price_of) if instead else []
+        except BadRequest as error:  # the rest of the page stays as it is
+            problem = str(error)
         tenants = [each for each in await accounts.tenants() if found.sees(each.name)]
         return await frame.render(
             request,
             "usage.html",
+            400 if problem else 200,
             asked=asked,
             span=span,
             spans=list(_SPANS),
@@ -68,6 +73,7 @@ def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceO
             booked=booked,
             instead=instead,
             others=others,
+            problem=problem,
             sums=(dollars(booked), dollars(others)),
             left=[each for tenant in tenants if tenant.name for each in await _left(accounts, tenant)],
         )

@@ -76,13 +76,15 @@ async def test_usage(tmp_path: Path) -> None:
             call("run-1", 0, role="delegation", model="big", usage=Usage(1000, 100), nano_usd=280_000),
             call("run-1", 1, model="small", usage=Usage(2222, 3), nano_usd=70_000),
             call("run-1", 2, model="small", usage=None, nano_usd=None),
+            call("run-1", 3, role="delegation", model="big", manager="web", usage=Usage(10, 1), nano_usd=0),
         )
         await put(world.database, run("run-1", 1000.0, calls))
         time = "span=week&until=1970-01-02"
         for asked, said in (
-            ("by=role", ["1,000", "2,222", "$0.00028", "$7.0e-05 and more", "1 runs"]),
+            ("by=role", ["1,010", "2,222", "$0.00028", "$7.0e-05 and more", "1 runs"]),
             ("by=model&tenant=nobody", ["Nothing was spent in this time.", "0 runs"]),
             ("by=model", [">big</th>", ">small</th>", 'class="number">unknown</td>']),
+            ("by=tenant", ["<td>delegation</td>", '<td>delegation <span class="text">web</span></td>']),
             ("instead_delegation=tiny", ["$0.00014", ">tiny</td>"]),
             ("instead_delegation=tiny*0.5", ["$7.0e-05", ">550</td>"]),
         ):
@@ -97,6 +99,8 @@ async def test_usage(tmp_path: Path) -> None:
         for asked in ("span=x", "until=x", *(f"{time}&{each}" for each in wrong)):
             async with session.get(f"/usage?{asked}") as response:
                 assert response.status == 400
+                text = await response.text()
+            assert ('role="alert"' in text and "$0.00028" in text) is ("instead" in asked), asked
 
 
 async def test_the_list_follows(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """What stands around all pages: keys, headers, forms, errors."""
 
 import asyncio
+import html
 from pathlib import Path
 
 import pytest
+from yarl import URL
 
 from router.access import Access, new_key
 from router.edge.pages.frame import HEADERS
@@ -28,19 +30,22 @@ async def test_without_keys_nobody_signs_in(tmp_path: Path) -> None:
 
 
 async def test_a_key_shows_its_tenant_s_runs(tmp_path: Path) -> None:
-    """Whoever has none is led to sign in, and from there to the page that was wanted."""
+    """Without one, a page leads to the sign-in, and from there to where one wanted to go, also after a wrong key."""
     async with pages(tmp_path, "", "acme", "other") as world:
         await put(world.database, run("run-1", tenant="acme"), run("run-2", tenant="other", request="Who else?"))
         async with browsing(world) as session:
             async with session.get("/runs?kind=answer") as response:
                 assert (response.url.path, response.url.query["next"]) == ("/sign-in", "/runs?kind=answer")
-                assert "Who" not in await response.text()
-            form = {
-                "key": f" {world.keys['acme']}\n",
-                "csrf": await token(session, "/sign-in"),
-                "next": "/runs?kind=answer",
-            }
-            async with session.post("/sign-in", data=form) as response:
+                page = await response.text()
+                assert "Who" not in page
+            action = html.unescape(page.partition('action="')[2].partition('"')[0])
+            form = {"key": "rg_wrong", "csrf": await token(session, "/sign-in")}
+            async with session.post(URL(action, encoded=True), data=form) as response:
+                page = await response.text()
+                assert response.status == 401
+            action = html.unescape(page.partition('action="')[2].partition('"')[0])
+            form = {"key": f" {world.keys['acme']}\n", "csrf": await token(session, "/sign-in")}
+            async with session.post(URL(action, encoded=True), data=form) as response:
                 text = await response.text()
                 assert response.url.path_qs == "/runs?kind=answer"
             assert "Who directed Heat?" in text
@@ -54,8 +59,8 @@ async def test_a_key_shows_its_tenant_s_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("away", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\n/evil"])
 async def test_signing_in_leads_nowhere_else(tmp_path: Path, away: str) -> None:
     async with pages(tmp_path, "") as world, browsing(world) as session:
-        form = {"key": world.keys[""], "csrf": await token(session, "/sign-in"), "next": away}
-        async with session.post("/sign-in", data=form, allow_redirects=False) as response:
+        form = {"key": world.keys[""], "csrf": await token(session, "/sign-in")}
+        async with session.post("/sign-in", params={"next": away}, data=form, allow_redirects=False) as response:
             assert (response.status, response.headers["Location"]) == (303, "/")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from router.edge.limits import Limits
@@ -19,7 +20,7 @@ from router.testing.retriever import FixedRetriever
 from router.trace import Execution, Run
 from router.trace.redaction import redacted
 from router.trace.run import Feedback
-from router.trace.values import SubQueryDispatched, TopologyName
+from router.trace.values import SubQueryDispatched, TopologyName, Trajectory
 from router.versions import ExecutorVersion
 from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
@@ -85,6 +86,21 @@ async def test_the_way_of_each_sub_query_to_its_report() -> None:
     assert "460 in (128 cached), 40 out (9 reasoning)" in agent
     assert "first token 125 ms" in agent
     assert f"<mark>{BRENN.text.split('. ')[1]}.</mark>" in agent
+
+
+async def test_a_shared_report_names_the_run_that_paid_for_it() -> None:
+    """Without calls of its own, it has no tokens to show, known or unknown."""
+    paid = DEMO["run-right"]
+    assert isinstance(paid.result, Trajectory)
+    first, *others = paid.result.executions
+    executions = (replace(first, shared_from=("run-earlier",)), *others)
+    calls = tuple(call for call in paid.calls if call.sub_query != 0)
+    run = replace(paid, result=replace(paid.result, executions=executions), calls=calls)
+    async with shown(runs=[run]) as pages, browsing(pages) as session:
+        page = await read(session, "/runs/run-right")
+    lane = page.partition('id="lane-execution-0"')[2].partition("</details>")[0]
+    assert "from run run-earlier" in lane
+    assert "0 calls ·" not in page
 
 
 @pytest.mark.parametrize("kept", [run_with_tools("run-1"), redacted(run_with_tools("run-1"))])
