@@ -69,7 +69,7 @@ class Scores(msgspec.Struct, frozen=True):
     item_recall: float = 0.0
     item_f1: float = 0.0
     why: str = ""
-    """Why nothing could be scored; empty otherwise."""
+    """The reason why it scores nothing; empty otherwise."""
 
 
 async def scores_of(task: Task, response: str, judge: Judge, rules: RuleSet) -> Scores:
@@ -79,7 +79,7 @@ async def scores_of(task: Task, response: str, judge: Judge, rules: RuleSet) -> 
     try:
         return await _scores_of(task, response, judge, strict=rules == "strict")
     except (TypeError, ValueError) as error:  # metrics of the original end so, too
-        return Scores(why=str(error))
+        return Scores(why=str(error) or type(error).__name__)
 
 
 async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -> Scores:
@@ -95,7 +95,8 @@ async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -
         names = await judge.aligned([*found], [*gold])
         renamed = [names.get(name, name) for name in found]
         if keys.keys() - {*renamed} if strict else sorted(renamed) != sorted(gold):
-            raise Unreadable(f"its columns are {', '.join(found)[:_SHOWN]}")
+            columns = ", ".join(found)[:_SHOWN]
+            raise Unreadable(f"its columns are {columns}, and those of the task are {', '.join(gold)[:_SHOWN]}")
         found = dict(zip(renamed, found.values(), strict=True))
     tables = (
         [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)] for table in (found, gold)
@@ -123,7 +124,15 @@ async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -
         rules = task.rules.items()
         both = [sorted([rule.prepared(row[name]) for name, rule in rules] for row in rows) for rows in (ours, theirs)]
         whole = both[0] == both[1]
-    return Scores(float(whole), *by_row, *by_item)
+    why = "" if by_item[-1] else _nothing_scored([*map(key, ours)])
+    return Scores(float(whole), *by_row, *by_item, why)
+
+
+def _nothing_scored(ours: Sequence[Hashable]) -> str:
+    """Return the reason why a table that was read scores nothing, from the keys of its rows."""
+    if not ours:
+        return "its table has no rows"
+    return f"none of its {len(ours)} rows has the key of a right one; its first is {ours[0]}"[:_SHOWN]
 
 
 async def _column(rule: Rule, cells: Sequence[tuple[str, str]], judge: Judge, *, strict: bool) -> list[list[float]]:

@@ -79,11 +79,25 @@ async def test_columns() -> None:
     other = fenced("|who|year|", "|---|---|", "|Ada|1815|")
     for response, why in ((more, "name, year, place"), (fewer, "name, of"), (other, "who, year")):
         scores = await scored(asked, response)
-        assert (values(scores), scores.why) == ((0,) * 7, f"its columns are {why}")
+        assert (values(scores), scores.why) == (
+            (0,) * 7,
+            f"its columns are {why}, and those of the task are name, year",
+        )
     assert await scored(asked, more, "strict") == WHOLE
     # Items: two names of two names, and of six cells.
     assert values(await scored(asked, fewer, "strict")) == pytest.approx((0, 0, 0, 0, 1, 1 / 3, 0.5))
-    assert (await scored(asked, other, "strict")).why == "its columns are who, year"
+    assert (await scored(asked, other, "strict")).why.startswith("its columns are who, year, ")
+
+
+async def test_a_table_that_scores_nothing_says_why() -> None:
+    """An empty one, and one whose rows are others."""
+    asked = task(GOLD, TEXT, number(0.0))
+    strangers = fenced(*HEADER, "|Kurt|1906|", "|Emmy|1882|")
+    for rules in ("official", "strict"):
+        assert (await scored(asked, fenced(*HEADER), rules)).why == "its table has no rows"
+        said = (await scored(asked, strangers, rules)).why.casefold()
+        assert said.startswith("none of its 2 rows has the key of a right one; its first is ('kurt',)")
+    assert (await scored(asked, fenced(*HEADER, "|Ada|1|"), "strict")).why == ""
 
 
 async def test_types_decide_officially() -> None:
