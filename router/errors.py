@@ -25,7 +25,8 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 └── UpstreamError              a model or retrieval endpoint did not do its part
     ├── UpstreamUnavailable    not reachable, overloaded or broken for now; worth another try
     ├── UpstreamRefused        it understood and will not: wrong model name, wrong key
-    │   └── ContextTooLong     the prompt is longer than the model's context
+    │   ├── ContextTooLong     the prompt is longer than the model's context
+    │   └── ContentRefused     the model, or a content filter, declines to answer this prompt
     ├── UpstreamProtocolError        it answered something that is not its protocol
     ├── ToolFailed             a tool's server is down, died, took too long, or says that the call failed
     └── MalformedOutput        its model writes nothing that can be read as a turn of its role, corrected or not
@@ -202,6 +203,15 @@ class UpstreamRefused(UpstreamError):
 
 class ContextTooLong(UpstreamRefused):
     """The prompt, with what is to be written, is longer than the model's context."""
+
+
+class ContentRefused(UpstreamRefused):
+    """The model, or a content filter, declines to answer this prompt."""
+
+    def __init__(self, message: str, *, endpoint: str, said: str) -> None:
+        super().__init__(message, endpoint=endpoint)
+        self.said = said
+        """The words with which it declines."""
 
 
 class UpstreamProtocolError(UpstreamError):

@@ -103,8 +103,8 @@ def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) 
     """The role's model at each of these, or a provider's where there are none."""
     key = api_key(config.api_key_env)
     if not base_urls:
-        return [LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body)]
-    new = partial(OpenAIHTTP, pool, model=config.model, api_key=key, thinking=config.thinking)
+        return [LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body, omit=config.omit)]
+    new = partial(OpenAIHTTP, pool, model=config.model, api_key=key, thinking=config.thinking, omit=config.omit)
     interval = _INTERVAL if config.engine else None
     return [new(url, extra_body=config.extra_body, interval=interval) for url in base_urls]
 

@@ -71,15 +71,17 @@ class Attempts:
         self.health.retries.called()
         for number in count(1):
             try:
-                return await self._once()
-            except UpstreamRefused as error:  # a replica whose key or model's name is wrong adds no load by refusing
-                if error.passed_on or number == self.most or not error.lasting or not self._elsewhere():
-                    raise
+                if output := await self._once():
+                    return output
                 pause_s: float | None = 0.0
+            except UpstreamRefused as error:  # a replica whose key or model's name is wrong adds no load by refusing
+                if error.passed_on or number >= self.most or not error.lasting or not self._elsewhere():
+                    raise
+                pause_s = 0.0
             except (UpstreamUnavailable, UpstreamProtocolError) as error:
                 pause_s = 0.0 if self._elsewhere() else _pause_s(error, number)
                 late = pause_s is None or asyncio.get_running_loop().time() + pause_s > self.until
-                if error.passed_on or number == self.most or late or not self.health.retries.spend():
+                if error.passed_on or number >= self.most or late or not self.health.retries.spend():
                     raise
             await asyncio.sleep(pause_s or 0.0)
         raise AssertionError("the last attempt returns or raises")
@@ -89,8 +91,9 @@ class Attempts:
         there = (replica for replica in self.replicas if replica.deployment not in self._failed)
         return any(not replica.endpoint.breaker.wait_s for replica in there)
 
-    async def _once(self) -> Completion:
-        """The output of one attempt. Its worst case is that of the prompt's bytes or, where that is too much, of its
+    async def _once(self) -> Completion | None:
+        """The output of one attempt; None where its endpoint met a stop string within its reasoning, and is asked
+        without them from now on. Its worst case is that of the prompt's bytes or, where that is too much, of its
         tokens, or of fewer tokens to write.
         """
         async with self.health:
@@ -110,6 +113,9 @@ class Attempts:
                 self._failed.add(replica.deployment)
                 raise
             self.health.succeeded()
+            if self.prompt.stop and not replica.endpoint.unstopped and completion.stopped_thinking:
+                replica.endpoint.unstopped = True
+                return None
             return completion
 
     async def _booked(
@@ -127,15 +133,18 @@ class Attempts:
             async with self.ledger.attempt(caller, purpose, self._made, worst, waits=waits) as attempt:
                 attempt.spoke, attempt.count = spoke, partial(replica.model.count, self.prompt)
                 try:
-                    return await self._call(replica.model, attempt, timeouts)
+                    return await self._call(replica, attempt, timeouts)
                 except UpstreamError as error:
                     error.passed_on = self.on_delta is not None and attempt.first_token_s is not None
                     raise
 
-    async def _call(self, model: Model, attempt: Attempt, timeouts: Timeouts) -> Completion:
+    async def _call(self, replica: Replica, attempt: Attempt, timeouts: Timeouts) -> Completion:
         """Ask the model. One timer is set: for the first token, and from then on for the end."""
+        model = replica.model
         sampling = msgspec.structs.replace(self.prompt.sampling, max_tokens=attempt.opened.max_tokens)
-        prompt = msgspec.structs.replace(self.prompt, sampling=sampling, request_id=attempt.request_id)
+        prompt = msgspec.structs.replace(
+            self.prompt, sampling=sampling, request_id=attempt.request_id, unstopped=replica.endpoint.unstopped
+        )
         on_text, on_delta = self.on_text() if self.on_text and self.streams else None, self.on_delta
         began = asyncio.get_running_loop().time()
 

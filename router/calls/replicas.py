@@ -78,6 +78,8 @@ class Endpoint:
         self.in_flight = 0
         self.outstanding_tokens = 0
         """What the calls under way may read and write, by estimate."""
+        self.unstopped = False
+        """True once it met a stop string within its reasoning, so that none is sent there any more."""
 
     @contextmanager
     def calling(self, tokens: int, silent: Callable[[], bool]) -> Iterator[Callable[[], None]]:

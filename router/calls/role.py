@@ -76,15 +76,17 @@ class Role:
         sub_query: int | None = None,
         pattern: str | None = None,
         tools: tuple[Function, ...] = (),
+        raw: bool = False,
         until: float = math.inf,
         on_text: OnText | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Completion:
-        """The model's next turn or, where its model is not to be had, that of the first fallback whose is. `pattern`:
-        what it has to match, where the endpoint can see to that. `tools`: for its own tool calls. `until`: when it is
-        due, in the event loop's time; no pause is begun that would take longer. `on_text`, `on_delta`: as for
-        `Attempts`. Raises `BudgetExhausted`, and `UpstreamError`, naming this role, once neither another attempt nor a
-        fallback is worth it.
+        """The model's next turn or, where its model is not to be had, that of the first fallback whose is.
+
+        `pattern`: what it has to match, where the endpoint can see to that. `tools`: for its own tool calls. `raw`: as
+        for `Prompt`. `until`: when it is due, in the event loop's time; no pause is begun that would take longer.
+        `on_text`, `on_delta`: as for `Attempts`. Raises `BudgetExhausted`, and `UpstreamError`, naming this role, once
+        neither another attempt nor a fallback is worth it.
         """
         agent = Agent(self.name, sub_query)
         first: UpstreamError | None = None
@@ -95,7 +97,7 @@ class Role:
                 if first:
                     _log.warning("role.fallback", role=self.name, model=role.model.name, error=str(first))
                     self.health.fallbacks, purpose = self.health.fallbacks + 1, "fallback"
-                prompt = msgspec.structs.replace(role._prompt(messages, stop, pattern), tools=tools)
+                prompt = msgspec.structs.replace(role._prompt(messages, stop, pattern), tools=tools, raw=raw)
                 attempts = role._attempts(prompt, sub_query, ledger, purpose)
                 attempts.until, attempts.on_text, attempts.on_delta = until, on_text, on_delta
                 try:

@@ -34,6 +34,7 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
         errors.PriceUnknown,
         errors.UpstreamRefused,
         errors.ContextTooLong,
+        errors.ContentRefused,
         errors.MalformedOutput,
     ),
     code_pb2.NOT_FOUND: (errors.NotFound,),
@@ -86,6 +87,7 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     UpstreamUnavailable: "{who} is not available for now; try again later.",
     errors.UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
     errors.ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",
+    errors.ContentRefused: "{who} declines this: {said}",
     UpstreamProtocolError: "{who} answered something that cannot be used; try again, or tell the gateway's operator.",
     errors.ToolFailed: "A tool of the gateway's failed; try again, or tell its operator.",
     errors.MalformedOutput: "{who} does not follow the gateway's protocol, so it cannot do its work; tell the "
@@ -117,7 +119,8 @@ def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
     role = error.role if isinstance(error, UpstreamError) else None
     message = str(error)
     if identity.tenant is not None and type(error) in _FOR_TENANTS:
-        message = _FOR_TENANTS[type(error)].format(who=f"The model for {role}" if role else "Retrieval")
+        who = f"The model for {role}" if role else "Retrieval"
+        message = _FOR_TENANTS[type(error)].format(who=who, said=getattr(error, "said", ""))
     return Failure(code, message, reason, role, _retry_after_s(error))
 
 

@@ -13,7 +13,14 @@ import msgspec
 import structlog
 
 from router.amount import NOTHING, Amount
-from router.errors import BudgetExhausted, RolegateError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    BudgetExhausted,
+    ContentRefused,
+    RolegateError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.ledger.budget import Allowance
 from router.ledger.journal import Journal, NoJournal, Resumed
 from router.models import Completion, Delta, Message, Usage
@@ -122,6 +129,8 @@ class Attempt:
 def _outcome_of(error: Exception) -> Outcome:
     if isinstance(error, UpstreamUnavailable):
         return "connect_error" if error.unspent else "unavailable"
+    if isinstance(error, ContentRefused):
+        return "content_refused"
     if isinstance(error, UpstreamRefused):
         return "refused"
     return "protocol_error" if isinstance(error, UpstreamProtocolError) else "failed"
@@ -374,7 +383,7 @@ class Ledger:
 
     def _settle(self, attempt: Attempt, usage: Usage | None) -> None:
         opened, price = attempt.opened, attempt.price
-        if usage is not None and attempt.outcome not in WHOLE and not usage.estimated:
+        if usage is not None and attempt.outcome not in (*WHOLE, "content_refused") and not usage.estimated:
             usage = msgspec.structs.replace(usage, lower_bound=True)
         impossible = attempt.usage is not None and attempt.believed is None
         if impossible:

@@ -65,6 +65,7 @@ class Target:
             raise aiohttp.InvalidURL(url, str(error)) from error
         if parsed.scheme not in ("http", "https") or not parsed.raw_host or not parsed.port:
             raise aiohttp.InvalidURL(url)
+        self.url = parsed
         self.host, self.port, self.secure = parsed.raw_host, parsed.port, parsed.scheme == "https"
         if parsed.user is not None:
             pair = f"{parsed.user}:{parsed.password or ''}"

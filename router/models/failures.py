@@ -1,17 +1,25 @@
 """Failures of upstreams as our errors: HTTP statuses and exceptions of the connection, mapped here and nowhere else."""
 
-import math
 import re
+import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from urllib.parse import unquote
 
 import aiohttp
 import httptools
 from aiohttp.http import HttpProcessingError
 
-from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    ContentRefused,
+    ContextTooLong,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.models.connection_pool import CertificateError, ConnectError
 from router.models.session import BodyTooLong
 
@@ -91,6 +99,33 @@ _TOO_LONG = re.compile(
 its own, and of nothing else. The tests have their words.
 """
 
+_DECLINED = re.compile(
+    "content.?(?:filter|policy|management)|responsible.?ai.?policy|data.?inspection.?failed|content.exists.risk"
+    "|prohibited.content|moderation_blocked",
+    re.IGNORECASE,
+)
+"""Words of providers whose filters decline a prompt."""
+_OMITTED = (
+    "temperature|top_p|seed|stop|stream_options|chat_template_kwargs|add_generation_prompt|continue_final_message"
+)
+_PARAMETER = re.compile(
+    rf"\b({_OMITTED})\b|(?:parameter|argument|field)s?(?: supplied)?[: ]{{1,2}}['\"`]?(?!{_OMITTED})(\w+_\w+)"
+)
+"""Parameters of a request in an endpoint's words: those that may be left out, and others."""
+_NAMED = (
+    (re.compile("rate.?limit|too.?many|throttl|exhausted|quota", re.IGNORECASE), _THROTTLED),
+    (re.compile("overload|unavailable|capacity|not.?ready|loading", re.IGNORECASE), 503),
+    (re.compile("time.?out|deadline", re.IGNORECASE), 504),
+    (re.compile("authentication|unauthori|invalid.?api.?key|invalid.?token", re.IGNORECASE), 401),
+    (re.compile("billing|payment|insufficient.?(?:balance|credit)", re.IGNORECASE), 402),
+    (re.compile("permission|forbidden|access.?denied", re.IGNORECASE), 403),
+    (re.compile("not.?found", re.IGNORECASE), 404),
+    (re.compile("too.?large", re.IGNORECASE), _TOO_LARGE),
+    (re.compile("invalid|bad.?request|unsupported|unprocessable|content", re.IGNORECASE), 400),
+)
+"""Names of failures, and the status that stands for each."""
+_LONGEST_PAUSE_S = 86_400.0
+
 ForeignError = aiohttp.ClientError | HttpProcessingError | httptools.HttpParserError | OSError
 """All that aiohttp and our connections raise for the outside world's sake; timeouts are `OSError`s."""
 
@@ -129,16 +164,33 @@ class Upstream:
                 repeatable=status != _BROKEN,
                 throttled=status == _THROTTLED,
             )
+        if status in _REFUSED and _DECLINED.search(said):
+            return self.declined(said)
         if status in _REFUSED:
             lasting = status in _LASTING
-            return UpstreamRefused(f"{message}; {_REFUSED[status]}", endpoint=self._endpoint, lasting=lasting)
+            parameter = None if lasting else _PARAMETER.search(said)
+            hint = _hint(parameter) if parameter else _REFUSED[status]
+            return UpstreamRefused(f"{message}; {hint}", endpoint=self._endpoint, lasting=lasting)
         return self.protocol_error(f"HTTP {status}: {said}")
 
-    def from_report(self, code: str | int | None, said: str) -> UpstreamError:
-        """The error that a reply of status 200 reports; without a known status it counts as the server's own."""
-        status = int(code) if isinstance(code, int) or (code and code.isdecimal()) else 0
+    def from_report(self, code: str | int | None, said: str, kind: str | None = None) -> UpstreamError:
+        """The error that a reply of status 200 reports, by its code or its kind; without a known one it counts as the
+        server's own.
+        """
+        names = f"{code} {kind}"
+        named = next((status for name, status in _NAMED if name.search(names)), _BROKEN)
+        status = int(code) if isinstance(code, int) or (code and code.isdecimal()) else named
         known = status == _TOO_LARGE or status in _UNAVAILABLE or status in _REFUSED
-        return self.from_status(status if known else _BROKEN, said)
+        return self.from_status(status if known else named, said)
+
+    def moved(self, status: int, target: str) -> UpstreamRefused:
+        """It is elsewhere, where nobody has said that the prompt and the key may go."""
+        return self._refused(f"HTTP {status}: the endpoint sends callers to {target}; name that in base_url")
+
+    def declined(self, said: str) -> ContentRefused:
+        """The model, or a filter before or behind it, will not answer this prompt."""
+        words = self._short(said)
+        return ContentRefused(f"model {self._model!r} declines: {words}", endpoint=self._endpoint, said=words)
 
     def from_transport(self, error: ForeignError) -> UpstreamError:
         """The error for whatever aiohttp or the socket raised."""
@@ -168,11 +220,18 @@ class Upstream:
         return said if len(said) <= MAX_SAID_CHARS else f"{said[: MAX_SAID_CHARS - 1]}…"
 
 
+def _hint(parameter: re.Match[str]) -> str:
+    if parameter[1]:
+        return f'the endpoint does not take the parameter {parameter[1]}; leave it out with omit = ["{parameter[1]}"]'
+    return f"the endpoint does not take the parameter {parameter[2]}; see the role's settings and extra_body"
+
+
 def _pause_s(headers: Mapping[str, str]) -> float | None:
-    """The pause that the server asks for, in seconds; None where it does not say, or gives a date."""
+    """The pause that the server asks for, in seconds, a day at most; None where it does not say."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        with suppress(ValueError):
-            pause_s = float(headers.get(name, "")) * unit_s
-            if math.isfinite(pause_s) and pause_s >= 0:
-                return pause_s
+        said = headers.get(name, "").strip()
+        if re.fullmatch(r"[0-9]+(?:\.[0-9]*)?", said, re.ASCII):
+            return min(float(said) * unit_s, _LONGEST_PAUSE_S)
+        with suppress(ValueError, OverflowError):
+            return min(max(0.0, parsedate_to_datetime(said).timestamp() - time.time()), _LONGEST_PAUSE_S)
     return None

@@ -4,8 +4,8 @@ import asyncio
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -14,8 +14,8 @@ import msgspec
 from router.errors import BadConfig
 from router.models.failures import Upstream, without_userinfo
 from router.models.model import Completion, OnDelta, Prompt, Usage
-from router.models.openai_wire import REQUEST_ID, ChatReply, chat_body, convert_reply, convert_usage
-from router.models.streaming import StreamedReply, completion
+from router.models.openai_wire import REQUEST_ID, ChatReply, chat_body, convert_usage, readable
+from router.models.streaming import StreamedReply
 
 
 class LiteLLMModel:
@@ -33,12 +33,14 @@ class LiteLLMModel:
         api_key: str | None = None,
         api_base: str | None = None,
         extra_body: Mapping[str, Any] | None = None,
+        omit: Collection[str] = (),
     ) -> None:
         """`model`: with LiteLLM's prefix for the provider. `api_base`: its address; None for the provider's own.
 
         `extra_body`: further keyword arguments of every call, which win over those that are set here, but for model,
-        messages and stream, and for the number of retries, which is none.
+        messages and stream, and for the number of retries, which is none. `omit`: as for `OpenAIHTTP`.
         """
+        self._omit = omit
         self.name = model
         self.endpoint = without_userinfo(api_base or "") or f"litellm:{model.partition('/')[0]}"
         self._upstream = Upstream(model, api_base or self.endpoint, api_key and api_key.strip(), extra_body)
@@ -58,8 +60,11 @@ class LiteLLMModel:
         if reply.choice is None:
             raise self._upstream.protocol_error("a reply without choices")
         # LiteLLM fills in zeros where the provider does not count; a real prompt has at least one token.
-        counted = reply.counted
-        return completion(reply.choice, counted if counted and counted.prompt_tokens else None, prompt)
+        if reply.told and not reply.told.prompt_tokens:
+            reply = msgspec.structs.replace(reply, usage=None)
+        streamed = StreamedReply(prompt)
+        streamed.take_whole(reply)
+        return self._completion(streamed)
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """See `Model`."""
@@ -75,7 +80,7 @@ class LiteLLMModel:
                     reply.tell()
                 if not reply.whole:
                     raise self._upstream.unavailable("the stream was cut before its end")
-                return reply.end()
+                return self._completion(reply)
         finally:
             await chunks.aclose()
 
@@ -84,11 +89,17 @@ class LiteLLMModel:
         self._litellm = await asyncio.to_thread(load_litellm)
         return await asyncio.to_thread(_count, self._litellm, self.name.removeprefix("openai/"), prompt, text)
 
+    def _completion(self, streamed: StreamedReply) -> Completion:
+        output = streamed.end()
+        if (words := streamed.refused) is not None:
+            raise self._upstream.declined(words)
+        return output
+
     async def _call(self, prompt: Prompt, *, stream: bool = False, options: Mapping[str, bool] | None = None) -> Any:
         """LiteLLM's reply, or its iterator of chunks."""
         if self._litellm is None:
             self._litellm = await asyncio.to_thread(load_litellm)
-        body = chat_body(self.name, prompt, stream=stream, options=options, extra=self._settings)
+        body = chat_body(self.name, prompt, stream=stream, options=options, extra=self._settings, omit=self._omit)
         body["messages"] = msgspec.to_builtins(body["messages"])
         if prompt.request_id:
             body["extra_headers"] = {REQUEST_ID: prompt.request_id, **body.get("extra_headers", {})}
@@ -96,10 +107,9 @@ class LiteLLMModel:
             return await self._litellm.acompletion(**body)
 
     def _read(self, raw: Any) -> ChatReply:
-        try:
-            return convert_reply(raw)
-        except msgspec.ValidationError as error:
-            raise self._upstream.protocol_error(str(error)) from error
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(raw, ChatReply, from_attributes=True)
+        return readable(ChatReply, raw.model_dump()) or ChatReply()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

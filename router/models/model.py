@@ -56,6 +56,10 @@ class Prompt(msgspec.Struct, frozen=True):
     """For models with tool calls of their own. In messages and outputs these stand as text, `<call tool="…">…</call>`,
     whatever the endpoint makes of them.
     """
+    unstopped: bool = False
+    """Whether the endpoint is not sent the stop strings, because it meets them within its reasoning."""
+    raw: bool = False
+    """Whether thoughts that the model writes stay in its text; otherwise they are a part of the reasoning."""
 
     @property
     def texts(self) -> tuple[Message, ...]:
@@ -115,6 +119,15 @@ class Completion(msgspec.Struct, frozen=True):
     """True where the engine wrote on past a stop string and the text was cut here."""
     tokens: TokenIds | msgspec.UnsetType = msgspec.UNSET
     """Set where they were asked for, which is not done in service."""
+    unclosed: Literal[True] | msgspec.UnsetType = msgspec.UNSET
+    """Set where the endpoint stopped before any content or within a thought, perhaps at a stop string there."""
+
+    @property
+    def stopped_thinking(self) -> bool:
+        """True where the endpoint seems to have met a stop string within its reasoning."""
+        reasoned = self.reasoning or (self.usage and self.usage.reasoning_tokens)
+        silent = bool(reasoned) and not self.text.strip()
+        return self.finish_reason == "stop" and (silent or self.unclosed is True)
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

@@ -2,37 +2,42 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
 import aiohttp
 import httptools
 import msgspec
+from yarl import URL
 
-from router.errors import JSON_ERRORS, UpstreamError, UpstreamRefused
+from router.errors import JSON_ERRORS, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.connection_pool import ConnectionPool, Target, TransportError
 from router.models.failures import Upstream, without_userinfo
-from router.models.model import Completion, Delta, OnDelta, Prompt, TokenIds, Usage
+from router.models.model import Completion, OnDelta, Prompt, Sampling, TokenIds, Usage
 from router.models.openai_wire import (
     MAX_EVENT_BYTES,
     REQUEST_ID,
     ChatReply,
-    ErrorReply,
     EventReader,
     EventTooLong,
     FailureReply,
+    MessageReply,
     chat_body,
-    read_reply,
+    read_replies,
 )
-from router.models.streaming import StreamedReply, completion
+from router.models.streaming import StreamedReply
 
 _FOREIGN = (aiohttp.InvalidURL, httptools.HttpParserError, TransportError)
 _RENDERED = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 _NOT_THERE = frozenset({401, 403, 404, 405, 501})
 _TOKENIZING_S = 5.0
+_NOTHING = Prompt((), Sampling())
 _DONE = b"[DONE]"
+_KEEPS_METHOD, _MOST_HOPS = frozenset({307, 308}), 3
+_EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
+"""The beginning of a stream of events."""
 _RETURNS = "return_token_ids"
 _MOST_BYTES, _MOST_STREAMED, _MOST_SAID, _MOST_A_TOKEN = 8 << 20, 64 << 20, 64 << 10, 2 << 10
 """Bytes of a whole reply, of a stream with all that stands around its pieces, of what a server says of a failure, and
@@ -92,15 +97,19 @@ class OpenAIHTTP:
         thinking: bool | None = None,
         extra_body: Mapping[str, Any] | None = None,
         interval: int | None = None,
+        omit: Collection[str] = (),
     ) -> None:
         """`base_url`: such as `http://127.0.0.1:8000/v1`. `thinking`: for chat templates that know `enable_thinking`; a
         model that thinks is not held to patterns, which would be in its way. `extra_body`: further fields of every
         request, which win over those that are set here, but for model, messages and stream. `interval`: how many tokens
         at a time vLLM sends of a stream that nobody follows live; None where the endpoint need not know the option.
+        `omit`: parameters that are left out of requests, as the endpoint does not take them; stop strings end the
+        output all the same.
         """
         base_url, api_key = base_url.rstrip("/"), api_key and api_key.strip()
         self._pool, self._thinking, self._extra, self._interval = pool, thinking, extra_body, interval
         self._structures, self._tokenizes, self._options = not thinking, True, 0
+        self._omit, self._opened = omit, thinking is True
         self.name, self.endpoint = model, without_userinfo(base_url)
         self._upstream = Upstream(model, base_url, api_key, extra_body)
         self._base_url, self._headers = base_url, {"Content-Type": "application/json"}
@@ -132,7 +141,10 @@ class OpenAIHTTP:
     async def _tokens(self, asked: dict[str, Any]) -> int | None:
         if not self._tokenizes:
             return None
-        reply, body = _Reply(self._upstream), msgspec.json.encode({"model": self.name, **asked})
+        reply, body = (
+            _Reply(self._upstream, StreamedReply(_NOTHING)),
+            msgspec.json.encode({"model": self.name, **asked}),
+        )
         with suppress(*_FOREIGN, *JSON_ERRORS, UpstreamError, TimeoutError):
             target = Target(f"{self._base_url.removesuffix('/v1')}/tokenize", self._headers)
             async with asyncio.timeout(_TOKENIZING_S):
@@ -148,54 +160,76 @@ class OpenAIHTTP:
         needs. An endpoint that does not know these options, or no patterns, is asked without them, now and later; vLLM
         looks at a stream's pattern only once it has begun to answer.
         """
+        target: Target | None = None
+        hops = 0
         while True:
             options = _STREAM_OPTIONS[self._options] if on_delta else None
             if prompt.pattern is not None and not self._structures:
                 prompt = msgspec.structs.replace(prompt, pattern=None)
-            streamed = StreamedReply(prompt, on_delta, thinks=self._thinking is not False) if on_delta else None
+            streamed = StreamedReply(
+                prompt,
+                on_delta or (lambda _delta: None),
+                thinks=self._thinking is not False,
+                opened=self._opened,
+            )
             reply = _Reply(self._upstream, streamed, prompt.sampling.max_tokens, live=live)
             try:
-                with streamed or nullcontext():
+                with streamed:
                     interval = None if live else self._interval
                     body = partial(self._body, prompt, stream=on_delta is not None, options=options, interval=interval)
-                    await self._post(prompt, body, reply)
-                    if streamed and reply.events:
-                        return streamed.end()
-                    whole = self._whole(reply, prompt)
-                    if on_delta:  # an endpoint that cannot stream
-                        on_delta(Delta(whole.text, whole.reasoning, whole.usage))
-                    return whole
+                    await self._post(target, prompt, body, reply)
+                    if reply.location:
+                        target = self._redirected(target or self._chat, reply, follow=hops < _MOST_HOPS)
+                        hops += 1
+                        continue
+                    reply.finish()
+                    if not streamed.whole:
+                        raise self._upstream.unavailable("the stream was cut before its end")
+                    return self._completion(streamed, reply)
             except UpstreamError as failure:
-                if (streamed and streamed.begun) or not self._gives_up(prompt, options, reply, failure):
+                if streamed.begun or not self._gives_up(prompt, options, reply, failure):
                     raise
 
-    async def _post(self, prompt: Prompt, body: Callable[[], dict[str, Any]], reply: "_Reply") -> None:
-        """Send a request, and let `reply` take what comes. Raises for every status but 200."""
+    def _completion(self, streamed: StreamedReply, reply: "_Reply") -> Completion:
+        """The output; what it shows of the endpoint is remembered."""
+        output = streamed.end()
+        if (words := streamed.refused) is not None:
+            raise self._upstream.declined(words)
+        self._opened = streamed.opened
+        with suppress(*JSON_ERRORS):  # others than vLLM may not know the option
+            if _RETURNS in (self._extra or ()):
+                return msgspec.structs.replace(output, tokens=msgspec.json.decode(reply.body, type=_TokensReply).tokens)
+        return output
+
+    async def _post(
+        self, target: Target | None, prompt: Prompt, body: Callable[[], dict[str, Any]], reply: "_Reply"
+    ) -> None:
+        """Send a request, and let `reply` take what comes. Raises for every status but 200, and those that redirect."""
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
         try:
-            await self._pool.post(self._chat, lambda: self._chat.request(msgspec.json.encode(body()), name), reply)
+            to = target or self._chat
+            await self._pool.post(to, lambda: to.request(msgspec.json.encode(body()), name), reply)
         except _Left:
             pass
         except _FOREIGN as error:
-            if not (reply.streamed and reply.streamed.whole):
+            if not reply.streamed.whole:
                 raise self._upstream.from_transport(error) from error
-        if reply.status != 200:
+        if reply.status != 200 and not reply.location:
             raise self._upstream.from_status(reply.status, reply.said, reply.headers)
-        if reply.streamed and reply.events and not reply.streamed.whole:
-            raise self._upstream.unavailable("the stream was cut before its end")
+
+    def _redirected(self, target: Target, reply: "_Reply", *, follow: bool) -> Target:
+        """The target that the endpoint sends to. Raises where that is another host, port or scheme."""
+        with suppress(ValueError):
+            url = target.url.join(URL(reply.location))
+            here = (url.scheme, url.host, url.port) == (target.url.scheme, target.url.host, target.url.port)
+            if here and follow and reply.status in _KEEPS_METHOD:
+                path = target.url.with_path(url.raw_path, encoded=True).with_query(url.query)
+                return Target(str(path), self._headers)
+            raise self._upstream.moved(reply.status, str(url))
+        raise self._upstream.moved(reply.status, reply.location)
 
     def _body(self, prompt: Prompt, **streaming: Any) -> dict[str, Any]:
-        return chat_body(self.name, prompt, thinking=self._thinking, extra=self._extra, **streaming)
-
-    def _whole(self, reply: "_Reply", prompt: Prompt) -> Completion:
-        read = reply.decoded(reply.body)
-        if read.choice is None:
-            raise self._upstream.protocol_error("a reply without choices")
-        whole = completion(read.choice, read.counted, prompt, thinks=self._thinking is not False)
-        with suppress(msgspec.ValidationError):  # others than vLLM may not know the option
-            if _RETURNS in (self._extra or ()):
-                whole = msgspec.structs.replace(whole, tokens=msgspec.json.decode(reply.body, type=_TokensReply).tokens)
-        return whole
+        return chat_body(self.name, prompt, thinking=self._thinking, extra=self._extra, omit=self._omit, **streaming)
 
     def _gives_up(
         self, prompt: Prompt, options: Mapping[str, bool] | None, reply: "_Reply", failure: UpstreamError
@@ -222,9 +256,7 @@ class _Left(Exception):
 class _Reply:
     """One reply as it arrives: a stream's events are taken one by one, anything else is kept as a whole."""
 
-    def __init__(
-        self, upstream: Upstream, streamed: StreamedReply | None = None, max_tokens: int = 0, *, live: bool = True
-    ) -> None:
+    def __init__(self, upstream: Upstream, streamed: StreamedReply, max_tokens: int = 0, *, live: bool = True) -> None:
         self._upstream, self.streamed, self._max_tokens, self._live = upstream, streamed, max_tokens, live
         self.status = 0
         self.headers: Mapping[str, str] = {}
@@ -235,16 +267,19 @@ class _Reply:
     @property
     def patient(self) -> bool:
         """See `Reader`. The first token is wanted at once."""
-        return not self._live and self.streamed is not None and self.streamed.begun
+        return not self._live and self.streamed.begun
+
+    @property
+    def location(self) -> str:
+        """The address to which the endpoint redirects; empty where it does not."""
+        return self.headers.get("location", "") if 300 <= self.status < 400 else ""
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
         """See `Reader`."""
         self.status, self.headers = status, headers
         self._most = _MOST_BYTES if status == 200 else _MOST_SAID
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if self.streamed and status == 200 and kind != "application/json":
-            if kind != "text/event-stream":
-                raise self._upstream.protocol_error(f"{kind or 'nothing'} where an event stream was asked for")
+        if status == 200 and kind == "text/event-stream":
             self._most = min(_MOST_STREAMED, MAX_EVENT_BYTES + _MOST_A_TOKEN * self._max_tokens)
             self.events = EventReader()
 
@@ -255,17 +290,37 @@ class _Reply:
             if self.status != 200:
                 raise _Left
             raise self._upstream.protocol_error(f"a reply of more than {self._most >> 20} MiB")
-        if self.streamed is None or self.events is None:
+        if self._size == len(data) and data.lstrip()[:1] == b"{":
+            self.events = None
+        if self.events is None:
             self.body += data
             return False
+        return self._take(self.events, data)
+
+    def finish(self) -> None:
+        """Take what is left once all has come: a reply as a whole, or the last event of a stream."""
+        if self.events is None and not _EVENTS.match(self.body):
+            for reply in self._decoded(self.body):
+                if reply.choice is None or (reply.choice.said == MessageReply() and not reply.choice.finish_reason):
+                    raise self._upstream.protocol_error(f"a reply without an output: {bytes(self.body[:100])!r}")
+                self.streamed.take_whole(reply)
+            return
+        events = self.events or EventReader()
+        with suppress(_Left):
+            self._take(events, bytes(self.body))
+        with suppress(UpstreamProtocolError, _Left):  # the last event may be cut
+            self._take(events, b"" if self.streamed.abandoned else b"\n\n")
+
+    def _take(self, reader: EventReader, data: bytes) -> bool:
         try:
-            events = self.events.feed(data)
+            events = reader.feed(data)
         except EventTooLong as error:
             raise self._upstream.protocol_error(str(error)) from error
         for event in events:
             if event.strip() == _DONE:
                 return True
-            self.streamed.take(self.decoded(event))
+            for reply in self._decoded(event):
+                self.streamed.take(reply)
             if self.streamed.overran:
                 raise _Left
         if self.streamed.abandoned:
@@ -273,17 +328,19 @@ class _Reply:
         self.streamed.tell()
         return False
 
-    def decoded(self, body: bytes | bytearray) -> ChatReply:
-        """The reply in these bytes. Raises `UpstreamError` for what is none, or reports a failure."""
+    def _decoded(self, body: bytes | bytearray) -> tuple[ChatReply, ...]:
+        """The replies in these bytes. Raises `UpstreamError` for what is none, or reports a failure."""
         try:
-            reply = read_reply(body)
+            replies = read_replies(body)
         except JSON_ERRORS as error:
             raise self._upstream.protocol_error(f"{error} in {bytes(body[:100])!r}") from error
-        if isinstance(reply.error, ErrorReply):
-            raise self._upstream.from_report(reply.error.code, reply.error.said)
-        if reply.error is not None:
-            raise self._upstream.from_report(None, reply.error)
-        return reply
+        for reply in replies:
+            if (reply.error or not reply.choices) and (said := reply.failure):
+                failure = self._upstream.from_report(said.code, said.said, said.type)
+                if isinstance(failure, UpstreamUnavailable):
+                    failure.unspent &= not self.streamed.begun
+                raise failure
+        return replies
 
     @property
     def said(self) -> str:

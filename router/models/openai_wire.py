@@ -1,9 +1,12 @@
 """The replies of OpenAI's chat completions API, whole or in chunks, as vLLM and others really write them."""
 
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import msgspec
 
@@ -12,6 +15,11 @@ from router.models.model import Function, Message, Prompt, Usage
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
 """Names for an output that was ended before its end: OpenAI's, and what others write."""
+FILTERED = "content_filter"
+_FILTERED = frozenset(
+    {FILTERED, "content_filtered", "refusal", "safety", "prohibited_content", "blocklist", "sensitive"}
+)
+"""Names for an output that a filter ended, or that the model refused to write."""
 
 
 class PromptDetails(msgspec.Struct, frozen=True, gc=False):
@@ -55,41 +63,148 @@ class FunctionReply(msgspec.Struct, frozen=True, gc=False):
     """A call's function, or a piece of it."""
 
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class CallReply(msgspec.Struct, frozen=True, gc=False):
     """A tool call, or a chunk's piece of one."""
 
-    index: int | None = None
+    index: int | str | None = None
     """The number of the call that a piece is of; None in a whole message."""
-    function: FunctionReply = FunctionReply()
+    id: str | None = None
+    function: FunctionReply | None = None
 
 
 class MessageReply(msgspec.Struct, frozen=True, gc=False):
     """A message, or a chunk's piece of one."""
 
-    content: str | None = None
+    content: str | list[Any] | None = None
+    """Text, or its parts."""
     reasoning: str | None = None
     """vLLM's name."""
     reasoning_content: str | None = None
     """The name of DeepSeek's API and of LiteLLM."""
+    thinking: str | None = None
+    """Ollama's name."""
+    refusal: str | None = None
     tool_calls: tuple[CallReply, ...] | None = None
 
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The text and the reasoning."""
+        reasoning = self.reasoning or self.reasoning_content or self.thinking or ""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or "", reasoning
+        parts = [part if isinstance(part, dict) else {"text": part} for part in self.content]
+        thinks = [str(part.get("type")) in _THINKING for part in parts]
+        texts = [_text_of(part) for part in parts]
+        text = "".join(text for text, thought in zip(texts, thinks, strict=True) if not thought)
+        return text, reasoning + "".join(text for text, thought in zip(texts, thinks, strict=True) if thought)
 
-CALL_END = "</call>"
+    @property
+    def declined(self) -> str:
+        """The words of a refusal."""
+        parts = self.content if isinstance(self.content, list) else []
+        return "".join(str(part["refusal"]) for part in [{"refusal": self.refusal}, *parts] if _refuses(part))
+
+
+def _refuses(part: Any) -> bool:
+    return isinstance(part, dict) and bool(part.get("refusal"))
+
+
+_THINKING = frozenset({"thinking", "reasoning", "thought", "redacted_thinking", "reasoning_content"})
+"""Types of a content's parts that are no text."""
+
+
+def _text_of(part: dict[str, Any]) -> str:
+    """The text of a part; Mistral's thoughts have parts of their own."""
+    value = part.get("text") or part.get("thinking") or part.get("reasoning")
+    if isinstance(value, list):
+        return "".join(str(inner.get("text", "")) for inner in value if isinstance(inner, dict))
+    return value if isinstance(value, str) else ""
+
+
+CALL_BEGIN, CALL_END = '<call tool="', "</call>"
 _CALL = re.compile(r'<call tool="([^"<>]*)">([^<]*)</call>')
 
 
-def call_text(pieces: Iterable[CallReply], before: CallReply | None = None) -> str:
-    """The text of pieces of tool calls; `before`: the piece before them. The last call's end is left out."""
-    texts: list[str] = []
-    for piece in pieces:
-        if before is None or piece.index is None or piece.index != before.index:
-            texts.append(f'{CALL_END if before else ""}<call tool="{piece.function.name or ""}">')
-        texts.append((piece.function.arguments or "").replace("<", r"\u003c"))  # in JSON it stands in strings only
-        before = piece
-    return "".join(texts)
+class _Call:
+    """A tool call, as far as it has come."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.arguments: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The call without its end. No tag stands in its arguments, as `<` stands in strings of JSON only."""
+        arguments = _last_object(self.arguments).replace("<", r"\u003c")
+        return f'{CALL_BEGIN}{self.name}">{arguments}'
+
+
+class Calls:
+    """Puts the pieces of tool calls together, by their ids, or else by their indices, or else by their order."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._by: dict[str, _Call] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, pieces: Iterable[CallReply]) -> None:
+        """Take the next pieces."""
+        for piece in pieces:
+            self._add(piece)
+
+    def _add(self, piece: CallReply) -> None:
+        function = piece.function or FunctionReply()
+        name, arguments = function.name or "", function.arguments or ""
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments)
+        index = "" if piece.index is None else f"index {piece.index}"
+        last = self._by.get(index) or (self._calls[-1] if self._calls and not name else None)
+        call = self._by.get(piece.id) if piece.id else None
+        begins = name and arguments.lstrip()[:1] in ("", "{")
+        if call is None and not (begins and (piece.id or (not index and last and last.arguments not in ([], ["{}"])))):
+            call = last
+        if call is None:
+            call = _Call()
+            self._calls.append(call)
+        self._by.update({"": call, index: call, piece.id or "": call})
+        call.name = name if name.startswith(call.name) else call.name + name
+        call.arguments += [arguments] if arguments else []
+
+    def text(self, *, cut: bool) -> str:
+        """All calls as text. `cut`: the last one has not come to its end."""
+        return CALL_END.join(call.text for call in self._calls) + ("" if cut else CALL_END)
+
+
+_decode_from = json.JSONDecoder().raw_decode
+_NEXT = re.compile(r"\s*(?=\S)")
+_LONGEST_ARGUMENTS = 50_000
+"""Characters; no turn of a model is read as far."""
+
+
+def _json_values(text: str) -> list[tuple[int, Any]]:
+    """The values of JSON that follow each other, each with its start; UNSET for a rest that is none."""
+    values: list[tuple[int, Any]] = []
+    end = 0
+    while begun := _NEXT.match(text, end):
+        value: Any = msgspec.UNSET
+        end = len(text)
+        with suppress(ValueError, RecursionError):
+            value, end = _decode_from(text, begun.end())
+        values.append((begun.end(), value))
+    return values
+
+
+def _last_object(pieces: Sequence[str]) -> str:
+    """The arguments in `pieces`, which may begin again once they were complete, or with the last piece."""
+    text = "".join(pieces)[:_LONGEST_ARGUMENTS]
+    start, value = (_json_values(text) or [(0, None)])[-1]
+    again = start == 0 and value is msgspec.UNSET and _is_object(pieces[-1])
+    return pieces[-1] if again else text[start:]
 
 
 def _messages(prompt: Prompt) -> Sequence[Message | dict[str, Any]]:
@@ -132,20 +247,29 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     index: int = 0
     message: MessageReply | None = None
     delta: MessageReply | None = None
-    finish_reason: str | None = None
+    text: str | None = None
+    """The output, as of the older API of completions."""
+    finish_reason: Any = None
     stop_reason: str | int | None = None
     """vLLM's: the stop string that was met, or the id of the stop token."""
     provider_specific_fields: ProviderFields | None = None
 
     @property
     def said(self) -> MessageReply:
-        """The message or the piece of one."""
-        return self.message or self.delta or MessageReply()
+        """The message or the piece of one; of both, the one that says anything."""
+        if self.message is None or self.delta not in (None, _NOTHING):
+            return self.delta or MessageReply(self.text)
+        return self.message
 
     @property
     def ended(self) -> str | None:
-        """The finish reason, in OpenAI's words where an output was cut."""
-        return "length" if self.finish_reason in _CUT else self.finish_reason
+        """The finish reason, in OpenAI's words where an output was cut or filtered."""
+        reason = self.finish_reason
+        if not isinstance(reason, str):
+            return "stop" if reason else None
+        if reason.lower() in _FILTERED:
+            return FILTERED
+        return "length" if reason.lower() in _CUT else reason
 
     @property
     def matched(self) -> str | None:
@@ -154,18 +278,23 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         return reason if isinstance(reason, str) else None
 
 
+_NOTHING = MessageReply()
+
+
 class ErrorReply(msgspec.Struct, frozen=True, gc=False):
     """An engine's words about its failure."""
 
     message: str = ""
     type: str | None = None
     code: str | int | None = None
+    param: str | None = None
 
     @property
     def said(self) -> str:
-        """Its words, and its name for the failure where it has one."""
+        """Its words, its name for the failure where it has one, and the parameter that it names."""
         name = self.code if isinstance(self.code, str) and not self.code.isdecimal() else self.type
-        return f"{self.message} ({name})".lstrip() if name else self.message
+        said = f"{self.message} ({name})".lstrip() if name else self.message
+        return f"{said} (parameter {self.param})" if self.param else said
 
 
 class ChatReply(msgspec.Struct, frozen=True, gc=False):
@@ -174,6 +303,19 @@ class ChatReply(msgspec.Struct, frozen=True, gc=False):
     choices: tuple[Choice, ...] | None = None
     usage: Any = None
     error: ErrorReply | str | None = None
+    message: str | None = None
+    """An older vLLM's words about its failure, next to their type and code."""
+    type: str | None = None
+    code: str | int | None = None
+
+    @property
+    def failure(self) -> ErrorReply | None:
+        """The failure that it reports; None where it reports none."""
+        if isinstance(self.error, str):
+            return ErrorReply(type=self.error)
+        if self.error and self.error != ErrorReply():
+            return self.error
+        return ErrorReply(self.message, self.type, self.code) if self.message and not self.choices else None
 
     @property
     def choice(self) -> Choice | None:
@@ -181,7 +323,7 @@ class ChatReply(msgspec.Struct, frozen=True, gc=False):
         for choice in self.choices or ():
             if choice.index == 0:
                 return choice
-        return None
+        return self.choices[0] if self.choices else None
 
     @property
     def told(self) -> UsageReply | None:
@@ -193,30 +335,42 @@ class ChatReply(msgspec.Struct, frozen=True, gc=False):
         except msgspec.ValidationError:
             return UsageReply(-1, -1)
 
-    @property
-    def counted(self) -> Usage | None:
-        """The same as our value."""
-        return self.told.usage() if self.told else None
-
 
 class _UsualReply(ChatReply, frozen=True, gc=False):
     usage: UsageReply | None = None
 
 
-_read_usual, _read_any = msgspec.json.Decoder(_UsualReply).decode, msgspec.json.Decoder(ChatReply).decode
+_read_usual = msgspec.json.Decoder(_UsualReply).decode
 
 
-def read_reply(body: bytes | bytearray) -> ChatReply:
-    """The reply in these bytes. Raises `JSON_ERRORS`, though not for its usage."""
+def read_replies(body: bytes | bytearray) -> tuple[ChatReply, ...]:
+    """The replies in these bytes, which are nearly always one. What is none, and fields that are no such, are left out.
+    Raises `JSON_ERRORS`.
+    """
     try:
-        return _read_usual(body)
+        return (_read_usual(body),)
     except msgspec.ValidationError:
-        return _read_any(body)
+        return (readable(ChatReply, msgspec.json.decode(body)) or ChatReply(),)
+    except msgspec.DecodeError:  # several values, or numbers that are none of JSON's
+        values = _json_values(bytes(body).decode("utf-8-sig").strip().removesuffix("[DONE]"))
+        if not values or values[-1][1] is msgspec.UNSET:
+            raise
+        return tuple(readable(ChatReply, value) or ChatReply() for _, value in values)
 
 
-def convert_reply(raw: object) -> ChatReply:
-    """The reply in an object with such attributes. Raises `msgspec.ValidationError`."""
-    return msgspec.convert(raw, ChatReply, from_attributes=True)
+def readable(kind: Any, raw: Any) -> Any:
+    """`raw` as a `kind`, without the parts of it that are none; None where nothing is left."""
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(raw, kind)
+    for inner in get_args(kind) if isinstance(kind, UnionType) else (kind,):
+        if isinstance(raw, list) and get_origin(inner) is tuple:
+            items = (readable(get_args(inner)[0], item) for item in raw)
+            return tuple(item for item in items if item is not None)
+        if isinstance(raw, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            fields = [(field.name, field.type) for field in msgspec.structs.fields(inner) if field.name in raw]
+            values = ((name, readable(of, raw[name])) for name, of in fields)
+            return inner(**{name: value for name, value in values if value is not None})
+    return None
 
 
 def convert_usage(raw: object) -> UsageReply:
@@ -252,19 +406,21 @@ def chat_body(
     interval: int | None = None,
     thinking: bool | None = None,
     extra: Mapping[str, Any] | None = None,
+    omit: Collection[str] = (),
 ) -> dict[str, Any]:
     """The request for `prompt`, ready for JSON; what is not set is not sent. `options`: what a stream tells beside its
     text. `interval`: tokens that vLLM sends at a time. `thinking`: vLLM's `enable_thinking` of the chat template; None
     leaves it alone. A last message of the assistant's is continued.
 
-    `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged.
+    `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged. `omit`:
+    fields that are left out.
     """
     body: dict[str, Any] = {"model": model, "messages": _messages(prompt) if prompt.tools else prompt.messages}
     body |= {name: value for name, value in msgspec.structs.asdict(prompt.sampling).items() if value is not None}
     if prompt.messages and prompt.messages[-1].role == "assistant":
         body |= {"add_generation_prompt": False, "continue_final_message": True}
     further = {
-        "stop": list(prompt.stop) or None,
+        "stop": None if prompt.unstopped else list(prompt.stop) or None,
         "tools": [{"type": "function", "function": _function(one)} for one in prompt.tools] or None,
         "stream": stream or None,
         "stream_options": dict(options) if options else None,
@@ -277,7 +433,7 @@ def chat_body(
         if name not in _OURS:
             both = isinstance(value, Mapping) and isinstance(body.get(name), Mapping)
             body[name] = {**body[name], **value} if both else value
-    return body
+    return {name: value for name, value in body.items() if name not in omit} if omit else body
 
 
 def _function(tool: Function) -> dict[str, Any]:
@@ -325,7 +481,7 @@ class EventReader:
         if not line:
             event, self._data = bytes(self._data[:-1]), bytearray()
             return event
-        field, _, value = line.partition(b":")
+        field, _, value = line.removeprefix(BOM_UTF8).partition(b":")
         if field == b"data":
             self._data += value.removeprefix(b" ") + b"\n"
         return b""

@@ -5,7 +5,8 @@ from typing import Self
 from msgspec.structs import replace
 
 from router.models.model import Completion, Delta, OnDelta, Prompt, Usage, end_at_stop
-from router.models.openai_wire import CALL_END, CallReply, ChatReply, Choice, UsageReply, call_text
+from router.models.openai_wire import CALL_BEGIN, FILTERED, Calls, ChatReply, UsageReply
+from router.models.thoughts import Thoughts
 
 
 class StopCut:
@@ -49,20 +50,39 @@ class StreamedReply:
     Leaving it as a context tells the usage so far where the stream was cut.
     """
 
-    def __init__(self, prompt: Prompt, on_delta: OnDelta, *, thinks: bool = True) -> None:
-        """`thinks`: as for `completion`; an output that was taken for reasoning comes with the last delta."""
+    def __init__(
+        self,
+        prompt: Prompt,
+        on_delta: OnDelta = lambda _delta: None,
+        *,
+        thinks: bool = True,
+        opened: bool = False,
+    ) -> None:
+        """`thinks`: False for a model whose thinking is switched off; what its engine took for reasoning is then the
+        output, and comes with the last delta. `opened`: as for `Thoughts`.
+        """
         self._stop, self._max_tokens = prompt.stop, prompt.sampling.max_tokens
         self._on_delta, self._thinks = on_delta, thinks
+        self._stops = bool(prompt.stop) and not prompt.unstopped
         self._cut = StopCut(prompt.stop)
+        self._thoughts = None if prompt.raw else Thoughts(opened=opened)
         self._texts: list[str] = []
         self._reasoning: list[str] = []
-        self._call: CallReply | None = None
-        """The last piece of a tool call."""
+        self._calls = Calls()
+        self._refusal = ""
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: UsageReply | None = None
         self._most_counted = -1
         self._told = 0
+        self._revoked = 0
+        """How many pieces are no text any more."""
+        self._wrote = False
+        self._null = True
+        """Whether the content is null."""
+        self._opened = opened
+        self.opened = False
+        """True where the template has opened a thought, as far as the output tells."""
         self._writes_on = self._over = self._exceeded = self._ended = False
         self._chars, self._room, self._check_at = 0, _room(self._max_tokens), self._max_tokens // _BYTES_A_CHARACTER
 
@@ -95,28 +115,60 @@ class StreamedReply:
 
     def take(self, chunk: ChatReply) -> None:
         """Note what `chunk` adds to the output."""
-        told = chunk.told
-        if told is not None:
-            counted = told.completion_tokens or 0
-            if self._usage is None or counted >= self._most_counted:  # it only grows
-                self._usage, self._most_counted = told, counted
+        if chunk.usage is not None:
+            self._count(chunk)
         choice = chunk.choice
         if choice is None or self._finish_reason is not None:
             return
         if choice.finish_reason:
             self._finish_reason, self._matched = choice.ended, choice.matched
         said, cut = choice.said, self._cut
-        written, thought = said.content or "", said.reasoning or said.reasoning_content or ""
+        if said.content and said.content.__class__ is str:
+            written, thought = said.content, said.reasoning or said.reasoning_content or ""
+        else:
+            written, thought = said.parts
+            self._refusal += said.declined
+            self._null &= said.content is None
+        if written:
+            self._wrote = True
+            if self._thoughts:
+                if thought:
+                    self._thoughts.opened = False
+                written, more = self._thoughts.feed(written)
+                thought += more
+                if self._thoughts.revoked:
+                    self._thoughts.revoked = False
+                    cut = self._revoke()
         if said.tool_calls:
-            written, self._call = written + call_text(said.tool_calls, self._call), said.tool_calls[-1]
-        if self._call and choice.finish_reason and choice.ended != "length":
-            written += CALL_END
+            written += "" if self._calls else CALL_BEGIN
+            self._calls.add(said.tool_calls)
         reasoning = "" if cut.met else thought
         text = cut.feed(written)
         if cut.met:
             self._writes_on |= text != written or thought != reasoning
         if text or reasoning:
             self._add(text, reasoning)
+
+    def _count(self, chunk: ChatReply) -> None:
+        told = chunk.told
+        counted = (told and told.completion_tokens) or 0
+        if self._usage is None or counted >= self._most_counted:  # it only grows
+            self._usage, self._most_counted = told, counted
+
+    def take_whole(self, reply: ChatReply) -> None:
+        """Note a reply that is no stream. Without a finish reason, it has stopped."""
+        self.take(reply)
+        self._finish_reason = self._finish_reason or "stop"
+
+    def _revoke(self) -> StopCut:
+        """Make reasoning of all text so far; what was passed on stays so."""
+        for at in range(self._revoked, len(self._texts)):
+            self._reasoning[at] += self._texts[at]
+            self._texts[at] = ""
+        self._revoked = len(self._texts)
+        self.opened = True
+        self._cut = StopCut(self._stop)
+        return self._cut
 
     def tell(self, usage: Usage | None = None) -> None:
         """Pass on what was noted since the last time."""
@@ -128,21 +180,50 @@ class StreamedReply:
 
     def end(self) -> Completion:
         """The whole output, once the stream has ended or is abandoned; its rest is passed on with the usage."""
-        text, finish_reason = self._cut.end(self._finish_reason or "", self._matched)
-        overran = self._writes_on
+        finish_reason = self._finish_reason or ""
+        rest, thought, within = "", "", False
+        if self._thoughts:
+            rest, thought = self._thoughts.end(cut=finish_reason == "length")
+            within = self._thoughts.open
+            if self._thoughts.revoked:
+                self._revoke()
+        if self._calls:
+            rest = self._calls.text(cut=finish_reason == "length")[len(CALL_BEGIN) :]
+        rest = rest[: self._room]
+        self._chars += len(rest)
+        unclosed = within or (self._null and self._thinks and not (self._wrote or self._calls))
+        unclosed &= self._stops and finish_reason == "stop" and not self._cut.met
+        unclosed &= not any(string in rest for string in self._stop)
         if self._exceeded:
             text, finish_reason = "", "length"
-        elif not self._thinks and not any(self._texts):
-            written = "".join(self._reasoning)
-            text, finish_reason = end_at_stop(written, self._stop, finish_reason, self._matched)
-            overran = len(text) < len(written)
+        elif not self._thinks and not self._wrote and not self._calls:
+            rest = "".join(self._reasoning)
+            text, finish_reason = end_at_stop(rest, self._stop, finish_reason, self._matched)
+            self._writes_on = len(text) < len(rest)
+        elif unclosed and not self._opened:
+            text = ""
+        else:
+            text = self._cut.feed(rest)
+            self._writes_on |= text != rest
+            matched, finish_reason = self._cut.end(finish_reason, self._matched)
+            text += matched
+        self.opened |= self._opened and not (within and finish_reason == "stop" and not unclosed)
         usage = self._counted
         if usage is not None and (self._exceeded or self._finish_reason is None):
             usage = replace(usage, lower_bound=True)
         self._ended = True
         self._texts.append(text)
+        self._reasoning.append(thought)
         self.tell(usage)
-        return Completion("".join(self._texts), finish_reason, "".join(self._reasoning), usage, overran)
+        output = Completion("".join(self._texts), finish_reason, "".join(self._reasoning), usage, self._writes_on)
+        return replace(output, unclosed=True) if unclosed else output
+
+    @property
+    def refused(self) -> str | None:
+        """The words with which the model, or a filter, declined; None where none did."""
+        if self._finish_reason == FILTERED or (self._refusal and not self._calls and not any(self._texts)):
+            return self._refusal or "".join(self._texts)
+        return None
 
     @property
     def _counted(self) -> Usage | None:
@@ -161,25 +242,6 @@ class StreamedReply:
             self._check_at = self._chars + (self._max_tokens - self._most_counted) // _BYTES_A_CHARACTER
         self._texts.append(text)
         self._reasoning.append(reasoning)
-
-
-def completion(choice: Choice, counted: Usage | None, prompt: Prompt, *, thinks: bool = True) -> Completion:
-    """The whole output, ended at a stop string, or where the prompt's limit of tokens can hold no more. A whole reply
-    that gives no finish reason counts as stopped.
-
-    `thinks`: False for a model whose thinking is switched off; what its engine took for reasoning is then the output.
-    """
-    said = choice.said
-    reasoning = said.reasoning or said.reasoning_content or ""
-    written = said.content or ("" if thinks or said.tool_calls else reasoning)
-    if said.tool_calls:
-        written += call_text(said.tool_calls) + (CALL_END if choice.ended != "length" else "")
-    text, finish_reason = end_at_stop(written, prompt.stop, choice.ended or "stop", choice.matched)
-    overran, most = len(text) < len(written), _room(prompt.sampling.max_tokens)
-    usage = _held(counted, len(text) + len(reasoning), prompt.sampling.max_tokens)
-    if len(text) + len(reasoning) > most:
-        text, reasoning, finish_reason = text[: max(0, most - len(reasoning))], reasoning[:most], "length"
-    return Completion(text, finish_reason, reasoning, usage, overran)
 
 
 _CHARACTERS_A_TOKEN, _CHARACTERS_MORE = 32, 256

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from router.models.thoughts import Thoughts
 from router.protocol.sub_queries import normal_question, own_text, search_blocks
 from router.protocol.tags import Malformed
 
@@ -65,7 +66,7 @@ def _distinct(asked: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return list(first.values())
 
 
-_TAG, _THOUGHT = re.compile(r"<(?:think>|(?i:\s{0,4}search(?:\s{0,4}>|\s{1,4}manager)))"), "</think>"
+_TAG = re.compile(r"<\s{0,4}search(?:\s{0,4}>|\s{1,4}manager)", re.IGNORECASE)
 _LONGEST_TAG = 22
 _CLOSING = re.compile(r"<\s*+/\s*+search\s*+>", re.IGNORECASE)
 _BEFORE_BODY = re.compile(r"<[^>]*+>\s*+(?:```[a-z]*+\s*+)?+", re.IGNORECASE)
@@ -92,15 +93,19 @@ class EarlyReader:
         """`limit`: as for `parse_decision`. `tell` gets all that are certain whenever there are more."""
         self._limit, self._tell = limit, tell
         self._tail, self._block = "", ""
-        self._thinking = self._over = False
+        self._thoughts = Thoughts()
+        self._over = False
         self._known = self._read = 0
 
     def feed(self, piece: str) -> None:
         """Take the next piece of the text."""
-        if self._over:
+        if self._over or not piece:
             return
+        piece, _ = self._thoughts.feed(piece)
         if not self._block:
             piece = self._opened(piece)
+            self._thoughts.revoked = False
+        self._over |= self._thoughts.revoked
         self._block += piece
         if len(self._block) > _LONGEST_BLOCK:
             self._over = True
@@ -109,21 +114,11 @@ class EarlyReader:
 
     def _opened(self, piece: str) -> str:
         """The text from the opening tag of the first block on; empty while there is none."""
-        window, position = self._tail + piece, 0
-        while True:
-            if self._thinking:
-                closing = window.find(_THOUGHT, position)
-                if closing == -1:
-                    break
-                position, self._thinking = closing + len(_THOUGHT), False
-            tag = _TAG.search(window, position)
-            if tag is None:
-                break
-            if tag[0] != "<think>":
-                self._over = not tag[0].endswith(">")
-                return "" if self._over else window[tag.start() :]
-            position, self._thinking = tag.end(), True
-        self._tail = window[max(position, len(window) - _LONGEST_TAG + 1) :]
+        window = self._tail + piece
+        if tag := _TAG.search(window):
+            self._over = not tag[0].endswith(">")
+            return "" if self._over else window[tag.start() :]
+        self._tail = window[1 - _LONGEST_TAG :]
         return ""
 
     def _look(self) -> None:
@@ -131,7 +126,7 @@ class EarlyReader:
         closing = _CLOSING.search(self._block)
         block = self._block[: closing.end()] if closing else self._block
         self._read += len(block)
-        if "think>" in block or self._read > _MOST_READ:
+        if self._over or self._read > _MOST_READ:
             self._over = True
             return
         found = self._questions(block) if closing else self._certain(block)

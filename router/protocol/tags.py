@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+from router.models.thoughts import Thoughts
+
+_LONGEST = 300_000
+"""Characters of a turn that are read."""
 _ENTITY = re.compile("&(?:amp|lt|gt|quot|#39|#x27);")
 
 
@@ -54,22 +57,10 @@ def one_line(text: str) -> str:
 
 
 def without_thinking(text: str) -> str:
-    """Drop `<think>…</think>`, an unclosed one to the end, and the head of one that the template opened."""
-    if "think>" not in text:
-        return text
-    opening, closing = text.find(_THINK_OPEN), text.find(_THINK_CLOSE)
-    if closing != -1 and (opening == -1 or closing < opening):
-        text = text[closing + len(_THINK_CLOSE) :]
-    kept: list[str] = []
-    position = 0
-    while (start := text.find(_THINK_OPEN, position)) != -1:
-        kept.append(text[position:start])
-        end = text.find(_THINK_CLOSE, start)
-        if end == -1:
-            return "".join(kept)
-        position = end + len(_THINK_CLOSE)
-    kept.append(text[position:])
-    return "".join(kept)
+    """Drop all reasoning; a thought that is not closed goes on to the end."""
+    thoughts = Thoughts()
+    visible, _ = thoughts.feed(text[:_LONGEST])
+    return visible + thoughts.end()[0]
 
 
 def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:

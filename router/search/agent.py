@@ -310,7 +310,7 @@ class Agent:
         tools = tuple(function for _, function in (work.tools or {}).values()) if role.tool_calls else ()
         if form.search_first and not self._hands:  # a call's arguments have no pattern
             pattern = turn_pattern(searched=bool(work.searches), may_search=self._may_search(work, turns=1))
-        asked = partial(role.ask, sub_query=index, pattern=pattern, tools=tools, until=until)
+        asked = partial(role.ask, sub_query=index, pattern=pattern, tools=tools, raw=form.raw, until=until)
         if role.context_tokens is not None:
             work.fit(role.context_tokens, role.sampling.max_tokens)
         while True:

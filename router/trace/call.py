@@ -18,6 +18,7 @@ Outcome = Literal[
     "connect_error",
     "unavailable",
     "refused",
+    "content_refused",
     "protocol_error",
     "cancelled",
     "failed",
@@ -85,7 +86,8 @@ class Call(OpenedCall, frozen=True, kw_only=True):
 
     outcome: Outcome
     """`wasted`: it came to its end, but nobody wanted what it wrote; `connect_error`: its endpoint certainly did not
-    begin; `unavailable`: it broke off, or nobody knows; `interrupted`: the gateway was killed while it ran.
+    begin; `unavailable`: it broke off, or nobody knows; `content_refused`: the model, or a content filter, declined;
+    `interrupted`: the gateway was killed while it ran.
     """
     usage: Usage | None
     """None where the engine did not say, or said what cannot be: unknown, not zero."""

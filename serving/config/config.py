@@ -47,6 +47,19 @@ Pause = Annotated[float, Meta(ge=0, le=86_400)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
 
 
+Omitted = Literal[
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "stream_options",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+]
+"""A parameter of a request that an endpoint can do without."""
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of the file."""
 
@@ -159,6 +172,9 @@ class RoleConfig(Section, frozen=True):
     """Switches a chat template's thinking on or off; absent leaves it to the template."""
     extra_body: dict[str, Any] = {}
     """Further fields of every request, as they are, such as `reasoning_effort = "low"`."""
+    omit: tuple[Omitted, ...] = ()
+    """Parameters that are left out of requests because the endpoint refuses them, such as `["stop"]`; stop strings then
+    end an output here."""
     system_role: bool = True
     """False for models that know no system role: the system prompt then opens the first user turn."""
     context_tokens: Count | None = None

@@ -9,6 +9,7 @@ from router.amount import NOTHING, Amount
 from router.calls.limits import prompt_bound
 from router.errors import (
     BudgetExhausted,
+    ContentRefused,
     QuotaExhausted,
     UpstreamError,
     UpstreamProtocolError,
@@ -198,7 +199,7 @@ ANSWERS: list[Behaviour] = [
     says("a", reasoning={"reasoning": "hm"}),
     says("a", stop_reason="</y>"),
     says("a</y> b", usage=None),
-    says(None),
+    says("", usage=None),
 ]
 
 
@@ -342,3 +343,43 @@ async def test_rows_equal_requests(pool: ConnectionPool, openai_server: OpenAISe
     outcomes = [call.outcome for call in ledger.calls]
     assert outcomes == ["connect_error", "connect_error", "completed", "refused", "cancelled"]
     assert len(openai_server.bodies) == len(ledger.calls)
+
+
+CUT_WITHIN: list[Behaviour] = [
+    says(None, reasoning={"reasoning_content": "I could write "}),
+    says(None, usage=None),
+    says("<think>I could write "),
+    says("I look.\n<thinking>I could write "),
+    says("<|channel|>analysis<|message|>I could write "),
+]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("behaviour", CUT_WITHIN)
+async def test_an_endpoint_that_stops_within_its_reasoning(
+    pool: ConnectionPool, openai_server: OpenAIServer, behaviour: Behaviour, *, streams: bool
+) -> None:
+    """It is asked once more, which is booked, without the stop strings, and is never sent any again; the output ends at
+    them all the same.
+    """
+    asked = replace(role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL)), streams=streams, attempts=1)
+    ledger = Ledger()
+    openai_server.plays(behaviour, says("<think>so</y></think>a</y>", " b"))
+    for _ in range(2):
+        assert (await asked.ask(ASKED, ("</y>",), ledger)).text == "a</y>"
+    assert [body.get("stop") for body in openai_server.bodies] == [["</y>"], None, None]
+    assert [(call.outcome, call.purpose) for call in ledger.calls] == [
+        ("completed", "first"),
+        ("completed", "retry"),
+        ("completed", "first"),
+    ]
+
+
+async def test_a_refusal_is_booked_as_one(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
+    """With its tokens; nobody is asked again."""
+    openai_server.plays(says("No", finish_reason="content_filter"))
+    ledger = Ledger()
+    with pytest.raises(ContentRefused):
+        await role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL)).ask(ASKED, (), ledger)
+    (call,) = ledger.calls
+    assert (call.outcome, call.usage) == ("content_refused", Usage(11, 7, 4, 3))

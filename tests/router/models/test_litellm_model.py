@@ -46,7 +46,8 @@ async def model(openai_server: OpenAIServer) -> AsyncIterator[LiteLLMModel]:
     [
         (says("a ", "b"), Completion("a b", "stop", usage=COUNTED)),
         (says("a", finish_reason="length"), Completion("a", "length", usage=COUNTED)),
-        (says(None), Completion("", "stop", usage=COUNTED)),
+        (says(None), Completion("", "stop", usage=COUNTED, unclosed=True)),
+        (says("<think>a</x></think>b", "</x>"), Completion("b</x>", "stop", "a</x>", COUNTED)),
         (says("a", reasoning={"reasoning_content": "hm"}), Completion("a", "stop", "hm", COUNTED)),
         (says("a", reasoning={"reasoning": "hm"}), Completion("a", "stop", "hm", COUNTED)),
         (says("a</", "x>", finish_reason="length"), Completion("a</x>", "stop", usage=COUNTED)),

@@ -45,10 +45,10 @@ BOTH_WAYS: list[tuple[Behaviour, Completion]] = [
     (says("a ", "b"), Completion("a b", "stop", usage=COUNTED)),
     (says("a", finish_reason="length"), Completion("a", "length", usage=COUNTED)),
     (says("a", usage=None), Completion("a", "stop")),
-    (says(None), Completion("", "stop", usage=COUNTED)),
+    (says(None), Completion("", "stop", usage=COUNTED, unclosed=True)),
     (says("a", reasoning={"reasoning": "hm"}), Completion("a", "stop", "hm", COUNTED)),
     (says("a", reasoning={"reasoning_content": "hm"}), Completion("a", "stop", "hm", COUNTED)),
-    (says("<think>hm</think>", "a"), Completion("<think>hm</think>a", "stop", usage=COUNTED)),
+    (says("<think>hm</think>", "a"), Completion("a", "stop", "hm", COUNTED)),
     (says("a", stop_reason="</y>"), Completion("a</y>", "stop", usage=COUNTED)),
     (says("a</y>", stop_reason="</y>"), Completion("a</y>", "stop", usage=COUNTED)),
     (says("a", stop_reason=151645), Completion("a", "stop", usage=COUNTED)),
@@ -56,7 +56,9 @@ BOTH_WAYS: list[tuple[Behaviour, Completion]] = [
     (says("a</y> b", usage=None), Completion("a</y>", "stop", overran=True)),
     (says("a", finish_reason="model_length"), Completion("a", "length", usage=COUNTED)),
     (says("a", finish_reason="eos_token"), Completion("a", "eos_token", usage=COUNTED)),
-    (says(None, reasoning={"reasoning": "a</y> b"}), Completion("", "stop", "a</y> b", COUNTED)),
+    (says(None, reasoning={"reasoning": "a</y> b"}), Completion("", "stop", "a</y> b", COUNTED, unclosed=True)),
+    (says("<think>a", "</y>b"), Completion("", "stop", "a</y>b", COUNTED, unclosed=True)),
+    (says("<think>a</y>", "b", finish_reason="length"), Completion("", "length", "a</y>b", COUNTED)),
 ]
 
 
@@ -326,7 +328,7 @@ HEAD = text_event("a")
         (streams(HEAD, event({"error": "out of memory"})), UpstreamUnavailable, "out of memory"),
         (streams(HEAD, event({"error": {"code": "context_length_exceeded"}})), ContextTooLong, "passages"),
         (streams(HEAD, b"data: {nope\n\n"), UpstreamProtocolError, "nope"),
-        (streams(HEAD, b'data: {"choices": 7}\n\n'), UpstreamProtocolError, "choices"),
+        (streams(HEAD, b'data: {"choices": 7}\n\n'), UpstreamUnavailable, "cut"),
         (streams(HEAD, b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n'), UpstreamProtocolError, "utf-8"),
         (streams(HEAD, b"x" * (2**20 + 1)), UpstreamProtocolError, "1048576"),
     ],

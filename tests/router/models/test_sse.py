@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.models import Prompt, Sampling
-from router.models.openai_wire import MAX_EVENT_BYTES, EventReader, EventTooLong, read_reply
+from router.models.openai_wire import MAX_EVENT_BYTES, EventReader, EventTooLong, read_replies
 from router.models.streaming import StreamedReply
 
 BODY = (
@@ -52,7 +52,8 @@ def test_any_chunk(chunks: list[object]) -> None:
     reply = StreamedReply(Prompt((), Sampling(), ("</search>",)), lambda _delta: None)
     for chunk in chunks:
         with suppress(msgspec.DecodeError):
-            reply.take(read_reply(json.dumps(chunk).encode()))
+            for read in read_replies(json.dumps(chunk).encode()):
+                reply.take(read)
     reply.end()
 
 

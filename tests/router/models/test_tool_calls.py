@@ -14,7 +14,7 @@ from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import LiteLLMModel, close_clients
 from router.models.model import Function
 from router.models.openai_client import OpenAIHTTP
-from router.models.openai_wire import CallReply, FunctionReply, call_text, chat_body
+from router.models.openai_wire import CallReply, Calls, FunctionReply, chat_body
 from router.protocol import parse_turn
 from router.protocol.turns import CallTurn, parse_hands
 from router.testing.openai_server import DONE, MODEL, USAGE, Behaviour, OpenAIServer, end_event, event, replies, streams
@@ -141,16 +141,78 @@ async def test_without_tools_nothing_is_converted(model: Model, openai_server: O
 
 TEXT = st.text(max_size=6) | st.none()
 NAMES = st.text(st.characters(exclude_characters="<"), max_size=4) | st.none()
-PIECES = st.builds(CallReply, st.integers(0, 2), st.builds(FunctionReply, NAMES, TEXT))
+INDICES = st.none() | st.integers(0, 2) | st.sampled_from(["0", "1"])
+FUNCTIONS = st.none() | st.builds(FunctionReply, NAMES, TEXT | st.just({"a": "<"}))
+PIECES = st.builds(CallReply, INDICES, st.none() | st.sampled_from("ab"), FUNCTIONS)
 
 
-@given(st.lists(PIECES, max_size=6))
+@given(st.lists(PIECES, min_size=1, max_size=6))
 def test_any_pieces_are_text(said: Sequence[CallReply]) -> None:
     """Arguments bring no tag, in one go or piece by piece."""
-    text = call_text(said)
+    calls, by_piece = Calls(), Calls()
+    calls.add(said)
+    for piece in said:
+        by_piece.add([piece])
+    text = calls.text(cut=False)
     assert text.count("<") == text.count("<call tool=") + text.count("</call>")
-    by_piece = [call_text([one], before) for one, before in zip(said, [None, *said], strict=False)]
-    assert "".join(by_piece) == text
+    assert by_piece.text(cut=False) == text
+
+
+def called(arguments: object = None, name: str | None = None, **fields: Any) -> dict[str, Any]:
+    """A piece of a call."""
+    return {"function": {"name": name, "arguments": arguments}, **fields}
+
+
+WHOLE = '{"url": "http://mini/1"}'
+STREAMS: dict[str, list[dict[str, Any]]] = {
+    "no index": [called("", "fetch", id="a"), called(WHOLE[:9]), called(WHOLE[9:])],
+    "no index and no id": [called(None, "fetch"), called(WHOLE[:9]), called(WHOLE[9:])],
+    "index as text": [called("", "fetch", id="a", index="0"), called(WHOLE[:9], index=0), called(WHOLE[9:], index="0")],
+    "two ids under one index": [called(WHOLE, "fetch", id="a", index=0), called("{}", "fetch", id="b", index=0)],
+    "an id with every piece": [
+        called("", "fetch", id="a", index=0),
+        called(WHOLE[:9], id="b", index=0),
+        called(WHOLE[9:], id="c", index=0),
+    ],
+    "interleaved ids under one index": [
+        called("", "fetch", id="a", index=0),
+        called("", "other", id="b", index=0),
+        called(WHOLE[:9], id="a", index=0),
+        called("{}", id="b", index=0),
+        called(WHOLE[9:], id="a", index=0),
+    ],
+    "an index that counts pieces": [
+        called("", "fetch", index=0),
+        called(WHOLE[:9], index=1),
+        called(WHOLE[9:], index=2),
+    ],
+    "empty, then whole": [called("{}", "fetch", id="a", index=0), called(WHOLE, id="a", index=0)],
+    "empty, then whole, named, without index": [called("{}", "fetch"), called(WHOLE, "fetch")],
+    "pieces, then whole": [called(WHOLE[:9], "fetch", index=0), called(WHOLE[9:], index=0), called(WHOLE, index=0)],
+    "a beginning, then whole": [called(WHOLE[:9], "fetch", id="a", index=0), called(WHOLE, "fetch", id="a", index=0)],
+    "more each time": [called(WHOLE[:end], "fetch" if end == 9 else None, index=0) for end in (9, 15, len(WHOLE))],
+    "an object": [called({"url": "http://mini/1"}, "fetch", id="a", index=0)],
+    "the name again": [
+        called("", "fetch", index=0),
+        called(WHOLE[:9], "fetch", index=0),
+        called(WHOLE[9:], "fetch", index=0),
+    ],
+    "the name in pieces": [called("", "fe", id="a", index=0), called(WHOLE, "tch", id="a", index=0)],
+    "nulls": [{"function": None, "index": 0}, called(None, None, index=0), called(WHOLE, "fetch", index=0)],
+    "several without index": [called(WHOLE, "fetch"), called('{"url": "http://mini/2"}', "fetch")],
+}
+
+
+@pytest.mark.parametrize("pieces", STREAMS.values(), ids=STREAMS.keys())
+async def test_calls_in_a_stream(
+    openai_server: OpenAIServer, pool: ConnectionPool, pieces: list[dict[str, Any]]
+) -> None:
+    """Pieces are put together by ids, or indices, or in their order; arguments that begin again replace the others."""
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
+    openai_server.plays(streams(*[delta(tool_calls=[None, piece]) for piece in pieces], end_event("tool_calls"), DONE))
+    turn = parse_hands(parse_turn, (await streamed(model, PROMPT)).text)
+    assert isinstance(turn, CallTurn)
+    assert (turn.tool, json.loads(turn.arguments)) == ("fetch", {"url": "http://mini/1"})
 
 
 @given(st.text(max_size=200), st.text(max_size=200))

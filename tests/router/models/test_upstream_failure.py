@@ -136,11 +136,18 @@ def test_not_too_long(said: str) -> None:
         ({"retry-after": "soon"}, None),
         ({"retry-after-ms": "20", "retry-after": "1"}, 0.02),
         ({"retry-after-ms": "soon", "retry-after": "1"}, 1.0),
-        ({"retry-after": "Wed, 21 Oct 2026 07:28:12 GMT"}, None),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:12 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2995 07:28:12 GMT"}, 86_400.0),
+        ({"retry-after": "9" * 30}, 86_400.0),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "1e3"}, None),
+        ({"retry-after": "1_0"}, None),
+        ({"retry-after-ms": "-5", "retry-after": " 2 "}, 2.0),
+        ({"retry-after": "Wed, 99 Foo 2026 07:28:12 GMT"}, None),
     ],
 )
 def test_retry_after(headers: Mapping[str, str], seconds: float | None) -> None:
-    """Milliseconds or seconds; a date or nonsense counts as not said."""
+    """Milliseconds, seconds or a date, a day at most; nonsense counts as not said."""
     error = UPSTREAM.from_status(429, "slow down", headers)
     assert isinstance(error, UpstreamUnavailable)
     assert error.retry_after_s == seconds

@@ -1,0 +1,189 @@
+"""Tell what a model thinks from what it says, in whichever spelling it marks its reasoning.
+
+A mark opens a thought, closes one, or belongs to a message of the harmony format. Three rules decide what is unclear:
+
+- Where a thought is closed that nothing opened, the template opened it: all text before it was reasoning.
+- A mark in quotes is text. So is an opening one behind words and a space (`The <think> tag`), unless it is closed.
+- Behind a nested thought's end the outer one goes on; where that is never closed, it was a mention, and this is text.
+"""
+
+import re
+
+_NAME = (
+    r"(?:\w{1,12}[:|])?(?:(?:chain_of_)?th(?:ink(?:ing)?|oughts?)|reason(?:ing|s)?|reflect(?:ion)?|analysis|scratchpad"
+    r"|(?:inner_)?monologue|cot)(?:[:_]\w{0,64})?(?:\s[^<>◁▷]{0,80})?\s{0,3}[/|]?[>▷]"
+)
+_AFTER_ANGLE = (
+    rf"(?P<open>\s{{0,3}}\|?{_NAME}|\|channel>|unused94>|\|(?:START_THINKING|begin_of_thought|inner_prefix)\|>)"
+    rf"|(?P<close>\s{{0,3}}\|?/\s{{0,3}}\|?{_NAME}|channel\|>|unused95>"
+    r"|\|(?:END_THINKING|end_of_thought|inner_suffix)\|>)"
+    r"|\|(?:(?P<head>start|begin|channel|constrain)|(?P<message>message|content)"
+    r"|(?P<end>end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|end)_of_(?:solution|text)))\|>"
+)
+_BRACKETS = r"(?<=\[)(?:(?P<opens>THINK(?:ING)?\])|(?P<closes>/THINK(?:ING)?\])|(?P<ends>END FINAL RESPONSE\]))"
+_MARK = re.compile(rf"[<◁\[](?=[\s|/]{{0,8}}\w)(?:(?<!\[)(?:{_AFTER_ANGLE})|{_BRACKETS})", re.IGNORECASE)
+_IN_WORDS = re.compile(
+    rf"[<◁\[ah](?=[\s|/]{{0,8}}\w)(?:(?<=[<◁])(?:{_AFTER_ANGLE})|{_BRACKETS}"
+    r"|(?P<closed>(?<=a)ssistantfinal|(?<=h)ere(?:'s| is) my response:|(?<=\[)BEGIN FINAL RESPONSE\]))",
+    re.IGNORECASE,
+)
+"""The same, with words that end a thought which words have begun."""
+_WORDS = re.compile(
+    r"\s*(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
+    r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:))"
+)
+"""Words that begin a thought; the first two are harmony's channels without their tokens."""
+_ALL_WORDS = (
+    "analysis",
+    "commentary",
+    "here is my thought process:",
+    "here's my thought process:",
+    "here are my reasoning steps:",
+)
+_PART = re.compile(r"(?:[<◁][^<>◁▷]{0,109}|\[/?[A-Z ]{0,20})\Z", re.IGNORECASE)
+"""The beginning of a mark."""
+_LONGEST, _LONGEST_IN_WORDS, _LINE = 110, 32, 200
+_NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
+"""In the head of a message."""
+_MENTION = re.compile(r"[^\s>][ \t]+\Z")
+_BEFORE, _AFTER = "\"'`“‘«(*", "\"'`”’»)*"
+
+
+class Thoughts:
+    """Takes one output, in any pieces; each call returns the text and the thoughts that are known since the last."""
+
+    def __init__(self, *, opened: bool = False) -> None:
+        """`opened`: whether the template has opened a thought; an output that begins with a tag has none."""
+        self.revoked = False
+        """True once all that came as text before turns out to be reasoning; the caller takes note and resets it."""
+        self.opened = opened
+        self._begins = True
+        self._plain = False
+        self._depth = 0
+        self._unsure: list[str] | None = None
+        """The open thought, as far as it is text if it is never closed; None where it is none."""
+        self._head: list[str] | None = None
+        self._held = ""
+        self._shown: list[str] = []
+        """The text since the last mark."""
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._mark = _MARK
+
+    @property
+    def open(self) -> bool:
+        """True within a thought."""
+        return self._depth > 0
+
+    def feed(self, piece: str) -> tuple[str, str]:
+        """Take the next piece, which is not empty."""
+        if self._plain and "<" not in piece and "[" not in piece and "◁" not in piece:
+            self._shown.append(piece)
+            return piece, ""
+        return self._read(self._held + piece)
+
+    def end(self, *, cut: bool = False) -> tuple[str, str]:
+        """Return the rest. `cut`: the length limit ended the output, so that an open thought is one."""
+        text, thought = self._read(self._held, last=True)
+        return text + "".join(() if cut else self._unsure or ()), thought
+
+    def _read(self, window: str, *, last: bool = False) -> tuple[str, str]:
+        self._texts = []
+        self._thoughts = []
+        if self._begins:
+            self._begin(window)
+        position = 0
+        hold: int | None = None
+        for mark in self._mark.finditer(window, position):
+            self._put(window[position : mark.start()])
+            position = mark.start()
+            if not self._depth and self._shown and self._shown[-1][-1] in _BEFORE:
+                if mark.end() == len(window) and not last:
+                    hold = position
+                    break
+                if window[mark.end() : mark.end() + 1] in _AFTER:
+                    continue
+            if not self._depth and mark[0][0].isalpha():
+                continue
+            position = mark.end()
+            self._take(mark.lastgroup or "", mark[0])
+        if last:
+            hold = len(window)
+        elif hold is None:
+            hold = max(position, self._part(window, position))
+        self._put(window[position:hold])
+        self._held = window[hold:]
+        self._plain = not (self._depth or self._held or self._begins)
+        return "".join(self._texts), "".join(self._thoughts)
+
+    def _begin(self, window: str) -> None:
+        """Find out whether the output begins with a thought."""
+        shown = "".join(self._shown)
+        begun = (shown + window).lstrip()
+        if self.opened and begun:
+            self._begins = False
+            if begun[0] not in "<[◁":
+                self._depth = 1
+                self._unsure = []
+        elif _WORDS.match(shown + window):
+            self._begins = False
+            self._mark = _IN_WORDS
+            self._depth = 1
+            self.revoked = bool(shown)
+        elif len(begun) > 1:
+            self._begins = any(words.startswith(begun.casefold()) for words in _ALL_WORDS)
+
+    def _part(self, window: str, position: int) -> int:
+        """Return where what may become a mark begins."""
+        if self._begins and len(window.lstrip()) != 1:
+            return position
+        if self._depth and self._mark is _IN_WORDS:
+            return len(window) - _LONGEST_IN_WORDS
+        part = _PART.search(window, max(position, len(window) - _LONGEST))
+        return part.start() if part else len(window)
+
+    def _put(self, part: str) -> None:
+        if not part:
+            return
+        if not self._depth:
+            self._texts.append(part)
+            self._shown.append(part)
+            return
+        (self._thoughts if self._head is None else self._head).append(part)
+        if self._unsure is not None:
+            self._unsure.append(part)
+
+    def _take(self, kind: str, mark: str) -> None:
+        head = self._head
+        self._head = None
+        if mark.endswith("/>") or (kind == "message" and head is None and self._depth):
+            return
+        if kind == "message":
+            self._depth = int(_NO_ANSWER.search("".join(head or ()).lower()) is not None)
+            self._unsure = None
+            if not self._depth:
+                self._revoke()
+        elif kind.startswith("open") or (kind == "head" and not self._depth):
+            if not self._depth:
+                line = "".join(self._shown)[-_LINE:]
+                sure = (mark[0] == "<" and not _MENTION.search(line)) or not line.strip()
+                self._unsure = None if sure else [mark]
+            elif self._unsure is not None:
+                self._unsure.append(mark)
+            self._depth += 1
+        elif kind.startswith("end"):
+            self._depth = 0
+            self._unsure = None
+        elif kind.startswith("close") and self._depth:
+            self._depth -= 1
+            self._unsure = [] if self._depth else None
+        elif kind == "close" and mark[0] == "<":
+            self._revoke()
+        if kind == "head":
+            self._head = head or []
+        self._shown = []
+
+    def _revoke(self) -> None:
+        self.revoked = True
+        self._thoughts += self._texts
+        self._texts = []
