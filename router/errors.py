@@ -208,7 +208,7 @@ class ContextTooLong(UpstreamRefused):
 class ContentRefused(UpstreamRefused):
     """The model, or a content filter, declines to answer this prompt."""
 
-    def __init__(self, message: str, *, endpoint: str, said: str) -> None:
+    def __init__(self, message: str, *, endpoint: str, said: str = "") -> None:
         super().__init__(message, endpoint=endpoint)
         self.said = said
         """The words with which it declines."""
