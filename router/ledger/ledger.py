@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -62,6 +62,7 @@ class _Books:
     """The books of a run, common to all ledgers of its layers."""
 
     calls: list[Call] = field(default_factory=list)
+    by_agent: dict[Agent, list[Call]] = field(default_factory=dict)
     cut: "list[Attempt]" = field(default_factory=list)
     early: "list[Attempt]" = field(default_factory=list)
     early_from: int | None = None
@@ -124,6 +125,10 @@ class Attempt:
         written = min(usage.completion_tokens, self.opened.max_tokens)
         usage = msgspec.structs.replace(usage, completion_tokens=written, estimated=True)
         return usage if self.opened.allows(usage) else None
+
+
+def _agent_of(call: OpenedCall) -> Agent:
+    return Agent(call.role, call.sub_query, call.manager, call.worker)
 
 
 def _outcome_of(error: Exception) -> Outcome:
@@ -298,13 +303,13 @@ class Ledger:
         """The executor versions that have completed calls for a sub-query, those that await their decision included;
         empty where a model was none.
         """
-        booked = [call for call in self._books.calls if call.outcome == "completed"]
-        calls: list[Call | OpenedCall] = [*booked, *(cut.opened for cut in self._books.early)]
-        return {call.executor_version or "" for call in calls if self._on(call, sub_query)}
+        booked = [call for call in self._calls_for(sub_query) if call.outcome == "completed"]
+        early = [cut.opened for cut in self._books.early if _agent_of(cut.opened) == self._executor(sub_query)]
+        return {call.executor_version or "" for call in (*booked, *early)}
 
     def last_outcome(self, sub_query: int) -> Outcome | None:
         """The outcome of the last call for a sub-query; None where there was none."""
-        return next((call.outcome for call in reversed(self._books.calls) if self._on(call, sub_query)), None)
+        return next((call.outcome for call in reversed(self._calls_for(sub_query))), None)
 
     def waste(self, sub_query: int) -> None:
         """Book what was spent so far on this sub-query, which awaits its decision, as wasted."""
@@ -370,10 +375,12 @@ class Ledger:
             await asyncio.sleep(random.uniform(0, pause_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _on(self, call: OpenedCall, sub_query: int) -> bool:
-        """True for a call of the executor's that works on a sub-query, by its number here."""
-        agent = Agent("execution", sub_query).within(self._lead)
-        return agent == (call.role, call.sub_query, call.manager, call.worker)
+    def _executor(self, sub_query: int) -> Agent:
+        """The executor that works on a sub-query, by its number here."""
+        return Agent("execution", sub_query).within(self._lead)
+
+    def _calls_for(self, sub_query: int) -> Sequence[Call]:
+        return self._books.by_agent.get(self._executor(sub_query), ())
 
     def _book(self, early: list[Attempt], below: int) -> None:
         for attempt in early:
@@ -398,5 +405,6 @@ class Ledger:
             impossible_usage=impossible and usage is None,
         )
         self._books.calls.append(call)
+        self._books.by_agent.setdefault(_agent_of(call), []).append(call)
         self._allowance.settle(call.role, call.reserved, call.charged)
         self._journal.settle(call)

@@ -1,6 +1,7 @@
 """The ledger: one row for every attempt, and sums that hold back nothing."""
 
 import asyncio
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -309,3 +310,20 @@ async def test_no_usage_costs_more_than_the_worst_case(
     assert 0 <= (call.usage.reasoning_tokens or 0) <= written
     assert 0 <= (call.nano_usd or 0) <= price.most(bound, 64)
     assert not reserved or call.charged.tokens <= reserved
+
+
+async def test_the_calls_of_a_sub_query_are_found_whatever_else_was_called() -> None:
+    """To look for them costs the same in a run of twenty times as many calls."""
+
+    async def cost(calls: int) -> float:
+        ledger = Ledger()
+        for number in range(calls):
+            async with ledger.attempt(replace(CALLER, sub_query=number, executor_version="small"), "first", 1):
+                pass
+        begun = time.thread_time()
+        for number in range(200):
+            assert ledger.worked_on(number) == {"small"}
+            assert ledger.last_outcome(number) == "completed"
+        return time.thread_time() - begun
+
+    assert await cost(4000) < 5 * await cost(200)
