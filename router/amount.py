@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 
-class Amount(msgspec.Struct, frozen=True):
+class Amount(msgspec.Struct, frozen=True, gc=False):
     """Tokens and money that are spent, reserved, or allowed."""
 
     tokens: int = 0

@@ -14,7 +14,7 @@ _TOOLS_CHARS = 1500
 """Characters in which chat templates say how tools are called, at most; Hermes' and Llama's take less than half."""
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """One message of a conversation."""
 
     role: Literal["system", "user", "assistant"]
@@ -70,7 +70,7 @@ class Prompt(msgspec.Struct, frozen=True):
         return (*self.messages, Message("user", json.dumps(told, indent=8) + " " * _TOOLS_CHARS))
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one call, as its engine counts them; None where it did not say. `OpenedCall.allows` tells whether that
     can be.
     """
@@ -107,7 +107,7 @@ class TokenIds(msgspec.Struct, frozen=True):
     """Of `completion`, natural logarithms, one each; set where they were asked for as well."""
 
 
-class Completion(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True, gc=False):
     """A whole output."""
 
     text: str

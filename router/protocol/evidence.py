@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+class Report(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A concise answer to one sub-query, with what supports it."""
 
     answer: str
@@ -31,7 +31,7 @@ NO_EVIDENCE = Report("no evidence found", ())
 """The report of an executor that failed, whatever the reason: neutral, and without internals."""
 
 
-class Passage(msgspec.Struct, frozen=True):
+class Passage(msgspec.Struct, frozen=True, gc=False):
     """One retrieved piece of a document."""
 
     id: str

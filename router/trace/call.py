@@ -28,7 +28,7 @@ WHOLE: tuple[Outcome, ...] = ("completed", "wasted")
 """Outcomes of calls that came to their end."""
 
 
-class OpenedCall(msgspec.Struct, frozen=True):
+class OpenedCall(msgspec.Struct, frozen=True, gc=False):
     """An attempt that is about to be made."""
 
     run_id: str

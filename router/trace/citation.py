@@ -36,7 +36,7 @@ _CACHED_CHARS, _FIXED_CHARS = 1_000_000, 500
 """The size of the cache of readings, and what each counts besides its text."""
 
 
-class Citation(msgspec.Struct, frozen=True):
+class Citation(msgspec.Struct, frozen=True, gc=False):
     """One sentence of one retrieved passage."""
 
     passage_id: str

@@ -12,7 +12,7 @@ RowKey = tuple[str, ...]
 """The canonical values of a row's key columns, in the order of the columns."""
 
 
-class Column(msgspec.Struct, frozen=True):
+class Column(msgspec.Struct, frozen=True, gc=False):
     """A column of a table."""
 
     name: str
@@ -41,7 +41,7 @@ class Schema(msgspec.Struct, frozen=True):
         return tuple(column for column in self.columns if column.key)
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """One piece of work for one executor; equal asks are the same ask, whenever they are made."""
 
     kind: AskKind
@@ -87,7 +87,7 @@ CellState = Literal["missing", "given", "single", "agreed", "conflict", "not_fou
 Support = Literal["stated", "value_only", "unsupported"]
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Claim(msgspec.Struct, frozen=True, gc=False):
     """A value that a report gives for a cell."""
 
     value: str
@@ -99,7 +99,7 @@ class Claim(msgspec.Struct, frozen=True):
     """A sentence of each passage that gives the value."""
 
 
-class Cell(msgspec.Struct, frozen=True):
+class Cell(msgspec.Struct, frozen=True, gc=False):
     """A cell with all that is claimed of it."""
 
     value: str
@@ -111,7 +111,7 @@ class Cell(msgspec.Struct, frozen=True):
     """Those of the value first, then its rivals, the best first. A given value stands, whatever is claimed."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """A row with its cells, one for each column."""
 
     key: RowKey

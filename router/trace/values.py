@@ -15,7 +15,7 @@ ExecutionOutcome = Literal[
 ]
 
 
-class Conversation(msgspec.Struct, frozen=True, tag=True):
+class Conversation(msgspec.Struct, frozen=True, gc=False, tag=True):
     """All that a model was shown, and everything it wrote, reasoning included."""
 
     messages: tuple[Message, ...]
@@ -35,7 +35,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     """The reason why it failed; None where it did not."""
 
 
-class SearchRecord(msgspec.Struct, frozen=True):
+class SearchRecord(msgspec.Struct, frozen=True, gc=False):
     """One search and what it found; or a document that was opened, or a tool that was called."""
 
     query: str
@@ -54,7 +54,7 @@ class SearchRecord(msgspec.Struct, frozen=True):
         return self.passages[: len(self.passages) - self.dropped_passages]
 
 
-class Execution(msgspec.Struct, frozen=True, tag=True):
+class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
     """One sub-query, worked on by one executor in a context of its own, or by a manager and its workers."""
 
     sub_query: str
@@ -116,7 +116,7 @@ class RoundStarted(msgspec.Struct, frozen=True, tag=True):
     """From 1."""
 
 
-class SubQueryDispatched(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class SubQueryDispatched(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
     """A sub-query went to an executor."""
 
     index: int
@@ -129,7 +129,7 @@ class SubQueryDispatched(msgspec.Struct, frozen=True, tag=True, omit_defaults=Tr
     """The manager that it is meant for; empty where none is named."""
 
 
-class SearchDone(msgspec.Struct, frozen=True, tag=True):
+class SearchDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A search returned."""
 
     index: int
@@ -139,7 +139,7 @@ class SearchDone(msgspec.Struct, frozen=True, tag=True):
     """Best first."""
 
 
-class Reported(msgspec.Struct, frozen=True, tag=True):
+class Reported(msgspec.Struct, frozen=True, gc=False, tag=True):
     """An executor ended."""
 
     index: int
@@ -159,7 +159,7 @@ class Planned(msgspec.Struct, frozen=True, tag=True):
     columns: tuple[Column, ...]
 
 
-class RowChanged(msgspec.Struct, frozen=True, tag=True):
+class RowChanged(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A row of a table is there, or has changed."""
 
     key: RowKey
