@@ -1,4 +1,6 @@
-"""Work beside the requests: what goes on until it is cancelled, and errors that are logged instead of raised."""
+"""Work beside the requests: what goes on until it is cancelled, what would hold the event loop for too long, and errors
+that are logged instead of raised.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -46,11 +48,22 @@ def errors_logged(log: structlog.typing.FilteringBoundLogger, event: str, **know
         log.exception(event, **known)
 
 
-_WORKER = ThreadPoolExecutor(1, "worker")
+class Worker:
+    """A thread for work that takes longer than one step of the event loop should, one piece at a time.
 
-
-async def in_worker(work: Callable[..., T], *arguments: Any) -> T:
-    """Return what `work` returns. It runs in a thread, because it takes longer than one step of the event loop should;
-    one piece of such work at a time, so that threads do not keep the event loop from its turn.
+    A thread that computes keeps the event loop from its turn for 5 ms each time, so there are few of them, however much
+    there is to do.
     """
-    return await asyncio.get_running_loop().run_in_executor(_WORKER, work, *arguments)
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)
+
+    async def __call__(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what `work` returns, once all that was asked for before it is done."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+in_worker = Worker("worker")
+"""For requests, and tables that are being filled."""
+in_viewer = Worker("viewer")
+"""For those who look at runs."""

@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Annotated, Any, Protocol
 
@@ -33,12 +33,14 @@ from router.table.cell_value import is_mistyped, row_key
 from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
-from router.trace.table import Ask, AskKind, Column, Row, RowKey, Schema, TableOutcome, TableTopologyName
+from router.trace.table import Ask, AskKind, Column, RowKey, Schema, TableOutcome, TableTopologyName
 from router.trace.values import Planned, Reported, RoundStarted, RowChanged, SubQueryDispatched, TableRun
 
 _OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_exhausted")
 """Outcomes with which nothing is begun any more."""
 EXECUTOR_OF_TABLES = dataclasses.replace(EXECUTOR, parse=parse_table_turn)
+_LARGE = 30_000
+"""Characters of a report with its passages that are read within a few hundredths of a second."""
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
 
 
@@ -95,8 +97,7 @@ def table_of(run: TableRun) -> Table:
     if run.topology != "wide":
         searches = tuple(search for execution in run.executions for search in execution.every_search)
         reports = [(ask, replace(written, searches=searches)) for ask, written in reports[-1:]]
-    table = assemble(run.schema, run.given, reports, asks_per_cell=run.asks_per_cell)
-    return replace(table, rows=table.rows[: run.max_rows])
+    return assemble(run.schema, run.given, reports, asks_per_cell=run.asks_per_cell, max_rows=run.max_rows)
 
 
 def occasions(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
@@ -104,6 +105,12 @@ def occasions(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
     return {
         ask for ask, execution in reports if ask.kind == "discover" and execution.looked and not execution.shared_from
     }
+
+
+def _size(execution: Execution) -> int:
+    """The characters of a report with its passages; a row costs as much as a hundred."""
+    shown = sum(len(passage.text) for search in execution.every_search for passage in search.shown)
+    return shown + 100 * execution.report.answer.count("\n")
 
 
 class Filling(Protocol):
@@ -144,7 +151,7 @@ class WideSearch:
         table that there is; a failing executor costs its cells. `context.failures` tells of both. Raises
         `UpstreamError` where the delegator fails before anything is known, and `StoreFailed`.
         """
-        work = await in_worker(_Filling, self, request, context)
+        work = _Filling(self, request, context)
         try:
             async with asyncio.TaskGroup() as group:
                 await work.fill(group)
@@ -163,10 +170,9 @@ class _Filling:
         self._search, self._request, self._limits = search, request, search.limits
         self._context = dataclasses.replace(context, tabular=True)
         self._group: asyncio.TaskGroup
-        self._plan("")
-        opening = table_delegation.opening(request.question, self._schema)
-        opening += table_delegation.status(self._table, ()) if request.rows else ""
-        self._delegation = Conversation(search.delegator.role.opening(opening))
+        self._schema = Schema(request.columns)
+        self._assembly: Assembly
+        self._delegation = Conversation(())
         self._outcome: TableOutcome = "filled"
         self._round = 0
         self._discoveries: dict[tuple[str, str], str] = {}
@@ -183,7 +189,6 @@ class _Filling:
         self._at_work: dict[asyncio.Task[Execution], int] = {}
         self._asked, self._looked = Counter[tuple[RowKey, str]](), Counter[tuple[RowKey, str]]()
         """For each cell, the last attempt, and the number of executors that looked for it."""
-        self._rows: dict[RowKey, Row] = {}
         self._filled: set[RowKey] = set()
         """Keys whose cells have been asked for."""
 
@@ -205,6 +210,12 @@ class _Filling:
     async def fill(self, group: asyncio.TaskGroup) -> None:
         """Do all there is to do. Executors work in `group`."""
         self._group, closed = group, self._request.closed
+        opening = table_delegation.opening(self._request.question, self._schema)
+        if self._request.rows:
+            await in_worker(self._plan, "")
+            opening += await in_worker(self._status)
+        self._delegation = Conversation(self._search.delegator.role.opening(opening))
+        await in_worker(self._plan, "")  # whose rows nobody was told of yet
         unworded = any(not column.key and not column.ask for column in self._schema.columns)
         rounds = int(unworded) if closed else self._limits.max_rounds
         if not rounds:
@@ -221,17 +232,19 @@ class _Filling:
         """Take the delegator's wordings."""
         self._schema = table_delegation.planned(Schema(self._request.columns), text)
         given, most = self._request.rows, self._limits.asks_per_cell
-        self._assembly = Assembly(self._schema, given, asks_per_cell=most)
-        self._table = self._assembly.table()
+        self._assembly = Assembly(self._schema, given, asks_per_cell=most, max_rows=self._request.max_rows)
+
+    def _status(self) -> str:
+        """The table as the delegator is shown it."""
+        reports = ((self._asks[number], execution) for number, execution in self._executions.items())
+        return table_delegation.status(self._assembly.table(), occasions(reports), self._not_dispatched)
 
     async def _turn(self) -> bool:
         """Let the delegator write its next turn; True where it looks for more rows."""
         search, context, first = self._search, self._context, self._round == 1
         context.on_event(RoundStarted(self._round))
         if not first:
-            reports = ((self._asks[number], execution) for number, execution in self._executions.items())
-            shown = table_delegation.status(self._table, occasions(reports), self._not_dispatched)
-            self._delegation = told(self._delegation, shown)
+            self._delegation = told(self._delegation, await in_worker(self._status))
         most, closed = self._limits.width, self._request.closed
         early = Dispatching(search.executor, self._round, len(self._asks), context, self._group, most=most)
         begins = search.early_dispatch and not context.ledger.budgeted and len(self._schema.keys) == 1 and not closed
@@ -258,7 +271,7 @@ class _Filling:
                 raise
             self._outcome, context.failures[None] = "delegation_failed", error
         if first:
-            self._plan(self._delegation.outputs[-1].text if self._delegation.outputs else "")
+            await in_worker(self._plan, self._delegation.outputs[-1].text if self._delegation.outputs else "")
             context.on_event(Planned(self._schema.columns))
         return await self._discover(questions, early)
 
@@ -285,22 +298,27 @@ class _Filling:
 
     async def _work_off(self) -> None:
         """Work until the queue is empty and nobody is at work, and there is nothing to settle."""
-        self._look()
+        await self._look()
         while True:
-            self._begin()
+            await self._begin()
             if not self._at_work:
-                self._settle()
+                await self._settle()
                 if not self._queue:
                     return
                 continue
             done, _ = await asyncio.wait(self._at_work, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                self._take(self._at_work.pop(task), task.result())
-            self._look()
+                number, execution = self._at_work.pop(task), task.result()
+                if _size(execution) > _LARGE:
+                    await in_worker(self._take, number, execution)
+                else:
+                    self._take(number, execution)
+                await self._look()
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
         """Let executors begin while slots are free, those who finish rows first."""
         while self._queue and len(self._at_work) < self._limits.width:
+            await asyncio.sleep(0)
             if asyncio.get_running_loop().time() >= self._context.search_deadline:
                 self._end("time_exhausted")
             elif len(self._executions) + len(self._at_work) >= self._limits.max_tasks:
@@ -394,20 +412,16 @@ class _Filling:
 
     def _end(self, outcome: TableOutcome) -> None:
         """Begin nothing any more; with `rows_exhausted`, no discovery."""
-        self._outcome, queue, self._queue = outcome, self._queue, []
-        for *_, ask in queue:
-            self._put(ask)
+        self._outcome = outcome
+        self._queue = [] if outcome in _OVER else [waiting for waiting in self._queue if waiting[-1].row is not None]
+        heapify(self._queue)
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         """Tell of the rows that have changed, and ask for the cells of new ones."""
-        self._table = self._assembly.table()
-        most = self._request.max_rows
-        if len(self._table.rows) > most and self._outcome not in (*_OVER, "rows_exhausted"):
+        if self._assembly.overflows and self._outcome not in (*_OVER, "rows_exhausted"):
             self._end("rows_exhausted")
-        for row in self._table.rows[:most]:
-            if self._rows.get(row.key) is row:
-                continue
-            self._rows[row.key] = row
+        for row in self._assembly.changed():
+            await asyncio.sleep(0)
             self._context.on_event(RowChanged(row.key, row))
             cells = zip(self._schema.columns, row.cells, strict=True)
             wanted = [column.name for column, cell in cells if not column.key and cell.state != "given"]
@@ -416,10 +430,20 @@ class _Filling:
                     self._filled.add(key)
                     self._ask(key, wanted)
 
-    def _settle(self) -> None:
+    async def _settle(self) -> None:
         """Ask again for cells in conflict. Only now, when all reports are there, as those of another key may have come
         to a row.
         """
-        for row in self._table.rows[: self._request.max_rows]:
-            cells = zip(self._schema.columns, row.cells, strict=True)
-            self._ask(row.key, [column.name for column, cell in cells if cell.state == "conflict"])
+        for key, columns in await in_worker(self._conflicts):
+            await asyncio.sleep(0)
+            self._ask(key, columns)
+
+    def _conflicts(self) -> list[tuple[RowKey, list[str]]]:
+        """The keys of rows, with their columns that are in conflict."""
+        columns = [column.name for column in self._schema.columns]
+        found = list[tuple[RowKey, list[str]]]()
+        for row in self._assembly.table().rows:
+            cells = zip(columns, row.cells, strict=True)
+            if conflicts := [name for name, cell in cells if cell.state == "conflict"]:
+                found.append((row.key, conflicts))
+        return found

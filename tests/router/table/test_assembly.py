@@ -1,6 +1,7 @@
 """The table is a fold of its reports: whatever came first, nothing is lost, and nothing given is overwritten."""
 
 import random
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -310,3 +311,48 @@ def test_rows_that_did_not_change_are_the_same() -> None:
 def test_reports_without_rows(answer: str) -> None:
     """They hold none, and harm none."""
     assert assemble(SCHEMA, [], [(discovery(), executed(answer))]).rows == ()
+
+
+@given(GIVEN, reports(), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_a_table_that_may_have_few_rows(
+    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], most: int, chance: random.Random
+) -> None:
+    """It is the same whatever came first, and is told in changes; where no passage ties names, its rows are
+    the first ones of the whole table.
+    """
+    assembly = Assembly(SCHEMA, rows, max_rows=most)
+    seen = {row.key: row for row in assembly.changed()}
+    for ask, execution in chance.sample(told, len(told)):
+        assembly.add(ask, execution)
+        seen |= {row.key: row for row in assembly.changed()}
+    table, whole = assembly.table(), assemble(SCHEMA, rows, told)
+    assert table == assemble(SCHEMA, rows, told, max_rows=most)
+    assert [seen[row.key] for row in table.rows] == list(table.rows)
+    if not any(read_report(SCHEMA, *one).ties for one in told):
+        assert [row.key for row in table.rows] == [row.key for row in whole.rows[:most]]
+        assert assembly.overflows == (len(whole.rows) > most)
+
+
+def test_a_discovery_of_more_rows_than_the_table_may_have() -> None:
+    """As many are read, and one more, which tells that there are others."""
+    report = executed("- Bel\n" + "\n".join(f"- City {number}" for number in range(5000)))
+    found = read_report(SCHEMA, discovery(), report, 100).found
+    assert (len(found), found[0].key, found[100].key) == (101, ("bel",), ("city 99",))
+    assembly = Assembly(SCHEMA, max_rows=100)
+    assembly.add(discovery(), report)
+    assert assembly.overflows
+    assert len(assembly.table().rows) == 100
+
+
+def test_what_a_discovery_costs_goes_by_its_own_rows() -> None:
+    """And not by those that are known already."""
+
+    def cost(discoveries: int) -> float:
+        texts = ["\n".join(f"- City {number * 10 + at}" for at in range(10)) for number in range(discoveries)]
+        told = [(discovery(number), executed(text)) for number, text in enumerate(texts, 1)]
+        assembly, begun = Assembly(SCHEMA), time.thread_time()
+        for ask, execution in told:
+            assembly.add(ask, execution)
+        return time.thread_time() - begun
+
+    assert min(cost(400) for _ in range(2)) < 10 * cost(80)

@@ -429,3 +429,26 @@ async def test_a_cancelled_run(tmp_path: Path) -> None:
         run = await archive.load(summary.id)
     assert run.status == "cancelled"
     assert [row for row in values(run) if all(row)]
+
+
+async def test_others_have_their_turns_between_two_rows(tmp_path: Path) -> None:
+    """No two rows are told in one turn of the event loop, however many there are."""
+    rows = tuple((f"City {number}", "", "") for number in range(200))
+    turns, told = 0, list[int]()
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def hear(event: Event) -> None:
+        if isinstance(event, RowChanged):
+            told.append(turns)
+
+    request = TableRequest(QUESTION, WORDED, rows, closed=True)
+    counting = asyncio.create_task(count())
+    await filled(tmp_path / "store", World(1), request=request, on_event=hear)
+    counting.cancel()
+    assert len(told) >= len(rows)
+    assert len(set(told)) == len(told)
