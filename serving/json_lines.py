@@ -46,8 +46,7 @@ def json_lines(path: Path) -> Iterator[Write]:
                 shutil.copyfileobj(file, rest)
                 rest.seek(0)
                 file.seek(0)
-                late.sort(key=len)
-                file.writelines(late)
+                file.writelines(sorted(late, key=len))
                 shutil.copyfileobj(rest, file)
 
 

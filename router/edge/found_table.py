@@ -1,11 +1,14 @@
 """The table of a run: by what the run came to, or, while it goes on, by what has been told of it."""
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from functools import cached_property
+
+from cachetools import LRUCache
 
 from router.table import Table, table_of
 from router.table.cell_value import canonical
+from router.table.completeness import Completeness, completeness
+from router.table.filling import occasions
 from router.trace import Event, Execution, Run
 from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema
 from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatched, TableRun
@@ -38,27 +41,63 @@ class TableEvents:
                     self.rows.pop(alias, None)
 
 
-class FoundTable(NamedTuple):
+class FoundTable:
     """A table with the work behind it."""
 
-    table: Table
-    asks: Sequence[Ask]
-    """By the numbers of their sub-queries."""
-    executions: Mapping[int, Execution]
+    def __init__(self, table: Table, asks: Sequence[Ask], executions: Mapping[int, Execution]) -> None:
+        """`asks`: by the numbers of their sub-queries."""
+        self.table, self.asks, self.executions = table, asks, executions
+
+    @cached_property
+    def completeness(self) -> Completeness:
+        """Its state, in counts."""
+        looked = occasions((self.asks[number], execution) for number, execution in self.executions.items())
+        return completeness(self.table, looked)
 
 
-async def found_table(run: Run, folded: Table | None = None) -> FoundTable:
-    """The table by what the run came to, or, while it goes on, by its events. `folded`: it, where it is known."""
-    if isinstance(run.result, TableRun):
-        # Reading takes milliseconds for each report.
-        table = folded if folded is not None else await asyncio.to_thread(table_of, run.result)
-        return FoundTable(table, run.result.asks, dict(enumerate(run.result.executions)))
-    told = TableEvents(run.events)
-    last = max((*told.asks.values(), *told.executions), default=-1)
-    asks = [Ask("fill", ())] * (1 + last)  # gaps: of a run that is gone on with, or whose executors have no asks
-    for ask, number in told.asks.items():
-        asks[number] = ask
-    return FoundTable(Table(Schema(told.columns), tuple(told.rows.values())), asks, told.executions)
+class _Fold:
+    """The table of one run as far as it was looked at: what happens later is added to it."""
+
+    def __init__(self) -> None:
+        self._told, self._taken = TableEvents(), 0
+        self._found: FoundTable | None = None
+
+    def of(self, run: Run) -> FoundTable:
+        """The table by what the run came to, or, while it goes on, by its events."""
+        result, events = run.result, run.events[self._taken :]
+        if isinstance(result, TableRun):
+            found = self._found or FoundTable(table_of(result), result.asks, dict(enumerate(result.executions)))
+        elif events or not self._found:
+            self._taken += len(events)
+            found = self._so_far(events)
+        else:
+            found = self._found
+        self._found = found
+        return found
+
+    def _so_far(self, events: Iterable[Event]) -> FoundTable:
+        told = self._told
+        for event in events:
+            told.take(event)
+        last = max((*told.asks.values(), *told.executions), default=-1)
+        asks = [Ask("fill", ())] * (1 + last)  # gaps: of a run that is gone on with, or whose executors have no asks
+        for ask, number in told.asks.items():
+            asks[number] = ask
+        table = Table(Schema(told.columns), tuple(told.rows.values()))
+        return FoundTable(table, asks, dict(told.executions))
+
+
+_FOLDS: LRUCache[int, tuple[object, _Fold]] = LRUCache(4)
+"""Those of the runs that were looked at last, each with what tells its run from others."""
+
+
+def found_table(run: Run) -> FoundTable:
+    """Return the table of a run. To be called by `in_viewer` alone: so there is one fold at a time, which all who look
+    at the run share.
+    """
+    source = run.result if isinstance(run.result, TableRun) else next(iter(run.events), run)
+    _, fold = _FOLDS.setdefault(id(source), (source, _Fold()))
+    return fold.of(run)
 
 
 def is_contradicted(cell: Cell, column: Column) -> bool:

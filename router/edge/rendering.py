@@ -10,8 +10,9 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1 import table_service_pb2 as table_pb
 
+from router.background import in_viewer
+from router.edge.found_table import found_table
 from router.protocol.tags import without_thinking
-from router.table import table_of
 from router.table.table_text import to_markdown
 from router.trace import Conversation, Event, Execution, Run, Trajectory
 from router.trace.citation import Citation, cite_answer
@@ -92,7 +93,7 @@ async def cited_answer(run: Run) -> CitedAnswer:
     """
     result = run.result
     if isinstance(result, TableRun):
-        return await _cited_table(run.id, result)
+        return await in_viewer(_cited_table, run, result)
     if isinstance(result, Conversation):
         return CitedAnswer(run.id, "completed", without_thinking(output_of(run)).strip(), (), ())
     if isinstance(result, Trajectory):
@@ -112,13 +113,13 @@ async def cited_answer(run: Run) -> CitedAnswer:
     return CitedAnswer(run.id, result.outcome, answer, tuple(citations), results)
 
 
-async def _cited_table(run_id: str, found: TableRun) -> CitedAnswer:
-    table = await asyncio.to_thread(table_of, found)  # reading takes milliseconds for each report
+def _cited_table(run: Run, found: TableRun) -> CitedAnswer:
+    table = found_table(run).table
     cells = [cell for row in table.rows for cell in row.cells]
     shown = _fenced(table.schema.columns, table.rows)
     best = (claim for cell in cells if cell.state != "given" for claim in cell.claims[:1])
     citations = dict.fromkeys(at for claim in best for at in claim.citations)
-    return _CitedTable(run_id, found.outcome, shown, tuple(citations), ())
+    return _CitedTable(run.id, found.outcome, shown, tuple(citations), ())
 
 
 def _fenced(columns: Iterable[Any], rows: Iterable[Any]) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from operator import is_not
 from typing import TypeVar
 
 import msgspec
@@ -164,15 +165,19 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
 
 
 def _without_tools_errors(value: Value) -> Value:
-    """The same without the texts of tools' failures, which may be a server's last words, or name paths."""
+    """The same without the texts of tools' failures, which may be a server's last words, or name paths; the very same
+    where there is none, so that it is known again.
+    """
     if isinstance(value, tuple):
-        return type(value)(map(_without_tools_errors, value))
+        parts = [*map(_without_tools_errors, value)]
+        return type(value)(parts) if any(map(is_not, parts, value)) else value
     if isinstance(value, ToolCall):
-        return msgspec.structs.replace(value, error=value.error and "failed")
+        return msgspec.structs.replace(value, error="failed") if value.error else value
     if not isinstance(value, Trajectory | TableRun | Execution | SearchRecord | Reported):
         return value
     fields = {name: _without_tools_errors(getattr(value, name)) for name in value.__struct_fields__}
-    return msgspec.structs.replace(value, **fields)
+    changed = any(part is not getattr(value, name) for name, part in fields.items())
+    return msgspec.structs.replace(value, **fields) if changed else value
 
 
 def failure_of_run(run: Run, identity: Identity) -> Failure:

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from weakref import WeakValueDictionary
 
 import msgspec
+from cachetools import TTLCache
 
 from router.errors import BadRequest, StoreFailed
 from router.runs.archive import Archive, ExportedRun, RunFilter, RunPage
@@ -15,6 +17,9 @@ from router.trace.run import MAX_CHARS, Feedback
 
 _AFTER_EVENTS = 2
 """What is told after a run's own events: the tokens, and the answer."""
+
+_LARGE, _KEPT_S = 200, 30.0
+"""Calls of an ended run that is kept when it was read, and how long; for those who look at it."""
 
 Heard = Callable[[Feedback], Awaitable[None]]
 
@@ -29,10 +34,19 @@ class Runs:
     def __init__(self, archive: Archive, live: LiveRuns, heard: Heard = _ignore) -> None:
         """`heard` is told of all feedback, once it is kept; raises nothing."""
         self._archive, self._live, self._heard = archive, live, heard
+        self._ended: TTLCache[str, Run] = TTLCache(4, _KEPT_S)
+        self._loading = WeakValueDictionary[str, asyncio.Lock]()
+        """Of the runs that are being read: by one, while all others who want the same wait."""
 
     async def get(self, run_id: str, identity: Identity) -> Run:
         """A run, ended or running, then with its events so far where that is here. Raises `NotFound`."""
-        run, live = await self._archive.load(run_id, identity.tenant), self._live.find(run_id)
+        async with self._loading.setdefault(run_id, asyncio.Lock()):
+            run = self._ended.get(run_id)
+            if run is None or not identity.sees(run.tenant):
+                run = await self._archive.load(run_id, identity.tenant)
+            if len(run.calls) >= _LARGE and run.status not in ("running", "interrupted"):
+                self._ended[run_id] = run
+        live = self._live.find(run_id)
         return msgspec.structs.replace(run, events=tuple(live.events)) if live and run.status == "running" else run
 
     async def feedback_on(self, run: Run) -> tuple[Feedback, ...]:

@@ -111,7 +111,6 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "runs.trace_bytes": Dropped("Only server.keep_gb asked for it."),
     },
     "texts": {
-        " (facts.md)": " (facts\\.md)",  # no chat tool makes a link of it
         '(README, "Real models")': "(docs/documents.md says how)",
         # A shadow is judged by a judge model alone, and goes on without where there is none.
         "yet on correctness (evidence 1 of 20), failures (evidence 1.02": "yet on failures (evidence 1.02",

@@ -9,13 +9,12 @@ from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.amount import NOTHING, Amount
-from router.edge.found_table import FoundTable, TableEvents, found_table, is_contradicted, is_of
+from router.background import in_viewer
+from router.edge.found_table import TableEvents, found_table, is_contradicted, is_of
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
 from router.edge.grpc.convert_request import enum_from_proto
 from router.table import TableRequest, table_cost
 from router.table.cell_value import is_mistyped
-from router.table.completeness import completeness
-from router.table.filling import occasions
 from router.trace import Event, Run
 from router.trace.table import Ask, Cell, Column, Row
 from router.trace.values import RowChanged, TableRun
@@ -55,12 +54,16 @@ async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamTableRes
     )
 
 
-async def table_to_proto(run: Run, start: int = 0, end: int | None = None, found: FoundTable | None = None) -> pb.Table:
-    """The table of a run, with its rows from number `start` on, `end` left out. `found`: it, where that is known."""
-    table, asks, executions = found or await found_table(run)
+async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:
+    """The table of a run, with its rows from number `start` on, `end` left out."""
+    return await in_viewer(_table_to_proto, run, start, end)
+
+
+def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
+    found = found_table(run)
+    table, asks = found.table, found.asks
     cost = table_cost(table, asks, run.calls)
     numbers = {ask: number for number, ask in enumerate(asks)}
-    independent = occasions((asks[number], execution) for number, execution in executions.items())
     columns, shown = table.schema.columns, range(len(table.rows))[start:end]
     rows = []
     for at in shown:
@@ -75,7 +78,7 @@ async def table_to_proto(run: Run, start: int = 0, end: int | None = None, found
         rows=rows,
         completeness=to_proto(
             pb.Completeness,
-            known := completeness(table, independent),
+            known := found.completeness,
             missing=known.cells.get("missing"),
             not_found=known.cells.get("not_found"),
             conflicts=known.cells.get("conflict"),

@@ -20,6 +20,7 @@ from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
 from router.access import caller
+from router.background import in_viewer
 from router.edge.found_table import TableEvents
 from router.edge.grpc import convert, convert_table
 from router.edge.grpc import convert_request as parse
@@ -30,8 +31,10 @@ from router.ledger import Reconciler
 from router.ledger.usage import Usages
 from router.models import Completion, Delta
 from router.runs import Gateway, Runs
+from router.runs.archive import ExportedRun
 from router.trace import Conversation, Event, Execution, Run
 from router.trace.export import output_of, trace_json
+from router.trace.identity import Identity
 from router.versions import Versions
 
 
@@ -202,8 +205,10 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
 
     async def GetRun(self, request: run_pb.GetRunRequest, _context: Any) -> run_pb.GetRunResponse:
         """One run."""
-        run = as_seen_by(await self._runs.get(request.run_id, caller()), caller())
-        return convert.whole_run_to_proto(run, await self._runs.feedback_on(run), with_trace=request.include_trace)
+        run = await in_viewer(as_seen_by, await self._runs.get(request.run_id, caller()), caller())
+        return await in_viewer(
+            convert.whole_run_to_proto, run, await self._runs.feedback_on(run), request.include_trace
+        )
 
     async def ListRuns(self, request: run_pb.ListRunsRequest, _context: Any) -> run_pb.ListRunsResponse:
         """A page of runs, newest first."""
@@ -254,13 +259,17 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         """All runs that have ended, oldest first."""
         identity = caller()
         async for told in self._runs.export(parse.export_filter_from_proto(request), identity):
-            seen = as_seen_by(told.run, identity)
-            yield run_pb.ExportRunsResponse(
-                run=convert.run_to_proto(seen),
-                output=output_of(seen),
-                trace_json=trace_json(seen),
-                feedback=map(convert.feedback_to_proto, told.feedback),
-            )
+            yield await in_viewer(_exported, told, identity)
+
+
+def _exported(told: ExportedRun, identity: Identity) -> run_pb.ExportRunsResponse:
+    seen = as_seen_by(told.run, identity)
+    return run_pb.ExportRunsResponse(
+        run=convert.run_to_proto(seen),
+        output=output_of(seen),
+        trace_json=trace_json(seen),
+        feedback=map(convert.feedback_to_proto, told.feedback),
+    )
 
 
 def _watched(event: answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse) -> run_pb.WatchRunResponse:

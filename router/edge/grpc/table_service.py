@@ -11,7 +11,7 @@ from rolegate.v1 import table_service_pb2_grpc as pb_grpc
 
 from router.access import Access, caller
 from router.background import in_worker
-from router.edge.found_table import TableEvents, found_table
+from router.edge.found_table import TableEvents
 from router.edge.grpc.convert_request import options_from_proto
 from router.edge.grpc.convert_table import (
     last_events_to_proto,
@@ -22,9 +22,9 @@ from router.edge.grpc.convert_table import (
 from router.edge.running import Detached, Running
 from router.errors import BadRequest
 from router.runs import RequestOptions, Runs
-from router.table import Table, TableRequest
+from router.table import TableRequest
 from router.trace import Event, Run
-from router.trace.values import OnEvent, TableRun
+from router.trace.values import OnEvent
 
 _PAGE, _LARGEST_PAGE = 100, 1000
 
@@ -45,8 +45,6 @@ class TableServicer(pb_grpc.TableServiceServicer):
         """`access`: where keys may be revoked while somebody's table is filled without them."""
         self._tables, self._runs, self._access = tables, runs, access
         self.detached = Detached()
-        self._folded: dict[str, Table] = {}
-        """The table of the run that was read last, as pages are asked for one by one."""
 
     async def FillTable(self, request: pb.FillTableRequest, context: Any) -> pb.FillTableResponse:
         """Fill one table, or begin to."""
@@ -89,8 +87,6 @@ class TableServicer(pb_grpc.TableServiceServicer):
         if running := run.status == "running":
             run = msgspec.structs.replace(run, duration_s=time.time() - run.started_at)
         start, size = int(request.page_token or 0), min(request.page_size or _PAGE, _LARGEST_PAGE)
-        found = await found_table(run, self._folded.get(run.id))
-        self._folded = {run.id: found.table} if isinstance(run.result, TableRun) else {}
-        table = await table_to_proto(run, start, start + size, found)
+        table = await table_to_proto(run, start, start + size)
         more = start + size < table.completeness.rows
         return pb.GetTableResponse(table=table, running=running, next_page_token=str(start + size) if more else "")

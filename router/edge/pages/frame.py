@@ -5,6 +5,7 @@ import hashlib
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
@@ -15,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rolegate.client.text import visible
 
 from router.access import CALLER, Access, check_scope
+from router.background import Worker
 from router.edge.limits import Limits
 from router.edge.pages import formats
 from router.edge.pages.sessions import COOKIE, LASTS_S, Sessions
@@ -63,6 +65,7 @@ class Frame:
         self._access, self._limits, self._sessions = access, limits or Limits(), Sessions(access)
         self._static = {file.name: file.read_bytes() for file in (_HERE / "static").rglob("*") if file.suffix in _TYPES}
         self._sections: list[tuple[str, str, KeyScope]] = []
+        self._rendering = Worker("pages")
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -102,7 +105,7 @@ class Frame:
         known = {"identity": found, "csrf": self._sessions.token(name), "sections": shown}
         page = self._templates.get_template(template)
         # In a thread, as a large page takes longer than others should have to wait for the event loop.
-        text = await asyncio.to_thread(page.render, **known, request=request, **values)
+        text = await self._rendering(partial(page.render, **known, request=request, **values))
         return web.Response(status=status, text=text, content_type="text/html")
 
     async def part(self, request: web.Request, template: str, **values: Any) -> web.Response:

@@ -2,20 +2,23 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from aiohttp import ClientConnectionResetError, web
+from cachetools import LRUCache
 from markupsafe import escape
 from msgspec.structs import replace
 from rolegate.client.text import visible
 
+from router.background import in_viewer
 from router.edge.limits import Limits
 from router.edge.pages import timeline
 from router.edge.pages.asking import Asking
 from router.edge.pages.frame import Frame, field, identity, redirect
 from router.edge.pages.table import TablePages, number
-from router.edge.rendering import cited_answer, progress_line
+from router.edge.rendering import CitedAnswer, cited_answer, progress_line
 from router.edge.status import as_seen_by, logged_failure
 from router.errors import BadRequest, UpstreamError
 from router.protocol import Passage
@@ -52,6 +55,7 @@ class RunPages:
         """`retriever`: to look whether the documents have an answer that was not found; None to leave it open."""
         self._frame, self._runs, self._asking, self._retriever = frame, runs, asking, retriever
         self._reading_s = (limits or Limits()).reading_s
+        self._views: LRUCache[object, dict[str, Any]] = LRUCache(4)
         frame.get("/runs/{run}", partial(self._page, page="run.html", part="run_body.html"))
         frame.get("/ask/{run}", partial(self._page, page="asked.html", part="asked.html"))
         frame.get("/runs/{run}/events", self._events)
@@ -64,7 +68,8 @@ class RunPages:
 
     async def run(self, request: web.Request, name: str = "run") -> Run:
         """The run of an address, as whoever looks may see it. Raises `NotFound`."""
-        run = as_seen_by(await self._runs.get(request.match_info[name], identity(request)), identity(request))
+        found = await self._runs.get(request.match_info[name], identity(request))
+        run = await in_viewer(as_seen_by, found, identity(request))
         return replace(run, duration_s=time.time() - run.started_at) if run.status == "running" else run
 
     async def _page(self, request: web.Request, *, page: str, part: str) -> web.Response:
@@ -78,7 +83,7 @@ class RunPages:
         return await self._frame.render(
             request,
             part if part_alone else page,
-            **await _view(run, request),
+            **await self._view(run, request),
             feedback=said,
             golds=golds,
             attribution=await self._attribution(run, golds) if golds else None,
@@ -89,7 +94,7 @@ class RunPages:
 
     async def _attribution(self, run: Run, golds: tuple[str, ...]) -> Attribution | None:
         """The trace of a wrong answer; the documents are searched where nothing in the run tells."""
-        found = await asyncio.to_thread(attribute, run, golds)
+        found = await in_viewer(attribute, run, golds)
         if found is None or found.lost_by or found.right or self._retriever is None:
             return found
         queries, known = [*golds, *(f"{run.request} {gold}" for gold in golds)], list[Passage]()
@@ -98,17 +103,17 @@ class RunPages:
                 known.extend(passages)
         except UpstreamError:  # it stays open
             return found
-        return await asyncio.to_thread(attribute, run, golds, list({one.id: one for one in known}.values()))
+        return await in_viewer(attribute, run, golds, list({one.id: one for one in known}.values()))
 
     async def _agent(self, request: web.Request) -> web.Response:
         run, path = await self.run(request), request.match_info["agent"]
-        lanes = await asyncio.to_thread(timeline.lanes, run)
+        lanes = await in_viewer(timeline.lanes, run)
         lane = next((each for each in lanes if each.agent.path == path), None)
         if lane is None:
             raise web.HTTPNotFound(text="This run has no such agent.")
         execution = lane.execution
-        cited = await asyncio.to_thread(execution.citations, execution.report.evidence) if execution else []
-        passages = timeline.passages_of(run)
+        cited = await in_viewer(execution.citations, execution.report.evidence) if execution else []
+        passages = await in_viewer(timeline.passages_of, run)
         return await self._frame.part(
             request,
             "agent.html",
@@ -121,7 +126,7 @@ class RunPages:
 
     async def _beside(self, request: web.Request) -> web.Response:
         run = await self.run(request)
-        pair = [await _view(each, request) for each in (run, await self.run(request, "other"))]
+        pair = [await self._view(each, request) for each in (run, await self.run(request, "other"))]
         return await self._frame.part(request, "beside.html", title="Side by side", run=run, pair=pair)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
@@ -139,6 +144,19 @@ class RunPages:
                 raise
             logged_failure(error)
         return response
+
+    async def _view(self, run: Run, request: web.Request) -> dict[str, Any]:
+        """A view of the run, for a template, made once for all who see the same."""
+        finished = run.status == "finished" and not run.redacted
+        cited = await cited_answer(run) if finished and isinstance(run.result, Trajectory | Execution) else None
+        seen = run.id, run.status, len(run.events), len(run.calls), identity(request).tenant, request.query_string
+
+        def view() -> dict[str, Any]:
+            if seen not in self._views:
+                self._views[seen] = _view(run, cited, request.query)
+            return self._views[seen]
+
+        return await in_viewer(view)
 
     async def _feedback(self, request: web.Request) -> web.Response:
         run = await self.run(request)
@@ -160,13 +178,11 @@ class RunPages:
         return redirect(f"/runs/{run.id}")
 
 
-async def _view(run: Run, request: web.Request) -> dict[str, Any]:
+def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict[str, Any]:
     """A run with its answer, its lanes, and what it has spent, for a template."""
-    finished = run.status == "finished" and not run.redacted
-    cited = await cited_answer(run) if finished and isinstance(run.result, Trajectory | Execution) else None
-    lanes = await asyncio.to_thread(timeline.lanes, run)
+    lanes = timeline.lanes(run)
     newest = max(0, len(lanes) - _LANES)
-    first = min(number(request.query.get("lane", str(newest))), newest)
+    first = min(number(query.get("lane", str(newest))), newest)
     tabular = run.kind == "table" and not run.redacted and (run.result is not None or run.status == "running")
     return {
         "run": run,
@@ -183,7 +199,7 @@ async def _view(run: Run, request: web.Request) -> dict[str, Any]:
         "spent": UsageSums(**sums_of(run.calls)),
         "tools": tool_sums(run),
         "versions": sorted({lane.execution.executor for lane in lanes if lane.execution and lane.execution.executor}),
-        "table": await TablePages.view(run, request) if tabular else None,
+        "table": TablePages.view(run, query) if tabular else None,
     }
 
 

@@ -1,12 +1,14 @@
 """A table on the page of its run: cells with their states, their sources and rivals, its holes, its export."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from io import BytesIO
 from typing import Any
 
 from aiohttp import web
 from rolegate.client import Table
 
+from router.background import in_viewer
 from router.edge.found_table import found_table, is_contradicted, is_of
 from router.edge.grpc.convert_table import table_to_proto
 from router.edge.pages import timeline
@@ -14,8 +16,6 @@ from router.edge.pages.asking import Asking
 from router.edge.pages.frame import Frame, redirect
 from router.errors import BadRequest
 from router.table import TableRequest
-from router.table.completeness import completeness
-from router.table.filling import occasions
 from router.trace import Run
 from router.trace.values import TableRun
 
@@ -40,55 +40,62 @@ class TablePages:
         frame.post("/runs/{run}/holes", self._holes)
 
     @staticmethod
-    async def view(run: Run, request: web.Request) -> Mapping[str, Any]:
+    def view(run: Run, query: Mapping[str, str]) -> Mapping[str, Any]:
         """A page of the table, for a template."""
-        table, asks, executions = await found_table(run)
-        first = max(0, number(request.query.get("row", "0")))
-        looked = occasions((asks[number], execution) for number, execution in executions.items())
+        found = found_table(run)
+        table, known = found.table, found.completeness
+        first = max(0, number(query.get("row", "0")))
         return {
             "is_contradicted": is_contradicted,
             "columns": table.schema.columns,
             "rows": list(enumerate(table.rows))[first : first + _PAGE],
             "before": max(0, first - _PAGE) if first else None,
             "after": first + _PAGE if first + _PAGE < len(table.rows) else None,
-            "known": completeness(table, looked),
-            "holes": sum(cell.state in _HOLES for row in table.rows for cell in row.cells),
+            "known": known,
+            "holes": sum(known.cells.get(state, 0) for state in _HOLES),
         }
 
     async def _cell(self, request: web.Request) -> web.Response:
         run = await self._run(request)
-        table, asks, executions = await found_table(run)
         at, place = (number(request.match_info[name]) for name in ("row", "column"))
-        if not (at < len(table.rows) and place < len(table.schema.columns)) or run.redacted:
-            raise web.HTTPNotFound(text="This table has no such cell.")
-        row, column, numbers = table.rows[at], table.schema.columns[place], {ask: at for at, ask in enumerate(asks)}
-        cell, passages = row.cells[place], timeline.passages_of(run)
-        claims = [
-            (claim, is_of(claim, cell.value, column), numbers[claim.ask], timeline.sources(claim.citations, passages))
-            for claim in cell.claims
-        ]
-        asked = {number: execution.sub_query for number, execution in executions.items()}
-        title = f"{column.name} of {', '.join(row.key)}: {cell.value or '–'}"
-        return await self._frame.part(request, "cell.html", title=title, run=run, claims=claims, asked=asked)
+        cell = await in_viewer(_cell_of, run, at, place)
+        return await self._frame.part(request, "cell.html", run=run, **cell)
 
     async def _export(self, request: web.Request) -> web.Response:
         run, kind = await self._run(request), request.match_info["format"]
         if kind not in _TYPES or run.kind != "table" or run.redacted:
             raise web.HTTPNotFound(text="There is no such export of this run.")
         table, sources = Table(await table_to_proto(run)), "sources" in request.query
-        body = await asyncio.to_thread(table.to_file, f".{kind}", sources=sources)
+        body = await in_viewer(partial(table.to_file, f".{kind}", sources=sources))
         headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}
-        return web.Response(body=body, content_type=_TYPES[kind], charset="utf-8", headers=headers)
+        return web.Response(body=BytesIO(body), content_type=_TYPES[kind], charset="utf-8", headers=headers)
 
     async def _holes(self, request: web.Request) -> web.Response:
         """Ask for the cells that have no value, in a run of their own with all others as given."""
         run = await self._run(request)
         if not isinstance(run.result, TableRun) or run.redacted:
             raise BadRequest("This run has no table whose holes could be asked for.")
-        table = (await found_table(run)).table
+        table = (await in_viewer(found_table, run)).table
         rows = tuple(tuple(cell.value for cell in row.cells) for row in table.rows)
         wanted = TableRequest(run.request, table.schema.columns, rows, True, len(rows))
         return redirect(f"/runs/{await self._asking.fill(wanted)}")
+
+
+def _cell_of(run: Run, at: int, place: int) -> dict[str, Any]:
+    """The claims of a cell with their sources, for a template."""
+    found = found_table(run)
+    table = found.table
+    if not (at < len(table.rows) and place < len(table.schema.columns)) or run.redacted:
+        raise web.HTTPNotFound(text="This table has no such cell.")
+    row, column, passages = table.rows[at], table.schema.columns[place], timeline.passages_of(run)
+    cell, numbers = row.cells[place], {ask: at for at, ask in enumerate(found.asks)}
+    claims = [
+        (claim, is_of(claim, cell.value, column), numbers[claim.ask], timeline.sources(claim.citations, passages))
+        for claim in cell.claims
+    ]
+    asked = {number: execution.sub_query for number, execution in found.executions.items()}
+    title = f"{column.name} of {', '.join(row.key)}: {cell.value or '–'}"
+    return {"title": title, "claims": claims, "asked": asked}
 
 
 def number(text: str) -> int:
