@@ -18,10 +18,6 @@ BENCHMARKS = {
         "retrieval",
         "how much of the gold evidence dense, lexical and fused retrieval find, and searches under load",
     ),
-    "index": (
-        "index",
-        "how fast an index is built, in how much memory; and whether your own documents' passages are found",
-    ),
     "datasets": (
         "datasets.command",
         "what is in the files of public data sets, what is wrong with them, and samples of them",
@@ -53,10 +49,6 @@ BENCHMARKS = {
     "early-dispatch": (
         "early_dispatch",
         "what it brings to begin with sub-queries while the delegator still writes its block",
-    ),
-    "executor": (
-        "executor",
-        "the executor's throughput through the gateway beside the engine's own, and what held output brings",
     ),
     "reliability": (
         "reliability.command",

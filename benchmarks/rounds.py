@@ -57,11 +57,6 @@ def p99(rounds: Sequence[Round]) -> float:
     return quantile((value for each in rounds for value in each.values), 0.99)
 
 
-def mean(rounds: Sequence[Round]) -> float:
-    """The mean of all values."""
-    return statistics.fmean(value for each in rounds for value in each.values)
-
-
 def cpu(rounds: Sequence[Round]) -> float:
     """The mean CPU."""
     return sum(each.cpu_ms for each in rounds) / len(rounds)

@@ -58,8 +58,6 @@ def test_every_benchmark_has_its_options(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("index", "nothing to measure; give --passages N, or --documents"),
-        ("index --documents .", "--documents and --questions belong together"),
         ("retrieval", "nothing to measure; give --data DIR, --load N"),
     ],
 )
