@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
