@@ -22,6 +22,9 @@ from router.trace.values import Reported, TableRun
 _UNANSWERED = ("not_found", "no_search", "no_report", "timed_out", "model_failed", "retrieval_failed")
 
 
+UNSUPPORTED = "Unsupported: no retrieved passage holds all of this answer; check it."
+
+
 class SubAnswer(msgspec.Struct, frozen=True):
     """The report on a sub-query."""
 
@@ -42,13 +45,16 @@ class CitedAnswer(msgspec.Struct, frozen=True):
     """The sentences that the answer rests on, each once."""
     results: tuple[SubAnswer, ...]
     """In order of dispatch."""
+    unsupported: bool = False
+    """True where names or numbers of the answer stand in no evidence that a passage holds."""
 
     @property
     def text(self) -> str:
         """The answer and, below it, its numbered sources, or why there are none, and what could not be looked up, as
         Markdown. Images, links and HTML of the answer, and all markup of other texts, are shown as they were written.
         """
-        return "\n\n".join(filter(None, (self._shown(), self._below(), markdown(missed(self.results)))))
+        doubt = UNSUPPORTED if self.unsupported else ""
+        return "\n\n".join(filter(None, (self._shown(), doubt, self._below(), markdown(missed(self.results)))))
 
     def _shown(self) -> str:
         return model_markdown(self.answer)
@@ -60,7 +66,7 @@ class CitedAnswer(msgspec.Struct, frozen=True):
             searched = "; ".join(f"“{result.sub_query}”" for result in self.results)
             return f"Searched for: {markdown(searched)}." if searched else "Nothing was searched for."
         if not self.citations:
-            return "No retrieved passage holds this answer."
+            return "" if self.unsupported else "No retrieved passage holds this answer."
         return "\n".join(
             ["Sources:", *(f"[{number}] {markdown(source_line(at))}" for number, at in enumerate(self.citations, 1))]
         )
@@ -110,7 +116,7 @@ async def cited_answer(run: Run) -> CitedAnswer:
         citations.update(dict.fromkeys(cite_answer(answer, search.shown)))
         await asyncio.sleep(0)
     results = tuple(SubAnswer(each.sub_query, each.report.answer, each.outcome) for each in executions)
-    return CitedAnswer(run.id, result.outcome, answer, tuple(citations), results)
+    return CitedAnswer(run.id, result.outcome, answer, tuple(citations), results, run.unsupported)
 
 
 def _cited_table(run: Run, found: TableRun) -> CitedAnswer:
@@ -139,7 +145,8 @@ def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
     """The answer to a question."""
     outcome = pb.AnswerOutcome.Name(response.outcome).removeprefix("ANSWER_OUTCOME_").lower()
     results = tuple(map(sub_answer_from_proto, response.results))
-    return CitedAnswer(response.run_id, outcome, response.answer, tuple(map(_citation, response.citations)), results)
+    citations = tuple(map(_citation, response.citations))
+    return CitedAnswer(response.run_id, outcome, response.answer, citations, results, response.unsupported)
 
 
 def _citation(at: evidence_pb2.Citation) -> Citation:

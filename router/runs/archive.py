@@ -39,6 +39,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     topology: str = ""
     nano_usd: int | None = None
     """Billionths of a dollar of its calls, as far as they are known; None where none is, and while it runs."""
+    unsupported: bool = False
+    """True for an answer whose names or numbers stand in no evidence that a passage holds."""
     good: bool | None = None
     """The last verdict of feedback on it; None where there is none."""
 
@@ -61,6 +63,8 @@ class RunFilter(msgspec.Struct, frozen=True):
     topology: TopologyName | TableTopologyName | None = None
     executor_version: str | None = None
     """Worked in it; not where others' reports were shared."""
+    unsupported: bool = False
+    """Leave out all but answers that are unsupported."""
     feedback: Literal["good", "bad", "any"] | None = None
     least_nano_usd: int | None = None
     most_nano_usd: int | None = None

@@ -1,5 +1,6 @@
 """The gateway: what may be asked of it, and who works on it."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from router.errors import (
 from router.models import Delta, Message
 from router.protocol import Vocabulary
 from router.runs.lifecycle import RequestOptions, RunLifecycle, RunRequest
+from router.runs.support import is_supported
 from router.search import RunContext, Topology
 from router.search.executor import Executes
 from router.search.loop import settings_of
@@ -110,7 +112,9 @@ class Gateway:
             if self._vocabulary and (outside := self._vocabulary.outside(question)):
                 draft.result = Trajectory(_out_of_scope(outside), "out_of_scope", topology=topology)
             else:
-                draft.result = found = await chosen.loop.run(question, run.context)
+                found = await chosen.loop.run(question, run.context)
+                supported = await asyncio.to_thread(is_supported, question, found)
+                draft.result = found = msgspec.structs.replace(found, unsupported=not supported)
                 if error := _in_the_way(found, run.context):
                     draft.result = msgspec.structs.replace(found, answer="")
                     raise error

@@ -27,7 +27,7 @@ _PIECE = 32
 """Runs that an export reads at once."""
 _DELETED = 100
 """Runs deleted at once, so that nobody who writes waits for long."""
-_SUMMARY = "run_id tenant kind request_id status outcome topology answer nano_usd started_at duration_s"
+_SUMMARY = "run_id tenant kind request_id status outcome topology unsupported answer nano_usd started_at duration_s"
 _LISTED = (
     *(RUNS.c[name] for name in _SUMMARY.split()),
     func.substr(RUNS.c.request, 1, MAX_LISTED_CHARS + 1).label("request"),
@@ -202,6 +202,7 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
         (wanted.outcome is not None, and_(columns.outcome == wanted.outcome, status == "finished")),
         (wanted.topology is not None, columns.topology == wanted.topology),
         (wanted.executor_version is not None, worked),
+        (wanted.unsupported, columns.unsupported),
         (wanted.feedback is not None, exists().where(FEEDBACK.c.run_id == columns.run_id, verdict)),
         (wanted.least_nano_usd is not None, columns.nano_usd >= (wanted.least_nano_usd or 0)),
         (wanted.most_nano_usd is not None, columns.nano_usd <= (wanted.most_nano_usd or 0)),

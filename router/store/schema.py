@@ -79,6 +79,7 @@ RUNS = Table(
     Column("status", String, nullable=False),
     Column("outcome", String, nullable=False),  # of an answer or a table; empty for other kinds
     Column("topology", String, nullable=False),  # likewise
+    Column("unsupported", Boolean, nullable=False),
     Column("answer", String, nullable=False),  # the beginning of its output, to be listed and looked through
     Column("nano_usd", BigInteger),  # of its calls whose cost is known; null where that is none
     Column("started_at", Float, nullable=False),
@@ -198,6 +199,7 @@ def found_by(run: Run | None) -> dict[str, object]:
         "status": run.status if run else "running",
         "outcome": result.outcome if result else "",
         "topology": result.topology if result else "",
+        "unsupported": run is not None and run.unsupported,
         "answer": output_of(run)[:MAX_LISTED_CHARS].replace("\0", "\ufffd") if run else "",
         "nano_usd": sum_known([call.nano_usd for call in run.calls]) if run else None,
         "duration_s": run.duration_s if run else 0.0,

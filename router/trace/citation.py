@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import chain
 from threading import Lock
 
 import msgspec
@@ -30,6 +31,14 @@ def sentences(text: str) -> list[str]:
     return [sentence for sentence in (*found, text[start:].strip()) if sentence]
 
 
+_GOES_ON = re.compile(
+    r"(?:he|she|it|they|his|her|its|their|this|these|the|there|both)\b|[他她它其该此这]", re.IGNORECASE
+)
+"""The beginning of a sentence that says more of what the one before is about."""
+_FUNCTION_WORDS = frozenset(
+    "is was are were be been has had have in on at of by to for from with and or as that".split()
+)
+"""Rows of tables have none, and sentences that say the same have others."""
 _CITED_SHARE = 0.75
 """Executors copy or closely reword; a point with fewer of its terms in a passage does not rest on it."""
 _CACHED_CHARS, _FIXED_CHARS = 1_000_000, 500
@@ -82,11 +91,18 @@ def read(text: str) -> Reading:
 
 
 def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citation]]:
-    """The sentences that each of `points` may rest on: one of each passage that holds its names and numbers and the
-    most of its terms, if that is most of them; in the order of the passages, each passage once.
+    """The sentences that each of `points` may rest on, in the order of the passages.
+
+    For each sentence of a point, they are one of each passage that has the most of its terms, if that is most of them.
+    Such a sentence holds all of its names and numbers, with the passage's title, or with the sentence before where it
+    goes on from that: one row of a table does not support what mixes two.
     """
     shown = list(_different(passages))
-    return [_cited(point, shown) for point in points]
+    found = list[list[Citation]]()
+    for point in points:
+        parts = [_cited(sentence, shown) for sentence in sentences(point)]
+        found.append(list(dict.fromkeys(chain(*parts))) if all(parts) else [])
+    return found
 
 
 def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
@@ -108,28 +124,40 @@ def _different(passages: Iterable[Passage]) -> Iterable[Passage]:
 
 def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
     folded = fold(point)
-    wanted = set(terms(folded))
+    wanted = set(terms(folded)) - _FUNCTION_WORDS
     if not wanted:
         return []
-    # Names and numbers; the first word has its capital for its place.
-    named = {term for word in apart(point).split()[1:] if word[0].isupper() for term in fold(word).split()}
+    first, *words = apart(point).split()
+    names = [word for word in words if word[0].isupper()]
+    # The first word may have its capital for its place.
+    if len(first) > 3 and not _GOES_ON.match(first) and any(first in passage.text for passage in shown):
+        names.append(first)
+    named = set(fold(" ".join(names)).split())
     named.update(term for term in wanted if term[0].isdigit())
 
-    shares = list[tuple[Passage, int]]()
+    shares = list[tuple[Citation, int]]()
     for passage in shown:
         inside, title = read(passage.text).all_terms, read(passage.title).all_terms
-        if all(term in inside or term in title for term in named):
-            shares.append((passage, sum(term in inside or term in title for term in wanted)))
+        nearest = _nearest(wanted, named - title, read(passage.text))
+        if nearest:
+            shares.append((citation(passage, nearest), sum(term in inside or term in title for term in wanted)))
     best = max((share for _, share in shares), default=0)
     if best < _CITED_SHARE * len(wanted):
         return []
-    return [citation(passage, _nearest(wanted, read(passage.text))) for passage, share in shares if share == best]
+    return [at for at, share in shares if share == best]
 
 
-def _nearest(wanted: set[str], reading: Reading) -> str:
-    """The sentence that has the most of these terms."""
-    pairs = zip(reading.sentences, reading.terms, strict=True)
-    return max(pairs, key=lambda pair: len(wanted & pair[1]), default=("", frozenset()))[0]
+def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
+    """The sentence that has the most of `wanted` among those that hold all of `named`; empty where none does."""
+    nearest, most = "", 0
+    before = frozenset[str]()
+    for sentence, inside in zip(reading.sentences, reading.terms, strict=True):
+        before = before | inside if _GOES_ON.match(sentence) else inside
+        common = len(wanted & inside)
+        if named <= before and common > most:
+            nearest = sentence
+            most = common
+    return nearest
 
 
 def citation(passage: Passage, sentence: str) -> Citation:

@@ -7,7 +7,7 @@ import msgspec
 
 from router.trace.call import Call
 from router.trace.identity import DEFAULT_TENANT
-from router.trace.values import Event, Result
+from router.trace.values import Event, Result, Trajectory
 
 RunKind = Literal["answer", "complete", "execute", "table", "shadow"]
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
@@ -47,6 +47,11 @@ class Run(msgspec.Struct, frozen=True):
     """True where its texts were left out when it was stored."""
     resumed_from: str = ""
     """The interrupted run that it went on with, where its first turns were paid for; empty for none."""
+
+    @property
+    def unsupported(self) -> bool:
+        """True for an answer whose names or numbers stand in no evidence that a passage holds."""
+        return isinstance(self.result, Trajectory) and self.result.unsupported
 
 
 MAX_CHARS = 5000

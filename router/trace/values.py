@@ -223,6 +223,8 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     """The way to the answer; without executors, `delegation` is the whole conversation of the main agent."""
     searches: tuple[SearchRecord, ...] = ()
     """Searches of the main agent itself."""
+    unsupported: bool = False
+    """True where names or numbers of the answer stand in no evidence that a passage holds."""
 
     def answered(self, answer: str) -> "Trajectory":
         """The same with this answer; one that only says that there is none becomes `NOT_FOUND`."""

@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: 50)")
     listing.add_argument("--kind", choices=KINDS, help="one kind only")
     listing.add_argument("--status", choices=STATUSES, help="only those that stand so")
+    listing.add_argument("--unsupported", action="store_true", help="only answers that their evidence does not support")
     listing.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
     listing.add_argument("--until", type=time_argument, metavar="TIME", help="runs that started before")
     listing.add_argument("--tenant", default="", help="one tenant's only")
@@ -94,7 +95,14 @@ hour, at the gateway that worked on it, started anew since. What was spent befor
 def _list(client: Client, given: argparse.Namespace) -> None:
     if given.limit < 1:
         raise BadRequest(f"--limit {given.limit}: must be at least 1.")
-    wanted = client.runs(tenant=given.tenant, kind=given.kind, status=given.status, start=given.since, end=given.until)
+    wanted = client.runs(
+        tenant=given.tenant,
+        kind=given.kind,
+        status=given.status,
+        unsupported=given.unsupported,
+        start=given.since,
+        end=given.until,
+    )
     runs = list(islice(wanted, given.limit))
     show_each(runs, lambda: runs_table(runs), as_json=given.json)
 

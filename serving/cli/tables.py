@@ -30,7 +30,7 @@ from rolegate.v1.table_service_pb2 import TableOutcome
 from rolegate.v1.usage_pb2 import Role, RoleUsage
 from rolegate.v1.usage_service_pb2 import UsageRow
 
-from router.edge.rendering import event_line, missed, sub_answer_from_proto
+from router.edge.rendering import UNSUPPORTED, event_line, missed, sub_answer_from_proto
 from router.trace.turns import ToolSums
 from serving.cli.options import json_of
 
@@ -210,6 +210,8 @@ def _status(run: Run) -> str:
     """The outcome of an answer or a table that is there; how far any other run has come."""
     if run.table_outcome:
         return word(TableOutcome, run.table_outcome)
+    if run.unsupported:
+        return "unsupported"
     return word(AnswerOutcome, run.outcome) if run.outcome else word(RunStatus, run.status)
 
 
@@ -269,12 +271,6 @@ def _time(timestamp: Timestamp) -> str:
     return timestamp.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M")
 
 
-_FROM_REPORTS = (
-    pb.ANSWER_OUTCOME_ANSWERED,
-    pb.ANSWER_OUTCOME_ROUNDS_EXHAUSTED,
-    pb.ANSWER_OUTCOME_TIME_EXHAUSTED,
-    pb.ANSWER_OUTCOME_BUDGET_EXHAUSTED,
-)
 _UNANSWERED = (pb.ANSWER_OUTCOME_NOT_FOUND, pb.ANSWER_OUTCOME_NO_SEARCH)
 
 
@@ -314,11 +310,12 @@ class AnswerView:
 
     def _show_answer(self, answer: pb.AnswerResponse) -> None:
         outcome = word(AnswerOutcome, answer.outcome)
-        colour = "green" if answer.outcome == pb.ANSWER_OUTCOME_ANSWERED else "yellow"
+        sound = answer.outcome == pb.ANSWER_OUTCOME_ANSWERED and not answer.unsupported
+        colour = "green" if sound else "yellow"
         shown = escape(answer.answer.ljust(len(outcome) + 2))  # a panel makes no room for its subtitle
         self._out.print(Panel(shown, title="answer", subtitle=outcome, border_style=colour, expand=False))
-        if answer.outcome in _FROM_REPORTS and not answer.citations:
-            print_line(self._out, "nothing that was retrieved holds this answer: check it", style="yellow")
+        if answer.unsupported:
+            print_line(self._out, UNSUPPORTED, style="yellow")
         if without := missed(map(sub_answer_from_proto, answer.results)):
             print_line(self._out, without, style="yellow")
         for number, result in enumerate(answer.results, 1):

@@ -182,9 +182,22 @@ class Kept(NoJournal):
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         summaries = [
-            RunSummary(run.id, run.tenant, run.kind, run.request_id, run.request, run.status, None, run.started_at, 0.0)
+            RunSummary(
+                run.id,
+                run.tenant,
+                run.kind,
+                run.request_id,
+                run.request,
+                run.status,
+                None,
+                run.started_at,
+                0.0,
+                unsupported=run.unsupported,
+            )
             for run in reversed(self.runs)
-            if wanted.tenant in (None, run.tenant) and wanted.kind in (None, run.kind)
+            if wanted.tenant in (None, run.tenant)
+            and wanted.kind in (None, run.kind)
+            and wanted.unsupported <= run.unsupported
         ]
         if not page.isdecimal() and page:
             raise BadRequest("page_token is none of ours.")

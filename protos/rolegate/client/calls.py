@@ -143,6 +143,7 @@ def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
     status = wanted.get("status")
     named = status and f"RUN_STATUS_{status.upper()}"
     request = run_pb.ListRunsRequest(page_size=_PAGE, page_token=page_token, status=named, **filter_fields(wanted))
+    request.unsupported = wanted.get("unsupported", False)
     return Call(lambda to: to.runs.ListRuns, request)
 
 

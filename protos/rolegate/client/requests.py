@@ -79,6 +79,8 @@ class ListFilter(Filter, total=False):
     """Runs that are to be listed."""
 
     status: Literal["running", "finished", "failed", "cancelled", "interrupted"] | None
+    unsupported: bool
+    """Only answers whose names or numbers stand in no evidence that a passage holds."""
 
 
 class ExportFilter(Filter, total=False):

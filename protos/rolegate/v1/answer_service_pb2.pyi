@@ -66,7 +66,7 @@ class AnswerRequest(_message.Message):
     def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
-    __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations")
+    __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations", "unsupported")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class AnswerResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
     CITATIONS_FIELD_NUMBER: _ClassVar[int]
+    UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     answer: str
     outcome: AnswerOutcome
@@ -81,7 +82,8 @@ class AnswerResponse(_message.Message):
     usage: _containers.RepeatedCompositeFieldContainer[_usage_pb2.RoleUsage]
     duration: _duration_pb2.Duration
     citations: _containers.RepeatedCompositeFieldContainer[_evidence_pb2.Citation]
-    def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ...) -> None: ...
+    unsupported: bool
+    def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., unsupported: _Optional[bool] = ...) -> None: ...
 
 class StreamAnswerRequest(_message.Message):
     __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id")

@@ -86,7 +86,7 @@ def list_filter_from_proto(request: run_service_pb2.ListRunsRequest) -> RunFilte
     """The runs that are to be listed."""
     status = enum_from_proto(run_service_pb2.RunStatus.DESCRIPTOR, request.status, "status")
     kind = enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, request.kind, "kind")
-    return RunFilter(request.tenant or None, kind, status, *_span(request))
+    return RunFilter(request.tenant or None, kind, status, *_span(request), unsupported=request.unsupported)
 
 
 def export_filter_from_proto(request: run_service_pb2.ExportRunsRequest) -> RunFilter:

@@ -23,7 +23,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "topology": (*get_args(TopologyName), *get_args(TableTopologyName)),
     "feedback": ("good", "bad", "any"),
 }
-_OTHERS = "text", "tenant", "executor_version", "least", "most", "since", "until"
+_OTHERS = "unsupported", "text", "tenant", "executor_version", "least", "most", "since", "until"
 """Fields of the form beside those with choices: costs in dollars, times in UTC."""
 
 
@@ -62,6 +62,7 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
     """The runs that the fields of the form choose. Raises `BadRequest`."""
     fields: dict[str, Any] = {name: value for name, value in asked.items() if name in RunFilter.__struct_fields__}
     try:
+        fields["unsupported"] = "unsupported" in asked
         fields |= {f"{name}_nano_usd": _nano_usd(asked[name]) for name in ("least", "most") if name in asked}
         spans = (("since", "start"), ("until", "end"))
         fields |= {field: unix_time(asked[name]) for name, field in spans if name in asked}

@@ -31,6 +31,14 @@ def test_an_answer_without_a_source_says_so(outcome: str) -> None:
     assert cited(outcome).text == "Michael Mann\n\nNo retrieved passage holds this answer."
 
 
+def test_an_unsupported_answer_says_so() -> None:
+    """Above its sources, where it has any."""
+    alone = CitedAnswer("run-1", "answered", "Michael Mann", (), (), unsupported=True).text
+    assert alone.splitlines()[2:] == ["Unsupported: no retrieved passage holds all of this answer; check it."]
+    shown = CitedAnswer("run-1", "answered", "Michael Mann", (CITATION,), (), unsupported=True).text
+    assert shown.splitlines()[2:5] == [alone.splitlines()[2], "", "Sources:"]
+
+
 @pytest.mark.parametrize("outcome", ["not_found", "no_report", "model_failed"])
 def test_what_was_not_found_says_what_was_searched_for(outcome: str) -> None:
     """On one line, and no sources, although some passages may have been cited on the way."""

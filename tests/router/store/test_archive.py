@@ -223,6 +223,16 @@ async def test_filters(database: Database, archive: SQLArchive, wanted: RunFilte
     assert await exported(archive, wanted) == [each for each in MANY if each.id[-1] in found.replace("5", "")]
 
 
+async def test_unsupported_answers_are_listed(database: Database, archive: SQLArchive) -> None:
+    """By their column, and as what they are."""
+    result = msgspec.structs.replace(ANSWER, unsupported=True)
+    await put(database, run("run-1", 1.0), run("run-2", 2.0, result=result), run("run-3", 3.0, result=None))
+    page = await archive.list(RunFilter(unsupported=True), 5)
+    assert [(each.id, each.unsupported) for each in page.runs] == [("run-2", True)]
+    whole = await archive.list(RunFilter(), 5)
+    assert [each.unsupported for each in whole.runs] == [False, True, False]
+
+
 async def test_an_export_holds_no_transaction(database: Database, archive: SQLArchive) -> None:
     """Oldest first, each run once, though many start at the same time; whoever reads slowly hinders nobody, and a run
     that is deleted meanwhile is passed over.

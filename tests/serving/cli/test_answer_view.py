@@ -64,7 +64,8 @@ def test_a_place_without_pages() -> None:
 
 def test_an_answer_that_rests_on_nothing() -> None:
     """The reader is told to check it."""
-    assert "nothing that was retrieved holds this answer: check it" in shown(done(pb.ANSWER_OUTCOME_ANSWERED))
+    text = shown(done(pb.ANSWER_OUTCOME_ANSWERED, unsupported=True))
+    assert "Unsupported: no retrieved passage holds all of this answer; check it." in text
 
 
 def test_what_was_not_found() -> None:

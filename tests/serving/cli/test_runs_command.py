@@ -49,6 +49,7 @@ def test_list(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> 
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["run_id"] == newer
     assert main(["runs", "list", "--kind", "execute", "--address", gateway]) == 0
+    assert main(["runs", "list", "--unsupported", "--address", gateway]) == 0
     assert "run-" not in "".join(lines(capsys))
 
 

@@ -6,9 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from router.models import Completion, Message, ScriptedModel, Usage
 from router.protocol import Passage, Report
 from router.protocol.evidence import NO_EVIDENCE
+from router.runs.support import is_supported
 from router.search import Topology
 from router.testing.retriever import FixedRetriever
 from router.trace import Call, Conversation, Event, Execution, Run, Trajectory
@@ -137,6 +140,7 @@ def answered(
         Conversation((*messages, Message("assistant", STOP)), tuple(outputs)),
         Conversation((Message("system", "Answer from the reports."), Message("user", pairs)), (wrote,)),
     )
+    result = replace(result, unsupported=not is_supported(question, result))
     settings: dict[str, RoleSetting] = {"delegation": RoleSetting("backbone-32b", "0" * 64)}
     return Run(
         run_id, "answer", question, "finished", "", result, settings, tuple(calls), at, now + 1.2 - at,

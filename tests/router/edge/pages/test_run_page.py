@@ -67,6 +67,19 @@ async def test_an_answer_with_its_sources() -> None:
     assert "films.pdf" in text
 
 
+async def test_an_unsupported_answer_has_a_badge_and_a_filter() -> None:
+    """On its page, in the list, and where the list shows nothing else."""
+    good = run("run-good")
+    assert isinstance(good.result, Trajectory)
+    doubtful = run("run-doubtful", result=replace(good.result, unsupported=True))
+    async with shown(runs=[good, doubtful]) as pages, browsing(pages) as session:
+        assert 'class="state unsupported"' in await read(session, "/runs/run-doubtful")
+        assert 'class="state unsupported"' not in await read(session, "/runs/run-good")
+        whole, chosen = await read(session, "/runs"), await read(session, "/runs?unsupported=unsupported")
+    assert (whole.count('class="state unsupported"'), "run-good" in whole) == (1, True)
+    assert ("run-doubtful" in chosen, "run-good" in chosen) == (True, False)
+
+
 async def test_the_way_of_each_sub_query_to_its_report() -> None:
     """With its calls as bars, by kind, and what they cost."""
     async with shown(runs=[DEMO["run-right"]]) as pages, browsing(pages) as session:
