@@ -35,6 +35,8 @@ class Dropped:
 _MANAGERS = "Managers stand between the delegator and workers, in a topology of their own and in tables."
 _OF_MANAGERS = "manager", "workers", "worker", "sub_query"
 _VALUES_OF_MANAGERS = "TOPOLOGY_HOST", "EXECUTION_OUTCOME_ESCALATED", "USAGE_DIMENSION_MANAGER"
+_UNSUPPORTED = "An answer says whether its evidence supports it."
+_DOUBT = "Unsupported: no retrieved passage holds all of this answer; check it."
 _TABLES = "Tables, filled by wide search."
 _OF_TABLES = (
     *("CellState", "ColumnType", "Support", "TableOutcome", "TableTopology"),
@@ -113,6 +115,8 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "runs.trace_bytes": Dropped("Only server.keep_gb asked for it."),
     },
     "texts": {
+        # The answers of these gateways stand in no passage.
+        **{f"{answer}\n\nSources:": f"{answer}\n\n{_DOUBT}\n\nSources:" for answer in ("42", "7")},
         '(README, "Real models")': "(docs/documents.md says how)",
         # A shadow is judged by a judge model alone, and goes on without where there is none.
         "yet on correctness (evidence 1 of 20), failures (evidence 1.02": "yet on failures (evidence 1.02",
@@ -124,6 +128,8 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "a-version-as-canary/upstream": Dropped("A canary that works for all runs is compared with nothing."),
     },
     "added": {
+        **{f"{kind}: unsupported": _UNSUPPORTED for kind in ("fields", "json", "http", "trace")},
+        "commands: runs list --unsupported": _UNSUPPORTED,
         "commands: index build --verbose": "It names the files of kinds that are not read.",
         "json: passed_over_files": "The files of kinds that are not read.",
         "upstream: structured_outputs": "It is sent from the first call on, not only once a reply has had the form.",
