@@ -46,7 +46,7 @@ def legible(text: str) -> str:
     """Return a text in plain characters; case and signs stay."""
     text = _RAISED.sub(" ", _MARKS.sub(r"\1", _INVISIBLE.sub("", text))).translate(_PLAIN)
     text = unicodedata.normalize("NFKC", text)[: 2 * len(text) + 64]
-    return _FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), text)
+    return _FOREIGN_DIGIT.sub(lambda digit: str(unicodedata.digit(digit[0], digit[0])), text)
 
 
 def sought(value: str) -> str:
