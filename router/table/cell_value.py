@@ -86,6 +86,7 @@ def _text(column: Column, value: str) -> str:
     return normal_text(_DASH.sub("~", value) if column.type == "date" else value)
 
 
+@lru_cache(4096)
 def _typed(column: Column, value: str) -> str | None:
     text = _text(column, value)
     match column.type:

@@ -53,19 +53,22 @@ _NUMBER = re.compile(
     rf"(?<![a-z0-9.,])[-+]?{_PLAIN_NUMBER}(?:[ -]?{_POWER}|(?<=[{_LARGE}{_SMALL}]) ?\d[\d.,]*)*"
     rf"|[{_NUMERALS}{_LARGE}{_SMALL}]{{2,}}|[{_NUMERALS}十](?![\u3040-\u9fff])"
 )
-_PART = re.compile(rf"{_POWER}|[{_NUMERALS}]|{_PLAIN_NUMBER}")
-_LEFT_POWER = re.compile(rf"{_WORD_OF_POWER}|[{_LARGE}‰]|\b[mbt] ?[$€£¥]|[$€£¥] ?[mbt]\b")
+_PART = re.compile(rf"{_PLAIN_NUMBER}|[{_NUMERALS}]|{_POWER}")
+_LEFT_POWER = re.compile(rf"[{_LARGE}‰]|\b[mbt] ?[$€£¥]|[$€£¥] ?[mbt]\b")
 """A power without its number."""
 _GROUPED = re.compile(r"(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:\.\d{3}){2,})|\d{1,2}(?:,\d{2})+,\d{3})")
-_CURRENCY = r"(?:[a-z]{0,3}[$€£¥₹₩₽₺]|usd|eur|gbp|chf|inr|rs)"
+_CURRENCY = r"(?:[$€£¥₹₩₽₺]|\b(?:usd|eur|gbp|chf|inr|rs))"
 _LETTER = re.compile(
     rf"(?:{_CURRENCY} ?\d[\d.,]* ?(?:mm?|b|t)|\d ?[mbt](?= ?[$€£¥₹])|(?-i:\d ?[MB]))(?![^\W_])", re.IGNORECASE
 )
 """A letter for a power: next to a currency, or a capital one."""
-_SIGN = re.compile(rf"(?:(?<![\w)])-(?=\S)|\b(?:minus|negative)\b|负|負|零下|マイナス|영하) ?({_CURRENCY}?) ?(?=[\d.])")
+_SIGN = re.compile(
+    rf"(?:(?<![\w)])-(?=\S)|\b(?:minus|negative)\b|负|負|零下|マイナス|영하) ?((?:[a-z]{{0,3}}{_CURRENCY})?) ?(?=[\d.])"
+)
 _NEGATIVE = re.compile(r"(\W{0,4})\((\W{0,4})(\d(?:[\d ']*[.,%])+[\d ']*)\W{0,4}\)\W{0,4}")
 """As accountants write it."""
 _IN_PARENTHESES = re.compile(r"\([^()]*\)")
+_WORD = re.compile(r"[^\W\d_]+")
 _AFTER = re.compile(r"[ -]?([^\W\d_][^\s,;:()/-]*)")
 _UNITS = frozenset(
     folded("""
@@ -157,15 +160,17 @@ def only_number(text: str, column: Column) -> str | None:
         text = re.sub(rf"(?<![a-z]){re.escape(normal_text(column.unit))}(?![a-z])", " ", text)
     bare = _IN_PARENTHESES.sub(" ", text)
     number = only(numbers_in(bare, column.unit), bare)
-    if number is None or _LEFT_POWER.search(_NUMBER.sub(" ", text)) or bare.endswith("-"):
+    rest = _NUMBER.sub(" ", text)
+    if number is None or _LEFT_POWER.search(rest) or _POWERS.keys() & {*_WORD.findall(rest)} or bare.endswith("-"):
         return None
     found = _NUMBER.search(bare)
     after = found and _AFTER.match(bare, found.end())
     if not after:
         return number
     word = after[1].rstrip(".")
-    units = {*_UNITS, *folded(f"{column.name} {column.about}").split(), *column.name}
-    known = word in units or (word[0] >= "\u2e80" and word[0] in units)
+    if word[0] >= "\u2e80" and word not in _UNITS:
+        word = word[0]
+    known = word in _UNITS or word in folded(f"{column.name} {column.about}").split() or word in column.name
     return number if known and after[0] not in ("m", "b", "t") else None
 
 

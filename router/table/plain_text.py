@@ -25,7 +25,9 @@ def folded(text: str) -> str:
         text = _RAISED.sub(lambda found: f"10^{found[2]}" if found[1] else "", text)
         text = _FRACTION.sub(lambda found: f"{found[1] or 0}{str(unicodedata.numeric(found[2]))[1:]}", text)
         text = legible(text).translate(_SIGNS).casefold().replace("i\u0307", "i")
-    return _POWER_OF_TEN.sub(lambda found: f"{'' if found[1] else 1}e{found[2]}", text).casefold()
+    if "10" in text:
+        text = _POWER_OF_TEN.sub(lambda found: f"{'' if found[1] else 1}e{found[2]}", text)
+    return text.casefold()
 
 
 def plain(value: str) -> str:
@@ -40,7 +42,7 @@ _HYPHEN = re.compile(r"(?<=\w) ?- ?(?=\w)")
 _BRACKETS = str.maketrans({"[": "", "]": "", "(": " (", ")": ") "})
 
 
-@lru_cache(1024)
+@lru_cache(4096)
 def normal_text(value: str) -> str:
     """Return the canonical form of a text."""
     for _ in range(8):  # stable after three, as a rule

@@ -17,6 +17,7 @@ from router.protocol.tags import readable, without_thinking
 from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
 from router.table.cell_value import is_blank, row_key
 from router.table.plain_text import plain
+from router.table.reply_forms import reply_rows, without_html
 from router.table.schema import normal_name
 from router.trace.table import Column, RowKey, Schema
 
@@ -26,7 +27,8 @@ _MOST_CELLS = 1000
 """Of a header."""
 _FENCE = re.compile(r"\s*(?:```|~~~)")
 _QUOTED = re.compile(r"^ {0,3}> ?(?=\|)", re.MULTILINE)
-_WIDE_BARS = re.compile(r"^ {0,9}｜.*", re.MULTILINE)
+_WIDE_BARS = re.compile(r"^ {0,9}｜.*|^[^\s|][^|\n]*\t[^|\n]*$", re.MULTILINE)
+"""Lines with bars of full width, or with tabs."""
 _SEPARATOR = re.compile(r"\s*:?[-—=]+:?\s*")
 _LONG_SEPARATOR = re.compile(r"\s*:?--+:?\s*")
 _LEFT_OUT = re.compile(
@@ -36,7 +38,24 @@ _LEFT_OUT = re.compile(
 _DITTO = re.compile(r"""\s*(?:"|''|〃|″|”|同上)\s*""")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~—…⋮〃″”同])|<br\s{0,4}/?>", re.IGNORECASE)
 _BULLET = re.compile(r"\s*(?:[-*+•–]|\(?\d{1,4}[.)、])\s+")
+_BULLETED = re.compile(r"^(?:[-*+•–]|\d{1,4}[.)])\s+(?=[^\s|-])")
 _BOLD, _FIRST_PART = re.compile(r"\*\*([^*]+)\*\*"), re.compile(r"(.+?)(?:[:：]\s|\s[-–—]\s|$)")
+_OPENING_WORDS = re.compile(
+    r"""
+    here(?:'s|\ (?:is|are)\ (?:the|a|all|my))\b|below\ (?:is|are)\b|based\ on\ the|according\ to\ the|note:|as\ an\ ai
+    |i\ (?:could|can)\s?not|i\ (?:couldn|can|don|didn)'t|i\ did\ not|i(?:'m|\ am)\ (?:sorry|unable|afraid)
+    |we\ could\ not|sorry[,.]|apologies|unfortunately|no\ \w+\ (?:was|were|is|are|could|found)
+    |lo\ siento|désolé|voici|leider|hier\ (?:ist|sind)|к\ сожалению|извините
+    |很?抱歉|对不起|以下|根据|(?:没有|未)找到|申し訳|すみません|죄송|다음은""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""How replies begin that are no list."""
+_PIECE = re.compile(r"""[^\w.…⋮?-]*$|[{}\]<]|\[\s*(?:["\[{]|$)|["'][^"']*["']\s*:""")
+"""Marks, or a part of JSON or HTML."""
+_SENTENCE = re.compile(
+    r"""(?:\S+\s+){3}.*(?<!\b[A-Z])(?<!\bInc)(?<!\bLtd)(?<!\bCo)(?<!\bCorp)(?<!\bJr)(?<!\bSr)\.["')”]?\s*$"""
+    r"|.{200}|.*[。！？]$"
+)
 _LISTED = re.compile(r"[、;]|,(?:\s+and)?\s")
 _IN_PARENTHESES = re.compile(r"[(（][^()（）]*[)）]")
 
@@ -51,12 +70,15 @@ class TableText(NamedTuple):
 
 
 def read_rows(text: str, columns: Sequence[Column], *, cut: bool = False) -> TableText:
-    """Read Markdown tables, fenced or not, with prose around them; failing those CSV, or a list of keys, one a line.
+    """Read tables of JSON, HTML or Markdown, fenced or not, with prose around them; failing those, CSV or a list of
+    keys, one a line.
 
     Headers may stand in any order; what has none is read by its place. `cut`: something ended the text.
     """
-    told = _QUOTED.sub("", text[:_MOST_READ].replace("\r\n", "\n"))
-    lines = _WIDE_BARS.sub(lambda found: found[0].replace("｜", "|"), told).split("\n")
+    told = _QUOTED.sub("", without_html(text[:_MOST_READ].replace("\r\n", "\n")))
+    if rows := reply_rows(told, columns):
+        return _usable(rows, columns, int(cut))
+    lines = _WIDE_BARS.sub(lambda found: found[0].replace("｜", "|").replace("\t", "|"), told).split("\n")
     lost = int((cut or len(text) > _MOST_READ) and bool(lines.pop().strip()))
     runs = groupby(lines, key=lambda line: "|" in line and not _FENCE.match(line))
     tables = [list(map(_cells, run)) for has_cells, run in runs if has_cells]
@@ -79,8 +101,8 @@ def read_rows(text: str, columns: Sequence[Column], *, cut: bool = False) -> Tab
 
 
 def _cells(line: str) -> list[str]:
-    """The raw cells of a line, without the bars around them."""
-    line = line.strip()
+    """Return the raw cells of a line, without a bullet and the bars around them."""
+    line = _BULLETED.sub("", line.strip())
     if "\\" in line:
         bars = [mark.start() for mark in re.finditer(r"\\.|\|", line) if mark[0] == "|"]
         cells = [line[start + 1 : end] for start, end in zip([-1, *bars], [*bars, len(line)], strict=True)]
@@ -164,28 +186,30 @@ def _usable(rows: Iterable[Sequence[str]], columns: Sequence[Column], lost: int)
 def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequence[str]]:
     """The rows of CSV with a header, or of a list of keys."""
     for at, line in enumerate(lines[:10]):
-        if "," in line and sum(place != -1 for place in _order(line.split(","), columns)) > 1:
-            yield from read_csv("\n".join(lines[at:]), columns)
-            return
+        for mark in ",;":
+            if mark in line and sum(place != -1 for place in _order(line.split(mark), columns)) > 1:
+                yield from read_csv("\n".join(lines[at:]), columns, mark)
+                return
     names = {normal_name(column.name) for column in columns}
     items = [line[bullet.end() :] for line in lines if (bullet := _BULLET.match(line))]
     if not items:
-        items = [line for line in lines if not (line.endswith(":") or (line.endswith(".") and line.count(" ") > 5))]
+        items = [line for line in lines if not (line.endswith((":", "：")) or _OPENING_WORDS.match(line))]
         if len(items) == 1 and len(several := _LISTED.split(items[0])) > 2:
             items = several
     name = _FIRST_PART if len(columns) > 1 else _BOLD  # where more was asked for, more may follow
     place = next((at for at, column in enumerate(columns) if column.key), 0)
     for item in items:
         first = name.match(item.strip())
-        if _name(item) not in names:
-            yield [(first[1] if first else item) if at == place else "" for at in range(len(columns))]
+        key = first[1] if first else item
+        if _name(item) not in names and not (_PIECE.match(item.strip()) or _SENTENCE.match(key)):
+            yield [key if at == place else "" for at in range(len(columns))]
 
 
-def read_csv(text: str, columns: Sequence[Column]) -> list[tuple[str, ...]]:
-    """The rows of comma-separated values under a header that names some of the columns, as far as they can be read."""
+def read_csv(text: str, columns: Sequence[Column], delimiter: str = ",") -> list[tuple[str, ...]]:
+    """The rows of separated values under a header that names some of the columns, as far as they can be read."""
     rows: list[list[str]] = []
     with suppress(csv.Error):
-        rows.extend(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline="")))
+        rows.extend(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=delimiter))
     order = _order(rows[0], columns) if rows else []
     shown = _ordered(rows[1:], len(rows[0]), order) if order else ()
     return [tuple(cell.strip() for cell in row) for row in shown if any(map(str.strip, row))]
@@ -211,9 +235,12 @@ def read_values(text: str, schema: Schema, wanted: Sequence[Column], row: RowKey
     """The values of some columns for one row, each empty where there is none: from lines such as `founder: Ana`, from
     the row of a table, or, where one value is wanted, the whole text.
     """
-    names = {normal_name(column.name) for column in (*schema.keys, *wanted)}
+    columns = Schema((*schema.keys, *wanted))
+    unkeyed = [Column(column.name) for column in columns.columns]
+    marked = _MARKED.search(text[:_MOST_READ])
+    names = {normal_name(column.name) for column in columns.columns}
     told: dict[str, str] = {}
-    for line in text[:_MOST_READ].split("\n"):
+    for line in () if marked else text[:_MOST_READ].split("\n"):
         bullet = _BULLET.match(line)
         name, sign, value, *_ = *_PAIR.split(line[bullet.end() if bullet else 0 :].strip(" |"), 1), "", ""
         if sign and value.strip() and _name(value.split("|", maxsplit=1)[0]) not in names:
@@ -221,15 +248,16 @@ def read_values(text: str, schema: Schema, wanted: Sequence[Column], row: RowKey
     values = tuple(told.get(normal_name(column.name), "") for column in wanted)
     if any(values):
         return values
-    columns = Schema((*schema.keys, *wanted))
-    if "|" in text:  # perhaps without the key
-        rows = read_rows(text, [Column(column.name) for column in columns.columns]).rows
+    if "|" in text or marked:  # perhaps without the key
+        rows = read_rows(text, unkeyed).rows
         mine = rows if len(rows) == 1 else [each for each in rows if row_key(columns, each) == row]
         return mine[0][len(row) :] if mine else values
     return (text.strip(),) if len(wanted) == 1 else values
 
 
 _PAIR = re.compile(r"([|:：=])")
+_MARKED = re.compile(r"""^[ \t]*(?:\{|\[\s*[\[{"])|<tr\b""", re.MULTILINE | re.IGNORECASE)
+"""JSON or HTML."""
 _OPENING = re.compile(r"<\s{0,4}answer\s{0,4}>", re.IGNORECASE)
 _CLOSING = re.compile(r"<\s{0,4}/\s{0,4}answer\s{0,4}>[^\S\n]*(?=\n|$|<)", re.IGNORECASE)
 _EVIDENCE = re.compile(

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Callable
 from functools import partial
 
@@ -28,6 +29,10 @@ CITIES = (CITY, FOUNDER, FOUNDED)
 KRUROU, BEL = ("Krurou", "Ana Ruiz", "1321"), ("Bel", "", "1400")
 
 _HEAD, _ROWS = "| city | founder | founded |\n|---|---|---|\n", "| Krurou | Ana Ruiz | 1321 |\n| Bel | | 1400 |"
+_RECORDS: list[dict[str, object]] = [
+    {"city": "Krurou", "founder": "Ana Ruiz", "founded": 1321},
+    {"city": "Bel", "founder": None, "founded": 1400},
+]
 MANNERS = {
     "plain": _HEAD + _ROWS,
     "fenced, with prose around it": (
@@ -62,13 +67,41 @@ MANNERS = {
     + (_HEAD + _ROWS).replace("|---|---|---|", "+===+===+===+").replace("\n| Bel", "\n+---+---+---+\n| Bel"),
     "spaces that do not break": (_HEAD + _ROWS).replace(" | ", "\u00a0|\u00a0"),
     "wide bars": "结果如下：\n" + (_HEAD + _ROWS).replace("|", "｜"),
+    "items of a list": _ROWS.replace("| K", "- K").replace("| B", "- B"),
+    "a numbered list": _ROWS.replace("| K", "1. K").replace("| B", "2. B"),
+    "tabs": "city\tfounder\tfounded\nKrurou\tAna Ruiz\t1321\nBel\t\t1400",
+    "tabs, no header": "Krurou\tAna Ruiz\t1321\nBel\t\t1400",
+    "semicolons": "city;founder;founded\nKrurou;Ana Ruiz;1321\nBel;;1400",
+    "JSON": f"Here is the table:\n```json\n{json.dumps(_RECORDS, indent=2)}\n```\nDone.",
+    "JSON on one line": json.dumps(_RECORDS),
+    "JSON in an object": json.dumps({"status": "ok", "data": {"rows": _RECORDS}}),
+    "JSON lines": "\n".join(map(json.dumps, _RECORDS)),
+    "JSON in items": "\n".join(f"- {json.dumps(record)}" for record in _RECORDS),
+    "JSON by keys": json.dumps({record.pop("city"): record for record in map(dict, _RECORDS)}),
+    "JSON by columns": json.dumps({"city": ["Krurou", "Bel"], "founder": ["Ana Ruiz", None], "founded": [1321, 1400]}),
+    "JSON of arrays": json.dumps([["City", "Founder", "Founded"], ["Krurou", "Ana Ruiz", 1321], ["Bel", None, 1400]]),
+    "JSON of columns and rows": json.dumps(
+        {"columns": ["city", "founder", "founded"], "rows": [["Krurou", "Ana Ruiz", 1321], ["Bel", "", 1400]]}
+    ),
+    "JSON with commas at ends": json.dumps(_RECORDS).replace("}", ",}").replace("]", ",]"),
+    "JSON as Python writes it": str(_RECORDS[:1])[:-1] + ", {'city': 'Bel', 'founded': 1400}]",
+    "YAML": "rows:\n  - city: Krurou\n    founder: Ana Ruiz\n    founded: 1321\n  - city: 'Bel'\n    founded: 1400",
+    "a block for each": "**City:** Krurou\n**Founder:** Ana Ruiz\n**Founded:** 1321\n**City:** Bel\n**Founded:** 1400",
+    "HTML": (
+        "<table class='x'>\n<tr><th>City</th><th>Founder</th><th>Founded</th></tr>\n<tr>\n<td>Krurou</td>\n"
+        "<td><b>Ana&nbsp;Ruiz</b></td><td>1321</td></tr><tr><td>Bel</td><td></td><td>1400</td></tr>\n</table>"
+    ),
+    "HTML that leaves tags open": (
+        "<TABLE><TR><TH>City<TH>Founder<TH>Founded<TR><TD>Krurou<TD>Ana Ruiz<TD>1321<TR><TD>Bel<TD><TD>1400</TABLE>"
+    ),
 }
 
 
 @pytest.mark.parametrize("manner", MANNERS)
 def test_the_manners_of_models(manner: str) -> None:
     """One table, written in many ways."""
-    assert read_rows(MANNERS[manner], CITIES) == ((KRUROU, BEL), 0)
+    table = read_rows(MANNERS[manner], CITIES)
+    assert ([tuple(" ".join(cell.split()) for cell in row) for row in table.rows], table.lost) == ([KRUROU, BEL], 0)
 
 
 def test_cells_that_are_missing_or_too_many() -> None:
@@ -135,6 +168,50 @@ def test_lists_of_keys(text: str) -> None:
     assert [plain(row[0]) for row in read_rows(text, CITIES).rows] == ["Krurou", "Bel", "Tal"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I'm sorry, but I could not find any cities.",
+        "I don't know.",
+        "No cities were found.",
+        "Unfortunately there is no data",
+        "Here is the table",
+        "As an AI I cannot do that",
+        "According to the passages there are none",
+        "抱歉，我找不到任何信息",
+        "根据文档，没有城市。",
+        "{",
+        "[",
+        "{}",
+        "[]",
+        '{"error": "not found"}',
+        '"Year": 1871,\n"Place": "Bel"',
+        '[\n  {\n    "Year": 1871\n  },\n  {',
+        "```json\n```",
+        "<table></table>",
+        "<p>nothing</p>",
+        "<tr><td></td></tr>",
+        "---",
+    ],
+)
+def test_replies_without_a_row(text: str) -> None:
+    """An apology, a sentence, and a piece of JSON or HTML are no keys."""
+    assert read_rows(text, CITIES).rows == ()
+    assert read_rows(text, [CITY]).rows == ()
+
+
+def test_keys_that_look_like_sentences() -> None:
+    """Titles and names are kept."""
+    keys = "I Am Legend\nHere\nSorry to Bother You\nWashington D.C.\nAcme and Sons Inc.\nWho Is Afraid?\nAirplane!"
+    assert [row[0] for row in read_rows(keys, [CITY]).rows] == keys.split("\n")
+
+
+def test_json_that_was_cut() -> None:
+    """Its whole rows count."""
+    text = json.dumps({"rows": _RECORDS})
+    assert read_rows(text[:-20], CITIES, cut=True) == ((KRUROU,), 1)
+
+
 def test_a_list_that_says_more() -> None:
     """The key is what comes first, where more than keys was asked for."""
     text = "- Krurou: founded in 1321\n- **Bel** – a port"
@@ -173,6 +250,9 @@ def test_a_list_that_was_cut() -> None:
         ),
         ("| city | founder | founded |\n|---|---|---|\n| Bel | Bo | 1400 |\n| Tal | Cy | 1500 |", ("", "")),
         ("Ana Ruiz founded it.", ("", "")),
+        ('{"founder": "Ana Ruiz", "founded": 1321}', ("Ana Ruiz", "1321")),
+        ('```json\n{"krurou": {"founder": "Ana Ruiz", "founded": 1321}}\n```', ("Ana Ruiz", "1321")),
+        ("<table><tr><th>founder<th>founded<tr><td>Ana Ruiz<td>1321</table>", ("Ana Ruiz", "1321")),
     ],
 )
 def test_values_of_one_row(text: str, values: tuple[str, ...]) -> None:
@@ -186,6 +266,7 @@ def test_one_value_is_the_whole_text() -> None:
         "1321",
         "founded: 1321",
         "| founded |\n|---|\n| 1321 |",
+        '{"founded": 1321}',
         "| city | founded |\n|---|---|\n| Krurou | 1321 |",
     ):
         assert read_values(text, Schema(CITIES), [FOUNDED], ("krurou",)) == ("1321",), text
@@ -298,6 +379,15 @@ HOSTILE = [
     "founder: ",
     "- ",
     "...|",
+    "[",
+    '{"a":',
+    '{"city": "x"},',
+    "{'",
+    "<tr><td>",
+    "<table ",
+    "city: x\n",
+    "a\t",
+    ", ",
 ]
 
 
