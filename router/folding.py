@@ -10,6 +10,7 @@ some, and sorts a run of combining marks in quadratic time.
 """
 
 import unicodedata
+from functools import lru_cache
 from itertools import groupby, pairwise
 
 import regex
@@ -27,7 +28,7 @@ _CHARACTER = regex.compile(rf"{_UNSPACED}\p{{M}}*")
 _EAST_ASIAN = regex.compile(rf"{_UNSPACED}|[\uff01-\uff5e]")
 _INSIDE = regex.compile(r"(?<=\d)[,'](?=\d{3})|'s\b|'|(?<!\d)(?<!\w\w\w)\.(?=[^\W\d])")
 """What separates no words: in 12,000, Ann's, O'Neill, Ph.D."""
-_BETWEEN = regex.compile(r"[^\w.]+|_+|\.(?!\d)|(?<=[^\W\d])\.|\b(?:an|the)\b")
+_BETWEEN = regex.compile(r"[^\w.\s]+|_+|\.(?!\d)|(?<=[^\W\d])\.|\b(?:an|the)\b")
 _LEADING = regex.compile(r"^ a(?= )")
 
 
@@ -72,5 +73,6 @@ def terms(folded: str) -> list[str]:
     return found
 
 
+@lru_cache(10_000)
 def _is_character(word: str) -> bool:
     return not word.isascii() and _CHARACTER.match(word) is not None

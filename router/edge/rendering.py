@@ -10,7 +10,7 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1 import table_service_pb2 as table_pb
 
-from router.background import in_viewer
+from router.background import in_viewer, in_worker
 from router.edge.found_table import found_table
 from router.protocol.tags import without_thinking
 from router.table.table_text import to_markdown
@@ -109,12 +109,10 @@ async def cited_answer(run: Run) -> CitedAnswer:
         executions, searches, answer = (result,), (), result.report.answer
     citations: dict[Citation, None] = {}
     for execution in executions:
-        for cited in execution.citations(execution.report.evidence):
+        for cited in await in_worker(execution.citations, execution.report.evidence):
             citations.update(dict.fromkeys(cited))
-        await asyncio.sleep(0)
     for search in searches:
-        citations.update(dict.fromkeys(cite_answer(answer, search.shown)))
-        await asyncio.sleep(0)
+        citations.update(dict.fromkeys(await in_worker(cite_answer, answer, search.shown)))
     results = tuple(SubAnswer(each.sub_query, each.report.answer, each.outcome) for each in executions)
     return CitedAnswer(run.id, result.outcome, answer, tuple(citations), results, run.unsupported)
 

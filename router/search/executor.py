@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from router.background import in_worker
 from router.calls import Role
 from router.errors import BudgetExhausted, UpstreamError
 from router.protocol import NO_EVIDENCE, Report, parse_turn, prompts
@@ -134,7 +135,7 @@ class Executor:
         role, report = agent.role, NO_EVIDENCE
         if work.report is not None:
             outcome = "escalated" if work.report.escalate_to else "reported"
-            report = self._finished(work.report, work, agent)
+            report = await in_worker(self._finished, work.report, work, agent)
         elif outcome == "no_report" and not work.searches:  # one that searches, and then tells nothing, found nothing
             context.failures[index] = role.malformed()
         version = role.executor_version or ""

@@ -1,6 +1,5 @@
 """Values to wire types: fields whose names agree are copied by one function, the others are said where they differ."""
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,6 +16,7 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2, run_service_pb2, usage_pb2, usage_service_pb2
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 
+from router.background import in_worker
 from router.edge.status import Failure
 from router.ledger import UsageReport
 from router.ledger.reconciliation import Reconciliation
@@ -109,19 +109,15 @@ def execution_to_proto(
 
 
 async def answer_to_proto(run: Run) -> pb.AnswerResponse:
-    """The answer to a question, from its finished run. Others get their turns in between, as citing takes milliseconds
-    for each execution where passages are long.
-    """
+    """The answer to a question, from its finished run. A worker thread cites, as passages may be long."""
     assert isinstance(run.result, Trajectory)
     results, cited = list[evidence_pb2.SubQueryResult](), dict[Citation, None]()
     for execution in run.result.executions:
-        found = execution.citations(execution.report.evidence)
-        results.append(execution_to_proto(execution, found))
+        found = await in_worker(execution.citations, execution.report.evidence)
+        results.append(await in_worker(execution_to_proto, execution, found))
         cited.update(dict.fromkeys(chain.from_iterable(found)))
-        await asyncio.sleep(0)
     for search in run.result.searches:
-        cited.update(dict.fromkeys(cite_answer(run.result.answer, search.shown)))
-        await asyncio.sleep(0)
+        cited.update(dict.fromkeys(await in_worker(cite_answer, run.result.answer, search.shown)))
     return to_proto(
         pb.AnswerResponse,
         run.result,
@@ -144,6 +140,11 @@ def event_to_proto(kind: type[M], number: int, event: Event, **given: Any) -> M:
     field: Any = kind.DESCRIPTOR.fields_by_name[name]
     fields: dict[str, Any] = {name: to_proto(GetMessageClass(field.message_type), event, **given)}
     return kind(event_number=number, **fields)
+
+
+async def tell_event(told: Callable[[int, Event], M], number: int, event: Event) -> M:
+    """Return an event as `told` converts it, in a worker thread where its passages are to be cited."""
+    return await in_worker(told, number, event) if isinstance(event, Reported) else told(number, event)
 
 
 def row_id(key: RowKey) -> str:

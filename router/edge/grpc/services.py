@@ -20,7 +20,7 @@ from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
 from router.access import caller
-from router.background import in_viewer
+from router.background import in_viewer, in_worker
 from router.edge.found_table import TableEvents
 from router.edge.grpc import convert, convert_table
 from router.edge.grpc import convert_request as parse
@@ -61,13 +61,13 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
             parse.options_from_proto(request, context),
             parse.topology_from_proto(request),
         )
-        number = 1
+        number, told = 1, partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
         async with Running[Event, Run](
             lambda tell: self._gateway.answer(request.question, options, tell, topology)
         ) as running:
             async for events in running:
                 for event in events:
-                    yield convert.event_to_proto(answer_pb.StreamAnswerResponse, number, event)
+                    yield await convert.tell_event(told, number, event)
                     number += 1
             run = await running.result()
         for last in await convert.last_events_to_proto(number, run):
@@ -136,9 +136,8 @@ class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
         """Search for one sub-query and report."""
         run = await self._gateway.execute(request.sub_query, parse.options_from_proto(request, context))
         assert isinstance(run.result, Execution)
-        return execution_pb.ExecuteResponse(
-            run_id=run.id, result=convert.execution_to_proto(run.result), usage=convert.usage_to_proto(run.calls)
-        )
+        result = await in_worker(convert.execution_to_proto, run.result)
+        return execution_pb.ExecuteResponse(run_id=run.id, result=result, usage=convert.usage_to_proto(run.calls))
 
 
 class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
@@ -231,7 +230,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         )
         async for number, item in self._runs.watch(request.run_id, after, identity):
             if not isinstance(item, Run):
-                yield _watched(told(number, item))
+                yield _watched(await convert.tell_event(told, number, item))
             elif item.status == "finished":
                 for event in await last_events(number - 1, item):
                     if event.event_number > after:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ from rolegate.v1 import table_service_pb2_grpc as pb_grpc
 from router.access import Access, caller
 from router.background import in_worker
 from router.edge.found_table import TableEvents
+from router.edge.grpc.convert import tell_event
 from router.edge.grpc.convert_request import options_from_proto
 from router.edge.grpc.convert_table import (
     last_events_to_proto,
@@ -67,7 +69,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
         async with Running[Event, Run](lambda tell: self._tables.fill_table(wanted, options, tell)) as running:
             async for events in running:
                 for event in events:
-                    yield told_to_proto(told, number, event)
+                    yield await tell_event(partial(told_to_proto, told), number, event)
                     number += 1
             run = await running.result()
         for last in await last_events_to_proto(number, run):
