@@ -39,7 +39,7 @@ from router.trace.values import Planned, Reported, RoundStarted, RowChanged, Sub
 _OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_exhausted")
 """Outcomes with which nothing is begun any more."""
 EXECUTOR_OF_TABLES = dataclasses.replace(EXECUTOR, parse=parse_table_turn)
-_LARGE = 30_000
+_LARGE = 4_000
 """Characters of a report with its passages that are read within a few hundredths of a second."""
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
 
