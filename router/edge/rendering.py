@@ -1,6 +1,5 @@
 """An answer or a table with its sources: values for programs, and a text that a person in any chat tool can check."""
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
