@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, select
 
 from router.amount import NOTHING, Amount
-from router.background import background_tasks, errors_logged
+from router.background import background_tasks, errors_logged, in_worker
 from router.errors import BadRequest, QuotaExhausted, RolegateError, StoreFailed
 from router.ledger import RunStart
 from router.ledger.journal import Admitted, EarlierRun, Resumed
@@ -51,6 +51,8 @@ take until it counts as down."""
 _RESUMABLE_S = 3600.0
 """How long after its beginning an interrupted run can be gone on with."""
 _RETENTION_S = 600.0
+_LARGE = 500
+"""Calls of a run whose last record is not made in one step of the event loop."""
 
 
 class LogJournal:
@@ -218,8 +220,12 @@ class LogJournal:
         known = self._running(run.id)
         for call in (*run.calls, *known.cut()):
             self.settle(call)
+        told = None
+        if len(run.calls) > _LARGE and not known.redact:
+            told = await in_worker(known.turns.without, run)
+            known = self._running(run.id)
         try:
-            self._end(known, run)
+            self._end(known, run, told)
         except StoreFailed:
             self._lost[run.id] = withheld(run, "failed", "StoreFailed")
             raise
@@ -278,9 +284,11 @@ class LogJournal:
         self._log.append(run.key, run.records, encode(record), later=later)
         run.apply(record)
 
-    def _end(self, known: RecordedRun, run: Run) -> None:
-        """Write the last record of a run, whose calls have been settled. Raises `StoreFailed`."""
-        told = redacted(run) if known.redact else known.turns.without(run)
+    def _end(self, known: RecordedRun, run: Run, told: Run | None = None) -> None:
+        """Write the last record of a run, whose calls have been settled. `told`: the run without what its turns tell,
+        if that is made. Raises `StoreFailed`.
+        """
+        told = redacted(run) if known.redact else told or known.turns.without(run)
         self._append(known, Ended(replace(told, calls=())))
         del self._runs[run.id]
         self._lost.pop(run.id, None)
