@@ -175,10 +175,13 @@ class _Loop:
 
 
 async def _serve(name: str) -> None:
+    from serving.signals import tune_interpreter
+
     loop, out = _Loop(), sys.stdout
     following = asyncio.create_task(loop.follow())
     with redirect_stdout(sys.stderr):  # which carries the log meanwhile
         async with resolve_name(name)() as served:
+            tune_interpreter()  # as `rolegate serve` does
             print(served.grpc, served.http, file=out, flush=True)
             while await asyncio.to_thread(sys.stdin.readline):
                 print(loop.longest_s, file=out, flush=True)
