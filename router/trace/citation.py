@@ -31,9 +31,7 @@ def sentences(text: str) -> list[str]:
     return [sentence for sentence in (*found, text[start:].strip()) if sentence]
 
 
-_GOES_ON = re.compile(
-    r"(?:he|she|it|they|his|her|its|their|this|these|the|there|both)\b|[他她它其该此这]", re.IGNORECASE
-)
+_GOES_ON = re.compile(r"(?:he|she|it|they|his|her|its|their|this|these|both)\b|[他她它其该此这]", re.IGNORECASE)
 """The beginning of a sentence that says more of what the one before is about."""
 _FUNCTION_WORDS = frozenset(
     "is was are were be been has had have in on at of by to for from with and or as that".split()
@@ -133,7 +131,7 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
     if len(first) > 3 and not _GOES_ON.match(first) and any(first in passage.text for passage in shown):
         names.append(first)
     named = set(fold(" ".join(names)).split())
-    named.update(term for term in wanted if term[0].isdigit())
+    named.update(term for term in wanted if term[0].isdigit() or "|" in point)
 
     shares = list[tuple[Citation, int]]()
     for passage in shown:
@@ -148,11 +146,17 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
 
 
 def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
-    """The sentence that has the most of `wanted` among those that hold all of `named`; empty where none does."""
+    """The sentence that has the most of `wanted` among those that hold all of `named`; empty where none does. Rows of a
+    table go with its header, the first one that has no numbers.
+    """
     nearest, most = "", 0
-    before = frozenset[str]()
+    before = header = frozenset[str]()
     for sentence, inside in zip(reading.sentences, reading.terms, strict=True):
-        before = before | inside if _GOES_ON.match(sentence) else inside
+        if "|" not in sentence:
+            header = frozenset()
+        elif not header and not re.search(r"\d", sentence):
+            header = inside
+        before = inside | (before if _GOES_ON.match(sentence) else header)
         common = len(wanted & inside)
         if named <= before and common > most:
             nearest = sentence

@@ -47,7 +47,13 @@ async def answering(
 
 @pytest.mark.parametrize("text", [CITIES, TURNED, PROSE])
 @pytest.mark.parametrize(
-    "point", ["Krurou | Veshoux | 1900", "Krurou was founded in 1900.", "The city of Krurou was founded in 1900."]
+    "point",
+    [
+        "Krurou | Veshoux | 1900",
+        "Krurou was founded in 1900.",
+        "The city of Krurou was founded in 1900.",
+        "Krurou is in Veshoux. It was founded in 1900.",
+    ],
 )
 async def test_evidence_that_mixes_two_rows_supports_nothing(text: str, point: str) -> None:
     """It is cited to no row, in whatever order they stand; and so for two sentences."""
@@ -57,7 +63,13 @@ async def test_evidence_that_mixes_two_rows_supports_nothing(text: str, point: s
 
 @pytest.mark.parametrize("text", [CITIES, TURNED])
 @pytest.mark.parametrize(
-    "point", ["Krurou | Veshoux | 1871", "Krurou was founded in 1871.", "Krurou in Veshoux was founded in 1871"]
+    "point",
+    [
+        "Krurou | Veshoux | 1871",
+        "Krurou was founded in 1871.",
+        "Krurou in Veshoux was founded in 1871",
+        "Krurou is a City of the Country Veshoux; Founded: 1871",
+    ],
 )
 async def test_evidence_of_one_row_is_cited_to_it(text: str, point: str) -> None:
     """Also in other words."""
