@@ -33,9 +33,18 @@ MAX_MARKUP_BYTES = 32 << 20
 
 _ITEMS, _CHARS = 256, 1_000_000
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\u00ad\ufeff\ufffe\ud800-\udfff]")
+_RAISED = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
 _SURROGATE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _NO_TITLE = re.compile(
-    r"untitled|Word Document|Microsoft (Word|PowerPoint) - .*|.+\.(docx?|pptx?|odt|rtf|tex|dvi|indd|pdf)", re.I
+    r"Microsoft (Word|PowerPoint|Excel) - .*|.+\.(docx?|pptx?|xlsx?|od[tps]|rtf|tex|dvi|indd|pdf|html?|txt)|[\W_]*|"
+    r"([\W\d_]*(untitled|unnamed|anonymous|unknown|unspecified|none|null|no title|title|index|default|home ?page|"
+    r"new (?=page|document|presentation)|(book|sheet)(?=\d)|page(?=\W*\d)|document|presentation|powerpoint|microsoft|"
+    r"word|slide|template|unbenannt|ohne titel|dokument|präsentation|"
+    r"folie|titre|sans|diapositive|présentation|sin título|documento|diapositiva|senza titolo|sem título|"
+    r"без названия|без имени|документ|слайд|презентация|bez názvu|bez tytułu|naamloos|"
+    r"无标题|無標題|未命名|无题|無題|文档|文件|文書|演示文稿|簡報|幻灯片|投影片|名称未設定|タイトルなし|スライド|ドキュメント|"
+    r"제목 없음|문서|슬라이드|프레젠테이션))+[\W\d_]*",
+    re.I,
 )
 """Titles that programs write where nobody gave one."""
 _EVERYWHERE = frozenset("readme license licence copying copyright changelog changes news notice index".split())
@@ -59,6 +68,13 @@ class Block(msgspec.Struct, frozen=True, tag=True):
     """Its page, from 1."""
 
 
+class Unread(msgspec.Struct, frozen=True, tag=True):
+    """A part of a document that was not read."""
+
+    text: str
+    """Its kind and size, for people: `2 pages without text (3, 4)`."""
+
+
 class Row(msgspec.Struct, frozen=True, tag=True):
     """A passage of a file of rows."""
 
@@ -67,15 +83,15 @@ class Row(msgspec.Struct, frozen=True, tag=True):
     passage: Passage
 
 
-Part = Title | Block | Row
+Part = Title | Block | Row | Unread
 
 
 class Document(NamedTuple):
     """The content of a file that holds no rows."""
 
     title: str
-    blocks: Iterable[Block]
-    """In order; may be read as they are asked for, and only once."""
+    blocks: Iterable[Block | Unread]
+    """In order, with what was not read; may be read as they are asked for, and only once."""
 
 
 def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]:
@@ -109,6 +125,11 @@ def title_of(path: Path, *candidates: str | None) -> str:
     unpacked = path.with_suffix("") if path.suffix.lower() == ".gz" else path
     name = unpacked.stem if kind_of(unpacked) and not unpacked.suffix[1:].isdecimal() else unpacked.name
     return escaped(f"{path.parent.name}/{name}" if path.parent.name and name.casefold() in _EVERYWHERE else name)
+
+
+def raised(text: str) -> str:
+    """Write the digits of a superscript as such: 10⁶ must not become 106."""
+    return text.translate(_RAISED) if any(map(str.isdecimal, text)) else text
 
 
 def cleaned(text: str) -> str:

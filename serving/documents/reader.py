@@ -22,7 +22,7 @@ import msgspec
 
 from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, RolegateError
 from serving.dependencies import missing_extra
-from serving.documents.document import Block, Document, Kind, Part, Row, Title, batches, escaped, kind_of
+from serving.documents.document import Block, Document, Kind, Part, Row, Title, Unread, batches, escaped, kind_of
 from serving.documents.docx import read_docx
 from serving.documents.markup import read_html, read_markdown
 from serving.documents.pdf import read_pdf
@@ -58,7 +58,12 @@ def read_parts(path: Path) -> Iterator[Part]:
             return
         document = _READERS[kind or "text"](path)
         yield Title(document.title)
-        yield from document.blocks
+        replaced = 0
+        for part in document.blocks:
+            replaced += part.text.count("\ufffd")
+            yield part
+        if replaced:
+            yield Unread(f"{replaced} characters that cannot be decoded")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import pytest
 
 from router.protocol import Passage
 from serving.documents.cutter import Cutter, read_passages
-from serving.documents.document import Block, Title
+from serving.documents.document import Block, Title, Unread
 from serving.documents.reader import Reader, read_parts
 from serving.documents.source import find_sources
 from serving.retrieval.embedder import MiniLM
@@ -23,6 +23,11 @@ def read(path: Path) -> tuple[str, list[Block]]:
     title, *blocks = read_parts(path)
     assert isinstance(title, Title)
     return title.text, [block for block in blocks if isinstance(block, Block)]
+
+
+def unread(path: Path) -> str:
+    """What was not read of a document."""
+    return "; ".join(part.text for part in read_parts(path) if isinstance(part, Unread))
 
 
 def pdf(path: Path, *pages: str, title: str = "") -> Path:
