@@ -2,6 +2,7 @@
 
 import codecs
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from router.errors import BadDocument
@@ -16,9 +17,27 @@ _MARKS = {
 }
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 _NO_ASCII = re.compile(rb"[\x80-\xff]")
-_SAMPLE_BYTES, _TELLING_BYTES = 64 << 10, 8
+_SAMPLE_BYTES, _TELLING_BYTES = 64 << 10, 4
 """Fewer bytes outside ASCII do not tell one encoding from another."""
-_WIDE = ["utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "utf_7"]
+_LIKELY = 0.6
+"""cp1252 is taken where it fits this well, of what fits best."""
+_WHOLE = frozenset(("iso2022_jp_2", "iso2022_kr", "utf-16-be", "utf-16-le"))
+"""Encodings in which ASCII bytes stand for other letters; only they hold `_SIGNS`."""
+_SIGNS = (b"\0", b"\x1b$")
+_PAIRS = frozenset(("big5hkscs", "cp932", "cp949", "euc_jis_2004", "gb18030"))
+"""Encodings of Chinese, Japanese and Korean, in which a line may look like UTF-8."""
+_NO_LETTER = re.compile("[\uf8f0-\uf8f3]")
+"""What Python makes of bytes that stand for nothing in cp932."""
+_ALPHABETS = "cp1250 cp1251 cp1252 cp1253 cp1254 cp1255 cp1256 cp866 cp874 iso8859-5 koi8-r".split()
+_READ_AS = {
+    "gbk": "gb18030",
+    "euc_jp": "euc_jis_2004",
+    "utf-16-le": "utf-8",
+    "utf-16-be": "utf-8",
+    "replacement": None,
+    "x-user-defined": None,
+}
+"""What is read as another encoding: a larger one, or, where ASCII could be read so far, UTF-8."""
 
 
 def read_text(path: Path) -> Document:
@@ -26,31 +45,55 @@ def read_text(path: Path) -> Document:
     return Document(title_of(path), [Block(decode(read_content(path), path))])
 
 
+def web_encoding(label: str) -> str | None:
+    """Return Python's name of the encoding that a declared label means on the web; None for an unknown label."""
+    from webencodings import lookup
+
+    encoding = lookup(label)
+    if encoding is None:
+        with suppress(LookupError):
+            encoding = lookup(codecs.lookup(label).name)
+    name = encoding and encoding.codec_info.name
+    return _READ_AS.get(name, name)
+
+
 def decode(content: bytes, path: Path, declared: str | None = None) -> str:
-    """The text: by its mark, as UTF-8, or in the encoding `declared`; else every line that is no UTF-8 as guessed.
+    """Decode by the mark, as UTF-8, or as `declared`; else every line that is no UTF-8 as guessed. Bytes that stand for
+    nothing become U+FFFD.
 
     Raises `BadDocument` where it is not text; `path` is for the message.
     """
     if mark := _mark(content):
         return content.decode(_MARKS[mark], "replace").removeprefix("\ufeff")
+    if whole := _whole(content):
+        return content.decode(whole, "replace")
     if is_binary(content):
         raise BadDocument(f"{path}: is not text; remove it, or save it as UTF-8.")
     if (text := _utf8(content)) is not None:
         return text
     lines = [(line, _utf8(line)) for line in content.split(b"\n")]
     others = [line for line, known in lines if known is None]
-    encoding = declared or _guessed(b"\n".join(line[:_SAMPLE_BYTES] for line in others))
+    encoding = declared or _guessed(b"\n".join(line[:_SAMPLE_BYTES] for line in others)) or "cp1252"
+    like_utf8 = sum(known is not None and not known.isascii() for _, known in lines)
+    if encoding in _PAIRS and like_utf8 < len(others):
+        return _NO_LETTER.sub("\ufffd", content.decode(encoding, "replace"))
     return "\n".join(line.decode(encoding, "replace") if known is None else known for line, known in lines)
 
 
 def is_binary(content: bytes) -> bool:
     """Tell whether the bytes are anything but text: by zeros or many control characters, without a mark."""
     sample = content[:_SAMPLE_BYTES]
-    return not _mark(content) and (b"\0" in content or 10 * len(_CONTROL.findall(sample)) > len(sample))
+    is_strange = b"\0" in content or 10 * len(_CONTROL.findall(sample)) > len(sample)
+    return is_strange and not _mark(content) and not _whole(content)
 
 
 def _mark(content: bytes) -> bytes | None:
     return next((mark for mark in _MARKS if content.startswith(mark)), None)
+
+
+def _whole(content: bytes) -> str | None:
+    guessed = _guessed(content) if any(sign in content for sign in _SIGNS) else None
+    return guessed if guessed in _WHOLE else None
 
 
 def _utf8(line: bytes) -> str | None:
@@ -60,15 +103,18 @@ def _utf8(line: bytes) -> str | None:
         return None
 
 
-def _guessed(content: bytes) -> str:
-    """The encoding of lines that are no UTF-8: cp1252 unless another one fits better."""
-    sample = content[:_SAMPLE_BYTES]
-    if len(_NO_ASCII.findall(sample)) < _TELLING_BYTES:
-        return "cp1252"
-    from charset_normalizer import from_bytes
+def _guessed(content: bytes) -> str | None:
+    """The encoding that fits best; cp1252 where it fits about as well, None where nothing fits."""
+    from chardet import detect_all
 
-    matches = from_bytes(sample, cp_exclusion=_WIDE)
-    if (best := matches.best()) is None:
-        return "cp1252"
-    as_good = [match for match in matches if (match.chaos, match.coherence) == (best.chaos, best.coherence)]
-    return "cp1252" if any("cp1252" in match.could_be_from_charset for match in as_good) else best.encoding
+    found = detect_all(
+        content,
+        ignore_threshold=True,
+        max_bytes=_SAMPLE_BYTES,
+        compat_names=False,
+        include_encodings=[*_ALPHABETS, *_PAIRS, *_WHOLE],
+    )
+    fits = {each["encoding"]: each["confidence"] for each in found}
+    best = max(fits, key=fits.__getitem__)
+    is_short = best not in _WHOLE and len(_NO_ASCII.findall(content[:_SAMPLE_BYTES])) < _TELLING_BYTES
+    return "cp1252" if is_short or fits.get("cp1252", 0) >= _LIKELY * fits[best] else best

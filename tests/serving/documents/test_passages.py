@@ -107,7 +107,7 @@ def test_any_bytes_give_passages_or_an_error_of_ours(tmp_path: Path, suffix: str
         ("a.docx", "docx", "documents"),
         ("a.html", "lxml", "documents"),
         ("a.md", "markdown_it", "documents"),
-        ("a.txt", "charset_normalizer", "documents"),
+        ("a.txt", "chardet", "documents"),
         ("a.parquet", "pyarrow.parquet", "datasets"),
     ],
 )
@@ -126,7 +126,7 @@ def test_importing_loads_no_parser() -> None:
     """Each is loaded by the first file that needs it."""
     program = (
         "import sys, serving.documents.reader, serving.documents.source\n"
-        "names = 'docx', 'lxml', 'pypdfium2', 'charset_normalizer', 'markdown_it', 'datasets', 'pyarrow'\n"
+        "names = 'docx', 'lxml', 'pypdfium2', 'chardet', 'webencodings', 'markdown_it', 'datasets', 'pyarrow'\n"
         "print([name for name in names if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True)

@@ -7,7 +7,7 @@ import pytest
 
 from router.errors import BadDocument
 from serving.documents.document import kind_of
-from serving.documents.text import decode, read_text
+from serving.documents.text import decode, read_text, web_encoding
 
 GERMAN = "Die Brücke über den Fluß wurde früher täglich geöffnet."
 RUSSIAN = "Привет, как дела? Сегодня в Москве хорошая погода."
@@ -30,6 +30,72 @@ def test_every_usual_encoding_is_read(encodings: str, text: str) -> None:
     """Marked, or guessed."""
     for encoding in encodings.split():
         assert decode(text.encode(encoding), PLACE) == text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp932", "①㈱髙島屋の売上は2023年度に1,234億円でした。"),
+        ("cp932", "㈱髙島屋"),
+        ("cp932", "株式会社"),
+        ("cp932", "ｶﾀｶﾅ半角 テスト①"),
+        ("euc_jp", "これは日本語のテキストです。今日は天気がいいです。"),
+        ("euc_jis_2004", "①㈱の東京都千代田区丸の内一丁目"),
+        ("gb18030", "中国人民解放军成立于1927年8月1日。"),
+        ("gb18030", "人口：2,189万人（2020年）"),
+        ("gb18030", "标题\n联通\n北京大学的人口"),
+        ("big5", "今天天氣很好，我們去公園散步。"),
+        ("big5", "公司名稱：台積電"),
+        ("cp949", "대한민국의 수도는 서울이다."),
+        ("cp949", "인구 9,411,260명"),
+        ("koi8-r", "Население города составляет 12 млн человек."),
+        ("koi8-r", "Москва"),
+        ("cp1251", "Год основания: 1147"),
+        ("cp866", "Москва"),
+        ("iso8859-5", "Население города составляет 12 млн человек."),
+        ("cp1255", "ירושלים היא בירת ישראל והעיר הגדולה בה."),
+        ("cp1254", "Türkiye'nin başkenti Ankara'dır; güneş doğdu."),
+        ("cp1250", "Zażółć gęślą jaźń. Łódź jest miastem w Polsce."),
+        ("cp1252", "résumé — “naïve” façade, 25 €"),
+        ("cp1252", "señor niño años más allá está aquí también"),
+        ("utf_16_le", "Привет, как дела\n"),
+        ("utf_16_be", "plain text\n"),
+        ("utf_16_le", "㈱髙島屋　①売上高\n"),
+        ("iso2022_jp", "日本語のテキスト"),
+        ("iso2022_kr", "오늘은 날씨가 좋습니다."),
+    ],
+)
+def test_an_encoding_that_nothing_names_is_recognised(encoding: str, text: str) -> None:
+    """In a sentence, or a few words; also where the mark of UTF-16 is missing."""
+    assert decode(text.encode(encoding), PLACE) == text
+
+
+@pytest.mark.parametrize(
+    ("label", "encoding"),
+    [
+        ("gb2312", "gb18030"),
+        ("GBK", "gb18030"),
+        ("shift_jis", "cp932"),
+        ("x-sjis", "cp932"),
+        ("iso-8859-1", "cp1252"),
+        ("latin1", "cp1252"),
+        ("latin-1", "cp1252"),
+        ("us-ascii", "cp1252"),
+        ("iso-8859-9", "cp1254"),
+        ("ks_c_5601-1987", "cp949"),
+        ("euc-kr", "cp949"),
+        ("big5", "big5hkscs"),
+        ("utf8", "utf-8"),
+        ("unicode-1-1-utf-8", "utf-8"),
+        ("utf-16", "utf-8"),
+        ("hz-gb-2312", None),
+        ("replacement", None),
+        ("no-such", None),
+    ],
+)
+def test_a_label_means_what_it_means_on_the_web(label: str, encoding: str | None) -> None:
+    """The larger encoding where there is one; what has been read as ASCII so far is no UTF-16."""
+    assert web_encoding(label) == encoding
 
 
 def test_lines_of_different_encodings_are_read_each_in_its_own() -> None:
