@@ -6,7 +6,7 @@ import pytest
 
 from router.errors import BadDocument
 from serving.documents.document import Block
-from tests.serving.documents.conftest import read
+from tests.serving.documents.conftest import read, unread
 
 PAGE = """<!DOCTYPE html><html><head><title>Bees &amp; wasps</title><style>p {}</style></head><body>
 <nav><p>Home</p></nav><script>var x = "<p>no</p>";</script><template>no</template>
@@ -110,3 +110,137 @@ def test_a_rule_is_no_front_matter(tmp_path: Path) -> None:
     """A document may begin with a line of dashes."""
     blocks = document(tmp_path, "---\n\nfirst\n\nsecond\n", "notes.md")[1]
     assert [block.text for block in blocks] == ["first", "second"]
+
+
+MENTIONS = (
+    "<script> <title> <textarea> <style> <xmp> <plaintext> <noscript> <iframe> <svg> <![CDATA[ <?php <!-- <template> "
+    "<nav> <select> <noembed> <noframes> <frameset> <main> <object> <script <a <!doctype <String> <SCRIPT> <script/>"
+).split()
+PLACES = (
+    "FIRST the {} thing SECOND.",
+    "{} thing FIRST SECOND",
+    "FIRST\n\n{}\nSECOND",
+    "FIRST\n\n{}\n\nSECOND",
+    "FIRST `{}` SECOND",
+    "FIRST\n\n```\n{}\n```\n\nSECOND",
+    "# FIRST {} h\n\nSECOND",
+    "- FIRST\n- {} x\n- SECOND",
+    "> FIRST {}\n\nSECOND",
+    "| FIRST | b |\n|-|-|\n| {} | SECOND |",
+    "<div>\nFIRST {}\n\nSECOND",
+    "FIRST {} SECOND\n\nmore </script></title></style></textarea></iframe>",
+)
+
+
+@pytest.mark.parametrize("mention", MENTIONS)
+def test_a_mention_of_markup_in_markdown_loses_nothing(tmp_path: Path, mention: str) -> None:
+    """Neither itself nor what follows, wherever it stands; what follows is still Markdown."""
+    for place in PLACES:
+        text = f"{place.format(mention)}\n\n## Later\n\nTHIRD **bold**\n\n| x | y |\n|-|-|\n| 1 | 2 |\n"
+        blocks = document(tmp_path, text, "notes.md")[1]
+        shown = "\n".join(f"{block.heading}\n{block.text}" for block in blocks)
+        assert all(word in shown for word in ("FIRST", "SECOND", mention)), (place, shown)
+        assert blocks[-3:] == [Block(text, "Later") for text in ("THIRD bold", "x | y", "1 | 2")], place
+
+
+def test_markup_in_markdown_is_markup(tmp_path: Path) -> None:
+    """Whole comments are none of the text."""
+    text = "<!-- a\n\nb -->\n\n10<sup>6</sup> m<br>x <b>y</b>\n\n<table>\n<tr><td>1</td><td>2</td></tr>\n</table>\n"
+    assert [block.text for block in document(tmp_path, text, "notes.md")[1]] == ["10⁶ m\nx y", "1 | 2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "missing"),
+    [
+        ("<p>a<script>b<p>c", "a", "everything after an unclosed <script> in line 1"),
+        ("<p>a\n<style>b<p>c", "a", "everything after an unclosed <style> in line 2"),
+        ("<p>a<title>b<p>c", "a", "everything after an unclosed <title> in line 1"),
+        ("<p>a<iframe>b<p>c", "a", "everything after an unclosed <iframe> in line 1"),
+        ("<p>a<!-- b<p>c", "a", "everything after a comment or a tag that does not end"),
+        ('<p>a<a href="b<p>c', "a", "everything after a comment or a tag that does not end"),
+        ("<p>a<textarea><p>c", "a <p>c", ""),
+        ("<p>a<xmp><p>c", "a <p>c", ""),
+        ("<p>a<plaintext><p>c", "a <p>c", ""),
+        ("<p>a<noscript><p>c", "a c", ""),
+        ("<p>a<svg><text>b</text></svg><p>c", "a b c", ""),
+        ("<p>a<?php b ?><p>c", "a<?php b ?> c", ""),
+        ("<p>a<![CDATA[b]]><p>c", "a<![CDATA[b]]> c", ""),
+        ("<h1>x</h1>side<main>a</main><footer>end", "a", "7 characters outside <main>"),
+        ("side<main></main>", "side", ""),
+        ("<p>a<nav>b</nav><iframe src=x></iframe><nav>c</nav>", "a", "2 <nav>, 1 <iframe>"),
+        ("<frameset><frame src=x><frame src=y></frameset>", "", "2 <frame>"),
+        ("<p>a<img alt='a bee'><img src=x><img alt=''>b", "a a bee b", "1 <img> without a text"),
+        ("<table><tr>a<td>b</td>c<td>d</table>", "ac b | d", ""),
+    ],
+)
+def test_what_is_not_read_of_a_page_is_said(tmp_path: Path, content: str, text: str, missing: str) -> None:
+    """As browsers show it; what they show too, but is left out here, is named."""
+    assert " ".join(block.text for block in document(tmp_path, content)[1]).strip() == text
+    assert unread(tmp_path / "page.html") == missing
+
+
+def test_superscripts_and_readings(tmp_path: Path) -> None:
+    """Digits that stand high stay apart from those before them; readings of words are no part of them."""
+    page = "<p>10<sup>6</sup> 10<sup>\N{MINUS SIGN}3</sup> 1871<sup><a href='#1'>1</a></sup> 4<sup>th</sup>"
+    page += "<table><tr><td>m<sup>2</sup><td>7</table><p><ruby>東京<rp>(</rp><rt>とうきょう</rt><rp>)</rp></ruby>都"
+    assert [block.text for block in document(tmp_path, page)[1]] == ["10⁶ 10⁻³ 1871¹ 4th", "m² | 7", "東京都"]
+
+
+@pytest.mark.parametrize(
+    ("label", "encoding", "text"),
+    [
+        ("gb2312", "gb18030", "镕㐀𠀀"),
+        ("shift_jis", "cp932", "①㈱髙"),
+        ("euc-jp", "euc_jis_2004", "①㈱"),
+        ("iso-8859-1", "cp1252", "“25 €”"),
+        ("ks_c_5601-1987", "cp949", "똠방각하 펲시콜라"),
+        ("iso-8859-9", "cp1254", "İğış"),
+        ("big5", "big5hkscs", "香港嘅"),
+        ("x-sjis", "cp932", "表示"),
+    ],
+)
+def test_a_declared_encoding_is_that_of_the_web(tmp_path: Path, label: str, encoding: str, text: str) -> None:
+    """In a `<meta>` of both kinds and in a declaration of XML, but not in a comment; a mark comes first."""
+    for start in (
+        f"<meta charset='{label}'>",
+        f'<meta http-equiv=Content-Type content="text/html; charset={label}">',
+        f'<?xml version="1.0" encoding="{label}"?>',
+        f"<!-- <meta charset=koi8-r> --><meta charset={label}>",
+    ):
+        page = f"{start}<p>{text}"
+        assert document(tmp_path, page.encode(encoding))[1] == [Block(text)], start
+        assert document(tmp_path, b"\xef\xbb\xbf" + page.encode())[1] == [Block(text)], start
+
+
+@pytest.mark.parametrize("content", [b"<meta charset=shift_jis><p>a\xff\xffb", b"<meta charset=utf-8><p>a\xffb\xff"])
+def test_replaced_characters_are_said(tmp_path: Path, content: bytes) -> None:
+    """Of a file whose declaration is wrong."""
+    assert document(tmp_path, content)[1][0].text.count("\ufffd") == 2
+    assert unread(tmp_path / "page.html") == "2 characters that cannot be decoded"
+
+
+def test_deeply_nested_markdown_is_refused(tmp_path: Path) -> None:
+    """Rather than read without its inside."""
+    for text in (">" * 1000 + "x", "".join(f"{'  ' * level}- {level}\n" for level in range(200))):
+        with pytest.raises(BadDocument, match=r"notes\.md: its elements are nested too deeply"):
+            document(tmp_path, text, "notes.md")
+
+
+@pytest.mark.parametrize(
+    "title",
+    (
+        "(anonymous)|untitled|Untitled-1|Untitled Document|Microsoft Word - x.docx|Document1|无标题|"
+        "PowerPoint Presentation|无标题文档|無題ドキュメント|Slide 1|index|New Page 2|Sin título|"
+        "Document sans titre|Без названия|Dokument 1|Title|-"
+    ).split("|"),
+)
+def test_a_title_that_no_one_gave_is_no_title(tmp_path: Path, title: str) -> None:
+    """The first heading that is one counts, then the file's name."""
+    assert document(tmp_path, f"<title>{title}</title><h1>{title}</h1>", "report.html")[0] == "report"
+    assert document(tmp_path, f"<title>{title}</title><h1>Bees</h1>")[0] == "Bees"
+
+
+@pytest.mark.parametrize("title", ["1984", "C++", "Book 1", "Documents of 1848", "The Unknown Soldier", "Slide rule"])
+def test_a_title_with_such_words_is_one(tmp_path: Path, title: str) -> None:
+    """As long as it says more."""
+    assert document(tmp_path, f"<title>{title}</title>")[0] == title
