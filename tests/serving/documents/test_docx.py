@@ -6,10 +6,12 @@ from typing import Any
 
 import docx
 import pytest
+from docx.opc.packuri import PackURI
+from docx.opc.part import Part
 
 from router.errors import BadDocument
 from serving.documents.document import Block
-from tests.serving.documents.conftest import read
+from tests.serving.documents.conftest import read, unread
 
 
 def saved(path: Path, document: Any) -> tuple[str, list[Block]]:
@@ -70,6 +72,114 @@ def test_a_table_around_text_is_no_table_of_values(tmp_path: Path) -> None:
     cell.text = "Framed."
     cell.add_table(1, 2).cell(0, 1).text = "inner"
     assert [block.text for block in saved(tmp_path / "a.docx", report)[1]] == ["Framed.", " | inner"]
+
+
+NAMESPACES = {
+    "w": "http://schemas.openxmlformats.org/wordprocessingml/2006/main",
+    "m": "http://schemas.openxmlformats.org/officeDocument/2006/math",
+    "a": "http://schemas.openxmlformats.org/drawingml/2006/main",
+    "c": "http://schemas.openxmlformats.org/drawingml/2006/chart",
+    "o": "urn:schemas-microsoft-com:office:office",
+    "pic": "http://schemas.openxmlformats.org/drawingml/2006/picture",
+    "wp": "http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing",
+}
+RELATION = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/"
+
+
+def element(tag: str, inner: str) -> str:
+    """An element with all namespaces declared."""
+    declared = " ".join(f'xmlns:{prefix}="{name}"' for prefix, name in NAMESPACES.items())
+    return f"<{tag} {declared}>{inner}</{tag}>"
+
+
+def run(text: str, properties: str = "") -> str:
+    return f'<w:r><w:rPr>{properties}</w:rPr><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def attach(report: Any, kind: str, xml: str) -> None:
+    """Add a part beside the text, as the notes of a document are."""
+    name = PackURI(f"/word/{kind}.xml")
+    report.part.relate_to(Part(name, "application/xml", xml.encode(), report.part.package), f"{RELATION}{kind}")
+
+
+@pytest.mark.parametrize(
+    ("xml", "text", "missing"),
+    [
+        (run("10") + run("6", '<w:vertAlign w:val="superscript"/>') + run(" m"), "10⁶ m", ""),
+        (run("H") + run("2", '<w:vertAlign w:val="subscript"/>') + run("O"), "H2O", ""),
+        (
+            "<w:r><w:ruby><w:rt><w:r><w:t>とうきょう</w:t></w:r></w:rt><w:rubyBase><w:r><w:t>東京</w:t></w:r>"
+            "</w:rubyBase></w:ruby></w:r>" + run("都"),
+            "東京都",
+            "",
+        ),
+        (
+            '<w:r><w:sym w:font="Symbol" w:char="F061"/><w:sym w:font="Wingdings" w:char="F0FC"/></w:r>',
+            "α✓",
+            "",
+        ),
+        (
+            '<w:r><w:sym w:font="Webdings" w:char="F021"/></w:r>',
+            "\ufffd",
+            "1 characters that cannot be decoded",
+        ),
+        (
+            run("A = ") + "<m:oMath><m:r><m:t>π</m:t></m:r><m:sSup><m:e><m:r><m:t>r</m:t></m:r></m:e><m:sup><m:r>"
+            "<m:t>2</m:t></m:r></m:sup></m:sSup><m:f><m:num><m:r><m:t>1</m:t></m:r></m:num><m:den><m:r><m:t>2</m:t>"
+            "</m:r></m:den></m:f><m:d><m:e><m:r><m:t>x</m:t></m:r></m:e></m:d></m:oMath>" + run("."),
+            "A = πr²(1)/(2)(x).",
+            "",
+        ),
+        (
+            run("a") + "<w:r><w:txbxContent><w:p><w:r><w:t>box</w:t></w:r></w:p></w:txbxContent></w:r>" + run("b"),
+            "a\nbox\nb",
+            "",
+        ),
+        (
+            '<w:r><w:drawing><wp:docPr id="1" name="x" descr="A bee"/><pic:pic/></w:drawing></w:r>' + run("b"),
+            "A bee b",
+            "1 pictures",
+        ),
+        (
+            run("a")
+            + "<w:del><w:r><w:delText>b</w:delText></w:r></w:del><w:r><w:object><o:OLEObject/></w:object></w:r>",
+            "a",
+            "1 tracked deletions, 1 embedded objects",
+        ),
+    ],
+)
+def test_all_that_can_be_written_as_text_is(tmp_path: Path, xml: str, text: str, missing: str) -> None:
+    """Superscripts, symbols, equations, text boxes and descriptions of pictures; the rest is said."""
+    report = docx.Document()
+    report.element.body.append(docx.oxml.parse_xml(element("w:p", xml)))
+    assert [block.text for block in saved(tmp_path / "a.docx", report)[1]] == [text]
+    assert unread(tmp_path / "a.docx") == missing
+
+
+def test_notes_stand_behind_what_refers_to_them(tmp_path: Path) -> None:
+    """Headers, footers, charts and diagrams come at the end, once each."""
+    report = docx.Document()
+    report.add_heading("Bees", 1)
+    for kind in ("footnote", "endnote"):
+        attach(
+            report, f"{kind}s", element(f"w:{kind}s", f'<w:{kind} w:id="2"><w:p>{run(f"The {kind}.")}</w:p></w:{kind}>')
+        )
+        reference = f'{run("Text")}<w:r><w:{kind}Reference w:id="2"/></w:r>{run(" goes on.")}'
+        report.add_paragraph()._p.addnext(docx.oxml.parse_xml(element("w:p", reference)))
+    comment = report.add_comment(report.add_paragraph("Remarked.").runs, "The comment.")
+    assert comment.comment_id == 0
+    report.add_section()
+    for section in report.sections:
+        section.header.is_linked_to_previous = False
+        section.header.paragraphs[0].text = "The header."
+    attach(report, "chart", element("c:chart", "<a:t>Hives</a:t><c:v>1900</c:v><c:v>12</c:v>"))
+    _, blocks = saved(tmp_path / "a.docx", report)
+    texts = ("", "Text goes on.", "The footnote.", "Text goes on.", "The endnote.", "Remarked.", "The comment.")
+    assert blocks == [
+        *(Block(text, "Bees") for text in texts),
+        Block("The header."),
+        Block("Hives | 1900 | 12"),
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)])
