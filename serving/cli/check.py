@@ -21,6 +21,7 @@ from serving.config.secrets import missing
 from serving.live_check.estimate import TYPICAL
 from serving.live_check.live_check import Cell, Found, RoleFound, live_check
 from serving.logs import errors_only
+from serving.retrieval.gaps import gaps_at
 from serving.retrieval.lexical import OUTDATED, has_words
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import identity_of
@@ -51,14 +52,18 @@ few small questions, lists the tools of its servers, and estimates what answerin
         wrong += _other_schema(config.server.store, live=given.live)
     warnings = ([] if given.live else absent) + _not_built(config)
     found = asyncio.run(_probed(config, given)) if given.live and not wrong else None
+    gaps = gaps_at(Path(config.retrieval.index)) if config.retrieval.index else None
     lacks = bool(warnings) and not given.allow_missing and found is None
     works = not wrong and not lacks and (found is None or found.works)
     if given.json:
-        print(json_of({"works": works, "problems": wrong, "warnings": warnings, "found": found}))
+        print(json_of({"works": works, "problems": wrong, "warnings": warnings, "index": gaps, "found": found}))
     elif found is not None:
         _show(Console(), found)
     else:
         _show_file(Console(soft_wrap=True), file, config, wrong, warnings)
+    if gaps and not given.json:
+        for line in gaps.lines():
+            Console(soft_wrap=True).out(f"index: {line}", highlight=False)
     return 0 if works else 1
 
 

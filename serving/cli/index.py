@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import TaskID
@@ -25,6 +26,7 @@ from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
 from serving.retrieval.build import Built, build_index
 from serving.retrieval.embedder import Embedder
+from serving.retrieval.gaps import gaps_of
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import Check, open_embedder, open_retriever, stoppable
 from serving.retrieval.services import RetrievalServicer, retrieval_app
@@ -128,8 +130,8 @@ def _built(config: RetrievalConfig, embedder: Embedder, check: Check) -> Built:
 
 
 def _show(built: Built, out: Path, console: Console, *, verbose: bool) -> None:
-    for entry in built.skipped:
-        console.print(f"[yellow]left out, the whole file:[/yellow] {escape(entry.error)}", highlight=False)
+    for line in gaps_of(built.manifest, built.entries).lines():
+        console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False)
     for link in built.found.links:
         console.print(f"[yellow]not followed:[/yellow] {escape(link)}", highlight=False)
     for path in built.found.passed_over if verbose else ():
@@ -145,11 +147,11 @@ def _show(built: Built, out: Path, console: Console, *, verbose: bool) -> None:
 
 def _for_programs(built: Built) -> dict[str, object]:
     return {
+        **msgspec.structs.asdict(gaps_of(built.manifest, built.entries)),
         "documents": built.documents,
         "documents_read": built.documents_read,
         "passed_over": len(built.found.passed_over),
         "passed_over_files": built.found.passed_over,
-        "skipped": [{"name": entry.source.name, "error": entry.error} for entry in built.skipped],
         "links": built.found.links,
         "passages": built.manifest.passages,
         "passages_embedded": built.embedded,

@@ -8,7 +8,8 @@ beside it, for the next one.
 import errno
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from router.errors import BadCorpus, BadDocument, BadIndex
 from serving.documents.cutter import Cutter, read_passages
-from serving.documents.document import escaped
+from serving.documents.document import Part, Unread, escaped
 from serving.documents.reader import Reader
 from serving.documents.source import Found, Source, find_sources
 from serving.retrieval.dense import DenseIndex, new_vectors, write_dense
@@ -179,21 +180,31 @@ class _Build:
             for done, source in enumerate(sources):
                 self._progress("reading", done, len(sources))
                 first, error = len(writer), ""
+                unread: list[str] = []
                 try:
                     if (entry := known.get(source)) and self._earlier:
+                        unread.append(entry.unread)
                         rows = range(entry.first_row, entry.first_row + entry.passages)
                         writer.write((source.path, self._earlier.passages[row]) for row in rows)
                     else:
-                        writer.write(read_passages(source, cutter, self._reader.read))
+                        writer.write(read_passages(source, cutter, partial(self._read, unread)))
                         read += 1
                 except (BadDocument, BadCorpus) as unreadable:
                     error = escaped(str(unreadable))
-                entries.append(DocumentEntry(source, first, len(writer) - first, error))
+                entries.append(DocumentEntry(source, first, len(writer) - first, error, "; ".join(unread)))
             if not len(writer):
                 raise _nothing(entries)
         self._progress("reading", len(sources), len(sources))
         write_table(self._folder, entries)
         return entries, read
+
+    def _read(self, unread: list[str], path: Path) -> Iterator[Part]:
+        """Read a file, and note the parts of it that are not read."""
+        for part in self._reader.read(path):
+            if isinstance(part, Unread):
+                unread.append(part.text)
+            else:
+                yield part
 
     def _embed(self) -> int:
         """Write the vectors of all passages, and their words; the number of those that were not known."""

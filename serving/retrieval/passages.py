@@ -127,6 +127,8 @@ class DocumentEntry(msgspec.Struct, frozen=True):
     passages: int
     error: str = ""
     """Why it could not be read; then it has no passages."""
+    unread: str = ""
+    """The parts of it that were not read."""
 
 
 def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:

@@ -213,3 +213,41 @@ def test_files_that_are_not_read_are_counted_in_the_manifest(docs: Path, build: 
     (docs / "a.xlsx").unlink()
     (docs / "broken.pdf").unlink()
     assert list(counts().items()) == [(".pptx", 1), (".xlsx", 1), ("no suffix", 1)]
+
+
+def test_what_is_not_read_is_said(docs: Path, build: Build, capsys: pytest.CaptureFixture[str]) -> None:
+    """Per file and by kind: as JSON, on the terminal, in the next build as well, and by `check`."""
+    (docs / "page.html").write_text("<p>Bees.<script>lost")
+    (docs / "bad.html").write_bytes(b"<meta charset=utf-8><p>caf\xe9 au lait")
+    (docs / "broken.pdf").write_bytes(b"%PDF-1.7 and no more")
+    for name in ("a.xlsx", "b.xlsx", "c.pptx"):
+        (docs / name).write_bytes(b"\0")
+    counts = {".xlsx": 2, ".pdf": 1, ".pptx": 1}
+    in_part = [
+        {"name": "docs/bad.html", "not_read": "1 characters that cannot be decoded"},
+        {"name": "docs/page.html", "not_read": "everything after an unclosed <script> in line 1"},
+    ]
+    for _ in range(2):
+        built = build()
+        assert (built["files_not_read"], built["read_in_part"]) == (counts, in_part)
+        (docs / "note.txt").write_text("The boiler was replaced.")
+
+    assert main(["index", "build", str(docs), "--out", "index"]) == 0
+    said = [
+        *(f"read in part: {file['name']}: without {file['not_read']}" for file in in_part),
+        "4 files not read: .xlsx 2, .pdf 1, .pptx 1",
+    ]
+    lines = capsys.readouterr().out.splitlines()
+    assert set(said) <= set(lines)
+    assert any(line.startswith(f"left out, the whole file: {docs}/broken.pdf: damaged") for line in lines)
+
+    Path("prompt.txt").write_text("Answer.")
+    roles = ("delegation", "execution", "answer")
+    role = '[roles.{}]\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\nprompt = "prompt.txt"\nmax_tokens = 256\n'
+    Path("config.toml").write_text("".join(map(role.format, roles)) + '[retrieval]\nindex = "index"\n')
+    assert main(["check", "--config", "config.toml"]) == 0
+    assert {f"index: {line}" for line in said} <= set(capsys.readouterr().out.splitlines())
+    assert main(["check", "--config", "config.toml", "--json"]) == 0
+    index = json.loads(capsys.readouterr().out)["index"]
+    assert (index["files_not_read"], index["read_in_part"]) == (counts, in_part)
+    assert [file["name"] for file in index["skipped"]] == ["docs/broken.pdf"]
