@@ -210,7 +210,7 @@ INPUTS: dict[str, Input] = {
         CompletionServiceStub,
         "Complete",
         completion_pb.CompleteRequest(
-            role=1, messages=[completion_pb.ChatMessage(role="user", content=MARKS * 500)] * 1000
+            role="ROLE_DELEGATION", messages=[completion_pb.ChatMessage(role="user", content=MARKS * 500)] * 1000
         ),
     ),
     "o queries": called(
