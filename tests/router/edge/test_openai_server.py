@@ -128,11 +128,11 @@ async def test_work_that_is_wanted_anew(body: dict[str, Any], monkeypatch: pytes
 )
 async def test_an_option_that_is_not_read_is_refused(name: str) -> None:
     """Else a limit, or the wish for new work, would be ignored; no model is called."""
-    deployment = Deployment()
-    async with served(deployment.gateway()) as session:
+    delegator = ScriptedModel([])
+    async with served(Deployment(delegator).gateway()) as session:
         status, reply = await posted(session, **{name: 10})
     assert (status, f"{name}: is no option here" in reply["error"]["message"]) == (400, True)
-    assert not deployment.delegator.prompts
+    assert not delegator.prompts
 
 
 @pytest.mark.parametrize(
@@ -180,17 +180,18 @@ def talk(system: str, asked: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize(("system", "asked"), [("", task) for task in TASKS] + [(one, "user: hi") for one in SYSTEMS])
 async def test_a_chat_tool_s_own_task_is_answered_without_a_search(system: str, asked: str) -> None:
     """By one call of the answerer, streamed or not, in a run of its own; no table is filled again."""
-    deployment, store = Deployment(answerer=ScriptedModel(['<think>hm</think>{"title": "Heat"}'] * 2)), Kept()
-    async with served(deployment.gateway(store)) as session:
+    answerer, other = ScriptedModel(['<think>hm</think>{"title": "Heat"}'] * 2), ScriptedModel([])
+    store = Kept()
+    async with served(Deployment(other, other, answerer).gateway(store)) as session:
         status, reply = await posted(session, messages=talk(system, asked))
         body = {"model": "rolegate", "messages": talk(system, asked), "stream": True}
         async with session.post(PATH, json=body) as response:
             streamed = await events(response)
     assert (status, reply["choices"][0]["message"]["content"]) == (200, '{"title": "Heat"}')
     assert "".join(each["choices"][0]["delta"].get("content", "") for each in streamed[:-1]) == '{"title": "Heat"}'
-    assert (deployment.delegator.prompts, deployment.executor.prompts) == ([], [])
+    assert other.prompts == []
     assert [(run.kind, len(run.calls)) for run in store.runs] == [("complete", 1)] * 2
-    (shown,) = {prompt.messages[-1].content for prompt in deployment.answerer.prompts}
+    (shown,) = {prompt.messages[-1].content for prompt in answerer.prompts}
     assert asked in shown and system in shown
 
 
@@ -227,10 +228,10 @@ async def test_tasks_may_be_refused_or_searched_for() -> None:
 
 async def test_a_long_task_is_cut() -> None:
     """Its beginning says what to do, its end what it is about."""
-    deployment = Deployment()
-    async with served(deployment.gateway()) as session:
+    answerer = ScriptedModel(["Heat"])
+    async with served(Deployment(answerer=answerer).gateway()) as session:
         assert (await posted(session, messages=talk("", TASKS[0].replace("Heat", "Heat " * 50_000))))[0] == 200
-    (prompt,) = deployment.answerer.prompts
+    (prompt,) = answerer.prompts
     shown = prompt.messages[-1].content
     assert len(shown) < 8100
     assert (shown[:30], shown[-15:]) == (TASKS[0][:30], TASKS[0][-15:])
