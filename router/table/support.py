@@ -1,10 +1,9 @@
 """The support of a value in the very passages that its executor was shown, and names that these tie together."""
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache, lru_cache
-from itertools import islice
+from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
 from router.folding import fold, sought
@@ -77,54 +76,22 @@ def _ties_of(text: str, document: str) -> tuple[Tie, ...]:
     return tuple(islice(found, _MOST_TIES))
 
 
-class _Line(NamedTuple):
-    """A passage's title, or one of its sentences."""
-
-    passage: int
-    sentence: str
-    """Empty for a title."""
-    folded: str
-
-
 class Shown:
-    """The passages that an executor was shown, each once.
-
-    All their lines stand in one list, title first, with an empty one between passages, so that neighbours in the list
-    are neighbours in a passage. An index of their words keeps the cost of a cell to the lines that hold it.
-    """
+    """The passages that an executor was shown, each once."""
 
     def __init__(self, passages: Iterable[Passage]) -> None:
         self._passages = list({passage.id: passage for passage in passages}.values())
-        self._lines = list[_Line]()
-        self._index = defaultdict[str, list[int]](list)
-        self._tied = defaultdict[str, dict[Tie, None]](dict)
-        """Ties by the names that they may be about."""
-        for number, passage in enumerate(self._passages):
-            reading = read(passage.text)
-            self._lines.append(_Line(number, "", fold(passage.title)))
-            lines = zip(reading.sentences, reading.folded, strict=True)
-            self._lines.extend(_Line(number, sentence, folded) for sentence, folded in lines)
-            self._lines.append(_Line(number, "", ""))
-        for at, line in enumerate(self._lines):
-            for word in dict.fromkeys(line.folded.split()):
-                self._index[word].append(at)
-
-        placed = ((passage.text, passage.document or passage.title) for passage in self._passages)
-        self.ties = tuple(tie for text, document in placed for tie in _ties_of(text, document))
-        for tie in self.ties:
-            for name in (*tie.before, *tie.after):
-                self._tied[name][tie] = None
-        self._holding = cache(self._lines_that_hold)
-        self._naming = cache(self._lines_that_name)
-        self._values = cache(self._lines_by_value)
+        self._readings = [read(passage.text) for passage in self._passages]
+        self._titles = [fold(passage.title) for passage in self._passages]
+        self.ties = tuple(
+            tie for passage in self._passages for tie in _ties_of(passage.text, passage.document or passage.title)
+        )
+        self._values = cache(self._by_value)
 
     def also_named(self, names: Collection[str]) -> set[str]:
         """Folded names with those titles of passages that passages say are names of the same."""
-        about = {tie: None for name in names for tie in self._tied.get(name, ())}
-        if not about:
-            return {*names}
-        known = {*names, *(sought(passage.title) for passage in self._passages)}
-        return {*names, *(name for pair in tied(about, known, 1) if set(pair) & set(names) for name in pair)}
+        known = {*names, *self._titles}
+        return {*names, *(name for pair in tied(self.ties, known, 1) if set(pair) & set(names) for name in pair)}
 
     def support(
         self, column: Column, value: str, form: str, names: Collection[str]
@@ -132,43 +99,30 @@ class Shown:
         """The support of a value, with a sentence of each passage that gives it. `form`: its canonical form; `names`:
         folded names of its row.
         """
-        places = [at for at in self._holding(sought(value)) if self._lines[at].sentence]
-        if column.type in ("integer", "number", "date"):
-            places += self._values(Column("", column.type, unit=column.unit)).get(form, ())
-        if not places:
-            return "unsupported", ()
-
-        named = self._naming(frozenset(names))
-        by_passage = defaultdict[int, list[int]](list)
-        for at in places:
-            by_passage[self._lines[at].passage].append(at)
+        wanted, typed = sought(value), self._values(Column("", column.type, unit=column.unit))
         stated, held = list[Citation](), list[Citation]()
-        for number, own in sorted(by_passage.items()):
-            at = next((at for at in own if at in named), None)
-            if at is None:
-                at = next((at for at in own if not named.isdisjoint((-1 - number, at - 1, at + 1))), None)
-            cited = citation(self._passages[number], self._lines[own[0] if at is None else at].sentence)
+        for passage, reading, title, values in zip(self._passages, self._readings, self._titles, typed, strict=True):
+            places = [*reading.places(wanted), *values.get(form, ())]
+            if not places:
+                continue
+            named = {at for name in names for at in reading.places(name)}
+            titled = any(name in title for name in names)
+            beside = (at for at in places if titled or not named.isdisjoint((at - 1, at + 1)))
+            at = next(chain(filter(named.__contains__, places), beside), None)
+            cited = citation(passage, reading.sentences[places[0] if at is None else at])
             (held if at is None else stated).append(cited)
-        return ("stated", tuple(stated)) if stated else ("value_only", tuple(held))
+        if stated or not held:
+            return ("stated", tuple(stated)) if stated else ("unsupported", ())
+        return "value_only", tuple(held)
 
-    def _lines_that_hold(self, wanted: str) -> list[int]:
-        """Return the lines that hold a folded text."""
-        if not wanted:
-            return []
-        rarest = min((self._index.get(word, []) for word in wanted.split()), key=len)
-        return [at for at in rarest if wanted in self._lines[at].folded]
-
-    def _lines_that_name(self, names: frozenset[str]) -> set[int]:
-        """Return the lines that hold one of these names; for a title, -1 less the number of its passage."""
-        places = {at for name in names for at in self._holding(name)}
-        return {at if self._lines[at].sentence else -1 - self._lines[at].passage for at in places}
-
-    def _lines_by_value(self, column: Column) -> dict[str, list[int]]:
-        """Return the sentences by the canonical forms of their numbers or dates; a date also by its year and month."""
-        found = defaultdict[str, list[int]](list)
-        for at, line in enumerate(self._lines):
-            for form in dict.fromkeys(values_in(column, line.sentence)):
-                parts = form.split("-")
-                for end in range(1, len(parts) + 1):
-                    found["-".join(parts[:end])].append(at)
+    def _by_value(self, column: Column) -> list[dict[str, list[int]]]:
+        """Return for each passage its sentences by their numbers or dates, a date also by its year and month."""
+        found = list[dict[str, list[int]]]()
+        for reading in self._readings:
+            places: dict[str, list[int]] = {}
+            for at, sentence in enumerate(reading.sentences):
+                for form in values_in(column, sentence):
+                    for part in accumulate(form.split("-"), "{}-{}".format):
+                        places.setdefault(part, []).append(at)
+            found.append(places)
         return found

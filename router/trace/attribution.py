@@ -1,6 +1,6 @@
 """The role that lost a wrong answer, by the places of a run in which the right one stands."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -8,7 +8,7 @@ import msgspec
 from router.folding import fold, sought
 from router.protocol import Passage, normal_answer
 from router.protocol.scoring import holds
-from router.trace.citation import Citation, citation, cite_answer, read
+from router.trace.citation import Citation, citation, read
 from router.trace.run import Run
 from router.trace.turns import DELEGATOR, Agent, work_of
 from router.trace.values import SearchRecord, Trajectory
@@ -55,7 +55,7 @@ def attribute(run: Run, golds: Sequence[str], known: Sequence[Passage] | None = 
     found = run.result
     if not isinstance(found, Trajectory) or run.redacted or not golds:
         return None
-    folded = {gold: sought(gold) for gold in golds if normal_answer(gold) not in _CLOSED}
+    folded = [wanted for gold in golds if normal_answer(gold) not in _CLOSED and (wanted := sought(gold))]
     works = [(agent, execution) for agent, execution, _ in work_of(run) if execution]
     reported = [(agent, one) for agent, one in works if _any_holds([one.report.answer, *one.report.evidence], golds)]
     sightings = [Sighting("report", agent) for agent, _ in reversed(reported)]
@@ -83,19 +83,20 @@ def _any_holds(texts: Sequence[str], golds: Iterable[str]) -> bool:
     return any(holds(texts, gold) for gold in golds)
 
 
-def _seen(agent: Agent, search: SearchRecord, golds: Mapping[str, str]) -> Iterable[Sighting]:
+def _seen(agent: Agent, search: SearchRecord, golds: Sequence[str]) -> Iterable[Sighting]:
     for at in _cited(search.shown, golds):
         yield Sighting("shown", agent, search.query, at)
     for at in _cited(search.passages[len(search.shown) :], golds):
         yield Sighting("dropped", agent, search.query, at)
 
 
-def _cited(passages: Iterable[Passage], golds: Mapping[str, str]) -> Iterable[Citation]:
-    """The passages that hold one of `golds`, each once, by the sentence that does, or else by their title. `golds`:
-    folded.
-    """
+def _cited(passages: Iterable[Passage], golds: Sequence[str]) -> Iterable[Citation]:
+    """The passages that hold one of `golds`, folded, each once, by the sentence that does, or else by their title."""
     for passage in passages:
-        text = fold(passage.title) + read(passage.text).whole
-        gold = next((gold for gold, wanted in golds.items() if wanted and wanted in text), None)
-        if gold is not None:
-            yield next(iter(cite_answer(gold, [passage])), citation(passage, passage.title))
+        reading = read(passage.text)
+        at = next((at for wanted in golds for at in reading.places(wanted)), None)
+        whole = "".join((fold(passage.title), *reading.folded)).replace("  ", " ")
+        if at is not None:
+            yield citation(passage, reading.sentences[at])
+        elif any(wanted in whole for wanted in golds):
+            yield citation(passage, passage.title)

@@ -14,10 +14,13 @@ from router.protocol import Passage
 
 _END = re.compile(
     r"[.!?…][\"'”’)\]]*(?=\s+[\"'“‘(\[]*(?:[^\W_a-z]|$))"  # a full stop, and then no small letter
-    r"|[。！？]+[」』”’）]*"
+    r"|[。！？｡।॥။។៕۔؟]+[」』”’）]*"
     r"|(?<=\S)(?=\s*\n\s*\n)"
 )
-_ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[^\W\d_]|Mrs?|Ms|Dr|St|Prof|Jr|vs|e\.g|i\.e|cf|Fig|No|approx)\.\Z")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(])(?:[^\W\d_]|Mrs?|Ms|Dr|St|Prof|Jr|vs|e\.g|i\.e|cf|Fig|No|approx)\.\Z"
+    r"|\.[ก-ฮ]\.\Z"  # as before a year
+)
 
 
 def sentences(text: str) -> list[str]:
@@ -63,9 +66,18 @@ class Reading:
         self.folded = list(map(fold, self.sentences))
 
     @cached_property
-    def whole(self) -> str:
-        """The whole text, folded."""
-        return f" {' '.join(' '.join(self.folded).split())} "
+    def _by_word(self) -> dict[str, list[int]]:
+        """The numbers of the sentences that have each word, so that a search costs what these cost."""
+        found: dict[str, list[int]] = {}
+        for at, sentence in enumerate(self.folded):
+            for word in set(sentence.split()):
+                found.setdefault(word, []).append(at)
+        return found
+
+    def places(self, wanted: str) -> list[int]:
+        """Return the numbers of the sentences that hold a folded text."""
+        rarest = min((self._by_word.get(word, []) for word in wanted.split()), key=len, default=[])
+        return [at for at in rarest if wanted in self.folded[at]]
 
     @cached_property
     def terms(self) -> list[frozenset[str]]:
@@ -106,13 +118,10 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
 def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
     """The first sentence of each passage that holds `answer`; in the order of the passages, each passage once."""
     wanted = sought(answer)
-    found = []
-    for passage in _different(passages) if wanted else ():
+    found = list[Citation]()
+    for passage in _different(passages):
         reading = read(passage.text)
-        for sentence, folded in zip(reading.sentences, reading.folded, strict=True):
-            if wanted in folded:
-                found.append(citation(passage, sentence))
-                break
+        found += [citation(passage, reading.sentences[at]) for at in reading.places(wanted)[:1]]
     return found
 
 

@@ -15,8 +15,11 @@ from executor_sft.rollout import Group, Rollout, Sample, SubQueryRollout, Verdic
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, UpstreamUnavailable
 from router.models import Message, Usage
-from router.trace import Conversation, Run, Trajectory
+from router.protocol import Passage, Report
+from router.trace import Conversation, Execution, Run, Trajectory
+from router.trace.values import SearchRecord
 from tests.executor_sft.traces import (
+    DIRECTORS,
     DOUBTED,
     ONE,
     REPORT,
@@ -85,6 +88,25 @@ def test_the_teachers_work_is_kept_or_rejected_for_one_reason(
 ) -> None:
     """A second search is learnt where the answer needs it, and only right answers are."""
     assert fates(teacher, *([capped] if capped else [])) == [fate]
+
+
+@pytest.mark.parametrize(
+    ("text", "point", "answer", "fate"),
+    [
+        ("首任校长是唐国安。它有很多学生。", "首任校长是唐国安", "唐国安", "teacher_single"),
+        ("湯川秀樹は1949年に受賞した。", "湯川秀樹は１９４９年に受賞した", "1949年", "teacher_single"),
+        ("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย", "กรุงเทพมหานครเป็นเมืองหลวง", "กรุงเทพมหานคร", "teacher_single"),
+        ("훈민정음은 세종대왕이 창제하였다.", "훈민정음은 세종대왕이 창제하였다", "세종대왕", "teacher_single"),
+        ("Cafe\u0301 Orrin opened.", "Café Orrin opened.", "Café Orrin", "teacher_single"),
+        ("首任校长是唐国安。", "首任校长是李国", "李国", "evidence in no passage"),
+        ("首任校长是唐国安。", "首任校长是唐国安", "梅贻琦", "answer not in its evidence"),
+    ],
+)
+def test_right_work_in_any_script_is_kept(text: str, point: str, answer: str, fate: str) -> None:
+    """Its evidence is found in scripts without spaces, and in other writings of the same words."""
+    found = SearchRecord("?", (Passage("1", "?", text), DIRECTORS))
+    work = Execution("Who?", Report(answer, (point,)), "reported", (found,), Conversation(()))
+    assert fates(Sample(work, answer, RIGHT)) == [fate]
 
 
 def test_a_second_search_is_needed_where_no_try_without_it_finds_the_answer() -> None:

@@ -53,6 +53,14 @@ def test_the_sentence_that_names_both_is_cited() -> None:
         (Column("名", "text"), "莫言", "作家莫言生于高密。", True),
         (Column("名", "text"), "莫言", "莫先生言。", False),
         (FOUNDER, "+", "A + B.", False),
+        (FOUNDER, "กรุงเทพ", "เมืองหลวงคือกรุงเทพมหานคร", True),
+        (FOUNDER, "세종대왕", "세종대왕이 창제하였다.", True),
+        (FOUNDER, "湯川秀樹", "ﾉｰﾍﾞﾙ賞の湯川秀樹は", True),
+        (FOUNDER, "Rene\u0301", "It was founded by René.", True),
+        (FOUNDER, "O'Neill", "It was founded by O’Neill.", True),
+        (FOUNDER, "office", "It is an o\ufb03ce.", True),
+        (FOUNDER, "Plan A", "It was founded by Plan B.", False),
+        (FOUNDER, "का", "कि", False),
     ],
 )
 def test_values_by_their_types(column: Column, value: str, sentence: str, held: bool) -> None:
