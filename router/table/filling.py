@@ -151,7 +151,7 @@ class WideSearch:
         table that there is; a failing executor costs its cells. `context.failures` tells of both. Raises
         `UpstreamError` where the delegator fails before anything is known, and `StoreFailed`.
         """
-        work = _Filling(self, request, context)
+        work = await in_worker(_Filling, self, request, context)
         try:
             async with asyncio.TaskGroup() as group:
                 await work.fill(group)

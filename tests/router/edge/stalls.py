@@ -99,7 +99,7 @@ def called(stub: Any, method: str, request: Any, **options: Any) -> Input:
 
 
 def table(*columns: pb.Column, rows: Any = (), **fields: Any) -> Input:
-    """A table over gRPC."""
+    """A table over gRPC, up to where its run begins; tests/table_stalls.py has tables up to their ends."""
     given = [pb.GivenRow(values=row) for row in rows]
     request = pb.FillTableRequest(question="cities", columns=columns, rows=given, closed=True, detached=True, **fields)
     return called(TableServiceStub, "FillTable", request)
@@ -122,7 +122,9 @@ def held(connections: int) -> Input:
                 except OSError:
                     return False
 
-            mine = sum([await one("127.0.0.1") for _ in range(connections)])
+            mine = 0
+            for _ in range(connections // 100):
+                mine += sum(await asyncio.gather(*(one("127.0.0.1") for _ in range(100))))
             return f"{mine} of {connections} served; another address is: {await one('127.0.0.2')}"
 
     return send
@@ -196,6 +198,11 @@ INPUTS: dict[str, Input] = {
     ),
     "o tools and a response_format of 1 MB": chat(
         "Hello?", tool_choice="auto", response_format={"a": [{"b": n} for n in range(90_000)]}
+    ),
+    "o a tool_choice of 340,000 lists": posted(
+        "/v1/chat/completions",
+        '{"model":"rolegate","messages":[{"role":"user","content":"a"}],"tool_choice":[' + "[]," * 340_000 + "[]]}",
+        JSON,
     ),
     "o a question of 1 MB": chat("a" * 1_000_000),
     "o a question of marks": chat((MARKS * 2000)[:3999]),

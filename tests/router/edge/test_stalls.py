@@ -7,8 +7,10 @@ import pytest
 from tests.router.edge.stalls import INPUTS
 from tests.stall import Served, held_s, serving
 
-_TIMES = 12
-"""A step of the event loop may take so much longer than the longest one of a plain question, which takes some 5 ms."""
+_TIMES, _USUAL_S = 40, 0.004
+"""A step of the event loop may take so much longer than the longest one of a plain question, or than that."""
+_TESTED = [name for name in INPUTS if name.startswith(("1", "2 choices", "2 values", "2 more", "6 multipart"))]
+"""Those that took a quarter of a second at least."""
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +21,11 @@ def gateway() -> Iterator[Served]:
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("name", sorted(INPUTS))
+@pytest.mark.parametrize("name", _TESTED)
 async def test_no_input_holds_the_event_loop(name: str, gateway: Served) -> None:
     """Measured in CPU time of its thread, so that other processes do not count."""
     held_s(gateway)
     await INPUTS["idle"](gateway)
     usual_s = held_s(gateway)
     came = await INPUTS[name](gateway)
-    assert held_s(gateway) < _TIMES * max(usual_s, 0.004), came
+    assert held_s(gateway) < _TIMES * max(usual_s, _USUAL_S), came
