@@ -112,18 +112,14 @@ _PARAMETER = re.compile(
     rf"\b({_OMITTED})\b|(?:parameter|argument|field)s?(?: supplied)?[: ]{{1,2}}['\"`]?(?!{_OMITTED})(\w+_\w+)"
 )
 """Parameters of a request in an endpoint's words: those that may be left out, and others."""
-_NAMED = (
-    (re.compile("rate.?limit|too.?many|throttl|exhausted|quota", re.IGNORECASE), _THROTTLED),
-    (re.compile("overload|unavailable|capacity|not.?ready|loading", re.IGNORECASE), 503),
-    (re.compile("time.?out|deadline", re.IGNORECASE), 504),
-    (re.compile("authentication|unauthori|invalid.?api.?key|invalid.?token", re.IGNORECASE), 401),
-    (re.compile("billing|payment|insufficient.?(?:balance|credit)", re.IGNORECASE), 402),
-    (re.compile("permission|forbidden|access.?denied", re.IGNORECASE), 403),
-    (re.compile("not.?found", re.IGNORECASE), 404),
-    (re.compile("too.?large", re.IGNORECASE), _TOO_LARGE),
-    (re.compile("invalid|bad.?request|unsupported|unprocessable|content", re.IGNORECASE), 400),
+_NAMED = re.compile(
+    "(?P<_429>rate.?limit|too.?many|throttl|exhausted|quota)|(?P<_503>overload|unavailable|capacity|not.?ready|loading)"
+    "|(?P<_504>time.?out|deadline)|(?P<_401>authentication|unauthori|invalid.?(?:api.?key|token))"
+    "|(?P<_402>billing|payment|insufficient.?(?:balance|credit))|(?P<_403>permission|forbidden|access.?denied)"
+    "|(?P<_404>[a-z_]*not.?found)|(?P<_413>[a-z_]*too.?large)|(?P<_400>invalid|bad.?request|unsupported|unprocess|content)",
+    re.IGNORECASE,
 )
-"""Names of failures, and the status that stands for each."""
+"""Names of failures, by the status that stands for each."""
 _LONGEST_PAUSE_S = 86_400.0
 
 ForeignError = aiohttp.ClientError | HttpProcessingError | httptools.HttpParserError | OSError
@@ -177,11 +173,12 @@ class Upstream:
         """The error that a reply of status 200 reports, by its code or its kind; without a known one it counts as the
         server's own.
         """
-        names = f"{code} {kind}"
-        named = next((status for name, status in _NAMED if name.search(names)), _BROKEN)
-        status = int(code) if isinstance(code, int) or (code and code.isdecimal()) else named
-        known = status == _TOO_LARGE or status in _UNAVAILABLE or status in _REFUSED
-        return self.from_status(status if known else named, said)
+        named = _NAMED.search(f"{code} {kind}")
+        status = int(((named and named.lastgroup) or "")[1:] or _BROKEN)
+        if isinstance(code, int) or (code and code.isdecimal()):
+            known = int(code) == _TOO_LARGE or int(code) in _UNAVAILABLE or int(code) in _REFUSED
+            status = int(code) if known else status
+        return self.from_status(status, said)
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
         """It is elsewhere, where nobody has said that the prompt and the key may go."""

@@ -19,6 +19,9 @@ class StopCut:
         self._stop = stop
         self._overlap = max((len(string) for string in stop), default=1) - 1
         self._tail = ""
+        firsts = {string[:1] for string in stop}
+        self._first = firsts.pop() if len(firsts) == 1 else ""
+        """The character that all of them begin with; empty where there is none."""
         self.met = False
         """True once a stop string has been passed on; from there on everything is dropped."""
 
@@ -27,6 +30,9 @@ class StopCut:
         if self.met or not piece:
             return ""
         window = self._tail + piece
+        if self._first and self._first not in window:
+            self._tail = ""
+            return piece
         for string in self._stop:
             if string in window:
                 self.met = True
@@ -123,9 +129,8 @@ class StreamedReply:
         if choice.finish_reason:
             self._finish_reason, self._matched = choice.ended, choice.matched
         said, cut = choice.said, self._cut
-        if said.content and said.content.__class__ is str:
-            written, thought = said.content, said.reasoning or said.reasoning_content or ""
-        else:
+        written, thought = said.content or "", said.reasoning or said.reasoning_content or ""
+        if not isinstance(written, str) or not (written or thought):
             written, thought = said.parts
             self._refusal += said.declined
             self._null &= said.content is None
