@@ -90,40 +90,24 @@ class MessageReply(msgspec.Struct, frozen=True, gc=False):
     tool_calls: tuple[CallReply, ...] | None = None
 
     @property
-    def parts(self) -> tuple[str, str]:
-        """The text and the reasoning."""
+    def parts(self) -> tuple[str, str, str]:
+        """The text, the reasoning and the words of a refusal."""
         reasoning = self.reasoning or self.reasoning_content or self.thinking or ""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or "", reasoning
-        parts = [part if isinstance(part, dict) else {"text": part} for part in self.content]
-        thinks = [str(part.get("type")) in _THINKING for part in parts]
-        texts = [_text_of(part) for part in parts]
-        text = "".join(text for text, thought in zip(texts, thinks, strict=True) if not thought)
-        return text, reasoning + "".join(text for text, thought in zip(texts, thinks, strict=True) if thought)
-
-    @property
-    def declined(self) -> str:
-        """The words of a refusal."""
-        parts = self.content if isinstance(self.content, list) else []
-        return "".join(str(part["refusal"]) for part in [{"refusal": self.refusal}, *parts] if _refuses(part))
+        found = [""], [reasoning], [self.refusal or ""]
+        for part in self.content if isinstance(self.content, list) else [self.content]:
+            fields = part if isinstance(part, dict) else {"text": part}
+            thinks = bool(_THINKING.search(str(fields.get("type"))))
+            for name, kind in (("text", thinks), ("thinking", True), ("reasoning", True), ("refusal", 2)):
+                value = fields.get(name)
+                if isinstance(value, list):  # Mistral's thoughts have parts of their own
+                    value = "".join(str(inner.get("text", "")) for inner in value if isinstance(inner, dict))
+                found[kind].append(value if isinstance(value, str) else "")
+        text, thought, refusal = map("".join, found)
+        return text, thought, refusal
 
 
-def _refuses(part: Any) -> bool:
-    return isinstance(part, dict) and bool(part.get("refusal"))
-
-
-_THINKING = frozenset({"thinking", "reasoning", "thought", "redacted_thinking", "reasoning_content"})
-"""Types of a content's parts that are no text."""
-
-
-def _text_of(part: dict[str, Any]) -> str:
-    """The text of a part; Mistral's thoughts have parts of their own."""
-    value = part.get("text") or part.get("thinking") or part.get("reasoning")
-    if isinstance(value, list):
-        return "".join(str(inner.get("text", "")) for inner in value if isinstance(inner, dict))
-    return value if isinstance(value, str) else ""
-
-
+_THINKING = re.compile("think|reason|thought")
+"""In the type of a content's part that is no text."""
 CALL_BEGIN, CALL_END = '<call tool="', "</call>"
 _CALL = re.compile(r'<call tool="([^"<>]*)">([^<]*)</call>')
 

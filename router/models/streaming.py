@@ -131,8 +131,8 @@ class StreamedReply:
         said, cut = choice.said, self._cut
         written, thought = said.content or "", said.reasoning or said.reasoning_content or ""
         if not isinstance(written, str) or not (written or thought):
-            written, thought = said.parts
-            self._refusal += said.declined
+            written, thought, refusal = said.parts
+            self._refusal += refusal
             self._null &= said.content is None
         if written:
             self._wrote = True

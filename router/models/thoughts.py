@@ -21,8 +21,13 @@ _AFTER_ANGLE = (
     r"|(?P<end>end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|end)_of_(?:solution|text)))\|>"
 )
 _BRACKETS = r"(?<=\[)(?:(?P<opens>THINK(?:ING)?\])|(?P<closes>/THINK(?:ING)?\])|(?P<ends>END FINAL RESPONSE\]))"
-_MARK = re.compile(rf"[<◁\[](?=[\s|/]{{0,8}}\w)(?:(?<!\[)(?:{_AFTER_ANGLE})|{_BRACKETS})", re.IGNORECASE)
-_IN_WORDS = re.compile(
+_MARK = re.compile(
+    rf"[<◁\[ah](?=[\s|/]{{0,8}}\w)(?:(?<=[<◁])(?:{_AFTER_ANGLE})|{_BRACKETS}"
+    r"|(?P<closed>(?<=a)ssistantfinal|(?<=h)ere(?:'s| is) my response:|(?<=\[)BEGIN FINAL RESPONSE\]))",
+    re.IGNORECASE,
+)
+"""A mark, or words that close a thought which words have begun."""
+_WORDS = re.compile(
     rf"[<◁\[ah](?=[\s|/]{{0,8}}\w)(?:(?<=[<◁])(?:{_AFTER_ANGLE})|{_BRACKETS}"
     r"|(?P<closed>(?<=a)ssistantfinal|(?<=h)ere(?:'s| is) my response:|(?<=\[)BEGIN FINAL RESPONSE\]))",
     re.IGNORECASE,
@@ -68,7 +73,7 @@ class Thoughts:
         """The text since the last mark."""
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self._mark = _MARK
+        self._in_words = False
 
     @property
     def open(self) -> bool:
@@ -94,7 +99,7 @@ class Thoughts:
             self._begin(window)
         position = 0
         hold: int | None = None
-        for mark in self._mark.finditer(window, position):
+        for mark in _MARK.finditer(window):
             self._put(window[position : mark.start()])
             position = mark.start()
             if not self._depth and self._shown and self._shown[-1][-1] in _BEFORE:
@@ -103,7 +108,7 @@ class Thoughts:
                     break
                 if window[mark.end() : mark.end() + 1] in _AFTER:
                     continue
-            if not self._depth and mark[0][0].isalpha():
+            if mark.lastgroup == "closed" and not (self._depth and self._in_words):
                 continue
             position = mark.end()
             self._take(mark.lastgroup or "", mark[0])
@@ -127,7 +132,7 @@ class Thoughts:
                 self._unsure = []
         elif _WORDS.match(shown + window):
             self._begins = False
-            self._mark = _IN_WORDS
+            self._in_words = True
             self._depth = 1
             self.revoked = bool(shown)
         elif len(begun) > 1:
@@ -137,7 +142,7 @@ class Thoughts:
         """Return where what may become a mark begins."""
         if self._begins and len(window.lstrip()) != 1:
             return position
-        if self._depth and self._mark is _IN_WORDS:
+        if self._depth and self._in_words:
             return len(window) - _LONGEST_IN_WORDS
         part = _PART.search(window, max(position, len(window) - _LONGEST))
         return part.start() if part else len(window)
