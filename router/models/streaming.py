@@ -171,7 +171,7 @@ class StreamedReply:
             self._reasoning[at] += self._texts[at]
             self._texts[at] = ""
         self._revoked = len(self._texts)
-        self.opened = True
+        self.opened |= self._thoughts is not None and not self._thoughts.open
         self._cut = StopCut(self._stop)
         return self._cut
 

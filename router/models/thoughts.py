@@ -34,7 +34,7 @@ _WORDS = re.compile(
 )
 """The same, with words that end a thought which words have begun."""
 _WORDS = re.compile(
-    r"\s*(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
+    r"(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
     r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:))"
 )
 """Words that begin a thought; the first two are harmony's channels without their tokens."""
@@ -96,6 +96,10 @@ class Thoughts:
         self._texts = []
         self._thoughts = []
         if self._begins:
+            if not self._shown:
+                begun = window.lstrip()
+                self._texts.append(window[: len(window) - len(begun)])
+                window = begun
             self._begin(window)
         position = 0
         hold: int | None = None
@@ -123,24 +127,23 @@ class Thoughts:
 
     def _begin(self, window: str) -> None:
         """Find out whether the output begins with a thought."""
-        shown = "".join(self._shown)
-        begun = (shown + window).lstrip()
+        begun = "".join(self._shown) + window
         if self.opened and begun:
             self._begins = False
             if begun[0] not in "<[◁":
                 self._depth = 1
                 self._unsure = []
-        elif _WORDS.match(shown + window):
+        elif _WORDS.match(begun):
             self._begins = False
             self._in_words = True
             self._depth = 1
-            self.revoked = bool(shown)
+            self._revoke()
         elif len(begun) > 1:
             self._begins = any(words.startswith(begun.casefold()) for words in _ALL_WORDS)
 
     def _part(self, window: str, position: int) -> int:
         """Return where what may become a mark begins."""
-        if self._begins and len(window.lstrip()) != 1:
+        if self._begins and len(window) != 1:
             return position
         if self._depth and self._in_words:
             return len(window) - _LONGEST_IN_WORDS

@@ -57,6 +57,18 @@ FORMS = {
 }
 
 
+@pytest.mark.parametrize(
+    "flood", [" ", "\n", "<", "<think", "a<think>", "</think>", "`<think>", "[", "<|start|>", "he"]
+)
+def test_a_flood_of_small_pieces(flood: str) -> None:
+    """What is held back stays short, so that the time is linear in the text."""
+    thoughts = Thoughts()
+    for _ in range(3000):
+        thoughts.feed(flood)
+    text, thought = thoughts.end()
+    assert len(text + thought) < 300
+
+
 def told_apart(pieces: Iterable[str], *, cut: bool = False, opened: bool = False) -> str:
     """The text of an output that comes in these pieces."""
     thoughts, text = Thoughts(opened=opened), ""
