@@ -21,12 +21,14 @@ _AFTER_ANGLE = (
     r"|(?P<end>end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|end)_of_(?:solution|text)))\|>"
 )
 _BRACKETS = r"(?<=\[)(?:(?P<opens>THINK(?:ING)?\])|(?P<closes>/THINK(?:ING)?\])|(?P<ends>END FINAL RESPONSE\]))"
-_MARK = re.compile(
-    rf"[<◁\[ah](?=[\s|/]{{0,8}}\w)(?:(?<=[<◁])(?:{_AFTER_ANGLE})|{_BRACKETS}"
+_MARKS = rf"(?=[\s|/]{{0,8}}\w)(?:(?<=[<◁])(?:{_AFTER_ANGLE})|{_BRACKETS}"
+_MARK = re.compile(rf"[<◁\[]{_MARKS})", re.IGNORECASE)
+_IN_WORDS = re.compile(
+    rf"[<◁\[ah]{_MARKS}"
     r"|(?P<closed>(?<=a)ssistantfinal|(?<=h)ere(?:'s| is) my response:|(?<=\[)BEGIN FINAL RESPONSE\]))",
     re.IGNORECASE,
 )
-"""A mark, or words that close a thought which words have begun."""
+"""The same, with words that close a thought which words have begun."""
 _WORDS = re.compile(
     rf"[<◁\[ah](?=[\s|/]{{0,8}}\w)(?:(?<=[<◁])(?:{_AFTER_ANGLE})|{_BRACKETS}"
     r"|(?P<closed>(?<=a)ssistantfinal|(?<=h)ere(?:'s| is) my response:|(?<=\[)BEGIN FINAL RESPONSE\]))",
@@ -73,7 +75,7 @@ class Thoughts:
         """The text since the last mark."""
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self._in_words = False
+        self._mark = _MARK
 
     @property
     def open(self) -> bool:
@@ -103,7 +105,7 @@ class Thoughts:
             self._begin(window)
         position = 0
         hold: int | None = None
-        for mark in _MARK.finditer(window):
+        for mark in self._mark.finditer(window):
             self._put(window[position : mark.start()])
             position = mark.start()
             if not self._depth and self._shown and self._shown[-1][-1] in _BEFORE:
@@ -112,7 +114,7 @@ class Thoughts:
                     break
                 if window[mark.end() : mark.end() + 1] in _AFTER:
                     continue
-            if mark.lastgroup == "closed" and not (self._depth and self._in_words):
+            if mark.lastgroup == "closed" and not self._depth:
                 continue
             position = mark.end()
             self._take(mark.lastgroup or "", mark[0])
@@ -135,7 +137,7 @@ class Thoughts:
                 self._unsure = []
         elif _WORDS.match(begun):
             self._begins = False
-            self._in_words = True
+            self._mark = _IN_WORDS
             self._depth = 1
             self._revoke()
         elif len(begun) > 1:
@@ -145,7 +147,7 @@ class Thoughts:
         """Return where what may become a mark begins."""
         if self._begins and len(window) != 1:
             return position
-        if self._depth and self._in_words:
+        if self._depth and self._mark is _IN_WORDS:
             return len(window) - _LONGEST_IN_WORDS
         part = _PART.search(window, max(position, len(window) - _LONGEST))
         return part.start() if part else len(window)
