@@ -55,6 +55,7 @@ from serving.config.prices import listed_price
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
+from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import check_access, open_retriever
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
@@ -358,7 +359,14 @@ async def _listening(
     add_versions(pages, runs.versions)
     asking = Asking(gateway, access, versions=runs.versions, executors=runs.executors)
     add_asking(pages, asking)
-    RunPages(pages, runs.stored, asking, upstream.retriever)
+    folder = config.retrieval.index
+    RunPages(
+        pages,
+        runs.stored,
+        asking,
+        upstream.retriever,
+        files_not_read=lambda: read_manifest(folder).files_not_read if folder else None,
+    )
     app = openai_app(gateway, access, readiness, observer=observers, pages=pages, chat_tasks=config.server.chat_tasks)
     limits = Limits(connections_per_address=config.server.http_connections_per_address)
     hosts = config.server.http_hosts

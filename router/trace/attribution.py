@@ -13,9 +13,10 @@ from router.trace.run import Run
 from router.trace.turns import DELEGATOR, Agent, work_of
 from router.trace.values import SearchRecord, Trajectory
 
-Loss = Literal["delegation", "retrieval", "execution", "reading", "management", "answering"]
-"""`execution`: an executor came to no report; `reading`: one was shown the answer, and did not report it; `management`:
-a worker reported it, and its manager did not.
+Loss = Literal["documents", "delegation", "retrieval", "execution", "reading", "management", "answering"]
+"""`documents`: a search for the right answer finds none that holds it; `execution`: an executor came to no report;
+`reading`: one was shown the answer, and did not report it; `management`: a worker reported it, and its manager did
+not.
 """
 _CLOSED = ("yes", "no", "noanswer")
 """Answers that stand in any text."""
@@ -71,11 +72,16 @@ def attribute(run: Run, golds: Sequence[str], known: Sequence[Passage] | None = 
         lost_by = "answering" if told else "management"
     elif sightings:
         lost_by = "reading"
-    elif failed:
-        lost_by = "retrieval" if {*failed.values()} == {"retrieval_failed"} else "execution"
-    elif known is not None:
-        sightings = [Sighting("documents", None, at=at) for at in _cited(known, folded)]
-        lost_by = "delegation" if sightings else "retrieval"
+    elif failed and {*failed.values()} == {"retrieval_failed"}:
+        lost_by = "retrieval"
+    else:
+        sightings = [Sighting("documents", None, at=at) for at in _cited(known or (), folded)]
+        if known is not None and folded and not sightings:
+            lost_by = "documents"
+        elif failed:
+            lost_by = "execution"
+        elif sightings:
+            lost_by = "delegation"
     return Attribution(lost_by, False, tuple(sightings), tuple(failed))
 
 

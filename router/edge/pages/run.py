@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from router.trace.export import outcome_of
 from router.trace.run import Feedback, right_answers
 from router.trace.turns import tool_sums
 
-_LOOKED_AT = 10
+_LOOKED_AT = 50
 """Passages that a search for a right answer finds."""
 _GOLDS = 3
 """Right answers that are looked for: those told last."""
@@ -51,8 +51,13 @@ class RunPages:
         asking: Asking,
         retriever: Retriever | None = None,
         limits: Limits | None = None,
+        *,
+        files_not_read: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
-        """`retriever`: to look whether the documents have an answer that was not found; None to leave it open."""
+        """`retriever`: to look whether the documents have an answer that was not found; None to leave it open.
+        `files_not_read`: the number of files that the index does not hold, by suffix; None where that is not known.
+        """
+        self._files_not_read = files_not_read
         self._frame, self._runs, self._asking, self._retriever = frame, runs, asking, retriever
         self._reading_s = (limits or Limits()).reading_s
         self._views: LRUCache[object, dict[str, Any]] = LRUCache(4)
@@ -87,6 +92,7 @@ class RunPages:
             feedback=said,
             golds=golds,
             attribution=await self._attribution(run, golds) if golds else None,
+            files_not_read=self._files_not_read,
             live=running and run.kind in _FOLLOWED,
             topologies=self._asking.topologies,
             executors=() if running else await self._asking.versions(),
@@ -95,7 +101,7 @@ class RunPages:
     async def _attribution(self, run: Run, golds: tuple[str, ...]) -> Attribution | None:
         """The trace of a wrong answer; the documents are searched where nothing in the run tells."""
         found = await in_viewer(attribute, run, golds)
-        if found is None or found.lost_by or found.right or self._retriever is None:
+        if found is None or found.lost_by not in (None, "execution") or found.right or self._retriever is None:
             return found
         queries, known = [*golds, *(f"{run.request} {gold}" for gold in golds)], list[Passage]()
         try:

@@ -74,7 +74,16 @@ def test_nothing_has_it_and_all_reported() -> None:
     """Only the documents tell delegation from retrieval; until somebody looks there, it stays open."""
     assert traced(execution("Kestrel", OTHER)).lost_by is None
     assert traced(execution("Kestrel", OTHER), known=[OTHER, HOLDS]).lost_by == "delegation"
-    assert traced(execution("Kestrel", OTHER), known=[OTHER]).lost_by == "retrieval"
+    assert traced(execution("Kestrel", OTHER), known=[OTHER]).lost_by == "documents"
+
+
+def test_an_answer_that_stands_in_no_document_is_lost_by_them() -> None:
+    """Also where an executor failed, who could not have found it; a verdict stands in any text, and tells nothing."""
+    failed, other = execution("", OTHER, outcome="timed_out"), execution("Kestrel")
+    assert traced(failed, other, known=[OTHER]).lost_by == "documents"
+    assert traced(failed, other, known=[HOLDS]).lost_by == "execution"
+    assert traced(failed, other).lost_by == "execution"
+    assert traced(execution("Kestrel", OTHER), gold="yes", known=[OTHER]).lost_by is None
 
 
 def test_a_passage_is_read_once() -> None:

@@ -50,6 +50,7 @@ async def shown(
     retriever: Retriever | None = None,
     topologies: Mapping[TopologyName, Topology] = {},
     limits: Limits | None = None,
+    files_not_read: Mapping[str, int] | None = None,
     **versions: Any,
 ) -> AsyncIterator[Shown]:
     """Pages that show `runs`; with `tenants`, for those who have a key. `versions`: those of `Asking`."""
@@ -65,7 +66,7 @@ async def shown(
     asking = Asking(gateway, access, tables, **versions)
     add_runs(frame, stored)
     add_asking(frame, asking)
-    RunPages(frame, stored, asking, retriever, limits)
+    RunPages(frame, stored, asking, retriever, limits, files_not_read=lambda: files_not_read)
     server = HTTPServer(openai_app(gateway, access, pages=frame), 0.0, access=access)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asking.detached.drain, 0)

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from router.edge.limits import Limits
 from router.errors import BadVersion
 from router.models import ScriptedModel
+from router.protocol import Passage
 from router.search import Executor, RunContext, Topology
 from router.search.agent import ExecutorLimits
 from router.testing.retriever import FixedRetriever
@@ -174,10 +175,33 @@ async def test_the_answers_told_last_are_looked_for() -> None:
         assert '<b class="text">Orrin · Sel · Wend</b>' in await read(session, "/runs/run-reading")
 
 
+@pytest.mark.parametrize(
+    ("not_read", "said"),
+    [
+        ({".xlsx": 4, ".pptx": 3, "": 2}, "9 files not read: .xlsx 4, .pptx 3, without a suffix 2."),
+        ({".eml": 1}, "1 file not read: .eml 1."),
+        ({}, "All files were read."),
+        (None, "How many files were not read is not known here"),
+    ],
+)
+@pytest.mark.parametrize("run_id", ["run-executor", "run-delegation"])
+async def test_an_answer_that_no_document_holds(run_id: str, not_read: Mapping[str, int] | None, said: str) -> None:
+    """Neither an executor without a report nor the delegator could have found it; a file not read may have it."""
+    retriever = FixedRetriever({"Tarn": [Passage("p9", "Sel", "Sel is a town on the coast.")]})
+    async with (
+        shown(runs=runs(), retriever=retriever, files_not_read=not_read) as pages,
+        browsing(pages) as session,
+    ):
+        await posted(session, f"/runs/{run_id}/feedback", right_answer="Tarn")
+        text = await read(session, f"/runs/{run_id}")
+    assert "Lost by <b>the documents</b>" in text
+    assert said in text
+
+
 async def test_a_failing_retriever_leaves_it_open() -> None:
     async with shown(runs=runs(), retriever=FixedRetriever({})) as pages, browsing(pages) as session:
         await posted(session, "/runs/run-delegation/feedback", right_answer="Tarn")
-        assert "Lost by <b>retrieval</b>" in await read(session, "/runs/run-delegation")
+        assert "Lost by <b>the documents</b>" in await read(session, "/runs/run-delegation")
     async with shown(runs=runs()) as pages, browsing(pages) as session:
         await posted(session, "/runs/run-delegation/feedback", right_answer="Tarn")
         assert "Lost by <b>delegation or retrieval</b>" in await read(session, "/runs/run-delegation")
