@@ -81,7 +81,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
-    tool_choice: Any = None
+    tool_choice: msgspec.Raw = msgspec.Raw(b"null")
+    """As it was sent: an object of a megabyte takes long to make."""
     no_cache: bool | None = None
     """Not OpenAI's: whether all is to be worked on anew, as the field of that name over gRPC."""
 
@@ -90,7 +91,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
         """The text of the last user message; nothing else is used. Raises `BadRequest` for what cannot be done."""
         if self.n not in (None, 1):
             raise BadRequest(f"n is {self.n}; there is one answer to a question.")
-        if self.tool_choice not in (None, "auto", "none"):
+        if bytes(self.tool_choice) not in (b"null", b'"auto"', b'"none"'):
             raise BadRequest("tool_choice demands a tool, but this model calls none; leave it out.")
         asked = [number for number, message in enumerate(self.messages) if message.role == "user"]
         if not asked:

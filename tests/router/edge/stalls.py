@@ -101,7 +101,7 @@ def called(stub: Any, method: str, request: Any, **options: Any) -> Input:
 def table(*columns: pb.Column, rows: Any = (), **fields: Any) -> Input:
     """A table over gRPC, up to where its run begins; tests/table_stalls.py has tables up to their ends."""
     given = [pb.GivenRow(values=row) for row in rows]
-    request = pb.FillTableRequest(question="cities", columns=columns, rows=given, closed=True, detached=True, **fields)
+    request = pb.FillTableRequest(question="cities", columns=columns, rows=given, closed=True, **fields)
     return called(TableServiceStub, "FillTable", request)
 
 
