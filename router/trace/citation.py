@@ -159,15 +159,17 @@ def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
     table go with its header, the first one that has no numbers.
     """
     nearest, most = "", 0
-    before = header = frozenset[str]()
+    header, before = frozenset[str](), set[str]()
     for sentence, inside in zip(reading.sentences, reading.terms, strict=True):
         if "|" not in sentence:
             header = frozenset()
         elif not header and not re.search(r"\d", sentence):
             header = inside
-        before = inside | (before if _GOES_ON.match(sentence) else header)
+        if not _GOES_ON.match(sentence):
+            before = set()
+        before |= inside
         common = len(wanted & inside)
-        if named <= before and common > most:
+        if common > most and named - header <= before:
             nearest = sentence
             most = common
     return nearest

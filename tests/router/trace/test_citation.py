@@ -176,20 +176,24 @@ HOSTILE = {
     "Chinese": "東京是。",
     "Thai": "กี้",
     "expanding case": "ΐ",
+    "sentences that go on": "It {}. ",
 }
 
 
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
 def test_folded_text_has_a_bound(piece: str) -> None:
     """Whatever NFKC and case make of it; and ten times the text takes no hundred times as long."""
-    text = f"a{piece * 4_000}"
+    text = "a" + "".join(map(piece.format, range(4_000)))
     assert len(fold(text)) <= 6 * len(text) + 200
+
+    def cited(text: str) -> object:
+        return cite([text[:200], "It is b."], [Passage("1", "?", text)])
 
     def seconds(work: Callable[[str], object], length: int) -> float:
         begun = time.thread_time()
-        work((text * 10)[:length])
+        work(text[:length])
         return time.thread_time() - begun
 
-    for work in (fold, lambda text: Reading(text).places(sought(text[:300]))):
+    for work in (fold, lambda text: Reading(text).places(sought(text[:300])), cited):
         short = max(min(seconds(work, len(text) // 10) for _ in range(3)), 0.0005)
         assert min(seconds(work, len(text)) for _ in range(2)) <= 50 * short
