@@ -1,11 +1,13 @@
 """A table on the page of its run: cells with their states, their sources and rivals, its holes, its export."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from io import BytesIO
 from typing import Any
 
 from aiohttp import web
+from cachetools import LRUCache
 from rolegate.client import Table
 
 from router.background import in_viewer
@@ -17,10 +19,11 @@ from router.edge.pages.frame import Frame, redirect
 from router.errors import BadRequest
 from router.table import TableRequest
 from router.trace import Run
+from router.trace.table import CellState
 from router.trace.values import TableRun
 
 _PAGE = 100
-_HOLES = ("missing", "not_found")
+_HOLES: tuple[CellState, ...] = ("missing", "not_found")
 _TYPES = {
     "md": "text/markdown",
     "csv": "text/csv",
@@ -35,6 +38,7 @@ class TablePages:
     def __init__(self, frame: Frame, run: Callable[[web.Request], Awaitable[Run]], asking: Asking) -> None:
         """`run`: finds the run of an address for whoever looks."""
         self._frame, self._run, self._asking = frame, run, asking
+        self._files, self._exporting = LRUCache[object, bytes](2), asyncio.Lock()
         frame.get("/runs/{run}/cells/{row}/{column}", self._cell)
         frame.get("/runs/{run}/table.{format}", self._export)
         frame.post("/runs/{run}/holes", self._holes)
@@ -65,8 +69,13 @@ class TablePages:
         run, kind = await self._run(request), request.match_info["format"]
         if kind not in _TYPES or run.kind != "table" or run.redacted:
             raise web.HTTPNotFound(text="There is no such export of this run.")
-        table, sources = Table(await table_to_proto(run)), "sources" in request.query
-        body = await in_viewer(partial(table.to_file, f".{kind}", sources=sources))
+        sources = "sources" in request.query
+        key = run.id, run.status, len(run.events), len(run.calls), kind, sources
+        async with self._exporting:  # all who wait for one file get the same
+            if key not in self._files:
+                table = Table(await table_to_proto(run))
+                self._files[key] = await in_viewer(partial(table.to_file, f".{kind}", sources=sources))
+            body = self._files[key]
         headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}
         return web.Response(body=BytesIO(body), content_type=_TYPES[kind], charset="utf-8", headers=headers)
 

@@ -119,5 +119,8 @@ async def test_a_page_that_many_look_at() -> None:
     async with shown(runs=[table("run-1")]) as pages, browsing(pages) as session:
         texts = await asyncio.gather(*(read(session, "/runs/run-1") for _ in range(8)))
         cells = await asyncio.gather(*(read(session, "/runs/run-1/cells/1/2") for _ in range(8)))
+        files = await asyncio.gather(*(read(session, f"/runs/run-1/table.{kind}") for kind in ("csv", "md") * 4))
     assert all("Krurou" in text and "4 rows" in text for text in texts)
     assert all("900" in text for text in cells)
+    assert files == files[:2] * 4
+    assert files[0] != files[1]
