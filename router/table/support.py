@@ -9,7 +9,7 @@ from typing import NamedTuple
 from router.folding import fold, sought
 from router.protocol import Passage
 from router.table.cell_value import values_in
-from router.trace.citation import Citation, citation, read
+from router.trace.citation import MOST_CITED, Citation, citation, read
 from router.trace.table import Column, Support
 
 """`stated`: a sentence says the value, and it, one beside it or the title names the row; `value_only`: none does; best
@@ -99,7 +99,13 @@ class Shown:
         """The support of a value, with a sentence of each passage that gives it. `form`: its canonical form; `names`:
         folded names of its row.
         """
-        wanted, typed = sought(value), self._values(Column("", column.type, unit=column.unit))
+        wanted, kind = sought(value), Column("", column.type, unit=column.unit)
+        typed = self._values(kind)
+
+        def worth(excerpt: str, folded: str) -> int:
+            said = wanted in folded or any(found.startswith(form) for found in values_in(kind, excerpt))
+            return 2 * said + any(name in folded for name in names)
+
         stated, held = list[Citation](), list[Citation]()
         for passage, reading, title, values in zip(self._passages, self._readings, self._titles, typed, strict=True):
             places = [*reading.places(wanted), *values.get(form, ())]
@@ -109,11 +115,11 @@ class Shown:
             titled = any(name in title for name in names)
             beside = (at for at in places if titled or not named.isdisjoint((at - 1, at + 1)))
             at = next(chain(filter(named.__contains__, places), beside), None)
-            cited = citation(passage, reading.sentences[places[0] if at is None else at])
+            cited = citation(passage, reading.sentences[places[0] if at is None else at], worth)
             (held if at is None else stated).append(cited)
         if stated or not held:
-            return ("stated", tuple(stated)) if stated else ("unsupported", ())
-        return "value_only", tuple(held)
+            return ("stated", tuple(stated[:MOST_CITED])) if stated else ("unsupported", ())
+        return "value_only", tuple(held[:MOST_CITED])
 
     def _by_value(self, column: Column) -> list[dict[str, list[int]]]:
         """Return for each passage its sentences by their numbers or dates, a date also by its year and month."""

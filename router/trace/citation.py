@@ -1,8 +1,8 @@
 """The place where a point of evidence stands: passage, document, page, and the sentence that says it."""
 
 import re
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, lru_cache
 from itertools import chain
 from threading import Lock
 
@@ -42,6 +42,8 @@ _FUNCTION_WORDS = frozenset(
 """Rows of tables have none, and sentences that say the same have others."""
 _CITED_SHARE = 0.75
 """Executors copy or closely reword; a point with fewer of its terms in a passage does not rest on it."""
+_MOST_CHARS, MOST_CITED = 300, 8
+"""The size of a quote, and the number of passages that are cited for one thing."""
 _CACHED_CHARS, _FIXED_CHARS = 1_000_000, 500
 """The size of the cache of readings, and what each counts besides its text."""
 
@@ -54,7 +56,7 @@ class Citation(msgspec.Struct, frozen=True, gc=False):
     document: str
     page: int | None
     quote: str
-    """Word for word; lines are joined."""
+    """Word for word; lines are joined, and of a long sentence `…` stands for what is left out at its ends."""
 
 
 class Reading:
@@ -121,8 +123,9 @@ def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
     found = list[Citation]()
     for passage in _different(passages):
         reading = read(passage.text)
-        found += [citation(passage, reading.sentences[at]) for at in reading.places(wanted)[:1]]
-    return found
+        for at in reading.places(wanted)[:1]:
+            found.append(citation(passage, reading.sentences[at], lambda _, folded: wanted in folded))
+    return found[:MOST_CITED]
 
 
 def _different(passages: Iterable[Passage]) -> Iterable[Passage]:
@@ -147,11 +150,12 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
         inside, title = read(passage.text).all_terms, read(passage.title).all_terms
         nearest = _nearest(wanted, named - title, read(passage.text))
         if nearest:
-            shares.append((citation(passage, nearest), sum(term in inside or term in title for term in wanted)))
+            cited = citation(passage, nearest, lambda _, folded: len(wanted & {*terms(folded)}))
+            shares.append((cited, sum(term in inside or term in title for term in wanted)))
     best = max((share for _, share in shares), default=0)
     if best < _CITED_SHARE * len(wanted):
         return []
-    return [at for at, share in shares if share == best]
+    return [at for at, share in shares if share == best][:MOST_CITED]
 
 
 def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
@@ -175,6 +179,30 @@ def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
     return nearest
 
 
-def citation(passage: Passage, sentence: str) -> Citation:
-    """The citation of a sentence of a passage."""
-    return Citation(passage.id, passage.title, passage.document, passage.page, " ".join(sentence.split()))
+def citation(passage: Passage, sentence: str, worth: Callable[[str, str], int] = lambda *_: 0) -> Citation:
+    """Return the citation of a sentence, or of the excerpt of a long one that is worth the most.
+
+    `worth`: the worth of an excerpt, by it and by its folded text.
+    """
+    quote = " ".join(sentence.split())
+    if len(quote) > _MOST_CHARS:
+        quote = max(_excerpts(quote), key=lambda excerpt: worth(*excerpt))[0]
+    return Citation(passage.id, passage.title[:_MOST_CHARS], passage.document, passage.page, quote)
+
+
+@lru_cache(256)
+def _excerpts(text: str) -> list[tuple[str, str]]:
+    """Return overlapping pieces that cover a text, cut between words where there are any, each with its folded text."""
+    pieces = list[tuple[str, str]]()
+    for start in range(0, len(text), _MOST_CHARS // 2):
+        piece = text[start : start + _MOST_CHARS - 2]
+        whole = start + len(piece) == len(text)
+        if start:
+            piece = "…" + _FIRST_WORD.sub("", piece)
+        if not whole:
+            piece = _LAST_WORD.sub("", piece) + "…"
+        pieces.append((piece, fold(piece)))
+    return pieces
+
+
+_FIRST_WORD, _LAST_WORD = re.compile(r"\A\S{0,40}\s"), re.compile(r"\s\S{0,40}\Z")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rolegate.client import Client, Stream, Table
+from rolegate.client import Client, Stream
 from rolegate.client.requests import ANSWER_S, TABLE_S, SearchOptions
 from rolegate.v1 import run_service_pb2 as pb
 
@@ -201,7 +201,7 @@ def _show_call(console: Console, conversation: Conversation, indent: int) -> Non
 
 
 def _watch(client: Client, given: argparse.Namespace) -> None:
-    _follow(given, client.watch(given.run_id, given.after), of_table=_is_table(client, given))
+    _follow(client, given, client.watch(given.run_id, given.after), of_table=_is_table(client, given))
 
 
 def _resume(client: Client, given: argparse.Namespace) -> None:
@@ -210,19 +210,19 @@ def _resume(client: Client, given: argparse.Namespace) -> None:
         events: Stream[Any] = client.stream_table("", (), (), given.timeout or TABLE_S, **resumed)
     else:
         events = client.stream("", given.timeout or ANSWER_S, **resumed)
-    _follow(given, events, of_table=of_table)
+    _follow(client, given, events, of_table=of_table)
 
 
 def _is_table(client: Client, given: argparse.Namespace) -> bool:
     return client.run(given.run_id).run.kind == pb.RUN_KIND_TABLE
 
 
-def _follow(given: argparse.Namespace, events: Stream[Any], *, of_table: bool) -> None:
+def _follow(client: Client, given: argparse.Namespace, events: Stream[Any], *, of_table: bool) -> None:
     """Show what happens in a run, and what it comes to."""
     out, progress = Console(), Console(stderr=True, quiet=given.json)
     if of_table:
         table = TableView(out, progress, as_json=given.json, events=True)
-        table.show(Table(table.follow(events)))
+        table.show(client.whole(table.follow(events)))
     else:
         view = AnswerView(out, progress, stream=True, as_json=given.json)
         view.show(view.follow(events))

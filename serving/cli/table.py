@@ -70,7 +70,7 @@ def table(arguments: Sequence[str]) -> int:
     with reached(given, progress) as client:
         try:
             options = terms(given, TableOptions)
-            found = Table(
+            found = client.whole(
                 view.follow(client.stream_table(given.question, columns, rows.values, given.timeout, **options))
             )
         except GatewayError as error:

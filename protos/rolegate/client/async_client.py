@@ -15,6 +15,7 @@ from rolegate.client.gateway_error import GatewayError, translated
 from rolegate.client.options import P, Result, checked
 from rolegate.client.requests import ADDRESS, ListFilter
 from rolegate.client.table import Table, joined
+from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1.run_service_pb2 import Run
 
 Item = TypeVar("Item")
@@ -59,7 +60,8 @@ def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[AsyncClien
 
     @wraps(make)
     async def method(client: "AsyncClient", /, *args: P.args, **options: P.kwargs) -> Result:
-        return await client._call(make(*args, **options))
+        result: Any = await client._call(make(*args, **options))
+        return await client.whole(result.message) if isinstance(result, Table) else result
 
     return method
 
@@ -125,6 +127,10 @@ class AsyncClient:
         while token := pages[-1].next_page_token:
             pages.append(await self._call(calls.table_page(run_id, token)))
         return joined([page.table for page in pages])
+
+    async def whole(self, table: pb.Table) -> Table:
+        """Return a table with the rows that there was no room for in its message."""
+        return await self.get_table(table.run_id) if table.next_page_token else Table(table)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -12,6 +12,7 @@ from rolegate.client.gateway_error import GatewayError, translated
 from rolegate.client.options import P, Result, checked
 from rolegate.client.requests import ADDRESS, ListFilter
 from rolegate.client.table import Table, joined
+from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1.run_service_pb2 import Run
 
 Item = TypeVar("Item")
@@ -47,7 +48,8 @@ def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[Client, P]
 
     @wraps(make)
     def method(client: "Client", /, *args: P.args, **options: P.kwargs) -> Result:
-        return client._call(make(*args, **options))
+        result: Any = client._call(make(*args, **options))
+        return client.whole(result.message) if isinstance(result, Table) else result
 
     return method
 
@@ -112,6 +114,10 @@ class Client:
         while token := pages[-1].next_page_token:
             pages.append(self._call(calls.table_page(run_id, token)))
         return joined([page.table for page in pages])
+
+    def whole(self, table: pb.Table) -> Table:
+        """Return a table with the rows that there was no room for in its message."""
+        return self.get_table(table.run_id) if table.next_page_token else Table(table)
 
     def close(self) -> None:
         """Close the connection."""

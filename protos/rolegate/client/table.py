@@ -170,4 +170,5 @@ def joined(pages: Sequence[pb.Table]) -> Table:
     for page in pages[1:]:
         whole.rows.extend(page.rows)
         whole.markdown += "".join(page.markdown.splitlines(keepends=True)[2:])  # without the header
+    whole.next_page_token = ""
     return Table(whole)

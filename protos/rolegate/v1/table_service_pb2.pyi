@@ -216,7 +216,7 @@ class Completeness(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., complete_rows: _Optional[int] = ..., missing: _Optional[int] = ..., not_found: _Optional[int] = ..., conflicts: _Optional[int] = ..., fill_rate: _Optional[float] = ..., rows_seen_once: _Optional[int] = ..., estimated_rows: _Optional[int] = ..., estimated_rows_at_most: _Optional[int] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("run_id", "outcome", "columns", "rows", "completeness", "usage", "overhead_tokens", "overhead_nano_usd", "duration", "markdown")
+    __slots__ = ("run_id", "outcome", "columns", "rows", "completeness", "usage", "overhead_tokens", "overhead_nano_usd", "duration", "markdown", "next_page_token")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +227,7 @@ class Table(_message.Message):
     OVERHEAD_NANO_USD_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
     MARKDOWN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     outcome: TableOutcome
     columns: _containers.RepeatedCompositeFieldContainer[Column]
@@ -237,7 +238,8 @@ class Table(_message.Message):
     overhead_nano_usd: int
     duration: _duration_pb2.Duration
     markdown: str
-    def __init__(self, run_id: _Optional[str] = ..., outcome: _Optional[_Union[TableOutcome, str]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., completeness: _Optional[_Union[Completeness, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., overhead_tokens: _Optional[int] = ..., overhead_nano_usd: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., markdown: _Optional[str] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, run_id: _Optional[str] = ..., outcome: _Optional[_Union[TableOutcome, str]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., completeness: _Optional[_Union[Completeness, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., overhead_tokens: _Optional[int] = ..., overhead_nano_usd: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., markdown: _Optional[str] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class FillTableResponse(_message.Message):
     __slots__ = ("run_id", "table")

@@ -13,6 +13,7 @@ from router.background import in_viewer
 from router.edge.found_table import TableEvents, found_table, is_contradicted, is_of
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
 from router.edge.grpc.convert_request import enum_from_proto
+from router.runs.archive import shortened
 from router.table import TableRequest, table_cost
 from router.table.cell_value import is_mistyped
 from router.trace import Event, Run
@@ -33,6 +34,8 @@ def _column(at: int, sent: pb.Column) -> Column:
     return Column(sent.name, kind, sent.key, sent.about, sent.ask, tuple(sent.choices), sent.unit)
 
 
+_MOST_BYTES, _MOST_ROW_BYTES = 3 << 20, 1 << 20
+"""Of the rows of a message, which gRPC's clients take up to 4 MB, and of one row."""
 _COST = ("tokens", "cost_nano_usd")
 
 
@@ -65,10 +68,16 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
     cost = table_cost(table, asks, run.calls)
     numbers = {ask: number for number, ask in enumerate(asks)}
     columns, shown = table.schema.columns, range(len(table.rows))[start:end]
-    rows = []
+    rows, size = list[pb.Row](), 0
     for at in shown:
         cells = [cost.cells.get((at, column), NOTHING) for column in range(len(columns))]
-        rows.append(_row_to_proto(table.rows[at], columns, numbers, cost.rows[at], cells))
+        row = _row_to_proto(table.rows[at], columns, numbers, cost.rows[at], cells)
+        line = markdown_table((), [[cell.value for cell in row.cells]])
+        size += row.ByteSize() + len(line.encode())
+        if rows and size > _MOST_BYTES:
+            break
+        rows.append(row)
+    end = start + len(rows)
     return to_proto(
         pb.Table,
         run,
@@ -87,8 +96,9 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
         overhead_tokens=cost.overhead.tokens,
         overhead_nano_usd=cost.overhead.nano_usd,
         markdown=markdown_table(
-            (column.name for column in columns), ([cell.value for cell in table.rows[at].cells] for at in shown)
+            (column.name for column in columns), ([cell.value for cell in row.cells] for row in rows)
         ),
+        next_page_token=str(end) if end < len(table.rows) else "",
     )
 
 
@@ -105,7 +115,13 @@ def _row_to_proto(
     amounts = [None] * len(columns) if cells is None else cells
     shown = [_cell_to_proto(*one, numbers) for one in zip(row.cells, columns, amounts, strict=True)]
     merged = map(row_id, row.aliases)
-    return to_proto(pb.Row, None, row_id=row_id(row.key), cells=shown, merged_row_ids=merged, **_cost(spent))
+    told = to_proto(pb.Row, None, row_id=row_id(row.key), cells=shown, merged_row_ids=merged, **_cost(spent))
+    if told.ByteSize() > _MOST_ROW_BYTES:
+        for cell in told.cells:
+            cell.ClearField("citations")
+            cell.ClearField("rivals")
+            cell.value = shortened(cell.value, _MOST_ROW_BYTES // (4 * len(columns)))
+    return told
 
 
 def _cell_to_proto(cell: Cell, column: Column, spent: Amount | None, numbers: Mapping[Ask, int]) -> pb.Cell:

@@ -90,5 +90,4 @@ class TableServicer(pb_grpc.TableServiceServicer):
             run = msgspec.structs.replace(run, duration_s=time.time() - run.started_at)
         start, size = int(request.page_token or 0), min(request.page_size or _PAGE, _LARGEST_PAGE)
         table = await table_to_proto(run, start, start + size)
-        more = start + size < table.completeness.rows
-        return pb.GetTableResponse(table=table, running=running, next_page_token=str(start + size) if more else "")
+        return pb.GetTableResponse(table=table, running=running, next_page_token=table.next_page_token)

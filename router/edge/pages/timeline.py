@@ -176,7 +176,8 @@ def source(at: Citation, passage: Passage | None) -> Source:
     """A citation in its passage; alone where that is not at hand."""
     if passage is None:
         return Source(at, "", at.quote, "")
-    sentence = re.search(r"\s+".join(map(re.escape, at.quote.split())), passage.text) if at.quote.strip() else None
+    words = at.quote.strip("…").split()
+    sentence = re.search(r"\s+".join(map(re.escape, words)), passage.text) if words else None
     if sentence is None:
         return Source(at, passage.text, "", "")
     return Source(at, passage.text[: sentence.start()], sentence[0], passage.text[sentence.end() :])

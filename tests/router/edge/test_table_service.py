@@ -25,6 +25,7 @@ from router.models import Usage
 from router.runs import RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.trace import Call
+from router.trace.table import Ask, Column, Schema
 from router.trace.values import Planned, Reported, SubQueryDispatched, TableRun
 from tests.router.clock import ended
 from tests.router.deployment import Kept
@@ -308,6 +309,47 @@ async def test_what_is_refused(method: str, request_: Any, match: str) -> None:
     async with wired() as services:
         code, _ = await refusal(getattr(services.tables, method)(request_), match)
     assert code in ("INVALID_ARGUMENT", "NOT_FOUND")
+
+
+async def test_large_tables_come_in_messages_that_clients_take() -> None:
+    """Whatever is quoted: `GetTable` pages what does not fit, and `FillTable`'s table says where to go on."""
+    columns = (Column("city", key=True), *(Column(f"fact {number}") for number in range(40)))
+    cities = [f"City {number}" for number in range(300)]
+    facts = [f"“Fact”|<&> {number} {'界' * 30}" for number in range(40)]
+    padding = "and so on " * 800
+    passages = [f"{city}: {city} has {', '.join(facts)}, {padding}." for city in cities]
+    asks = [Ask("fill", tuple(column.name for column in columns[1:]), (city.casefold(),)) for city in cities]
+    answer = "\n".join(f"fact {number}: {fact}" for number, fact in enumerate(facts))
+    executions = tuple(executed(answer, passage) for passage in passages)
+    rows = tuple((city, *[""] * 40) for city in cities)
+    stored = msgspec.structs.replace(
+        run("run-1"), kind="table", result=TableRun(Schema(columns), rows, tuple(asks), executions)
+    )
+    whole = await table_to_proto(stored)
+    assert 2_000_000 < whole.ByteSize() < 4 << 20
+    assert 0 < len(whole.rows) < whole.completeness.rows == 300
+    async with wired() as services:
+        services.store.runs[:] = [stored]
+        rows_read, token = list[pb.Row](), ""
+        while token or not rows_read:
+            page = await services.tables.GetTable(pb.GetTableRequest(run_id="run-1", page_size=1000, page_token=token))
+            rows_read += page.table.rows
+            token = page.next_page_token
+    assert [row.cells[0].value for row in rows_read] == cities
+    assert whole.next_page_token == str(len(whole.rows))
+    for row in rows_read:
+        assert all(len(at.quote) <= 300 for cell in row.cells for at in cell.citations)
+        assert all(cell.citations and cell.citations[0].quote.endswith("…") for cell in row.cells[1:])
+
+
+async def test_a_row_that_is_larger_than_a_message() -> None:
+    """Its values are cut, and its sources left out."""
+    columns = (Column("city", key=True), *(Column(f"fact {number}") for number in range(60)))
+    rows = (("Krurou", *["界|" * 100_000] * 60),)
+    result = TableRun(Schema(columns), rows, (), ())
+    table = await table_to_proto(msgspec.structs.replace(run("run-1"), kind="table", result=result))
+    assert table.ByteSize() < 4 << 20
+    assert all(cell.value.endswith("…") for cell in table.rows[0].cells[1:])
 
 
 async def test_runs_that_have_no_table() -> None:
