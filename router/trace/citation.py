@@ -184,17 +184,19 @@ def citation(passage: Passage, sentence: str, worth: Callable[[str, str], int] =
 
     `worth`: the worth of an excerpt, by it and by its folded text.
     """
-    quote = " ".join(sentence.split())
-    if len(quote) > _MOST_CHARS:
-        quote = max(_excerpts(quote), key=lambda excerpt: worth(*excerpt))[0]
+    if len(sentence) <= _MOST_CHARS:
+        quote = " ".join(sentence.split())
+    else:
+        quote = max(_excerpts(sentence), key=lambda excerpt: worth(*excerpt))[0]
     return Citation(passage.id, passage.title[:_MOST_CHARS], passage.document, passage.page, quote)
 
 
 @lru_cache(256)
 def _excerpts(text: str) -> list[tuple[str, str]]:
     """Return overlapping pieces that cover a text, cut between words where there are any, each with its folded text."""
+    text = " ".join(text.split())
     pieces = list[tuple[str, str]]()
-    for start in range(0, len(text), _MOST_CHARS // 2):
+    for start in range(0, max(1, len(text) - _MOST_CHARS // 2), _MOST_CHARS // 2):
         piece = text[start : start + _MOST_CHARS - 2]
         whole = start + len(piece) == len(text)
         if start:

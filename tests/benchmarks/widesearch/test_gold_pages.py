@@ -79,7 +79,7 @@ class GoldTable:
 
     def register(self, number: int) -> str:
         """The title of a part of the register: a word of its own, by which the index finds it."""
-        return f"{self.id}_part_{number}"
+        return f"{self.id}part{number}".replace("_", "")
 
     def scored(self, *, blank: bool) -> Task:
         """The task as it is scored; with `blank`, what stands for no value in its gold is none."""

@@ -314,7 +314,7 @@ async def test_what_is_refused(method: str, request_: Any, match: str) -> None:
 async def test_large_tables_come_in_messages_that_clients_take() -> None:
     """Whatever is quoted: `GetTable` pages what does not fit, and `FillTable`'s table says where to go on."""
     columns = (Column("city", key=True), *(Column(f"fact {number}") for number in range(40)))
-    cities = [f"City {number}" for number in range(300)]
+    cities = [f"City {number}" for number in range(120)]
     facts = [f"“Fact”|<&> {number} {'界' * 30}" for number in range(40)]
     padding = "and so on " * 800
     passages = [f"{city}: {city} has {', '.join(facts)}, {padding}." for city in cities]
@@ -327,7 +327,7 @@ async def test_large_tables_come_in_messages_that_clients_take() -> None:
     )
     whole = await table_to_proto(stored)
     assert 2_000_000 < whole.ByteSize() < 4 << 20
-    assert 0 < len(whole.rows) < whole.completeness.rows == 300
+    assert 0 < len(whole.rows) < whole.completeness.rows == 120
     async with wired() as services:
         services.store.runs[:] = [stored]
         rows_read, token = list[pb.Row](), ""
