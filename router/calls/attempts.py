@@ -28,7 +28,7 @@ _LONGEST_WAIT_S = 30.0
 _LEAST_TOKENS, _LEAST_SHARE = 64, 4
 """Where the rest of a budget has room for fewer tokens to write than these, and than the fourth part of what the role
 may write, a call is not worth it."""
-_BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
 """In most text; good enough to compare replicas."""
 _PROBE_S = 5.0
 """How long the first token of a probe may take, where there are other replicas."""
@@ -128,7 +128,7 @@ class Attempts:
             timeouts = replace(timeouts, first_token_s=min(timeouts.first_token_s, _PROBE_S))
         caller = replace(self.caller, deployment=replica.deployment, prompt_bound=prompt_tokens, max_tokens=max_tokens)
         purpose: Purpose = "retry" if self._made > 1 else self.purpose
-        outstanding = self.caller.prompt_bound // _BYTES_PER_TOKEN + self.prompt.sampling.max_tokens
+        outstanding = self.caller.prompt_bound // BYTES_PER_TOKEN + self.prompt.sampling.max_tokens
         with replica.endpoint.calling(outstanding, lambda: _silent(attempt, timeouts)) as spoke:
             async with self.ledger.attempt(caller, purpose, self._made, worst, waits=waits) as attempt:
                 attempt.spoke, attempt.count = spoke, partial(replica.model.count, self.prompt)
@@ -177,7 +177,7 @@ class Attempts:
         # All executors of a run share a replica's cache; other conversations are told apart by how they begin.
         stay = self.caller.role == "execution"
         key = self.ledger.run_id if stay else "\0".join(message.content for message in self.prompt.messages[:2])
-        tokens = self.caller.prompt_bound // _BYTES_PER_TOKEN
+        tokens = self.caller.prompt_bound // BYTES_PER_TOKEN
         return await chosen(self.replicas, key, tokens, stay=stay, avoid=self._failed, until=self.until)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import structlog
 
-from router.amount import Amount
-from router.calls.attempts import Attempts, OnText, least_tokens, prompt_tokens
+from router.amount import NOTHING, Amount
+from router.calls.attempts import BYTES_PER_TOKEN, Attempts, OnText, least_tokens, prompt_tokens
 from router.calls.limits import RoleHealth, prompt_bound
 from router.calls.replicas import Endpoint, Replica
 from router.calls.timeouts import Timeouts
@@ -122,17 +122,36 @@ class Role:
             prompt, ledger, caller, purpose, at, self.timeouts, self.health, self._worst, self.streams, self.attempts
         )
 
+    async def least(self, text: str, turns: int = 1) -> Amount:
+        """Return the least that must be free for `turns` turns of a conversation that begins with `text`: what each of
+        them reads, and a short output of the last one.
+        """
+        prompt = self._prompt(self.opening(text), (), None)
+        usage = await self.model.count(prompt, "")
+        counted = usage is not None and not usage.estimated
+        tokens = usage.prompt_tokens if usage and counted else prompt_bound(prompt.texts) // BYTES_PER_TOKEN
+        amount = self._worst(tokens, least_tokens(self.sampling.max_tokens))
+        for _ in range(turns - 1):
+            amount += self._worst(tokens, 0)
+        return amount
+
     async def reserve_for_answer(
-        self, messages: tuple[Message, ...], coming_tokens: int, ledger: Ledger, *, least: bool = False
+        self,
+        messages: tuple[Message, ...],
+        coming_tokens: int,
+        ledger: Ledger,
+        *,
+        least: bool = False,
+        beside: Amount = NOTHING,
     ) -> None:
         """Keep back what asking with `messages`, and `coming_tokens` more, may cost: by the model's own count, as it is
-        kept for long, or else by bytes. `least`: for as little to be written as is worth it. Raises `BudgetExhausted`
-        and `StoreFailed`.
+        kept for long, or else by bytes. `least`: for as little to be written as is worth it. `beside`: kept as well.
+        Raises `BudgetExhausted` and `StoreFailed`.
         """
         tokens = await prompt_tokens(self.model, self._prompt(messages, (), None), self.health.counts)
         max_tokens = self.sampling.max_tokens
         await ledger.reserve_for_answer(
-            self._worst(tokens + coming_tokens, least_tokens(max_tokens) if least else max_tokens)
+            self._worst(tokens + coming_tokens, least_tokens(max_tokens) if least else max_tokens) + beside
         )
 
     def limited(self, max_tokens: int) -> "Role":

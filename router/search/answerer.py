@@ -4,6 +4,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.amount import NOTHING, Amount
 from router.calls import Role
 from router.ledger import Ledger
 from router.models import Message
@@ -29,14 +30,20 @@ class Answerer:
         return parse_answer(output.text), Conversation(messages, (output,))
 
     async def reserve_for_answer(
-        self, question: str, pairs: Sequence[tuple[str, Report]], coming_tokens: int, ledger: Ledger
+        self,
+        question: str,
+        pairs: Sequence[tuple[str, Report]],
+        coming_tokens: int,
+        ledger: Ledger,
+        beside: Amount = NOTHING,
     ) -> None:
         """Keep back what answering from these pairs, and from `coming_tokens` tokens more, may cost at most; where they
-        hold no evidence yet, for a short answer, so that there is more to find some with. Raises `BudgetExhausted` and
-        `StoreFailed`.
+        hold no evidence yet, for a short answer, so that there is more to find some with. `beside`: kept as well.
+        Raises `BudgetExhausted` and `StoreFailed`.
         """
         nothing_yet = not any(report.evidence for _, report in pairs)
-        await self.role.reserve_for_answer(self._messages(question, pairs), coming_tokens, ledger, least=nothing_yet)
+        messages = self._messages(question, pairs)
+        await self.role.reserve_for_answer(messages, coming_tokens, ledger, least=nothing_yet, beside=beside)
 
     def _messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
         return self.role.opening(prompts.answer_request(question, pairs))

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from router.amount import NOTHING
 from router.calls import Role
 from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
 from router.protocol import NO_EVIDENCE
@@ -83,6 +84,9 @@ class FactorizedSearch:
     async def proceed(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
         """Go on from a decision, or from reports that the delegator has been told. Raises what `run` raises."""
         try:
+            if not found.rounds:
+                # A budget that cannot hold a decision, a search, a report and an answer is refused before any is paid.
+                await self._reserve_for_answer(question, found, (), context, begins=True)
             await self._reserve_for_answer(question, found, (), context)
             for number in range(len(found.rounds) + 1, self._max_rounds + 1):
                 context.on_event(RoundStarted(number))
@@ -107,16 +111,22 @@ class FactorizedSearch:
         return await self._answer(question, found, context) if self._answerer else found
 
     async def _reserve_for_answer(
-        self, question: str, found: Trajectory, coming: Sequence[str], context: RunContext
+        self, question: str, found: Trajectory, coming: Sequence[str], context: RunContext, *, begins: bool = False
     ) -> None:
-        """Keep back what answering may cost, from what was found and from the reports on the sub-queries `coming`."""
+        """Keep back what answering may cost, from what was found and from the reports on the sub-queries `coming`.
+        `begins`: with the least that it takes to find something.
+        """
         if not context.ledger.limited or self._answerer is None:
             return
         async with asyncio.timeout_at(context.search_deadline):
             pairs = [(execution.sub_query, execution.report) for execution in found.executions]
             pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
+            beside = NOTHING
+            if begins:
+                searching = await self._executor.role(context).least("", turns=2)
+                beside = searching + await self._delegator.role.least(question)
             await self._answerer.reserve_for_answer(
-                question, pairs, len(coming) * self._executor.report_tokens, context.ledger
+                question, pairs, len(coming) * self._executor.report_tokens, context.ledger, beside
             )
 
     async def _decide(self, found: Trajectory, work: Dispatching, context: RunContext) -> tuple[Decision, Trajectory]:

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import pytest
@@ -254,9 +254,35 @@ async def test_a_tenant_s_quota_stops_a_run_as_well() -> None:
         assert refused.value.retry_after_s == 60.0
 
 
+class TokenQuota(NoJournal):
+    """A quota of so many tokens for the answer and all that comes before it."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
+        if amount.tokens > self._tokens:
+            raise QuotaExhausted("no more today", retry_after_s=60.0)
+
+
+async def test_a_quota_that_cannot_hold_a_question_is_refused_before_anything_is_paid() -> None:
+    """It has room for the answer alone, which was enough to pay the delegator for nothing."""
+    quota = Quota(99)
+    context = RunContext.lasting(60.0, lambda _event: None, Ledger(journal=quota, limited=True))
+    await searching(scripted(block("Who directed Heat?"), STOP)).run(QUESTION, context)
+    whole, alone, *more = (amount.tokens for amount in quota.held)
+    for tokens, calls in ((alone, 0), (whole - 1, 0), (max(whole, *more), 5)):
+        ledger = Ledger(journal=TokenQuota(tokens), limited=True)
+        context = RunContext.lasting(60.0, lambda _event: None, ledger)
+        search = searching(scripted(block("Who directed Heat?"), STOP))
+        with nullcontext() if calls else pytest.raises(QuotaExhausted):
+            await search.run(QUESTION, context)
+        assert len(ledger.calls) == calls
+
+
 async def test_what_is_held_grows_with_what_is_found() -> None:
-    """First for the question, then for the reports to come as well, then for those that came; without limits, nothing
-    is reserved.
+    """First for all that a question takes at the least, then for its answer, then for the reports to come as well, then
+    for those that came; without limits, nothing is reserved.
     """
     quota = Quota(99)
     context = RunContext.lasting(60.0, lambda _event: None, Ledger(journal=quota))
@@ -266,7 +292,8 @@ async def test_what_is_held_grows_with_what_is_found() -> None:
     ledger = Ledger(journal=quota, limited=True)
     context = RunContext.lasting(60.0, lambda _event: None, ledger)
     await searching(scripted(block("Who directed Heat?"), STOP)).run(QUESTION, context)
-    alone, coming, came = (amount.tokens for amount in quota.held)
+    whole, alone, coming, came = (amount.tokens for amount in quota.held)
+    assert alone < whole
     assert alone < came < coming
     (answered,) = (call for call in ledger.calls if call.role == "answer")
     assert answered.usage is not None
