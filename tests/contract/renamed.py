@@ -117,6 +117,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "texts": {
         # The answers of these gateways stand in no passage.
         **{f"{answer}\n\nSources:": f"{answer}\n\n{_DOUBT}\n\nSources:" for answer in ("42", "7")},
+        " (facts.md)": " (facts\\.md)",  # no chat tool makes a link of it
         '(README, "Real models")': "(docs/documents.md says how)",
         # A shadow is judged by a judge model alone, and goes on without where there is none.
         "yet on correctness (evidence 1 of 20), failures (evidence 1.02": "yet on failures (evidence 1.02",
