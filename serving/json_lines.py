@@ -46,7 +46,8 @@ def json_lines(path: Path) -> Iterator[Write]:
                 shutil.copyfileobj(file, rest)
                 rest.seek(0)
                 file.seek(0)
-                file.writelines(sorted(late, key=len))
+                late.sort(key=len)
+                file.writelines(late)
                 shutil.copyfileobj(rest, file)
 
 

@@ -28,6 +28,7 @@ from executor_sft.jsonl import JsonlFile
 from executor_sft.runtime import Runtime, open_runtime
 from router.errors import BadRequest
 from router.table.table_text import to_markdown
+from router.trace.table import Column
 from serving.config.file import load_config
 from serving.dependencies import need
 from serving.files import write_atomically
@@ -137,7 +138,9 @@ async def _ask(address: str, tasks: Sequence[Task], file: Path, options: Options
         try:
             table = await client.table(task.query, columns_of(task), (), options.timeout, topology=options.topology)
             found = Response(
-                task.instance_id, f"```markdown\n{to_markdown(table.message.columns, table.rows)}```", _tokens(table)
+                task.instance_id,
+                f"```markdown\n{to_markdown([Column(name) for name in table.columns], table.rows)}```",
+                _tokens(table),
             )
         except GatewayError as error:
             if error.connection_broke:

@@ -79,7 +79,7 @@ def _show(client: Client, given: argparse.Namespace) -> int:
     if given.json:
         print(json_of({"runs": found.runs, "rows": [_record(row) for row in found.rows]}))
     elif given.csv:
-        rows = csv_text([COLUMNS, *(_record(row).values() for row in found.rows)])
+        rows = csv_text([COLUMNS, *(tuple(_record(row).values()) for row in found.rows)])
         print(rows.replace("\r\n", "\n"), end="")
     else:
         Console().print(grouped_table(found.rows, given.by, given.per))

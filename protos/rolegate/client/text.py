@@ -17,7 +17,7 @@ _OBEYED = (
 SHOWN = {code: f"\\u{code:04x}" for code in _OBEYED}
 """As JSON writes them, so that JSON stays the same JSON."""
 _MARKUP = re.compile(
-    r"[\\`*_\[\]<&|~$@]"
+    r"[\\`*_\[\]<&|~$]|(?<=[!-~])@"
     r"|:(?=//)|/(?=/)"  # addresses that a renderer would make links of
     r"|(?<=\bwww)\.|\.(?=(?:[^\W\d_]{2}|com|edu|gov|net|org|biz|pro|web|xxx|aero|asia|coop|info|museum|name|shop)\b)",
     re.IGNORECASE,

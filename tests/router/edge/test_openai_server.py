@@ -475,5 +475,5 @@ class AnyRetriever:
     def __init__(self, passage: Passage) -> None:
         self._passage = passage
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
         return [[self._passage] for _ in queries]

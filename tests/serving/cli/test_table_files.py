@@ -27,8 +27,7 @@ FORMULA, EVIL = '=HYPERLINK("http://evil.example","x")', "<img src=x> [x](javasc
 def lines_of(file: Path) -> list[list[str]]:
     """The cells of a table's file, as its readers have them."""
     if file.suffix == ".xlsx":
-        rows = load_workbook(file).worksheets[0].iter_rows()
-        assert all(cell.data_type != "f" for row in rows for cell in row)
+        assert all(cell.data_type != "f" for row in load_workbook(file).worksheets[0].iter_rows() for cell in row)
         rows = load_workbook(file).worksheets[0].iter_rows(values_only=True)
         return [["" if cell is None else str(cell) for cell in row] for row in rows]
     text = file.read_text("utf-8")
