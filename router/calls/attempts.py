@@ -61,6 +61,8 @@ class Attempts:
     on_delta: Callable[[Delta], None] | None = None
     """Gets what is written, and keeps it: once there is a first token, there is no other attempt."""
     _made: int = field(default=0, init=False)
+    _unstopped: bool = field(default=False, init=False)
+    """Whether this prompt is asked without stop strings."""
     _failed: set[str] = field(default_factory=set, init=False)
     """Deployments that did not do their part."""
 
@@ -92,9 +94,9 @@ class Attempts:
         return any(not replica.endpoint.breaker.wait_s for replica in there)
 
     async def _once(self) -> Completion | None:
-        """The output of one attempt; None where its endpoint met a stop string within its reasoning, and is asked
-        without them from now on. Its worst case is that of the prompt's bytes or, where that is too much, of its
-        tokens, or of fewer tokens to write.
+        """The output of one attempt; None where its endpoint met a stop string within its reasoning, and is to be asked
+        once more without them; where that brings text, it is asked so from then on. Its worst case is that of the
+        prompt's bytes or, where that is too much, of its tokens, or of fewer tokens to write.
         """
         async with self.health:
             replica, bound, most = await self._chosen(), self.caller.prompt_bound, self.caller.max_tokens
@@ -113,9 +115,14 @@ class Attempts:
                 self._failed.add(replica.deployment)
                 raise
             self.health.succeeded()
-            if self.prompt.stop and not replica.endpoint.unstopped and completion.stopped_thinking:
-                replica.endpoint.unstopped = True
+            known = replica.endpoint.unstopped or self._unstopped
+            if self.prompt.stop and not known and completion.stopped_thinking:
+                self._unstopped = True
                 return None
+
+            # Only text that came without stop strings proves that they were in the way.
+            if self._unstopped and completion.text.strip():
+                replica.endpoint.unstopped = True
             return completion
 
     async def _booked(
@@ -143,7 +150,10 @@ class Attempts:
         model = replica.model
         sampling = msgspec.structs.replace(self.prompt.sampling, max_tokens=attempt.opened.max_tokens)
         prompt = msgspec.structs.replace(
-            self.prompt, sampling=sampling, request_id=attempt.request_id, unstopped=replica.endpoint.unstopped
+            self.prompt,
+            sampling=sampling,
+            request_id=attempt.request_id,
+            unstopped=replica.endpoint.unstopped or self._unstopped,
         )
         on_text, on_delta = self.on_text() if self.on_text and self.streams else None, self.on_delta
         began = asyncio.get_running_loop().time()
