@@ -126,6 +126,11 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         ),
     },
     "scenarios": {
+        **dict.fromkeys(
+            ("delegator-says-nothing", "answerer-says-nothing", "answerer-only-thinks"),
+            Dropped("Reasoning without text is asked for once more, without stop strings."),
+        ),
+        "delegator-thinks": Dropped("Its thoughts are told from its text, which is understood."),
         "a-version-as-canary/upstream": Dropped("A canary that works for all runs is compared with nothing."),
     },
     "added": {
