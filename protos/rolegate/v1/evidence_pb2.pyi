@@ -65,7 +65,7 @@ class EvidencePoint(_message.Message):
     def __init__(self, text: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ...) -> None: ...
 
 class SubQueryResult(_message.Message):
-    __slots__ = ("sub_query", "answer", "evidence", "outcome", "search_queries", "shared_from", "manager", "workers")
+    __slots__ = ("sub_query", "answer", "evidence", "outcome", "search_queries", "shared_from", "manager", "workers", "cut")
     SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class SubQueryResult(_message.Message):
     SHARED_FROM_FIELD_NUMBER: _ClassVar[int]
     MANAGER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     sub_query: str
     answer: str
     evidence: _containers.RepeatedCompositeFieldContainer[EvidencePoint]
@@ -82,4 +83,5 @@ class SubQueryResult(_message.Message):
     shared_from: _containers.RepeatedScalarFieldContainer[str]
     manager: str
     workers: _containers.RepeatedCompositeFieldContainer[SubQueryResult]
-    def __init__(self, sub_query: _Optional[str] = ..., answer: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[EvidencePoint, _Mapping]]] = ..., outcome: _Optional[_Union[ExecutionOutcome, str]] = ..., search_queries: _Optional[_Iterable[str]] = ..., shared_from: _Optional[_Iterable[str]] = ..., manager: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[SubQueryResult, _Mapping]]] = ...) -> None: ...
+    cut: bool
+    def __init__(self, sub_query: _Optional[str] = ..., answer: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[EvidencePoint, _Mapping]]] = ..., outcome: _Optional[_Union[ExecutionOutcome, str]] = ..., search_queries: _Optional[_Iterable[str]] = ..., shared_from: _Optional[_Iterable[str]] = ..., manager: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[SubQueryResult, _Mapping]]] = ..., cut: _Optional[bool] = ...) -> None: ...

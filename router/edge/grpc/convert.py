@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,6 +40,8 @@ WIRE_NAMES = {
     "duration": "duration_s",
 }
 """Fields of messages that have another name here; units are in the wire's types."""
+_MOST_BYTES, _MOST_CITATIONS = 2 << 20, 500
+"""Of the results of an answer, and of the sentences that it rests on, so that it fits into the same 4 MB."""
 _MOST_CHARS = 200_000
 """Of a request and of an output, so that a run with all its feedback fits into the 4 MB that gRPC's clients take; the
 trace has all of both.
@@ -98,23 +100,37 @@ def execution_to_proto(
     """A sub-query with its report and where its evidence stands. `cited`: its citations, where they are known."""
     report = execution.report
     points = zip(report.evidence, cited or execution.citations(report.evidence), strict=True)
-    return to_proto(
+    result = to_proto(
         evidence_pb2.SubQueryResult,
         execution,
         answer=report.answer,
         evidence=[to_proto(evidence_pb2.EvidencePoint, None, text=text, citations=found) for text, found in points],
         workers=[execution_to_proto(one) for one in execution.work.executions] if execution.work else (),
         search_queries=[search.query for search in execution.every_search],
+        cut=None,
     )
+    return _within(result, _MOST_BYTES)
+
+
+def _within(result: evidence_pb2.SubQueryResult, most: int) -> evidence_pb2.SubQueryResult:
+    """Return a result that is too large for a message without what supports it."""
+    if result.ByteSize() > most:
+        for name in ("evidence", "workers", "search_queries"):
+            result.ClearField(name)
+        result.cut = True
+    return result
 
 
 async def answer_to_proto(run: Run) -> pb.AnswerResponse:
     """The answer to a question, from its finished run. A worker thread cites, as passages may be long."""
     assert isinstance(run.result, Trajectory)
     results, cited = list[evidence_pb2.SubQueryResult](), dict[Citation, None]()
+    room = _MOST_BYTES
     for execution in run.result.executions:
         found = await in_worker(execution.citations, execution.report.evidence)
-        results.append(await in_worker(execution_to_proto, execution, found))
+        result = _within(await in_worker(execution_to_proto, execution, found), room)
+        room -= result.ByteSize()
+        results.append(result)
         cited.update(dict.fromkeys(chain.from_iterable(found)))
     for search in run.result.searches:
         cited.update(dict.fromkeys(await in_worker(cite_answer, run.result.answer, search.shown)))
@@ -125,7 +141,7 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
         results=results,
         usage=usage_to_proto(run.calls),
         duration=run.duration_s,
-        citations=cited,
+        citations=islice(cited, _MOST_CITATIONS),
     )
 
 

@@ -4,18 +4,23 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import msgspec
 import pytest
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import budget_pb2, evidence_pb2, usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
+from router.edge.grpc.convert import answer_to_proto
 from router.errors import UpstreamRefused
 from router.models import ScriptedModel
 from router.models.model import Answer
-from router.protocol import Vocabulary
+from router.protocol import Passage, Report, Vocabulary
+from router.trace import Conversation, Execution, Trajectory
+from router.trace.values import SearchRecord
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 from tests.router.edge.wire import info_of, next_of, refusal, served
+from tests.router.store.stored import run
 
 if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub
@@ -64,6 +69,28 @@ async def test_stream_answer() -> None:
     assert events[-1].done.answer == events[-3].answer_written.answer == "Michael Mann"
     assert list(events[-1].done.usage) == list(events[-2].usage_counted.usage)
     assert [result.sub_query for result in events[-1].done.results] == ["a?", "b?"]
+
+
+async def test_a_large_answer_fits_into_a_message_that_clients_take() -> None:
+    """Results that do not fit come without what supports them, and say so."""
+    text = "界" * 1900
+    searches = tuple(
+        SearchRecord(f"{text}?", (Passage(f"{at}", text, f"Fact {at} is {text}.", document=text),)) for at in range(2)
+    )
+    points = tuple(f"Fact {at} is {text}." for at in range(3))
+    worker = Execution(text, Report(text, points), "reported", searches, Conversation(()))
+    work = Trajectory("", "answered", (worker,) * 16)
+    executions = tuple(
+        msgspec.structs.replace(worker, sub_query=f"{number}?", work=work, manager="pages") for number in range(60)
+    )
+    stored = msgspec.structs.replace(run("run-1"), result=Trajectory("Ana", "answered", executions))
+    answer = await answer_to_proto(stored)
+    assert answer.ByteSize() < 4 << 20
+    assert [result.sub_query for result in answer.results] == [f"{number}?" for number in range(60)]
+    cut = [result.cut for result in answer.results]
+    assert cut == sorted(cut)
+    assert {*cut} == {False, True}
+    assert all(result.cut != bool(result.evidence) and result.answer for result in answer.results)
 
 
 async def test_out_of_scope() -> None:
