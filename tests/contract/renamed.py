@@ -136,6 +136,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "added": {
         **{f"{kind}: unsupported": _UNSUPPORTED for kind in ("fields", "json", "http", "trace")},
         "commands: runs list --unsupported": _UNSUPPORTED,
+        "fields: cut": "A result whose evidence had no room in a message says so.",
         "commands: index build --verbose": "It names the files of kinds that are not read.",
         "json: passed_over_files": "The files of kinds that are not read.",
         "json: files_not_read": "The number of files that are not read, by suffix.",
