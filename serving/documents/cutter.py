@@ -62,7 +62,8 @@ class Cutter:
         while len(title) > 1 and self.count([title])[0] > _TITLE * self.max_tokens:
             title = title[: len(title) * 3 // 4].rstrip()
         passage = _Passage(self, title)
-        for batch in batches(_units(document.blocks), lambda unit: len(unit.text)):
+        blocks = (block for block in document.blocks if isinstance(block, Block))
+        for batch in batches(_units(blocks), lambda unit: len(unit.text)):
             for unit, tokens in zip(batch, self.count([unit.text for unit in batch]), strict=True):
                 yield from passage.add(unit._replace(tokens=tokens))
         yield from passage.end()

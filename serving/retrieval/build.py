@@ -30,6 +30,7 @@ from serving.retrieval.embedder import Embedder, Vectors
 from serving.retrieval.lexical import has_words, write_lexical
 from serving.retrieval.manifest import (
     BUILDING,
+    READING,
     Manifest,
     build_lock,
     check_files,
@@ -89,6 +90,7 @@ class _Earlier(NamedTuple):
 
     manifest: Manifest
     entries: list[DocumentEntry]
+    """Empty where the readers were others."""
     passages: PassageStore
     dense: DenseIndex
 
@@ -294,7 +296,8 @@ def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | Non
     folder = out / manifest.generation
     try:
         check_files(out, manifest, contents=True)
-        return _Earlier(manifest, read_table(folder), PassageStore(folder), DenseIndex.open(folder))
+        entries = read_table(folder) if manifest.reading == READING else []
+        return _Earlier(manifest, entries, PassageStore(folder), DenseIndex.open(folder))
     except (BadIndex, ValueError, msgspec.ValidationError):
         return None
 

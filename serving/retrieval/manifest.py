@@ -15,6 +15,8 @@ from serving.retrieval.embedder import Embedder
 from serving.retrieval.passages import PASSAGES, PassageStore
 
 MANIFEST = "manifest.json"
+READING = 1
+"""The version of the readers: a build reads again what another version has read."""
 BUILDING = ".building"
 """The folder that becomes the next generation, inside the index folder."""
 _LOCK, _LOCK_INTERVAL_S = ".lock", 0.2
@@ -46,6 +48,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """BM25 statistics lie beside the vectors."""
     files: dict[str, FileEntry]
     """By path relative to the generation."""
+    reading: int = 0
+    """The `READING` by which the documents were read."""
     files_not_read: dict[str, int] = {}
     """Number of files at the indexed places that the index does not hold, by suffix, most first."""
 
@@ -104,6 +108,7 @@ def publish(
         corpus_sha256=files[PASSAGES].sha256,
         lexical=lexical,
         files=files,
+        reading=READING,
         files_not_read=files_not_read or {},
     )
     folder.rename(out / manifest.generation)

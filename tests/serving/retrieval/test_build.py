@@ -138,6 +138,16 @@ def test_word_statistics_of_another_version_are_counted_again(documents: Path, o
     assert lexical.search(["bee"], 1)[0]
 
 
+def test_documents_are_read_again_after_a_change_of_the_readers(documents: Path, out: Path) -> None:
+    """Whose text is the same is not embedded again."""
+    build_index([documents], out, Counting())
+    manifest = json.loads((out / "manifest.json").read_bytes())
+    del manifest["reading"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    assert counts(build_index([documents], out, Counting())) == (3, 3, 0, 3)
+    assert counts(build_index([documents], out, Counting())) == (3, 0, 0, 3)
+
+
 def test_files_that_cannot_be_read_are_named_and_skipped(documents: Path, out: Path) -> None:
     """The others are indexed; the next build tries again, and makes no generation where nothing has changed."""
     embedder = Counting()
