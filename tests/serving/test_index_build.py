@@ -1,17 +1,21 @@
 """`rolegate index build` over folders that hold more than good documents."""
 
+import io
 import json
 import os
 import resource
 import socket
 import subprocess
 import sys
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import docx
 import pytest
 
 from serving.cli.main import main
@@ -251,3 +255,33 @@ def test_what_is_not_read_is_said(docs: Path, build: Build, capsys: pytest.Captu
     index = json.loads(capsys.readouterr().out)["index"]
     assert (index["files_not_read"], index["read_in_part"]) == (counts, in_part)
     assert [file["name"] for file in index["skipped"]] == ["docs/broken.pdf"]
+
+
+def test_hostile_files_are_named_and_the_others_are_read(docs: Path, build: Build) -> None:
+    """Nested without end, unpacking without end, or of nothing but the beginnings of markup."""
+    entities = "".join(f'<!ENTITY {name} "{f"&{of};" * 10}">' for of, name in pairwise("abcdefgh"))
+    bomb = f'<!DOCTYPE x [<!ENTITY a "{"x" * 100}">{entities}]><x>&h;</x>'
+    for name, xml in {"bomb.docx": bomb, "deep.docx": "<x>" * 10_000, "large.docx": " " * (33 << 20)}.items():
+        saved = io.BytesIO()
+        docx.Document().save(saved)
+        with zipfile.ZipFile(saved) as given, zipfile.ZipFile(docs / name, "w", zipfile.ZIP_DEFLATED) as packed:
+            for part in given.namelist():
+                packed.writestr(part, xml if part == "word/document.xml" else given.read(part))
+    for name, text in {
+        "deep.html": "<div>" * 100_000,
+        "tables.html": "<table><tr><td>" * 100_000,
+        "lists.html": "<ul><li>" * 100_000,
+        "quotes.md": ">" * 100_000 + "x",
+    }.items():
+        (docs / name).write_text(text)
+    for name, text in {"less.html": "<" * 2_000, "links.md": "[" * 2_000, "less.md": "<" * 2_000}.items():
+        (docs / name).write_text(text)
+
+    built = build()
+
+    assert built["documents"] == 4
+    assert {file["name"].removeprefix("docs/"): file["error"].partition("; ")[2] for file in built["skipped"]} == {
+        **dict.fromkeys(("bomb.docx", "deep.docx"), "mend it, or leave it out."),
+        "large.docx": "split it, or leave it out.",
+        **dict.fromkeys(("deep.html", "lists.html", "quotes.md", "tables.html"), "save it as text, or leave it out."),
+    }
