@@ -71,6 +71,19 @@ async def test_asynchronously() -> None:
         assert (await asked.get_table(run_id)).message == last.done
 
 
+async def test_a_table_that_is_larger_than_a_message(gateway: str) -> None:
+    """The rows that there was no room for are asked for by pages."""
+    given = [[f"City {number}", "f" * 1000, "1"] for number in range(1700)]
+    with Client(gateway) as asked:
+        assert asked.table(QUESTION, COLUMNS, given, closed=True).rows[:-2] == given
+        events = list(asked.stream_table(QUESTION, COLUMNS, given, closed=True))
+        assert events[-1].done.ByteSize() < 4 << 20
+        assert events[-1].done.next_page_token
+        assert asked.whole(events[-1].done).rows[:-2] == given
+    async with client() as other:
+        assert (await other.table(QUESTION, COLUMNS, given, closed=True)).rows[:-2] == given
+
+
 def test_pages_are_one_table() -> None:
     """Their rows in order, under one header."""
     header = "| a |\n| --- |\n"
