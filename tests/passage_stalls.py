@@ -36,6 +36,7 @@ SCENE = "tests.passage_stalls:scene"
 MOST = 8000
 """Characters of a passage that are shown."""
 TEXTS = {
+    "plain": "City 1 is a city.",
     "ligatures": "\ufdfa" * MOST,
     "squared words": "\u3316" * MOST,
     "sorted marks": "a" + "\u0301\u0316" * MOST,

@@ -1,0 +1,21 @@
+"""No passage keeps others waiting, whatever it is made of."""
+
+import pytest
+
+from tests.passage_stalls import INPUTS, SCENE
+from tests.stall import held_s, serving
+
+_TIMES, _USUAL_S = 25, 0.005
+"""A step of the event loop may take so much longer than the longest one with plain passages, or than that."""
+_TESTED = ("ligatures", "other squared words", "other sorted marks", "other sentences of a letter", "other Chinese")
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("name", _TESTED)
+async def test_no_passage_holds_the_event_loop(name: str) -> None:
+    """Measured in CPU time of its thread, so that other processes do not count."""
+    with serving(SCENE) as served:
+        await INPUTS["table, other plain"](served)
+        usual_s = held_s(served)
+        came = await INPUTS[f"table, {name}"](served)
+        assert held_s(served) < _TIMES * max(usual_s, _USUAL_S), came
