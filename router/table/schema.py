@@ -12,6 +12,8 @@ from router.trace.table import Column, RowKey, Schema
 MOST_COLUMNS = 64
 _MOST_CHOICES = 1024
 """Choices of all columns together: a value that is none of them is looked for in each."""
+_MOST_PLACES = 8
+"""Places for keys in one ask: each takes a key's whole length in the question of each row."""
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """The name of a key column in `Column.ask`."""
 
@@ -58,6 +60,8 @@ def _defect(column: Column, keys: Sequence[Column]) -> str:
     usable, named = {normal_name(key.name): f"{{{key.name}}}" for key in keys}, _PLACEHOLDER.findall(column.ask)
     if strange := [name for name in named if normal_name(name) not in usable]:
         return f"its ask names {{{strange[0]}}}, which is no key column; use {', '.join(usable.values())}."
+    if len(named) > _MOST_PLACES:
+        return f"its ask names keys {len(named)} times, at most {_MOST_PLACES}; name each once."
     return "" if named else f"its ask is the same for every row; name the row in it by {', '.join(usable.values())}."
 
 

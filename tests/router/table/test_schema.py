@@ -27,6 +27,7 @@ def test_what_is_right_is_taken() -> None:
         ([CITY, *(Column(f"c{number}") for number in range(64))], "65 of them, at most 64"),
         ([CITY, FOUNDED, Column("**Founded**")], r"columns\[2\] '\*\*Founded\*\*': columns\[1\] has this name"),
         ([CITY, Column(" ")], r"columns\[1\] has no name"),
+        ([CITY, Column("founded", ask="{city}" * 9)], "its ask names keys 9 times, at most 8; name each once"),
         ([CITY, Column("kind", "choice")], "list them and set the type"),
         ([CITY, Column("kind", choices=("a", "b"))], "list them and set the type"),
         ([CITY, Column("kind", "choice", choices=("a", "N/A"))], "leave it out"),
