@@ -335,7 +335,8 @@ class _Reply:
         except JSON_ERRORS as error:
             raise self._upstream.protocol_error(f"{error} in {bytes(body[:100])!r}") from error
         for reply in replies:
-            if (reply.error or not reply.choices) and (said := reply.failure):
+            ends = not reply.choices or reply.choices[0].finish_reason
+            if (reply.error or ends) and (said := reply.failure):
                 failure = self._upstream.from_report(said.code, said.said, said.type)
                 if isinstance(failure, UpstreamUnavailable):
                     failure.unspent &= not self.streamed.begun

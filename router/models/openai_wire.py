@@ -17,9 +17,13 @@ _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_r
 """Names for an output that was ended before its end: OpenAI's, and what others write."""
 FILTERED = "content_filter"
 _FILTERED = frozenset(
-    {FILTERED, "content_filtered", "refusal", "safety", "prohibited_content", "blocklist", "sensitive"}
+    {FILTERED, "content_filtered", "refusal", "recitation", "safety", "prohibited_content", "blocklist", "sensitive"}
 )
 """Names for an output that a filter ended, or that the model refused to write."""
+
+
+_BROKEN = frozenset({"error", "abort", "aborted", "engine_error", "server_error"})
+"""Names for an output that the engine gave up."""
 
 
 class PromptDetails(msgspec.Struct, frozen=True, gc=False):
@@ -299,6 +303,9 @@ class ChatReply(msgspec.Struct, frozen=True, gc=False):
             return ErrorReply(type=self.error)
         if self.error and self.error != ErrorReply():
             return self.error
+        reason = self.choice.finish_reason if self.choice else None
+        if isinstance(reason, str) and reason.lower() in _BROKEN:
+            return ErrorReply(f"the engine gave the output up: {reason}", "server_error")
         return ErrorReply(self.message, self.type, self.code) if self.message and not self.choices else None
 
     @property

@@ -5,7 +5,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from router.models.model import Completion, Delta, OnDelta, Prompt, Usage, end_at_stop
-from router.models.openai_wire import CALL_BEGIN, FILTERED, Calls, ChatReply, UsageReply
+from router.models.openai_wire import CALL_BEGIN, FILTERED, Calls, ChatReply, MessageReply, UsageReply
 from router.models.thoughts import Thoughts
 
 
@@ -76,6 +76,8 @@ class StreamedReply:
         self._reasoning: list[str] = []
         self._calls = Calls()
         self._refusal = ""
+        self._half = ""
+        """The first half of a character beyond 16 bits, as JSON escapes it, whose second half is to come."""
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: UsageReply | None = None
@@ -128,12 +130,10 @@ class StreamedReply:
             return
         if choice.finish_reason:
             self._finish_reason, self._matched = choice.ended, choice.matched
+        if self._wrote and choice.message is not None and not choice.delta:
+            return  # the whole once more, at the end of its pieces
         said, cut = choice.said, self._cut
-        written, thought = said.content or "", said.reasoning or said.reasoning_content or ""
-        if not isinstance(written, str) or not (written or thought):
-            written, thought, refusal = said.parts
-            self._refusal += refusal
-            self._null &= said.content is None
+        written, thought = self._read(said)
         if written:
             self._wrote = True
             if self._thoughts:
@@ -153,6 +153,23 @@ class StreamedReply:
             self._writes_on |= text != written or thought != reasoning
         if text or reasoning:
             self._add(text, reasoning)
+
+    def _read(self, said: MessageReply) -> tuple[str, str]:
+        """Return the text and the reasoning of a piece, in whole characters."""
+        written, thought = said.content or "", said.reasoning or said.reasoning_content or ""
+        if not isinstance(written, str) or not (written or thought):
+            written, thought, refusal = said.parts
+            self._refusal += refusal
+            self._null &= said.content is None
+        if not written.isascii() or self._half:
+            written = self._joined(written)
+        return written, thought if thought.isascii() else _valid(thought)
+
+    def _joined(self, written: str) -> str:
+        """Return the next piece with the first half of a character from the piece before; a half at its end waits."""
+        written = self._half + written
+        self._half = written[-1:] if "\ud800" <= written[-1:] <= "\udbff" else ""
+        return _valid(written[: len(written) - len(self._half)])
 
     def _count(self, chunk: ChatReply) -> None:
         told = chunk.told
@@ -192,8 +209,10 @@ class StreamedReply:
             within = self._thoughts.open
             if self._thoughts.revoked:
                 self._revoke()
+        if self._half:
+            rest += _valid(self._half)
         if self._calls:
-            rest = self._calls.text(cut=finish_reason == "length")[len(CALL_BEGIN) :]
+            rest = _valid(self._calls.text(cut=finish_reason == "length")[len(CALL_BEGIN) :])
         rest = rest[: self._room]
         self._chars += len(rest)
         unclosed = within or (self._null and self._thinks and not (self._wrote or self._calls))
@@ -264,3 +283,8 @@ def _held(usage: Usage | None, written: int, max_tokens: int) -> Usage | None:
     if usage is None or not max_tokens < usage.completion_tokens <= written * _BYTES_A_CHARACTER:
         return usage
     return replace(usage, completion_tokens=max_tokens, reasoning_tokens=None, lower_bound=True)
+
+
+def _valid(text: str) -> str:
+    """Return a text with its halves of characters joined, and with U+FFFD for those that stand alone."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

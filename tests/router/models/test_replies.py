@@ -274,3 +274,46 @@ async def test_redirects_elsewhere(model: OpenAIHTTP, openai_server: OpenAIServe
             await model.complete(PROMPT)
         assert "pass" not in str(caught.value)
         assert not other.bodies
+
+
+HALVES = {
+    "two halves in two pieces": (["a \ud83d", "\ude00 b"], "a \U0001f600 b"),
+    "a half at the end": (["ab\ud83d"], "ab\ufffd"),
+    "a half in the middle": (["a\ude00b"], "a\ufffdb"),
+    "a half alone in a piece": (["a", "\ud83d", "b"], "a\ufffdb"),
+}
+
+
+def _escaped(text: str) -> bytes:
+    return f"data: {json.dumps({'choices': [{'delta': {'content': text}}]})}\n\n".encode()
+
+
+@pytest.mark.parametrize("name", HALVES)
+async def test_halves_of_characters(model: OpenAIHTTP, openai_server: OpenAIServer, name: str) -> None:
+    """JSON escapes a character beyond 16 bits in halves; one that stands alone is replaced, as nothing can store it."""
+    pieces, text = HALVES[name]
+    openai_server.plays(streams(*map(_escaped, pieces), end_event("stop"), DONE))
+    assert (await model.stream(PROMPT, lambda _delta: None)).text == text
+    openai_server.plays(
+        replies(json.dumps({"choices": [choice({"content": "".join(pieces), "reasoning": "\ud83d"})]}).encode())
+    )
+    whole = await model.complete(PROMPT)
+    assert (whole.text, whole.reasoning) == (text, "\ufffd")
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "ABORT", "engine_error"])
+async def test_an_output_that_the_engine_gave_up(model: OpenAIHTTP, openai_server: OpenAIServer, reason: str) -> None:
+    """It is a failure that is worth another attempt, and no finished answer."""
+    openai_server.plays(streams(text_event("a"), end_event(reason), DONE))
+    with pytest.raises(UpstreamUnavailable, match="gave the output up"):
+        await model.stream(PROMPT, lambda _delta: None)
+    openai_server.plays(replies(json.dumps({"choices": [choice(MESSAGE, finish_reason=reason)]}).encode()))
+    with pytest.raises(UpstreamUnavailable, match="gave the output up"):
+        await model.complete(PROMPT)
+
+
+async def test_the_whole_message_after_its_pieces(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """It adds nothing."""
+    last = event({"choices": [{"index": 0, "message": MESSAGE, "finish_reason": "stop"}]})
+    openai_server.plays(streams(text_event("a"), text_event("b"), last, DONE))
+    assert (await model.stream(PROMPT, lambda _delta: None)).text == "ab"
