@@ -365,7 +365,7 @@ async def _listening(
         runs.stored,
         asking,
         upstream.retriever,
-        files_not_read=lambda: read_manifest(folder).files_not_read if folder else None,
+        files_not_read=lambda: read_manifest(Path(folder)).files_not_read if folder else None,
     )
     app = openai_app(gateway, access, readiness, observer=observers, pages=pages, chat_tasks=config.server.chat_tasks)
     limits = Limits(connections_per_address=config.server.http_connections_per_address)

@@ -124,8 +124,8 @@ async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -
         rules = task.rules.items()
         both = [sorted([rule.prepared(row[name]) for name, rule in rules] for row in rows) for rows in (ours, theirs)]
         whole = both[0] == both[1]
-    why = "" if by_item[-1] else _nothing_scored([*map(key, ours)])
-    return Scores(float(whole), *by_row, *by_item, why)
+    scores = Scores(float(whole), *by_row, *by_item)
+    return scores if scores.item_f1 else msgspec.structs.replace(scores, why=_nothing_scored([*map(key, ours)]))
 
 
 def _nothing_scored(ours: Sequence[Hashable]) -> str:

@@ -73,7 +73,7 @@ HUB = HOTPOT | {
 del HUB["_id"]
 
 
-def _by_column(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def _by_column(rows: Any) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 

@@ -106,7 +106,7 @@ async def test_a_port_that_is_busy_for_a_moment() -> None:
                 while len({entry["address"] for entry in log if entry["event"] == "serve.port_busy"}) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0)
     async with asyncio.timeout(30):
-        assert await starting == [ports[0], f"127.0.0.1:{ports[1]}"]
+        assert [*await starting] == [ports[0], f"127.0.0.1:{ports[1]}"]
     await server.drain(0)
     await http.drain()
 
