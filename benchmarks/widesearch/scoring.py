@@ -95,8 +95,8 @@ async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -
         names = await judge.aligned([*found], [*gold])
         renamed = [names.get(name, name) for name in found]
         if keys.keys() - {*renamed} if strict else sorted(renamed) != sorted(gold):
-            columns = ", ".join(found)[:_SHOWN]
-            raise Unreadable(f"its columns are {columns}, and those of the task are {', '.join(gold)[:_SHOWN]}")
+            ours_are = ", ".join(found)[:_SHOWN]
+            raise Unreadable(f"its columns are {ours_are}, and those of the task are {', '.join(gold)[:_SHOWN]}")
         found = dict(zip(renamed, found.values(), strict=True))
     tables = (
         [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)] for table in (found, gold)

@@ -10,12 +10,12 @@ A mark opens a thought, closes one, or belongs to a message of the harmony forma
 import re
 
 _NAME = (
-    r"(?:\w{1,12}[:|])?(?:(?:chain_of_)?th(?:ink(?:ing)?|oughts?)|reason(?:ing|s)?|reflect(?:ion)?|analysis|scratchpad"
+    r"(?:[^\W_]{1,12}[:|_]|ant)?(?:(?:chain_of_)?th(?:ink(?:ing)?|oughts?)|reason(?:ing|s)?|reflect(?:ion)?|analysis|scratchpad"
     r"|(?:inner_)?monologue|cot)(?:[:_]\w{0,64})?(?:\s[^<>◁▷]{0,80})?\s{0,3}[/|]?[>▷]"
 )
 _AFTER_ANGLE = (
-    rf"(?P<open>\s{{0,3}}\|?{_NAME}|\|channel>|unused94>|\|(?:START_THINKING|begin_of_thought|inner_prefix)\|>)"
-    rf"|(?P<close>\s{{0,3}}\|?/\s{{0,3}}\|?{_NAME}|channel\|>|unused95>"
+    rf"(?P<open>(?!\|?\w{{1,40}}_end\|)\s{{0,3}}\|?{_NAME}|\|channel>|unused94>|\|(?:START_THINKING|begin_of_thought|inner_prefix)\|>)"
+    rf"|(?P<close>\|(?=\w{{1,40}}_end\|){_NAME}|\s{{0,3}}\|?/\s{{0,3}}\|?{_NAME}|channel\|>|unused95>"
     r"|\|(?:END_THINKING|end_of_thought|inner_suffix)\|>)"
     r"|\|(?:(?P<head>start|begin|channel|constrain)|(?P<message>message|content)"
     r"|(?P<end>end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|end)_of_(?:solution|text)))\|>"

@@ -26,6 +26,12 @@ FORMS = {
     **{tag: f"<{tag}>{THOUGHT}</{tag}>{SEARCH}" for tag in TAGS},
     "white space": f"\n < THINK >\n{THOUGHT}\n</ Think >\n\n{SEARCH}",
     "attribute": f'<thinking effort="high">{THOUGHT}</thinking>{SEARCH}',
+    "LongCat": f"<longcat_think>{THOUGHT}</longcat_think>{SEARCH}",
+    "antThinking": f"<antThinking>{THOUGHT}</antThinking>{SEARCH}",
+    **{
+        f"{name}_start": f"<|{name}_start|>{THOUGHT}<|{name}_end|>{SEARCH}"
+        for name in ("think", "thought", "cot", "reasoning")
+    },
     "Mistral": f"[THINK]{THOUGHT}[/THINK]{SEARCH}",
     "Kimi": f"◁think▷{THOUGHT}◁/think▷{SEARCH}",
     "Cohere": f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_RESPONSE|>{SEARCH}<|END_RESPONSE|>",
