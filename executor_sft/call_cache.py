@@ -91,6 +91,10 @@ class CallCache:
         return [group for _, group in sorted(groups.items())]
 
 
+_LATER_FIELDS = ("unstopped", "raw")
+"""Fields of a prompt that are left out of its key unless they are set, so that older keys and seeds hold."""
+
+
 class CachedModel:
     """A model whose completed calls are kept. `variant`: request options that are sent beside the prompt, as JSON."""
 
@@ -101,7 +105,11 @@ class CachedModel:
 
     async def complete(self, prompt: Prompt) -> Completion:
         """The first completion of this prompt. Raises what the model raises, and `StoreFailed`."""
-        request = msgspec.json.encode(msgspec.structs.replace(prompt, request_id=""))
+        fields = msgspec.structs.asdict(msgspec.structs.replace(prompt, request_id=""))
+        for name in _LATER_FIELDS:
+            if not fields[name]:
+                del fields[name]
+        request = msgspec.json.encode(fields)
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
         if prompt.sampling.seed is not None:  # each call has its own: the same noise would couple all calls of a seed
             sampling = msgspec.structs.replace(prompt.sampling, seed=int(key[:7], 16))

@@ -77,11 +77,6 @@ async def child_process(
         while said := await stderr.read(1 << 12):
             last = (last + said)[-_LAST_WORDS:]
 
-    async def end() -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ENDS_WITHIN_S):
-                await process.wait()
-
     try:
         async with background_tasks(read(), listen()):
             try:
@@ -91,14 +86,24 @@ async def child_process(
                 for stream in (incoming, outgoing, sent, stdin):
                     stream.close()
                 try:
-                    await end()
+                    await _end(process)
+                    if process.returncode is None:  # its supervisor ends it, and waits until it has
+                        process.terminate()
+                        await _end(process)
                 finally:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
-                    await end()
+                    await _end(process)
     except Exception as error:
         line = last.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise ConnectionError(f"{reason(error)}; its last words: {line or 'none'}") from error
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a process, but no longer than `_ENDS_WITHIN_S` seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_ENDS_WITHIN_S):
+            await process.wait()
 
 
 async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:

@@ -37,7 +37,7 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
         "single_agent: medium",
         "single_agent: large",
     ]
-    assert max(len(cell.engines) for cell in cells) == plan.engines_at_once
+    assert max(len(cell.engines) for cell in cells) <= plan.engines_at_once
     assert [model.parameters for model in plan.models.values()] == [1000, 2000, 3000]
     documents = find_sources([Path(path) for path in load_config(tmp_path / "rolegate.toml").retrieval.documents])
     ids = [

@@ -146,7 +146,7 @@ async def test_what_could_not_be_looked_up_is_told(fate: Answer) -> None:
     failed = "no_report" if fate == "hello" else "model_failed"
     assert reply["choices"][0]["message"]["content"].splitlines()[::2] == [
         "Michael Mann",
-        "No retrieved passage holds this answer.",
+        "Unsupported: no retrieved passage holds all of this answer; check it.",
         f"Could not look up: “b?” ({failed.replace('_', ' ')}).",
     ]
     assert [result["outcome"] for result in reply["rolegate"]["results"]] == ["reported", failed]

@@ -63,9 +63,10 @@ async def test_its_report_has_the_sentences_that_hold_its_answer() -> None:
     """One of each passage."""
     execution, _ = await run(SEARCH, ANSWER)
     assert execution.outcome == "reported"
-    assert execution.report == Report("Mann", ("Mann made Heat.",))
+    sentences = ("Heat is a film by Michael <b>Mann</b>.", "Mann made Heat.")
+    assert execution.report == Report("Mann", sentences)
     quoted, _ = await run(SEARCH, "<answer>Heat</answer>")
-    assert quoted.report.evidence == ("Heat is a film by Michael <b>Mann</b>.", "Mann made Heat.")
+    assert quoted.report.evidence == sentences
     unfounded, _ = await run(SEARCH, "<answer>Pacino</answer>")
     assert unfounded.report == Report("Pacino", ())
 
