@@ -307,7 +307,7 @@ def compared(
     shown: Mapping[str, bytes],
 ) -> Accounts:
     """`seen`: request ids by deployment, as the ledger names it. By those, `counted` and `shown` to upstreams."""
-    came, whole = Counter(chain.from_iterable(seen.values())), (*WHOLE, "refused", "protocol_error")
+    came, whole = Counter(chain.from_iterable(seen.values())), (*WHOLE, "refused", "content_refused", "protocol_error")
     rows = {f"{row.run_id}-{row.number}": row for row in connection.execute(select(CALLS))}
     runs = {run.id: run for run in map(run_of, connection.execute(select(RUNS).order_by(RUNS.c.started_at)))}
     again = [pair for run in runs.values() for pair in _made_again(run, runs, shown)]

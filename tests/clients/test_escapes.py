@@ -207,3 +207,10 @@ def test_time_grows_with_the_text(text: str) -> None:
         return best
 
     assert taken(text * 16) < 80 * taken(text)
+
+
+def test_a_csv_file_does_nothing_to_a_terminal() -> None:
+    """Whoever prints it sees what stands there."""
+    assert csv_text([["\x1b]8;;http://evil\x07click", "a\u202eb", "tab\tand\nline"]]) == (
+        '\\u001b]8;;http://evil\\u0007click,a\\u202eb,"tab\tand\nline"\r\n'
+    )

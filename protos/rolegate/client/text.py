@@ -77,8 +77,8 @@ def _is_formula(text: str) -> bool:
 
 
 def csv_text(rows: Iterable[Sequence[object]], delimiter: str = ",") -> str:
-    """Return the rows as CSV (RFC 4180) without formulas."""
+    """Return the rows as CSV (RFC 4180) without formulas and without characters that terminals obey."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, delimiter=delimiter)
-    writer.writerows([inert(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    writer.writerows([inert(visible(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return file.getvalue()
