@@ -139,6 +139,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "fields: cut": "A result whose evidence had no room in a message says so.",
         "commands: index build --verbose": "It names the files of kinds that are not read.",
         "json: passed_over_files": "The files of kinds that are not read.",
+        "json: cut": "A result whose evidence had no room in a message says so.",
         "json: files_not_read": "The number of files that are not read, by suffix.",
         "json: read_in_part": "The files that are read but for some parts.",
         "json: index": "What the index lacks of the files at its places.",
