@@ -35,6 +35,8 @@ _REPORTING_SHARE = 0.05
 """How much of an execution's time is kept, so that one that takes too long can say so."""
 _FOLDING_SHARE = 0.1
 """How much of a table's time is kept, to make it of the reports that there are."""
+_SHORT = 4_000
+"""Characters of passages that are read in less time than a thread takes to start."""
 OUT_OF_SCOPE = (
     "not in the demo world: the demo's models know a small fictional world only, and nothing of {words}. "
     "To ask about other things, name real models in a config (docs/documents.md says how) and give it to --config."
@@ -112,8 +114,11 @@ class Gateway:
             if self._vocabulary and (outside := self._vocabulary.outside(question)):
                 draft.result = Trajectory(_out_of_scope(outside), "out_of_scope", topology=topology)
             else:
-                found = await chosen.loop.run(question, run.context)
-                supported = await asyncio.to_thread(is_supported, question, found)
+                draft.result = found = await chosen.loop.run(question, run.context)
+                if _read_chars(found) <= _SHORT:
+                    supported = is_supported(question, found)
+                else:
+                    supported = await asyncio.to_thread(is_supported, question, found)
                 draft.result = found = msgspec.structs.replace(found, unsupported=not supported)
                 if error := _in_the_way(found, run.context):
                     draft.result = msgspec.structs.replace(found, answer="")
@@ -254,3 +259,9 @@ def _nothing_but(found: TableRun, context: RunContext) -> UpstreamError | None:
 
 def _out_of_scope(outside: Sequence[str]) -> str:
     return OUT_OF_SCOPE.format(words=", ".join(f'"{word}"' for word in outside[:5]))
+
+
+def _read_chars(found: Trajectory) -> int:
+    """Return how many characters of passages a run's executors were shown."""
+    searches = [search for execution in found.executions for search in execution.every_search]
+    return sum(len(passage.text) for search in searches for passage in search.shown)
