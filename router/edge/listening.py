@@ -100,7 +100,7 @@ def is_named(header: str, names: Collection[str]) -> bool:
 
 
 async def wait_for_port(address: str) -> None:
-    """Wait some seconds while another process has the port, as a gateway has that is about to be replaced."""
+    """Wait a few seconds while another process, such as the gateway that this one replaces, holds the port."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     for _ in range(_BUSY_TRIES):
@@ -108,9 +108,11 @@ async def wait_for_port(address: str) -> None:
         try:
             socket.create_server((host, int(port)), family=family).close()
             return
-        except (OSError, OverflowError) as error:
-            if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
-                return  # the server says what is wrong with the address
+        except (ValueError, OverflowError):
+            return  # the server says what is wrong with the address
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return  # as above
         _log.warning("serve.port_busy", address=address, again_in_s=_BUSY_PAUSE_S)
         await asyncio.sleep(_BUSY_PAUSE_S)
 

@@ -31,9 +31,9 @@ _ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3,
 _STOPPED = "SET LOCAL idle_in_transaction_session_timeout = 2000"
 _WAIT_S = 10.0
 _OWNER_ALONE = 0o600
+"""The mode of files that hold questions and answers."""
 COPY = "copy"
 """Name, among the logs of a copied database, of the place that its log had when it was copied."""
-"""The mode of files that hold questions and answers."""
 _ON_DISK, _NOTED = "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL"
 _SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
 
