@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import wraps
-from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast
 
 import grpc
 
@@ -60,8 +60,10 @@ def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[AsyncClien
 
     @wraps(make)
     async def method(client: "AsyncClient", /, *args: P.args, **options: P.kwargs) -> Result:
-        result: Any = await client._call(make(*args, **options))
-        return await client.whole(result.message) if isinstance(result, Table) else result
+        result = await client._call(make(*args, **options))
+        if not isinstance(result, Table):
+            return result
+        return cast("Result", await client.whole(result.message))
 
     return method
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast
 
 from rolegate.client import calls
 from rolegate.client.calls import Call, Stubs
@@ -48,8 +48,10 @@ def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[Client, P]
 
     @wraps(make)
     def method(client: "Client", /, *args: P.args, **options: P.kwargs) -> Result:
-        result: Any = client._call(make(*args, **options))
-        return client.whole(result.message) if isinstance(result, Table) else result
+        result = client._call(make(*args, **options))
+        if not isinstance(result, Table):
+            return result
+        return cast("Result", client.whole(result.message))
 
     return method
 

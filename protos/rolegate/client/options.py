@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import wraps
-from typing import ParamSpec, TypeVar, Unpack, get_args, get_origin
+from typing import ParamSpec, TypeVar, Unpack, get_args
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -13,7 +13,7 @@ def checked(call: Callable[P, Result]) -> Callable[P, Result]:
     """Raise `TypeError` for a keyword that is no parameter and not in the unpacked `TypedDict`, with the nearest."""
     known = set(call.__annotations__)
     for parameter, kind in call.__annotations__.items():
-        if get_origin(kind) is Unpack:
+        if getattr(kind, "__origin__", None) is Unpack:
             known ^= {parameter, *get_args(kind)[0].__annotations__}
 
     @wraps(call)
