@@ -5,7 +5,7 @@ import socket
 import ssl
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from functools import cached_property
@@ -19,8 +19,8 @@ from yarl import URL
 IDLE_S = 4.0
 """vLLM's server closes connections after 5 idle seconds; a call that is sent at that moment is lost."""
 _CONNECT_S, _NEXT_ADDRESS_S = 5.0, 0.25
-_MOST_HEAD, _INFLATED = 64 << 10, 64 << 10
-"""Bytes that may come without any of a body, and those of one that are inflated at a time."""
+_MOST_HEAD, _STEP = 64 << 10, 16 << 10
+"""Bytes that may come without any of a body, and bytes of a reply that are read in one turn of the event loop."""
 _DEFLATED = 32 + zlib.MAX_WBITS
 """Either of zlib's formats."""
 _MOST_HELD, _MUCH, _END = 32, 2 << 10, b"\r\n\r\n"
@@ -183,6 +183,9 @@ class _Connection(asyncio.Protocol):
         """None where nobody wants what comes."""
         self._patient = False
         self._held: list[bytes] = []
+        self._deflated = b""
+        """Received bytes of a compressed body that are still to be inflated."""
+        self._goes_on = False
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
 
@@ -205,6 +208,8 @@ class _Connection(asyncio.Protocol):
     def close(self) -> None:
         """Leave at once, upon which the engine drops what it was asked."""
         self.kept.pop(self, None)
+        self._held.clear()
+        self._deflated = b""
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -213,7 +218,9 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.kept.pop(self, None)
         self._parse()
-        if self._reader:
+        if self._goes_on:
+            asyncio.get_running_loop().call_soon(self.connection_lost, error)
+        elif self._reader:
             by_close = self._status and not self._chunked and "content-length" not in self._headers
             said = f"the connection was closed before the end of the reply: {error or 'EOF'}"
             self._end(None if by_close and error is None else TransportError(said))
@@ -226,34 +233,54 @@ class _Connection(asyncio.Protocol):
             self._parse()
 
     def _parse(self) -> None:
-        """Hand on what has come."""
-        if not self._held:
+        """Hand on the next `_STEP` bytes of what has come; later turns of the loop go on with the rest."""
+        if not (self._held or self._deflated):
             return
-        if self.free:  # nobody has asked for anything
-            self._held.clear()
+        if self.free and not self._deflated:  # nobody has asked for anything
             self.close()
             return
-        data, broken = b"".join(self._held), None
-        self._held.clear()
-        self._bare += len(data)
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            broken = httptools.HttpParserError(f"no HTTP reply: {error}")
-        if self._reader and (self._pieces or not self._begun):
+        broken = None if self._deflated else self._feed()
+        if self._reader and (self._pieces or self._deflated or not self._begun):
             try:
                 self._run(self._pass_on, self._reader)
             except Exception as error:
                 self._end(error)
                 self.close()
         self._pieces.clear()
-        if self.free:
+        if self._reader is None:
+            self._deflated = b""
+        whole = self.free and not self._deflated
+        if whole:
             self._end()
         elif self._bare > _MOST_HEAD:
             broken = httptools.HttpParserError(f"more than {_MOST_HEAD >> 10} KiB of headers")
-        if broken or (self.free and not self._keeps):
+        if broken or (whole and not self._keeps):
             self._end(broken)
             self.close()
+        if (self._held or self._deflated) and not self._goes_on:
+            self._goes_on = True
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self._parse()
+        if not (self._goes_on or self.transport.is_closing()):
+            self.transport.resume_reading()
+
+    def _feed(self) -> Exception | None:
+        """Feed the parser the next bytes, and return what is wrong with them."""
+        data = b"".join(self._held)
+        self._held.clear()
+        if len(data) > _STEP:
+            self._held.append(data[_STEP:])
+            data = data[:_STEP]
+        self._bare += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            return httptools.HttpParserError(f"no HTTP reply: {error}")
+        return None
 
     def _pass_on(self, reader: Reader) -> None:
         if self._status and not self._begun:
@@ -264,13 +291,21 @@ class _Connection(asyncio.Protocol):
             if self._inflates is None and coding != "identity":
                 raise httptools.HttpParserError(f"a body in the encoding {coding!r}")
             reader.begun(self._status, self._headers)
-        if self._pieces:
-            self._bare, data = 0, b"".join(self._pieces)
-            for piece in _inflated(self._inflates, data) if self._inflates else (data,):
-                if reader.received(piece):
-                    self._end()
-                    return
-            self._patient = self._chunked and reader.patient
+        data = self._deflated + b"".join(self._pieces)
+        if not data:
+            return
+        self._bare = 0
+        if self._inflates:
+            try:
+                piece = self._inflates.decompress(data, _STEP)
+            except zlib.error as error:
+                raise httptools.HttpParserError(f"no body of its encoding: {error}") from error
+            self._deflated = self._inflates.unconsumed_tail
+            data = piece
+        if reader.received(data):
+            self._end()
+            return
+        self._patient = self._chunked and reader.patient
 
     def _end(self, error: Exception | None = None) -> None:
         if self._reader and not self._ended.done():
@@ -296,12 +331,3 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.free, self._keeps = self._status > 0, self._parser.should_keep_alive()
-
-
-def _inflated(inflates: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
-    try:
-        while data:
-            yield inflates.decompress(data, _INFLATED)
-            data = inflates.unconsumed_tail
-    except zlib.error as error:
-        raise httptools.HttpParserError(f"no body of its encoding: {error}") from error

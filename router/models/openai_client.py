@@ -276,7 +276,9 @@ class _Reply:
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
         """See `Reader`."""
-        self.status, self.headers = status, headers
+        self.status = 200 if status == 201 else status  # some servers answer each POST so
+        self.headers = headers
+        status = self.status
         self._most = _MOST_BYTES if status == 200 else _MOST_SAID
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if status == 200 and kind == "text/event-stream":
@@ -300,10 +302,14 @@ class _Reply:
     def finish(self) -> None:
         """Take what is left once all has come: a reply as a whole, or the last event of a stream."""
         if self.events is None and not _EVENTS.match(self.body):
-            for reply in self._decoded(self.body):
+            replies = self._decoded(self.body)
+            for reply in replies:
                 if reply.choice is None or (reply.choice.said == MessageReply() and not reply.choice.finish_reason):
                     raise self._upstream.protocol_error(f"a reply without an output: {bytes(self.body[:100])!r}")
-                self.streamed.take_whole(reply)
+                if len(replies) == 1 and not reply.choice.delta:
+                    self.streamed.take_whole(reply)
+                else:  # chunks, one in a line
+                    self.streamed.take(reply)
             return
         events = self.events or EventReader()
         with suppress(_Left):
@@ -336,7 +342,7 @@ class _Reply:
             raise self._upstream.protocol_error(f"{error} in {bytes(body[:100])!r}") from error
         for reply in replies:
             ends = not reply.choices or reply.choices[0].finish_reason
-            if (reply.error or ends) and (said := reply.failure):
+            if (reply.error or reply.errors or ends) and (said := reply.failure):
                 failure = self._upstream.from_report(said.code, said.said, said.type)
                 if isinstance(failure, UpstreamUnavailable):
                     failure.unspent &= not self.streamed.begun

@@ -82,7 +82,7 @@ class CallReply(msgspec.Struct, frozen=True, gc=False):
 class MessageReply(msgspec.Struct, frozen=True, gc=False):
     """A message, or a chunk's piece of one."""
 
-    content: str | list[Any] | None = None
+    content: str | list[Any] | dict[str, Any] | None = None
     """Text, or its parts."""
     reasoning: str | None = None
     """vLLM's name."""
@@ -116,6 +116,10 @@ CALL_BEGIN, CALL_END = '<call tool="', "</call>"
 _CALL = re.compile(r'<call tool="([^"<>]*)">([^<]*)</call>')
 
 
+_MOST_CALLS = 128
+"""Calls of one turn that are kept; only the first is ever made."""
+
+
 class _Call:
     """A tool call, as far as it has come."""
 
@@ -146,6 +150,8 @@ class Calls:
             self._add(piece)
 
     def _add(self, piece: CallReply) -> None:
+        if len(self._calls) == _MOST_CALLS:
+            return
         function = piece.function or FunctionReply()
         name, arguments = function.name or "", function.arguments or ""
         if not isinstance(arguments, str):
@@ -172,17 +178,21 @@ _decode_from = json.JSONDecoder().raw_decode
 _NEXT = re.compile(r"\s*(?=\S)")
 _LONGEST_ARGUMENTS = 50_000
 """Characters; no turn of a model is read as far."""
+_MOST_VALUES = 4_096
 
 
 def _json_values(text: str) -> list[tuple[int, Any]]:
-    """The values of JSON that follow each other, each with its start; UNSET for a rest that is none."""
+    """The values of JSON that follow each other, each with its start; UNSET for a rest that is none, or comes
+    after `_MOST_VALUES`.
+    """
     values: list[tuple[int, Any]] = []
     end = 0
     while begun := _NEXT.match(text, end):
         value: Any = msgspec.UNSET
         end = len(text)
-        with suppress(ValueError, RecursionError):
-            value, end = _decode_from(text, begun.end())
+        if len(values) < _MOST_VALUES:
+            with suppress(ValueError, RecursionError):
+                value, end = _decode_from(text, begun.end())
         values.append((begun.end(), value))
     return values
 
@@ -285,12 +295,35 @@ class ErrorReply(msgspec.Struct, frozen=True, gc=False):
         return f"{said} (parameter {self.param})" if self.param else said
 
 
+_DEEPEST_FAILURE = 4
+
+
+def _reported(raw: Any) -> ErrorReply | None:
+    """Return the failure that a server reports: an object, maybe within others or in a list, words, or a status."""
+    for _ in range(_DEEPEST_FAILURE):
+        if isinstance(raw, list):
+            raw = raw[0] if raw else None
+        inner = raw.get("error") if isinstance(raw, dict) else None
+        raw = inner or raw
+    if not raw:
+        return None
+    if isinstance(raw, str):
+        return ErrorReply(type=raw)
+    if isinstance(raw, int):
+        return ErrorReply(code=raw)
+    failure: ErrorReply | None = readable(ErrorReply, raw)
+    return None if failure == ErrorReply() else failure
+
+
 class ChatReply(msgspec.Struct, frozen=True, gc=False):
     """A whole reply or one chunk of a stream; or an error, which some servers send with status 200."""
 
     choices: tuple[Choice, ...] | None = None
     usage: Any = None
-    error: ErrorReply | str | None = None
+    error: Any = None
+    errors: Any = None
+    detail: Any = None
+    """FastAPI's words about a failure."""
     message: str | None = None
     """An older vLLM's words about its failure, next to their type and code."""
     type: str | None = None
@@ -299,10 +332,9 @@ class ChatReply(msgspec.Struct, frozen=True, gc=False):
     @property
     def failure(self) -> ErrorReply | None:
         """The failure that it reports; None where it reports none."""
-        if isinstance(self.error, str):
-            return ErrorReply(type=self.error)
-        if self.error and self.error != ErrorReply():
-            return self.error
+        reported = _reported(self.error or self.errors or (None if self.choices else self.detail))
+        if reported:
+            return reported
         reason = self.choice.finish_reason if self.choice else None
         if isinstance(reason, str) and reason.lower() in _BROKEN:
             return ErrorReply(f"the engine gave the output up: {reason}", "server_error")
@@ -448,6 +480,8 @@ class EventReader:
 
     def __init__(self) -> None:
         self._line, self._data = bytearray(), bytearray()
+        self._returned = False
+        """Whether the last byte was a carriage return, which ends a line with or without a line feed behind it."""
 
     def feed(self, received: bytes) -> list[bytes]:
         """The data of the events that `received` completes. Raises `EventTooLong`."""
@@ -456,7 +490,11 @@ class EventReader:
             if received.count(b"\n") == 2 * len(events) and b"\r" not in received and b"" not in events:
                 return events  # whole events of one line each, as nearly always
         events = []
-        first, *others = received.split(b"\n")
+        if received:
+            begins = 1 if self._returned and received.startswith(b"\n") else 0
+            self._returned = received.endswith(b"\r")
+            received = received[begins:]
+        first, *others = received.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._line += first
         for following in others:
             if event := self._end_line():
@@ -468,7 +506,7 @@ class EventReader:
 
     def _end_line(self) -> bytes:
         """Take one line; the event's data where the line is blank and so ends it."""
-        line = self._line.removesuffix(b"\r")
+        line = self._line
         if not line:
             event, self._data = bytes(self._data[:-1]), bytearray()
             return event

@@ -30,12 +30,6 @@ _IN_WORDS = re.compile(
 )
 """The same, with words that close a thought which words have begun."""
 _WORDS = re.compile(
-    rf"[<◁\[ah](?=[\s|/]{{0,8}}\w)(?:(?<=[<◁])(?:{_AFTER_ANGLE})|{_BRACKETS}"
-    r"|(?P<closed>(?<=a)ssistantfinal|(?<=h)ere(?:'s| is) my response:|(?<=\[)BEGIN FINAL RESPONSE\]))",
-    re.IGNORECASE,
-)
-"""The same, with words that end a thought which words have begun."""
-_WORDS = re.compile(
     r"(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
     r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:))"
 )
@@ -50,6 +44,8 @@ _ALL_WORDS = (
 _PART = re.compile(r"(?:[<◁][^<>◁▷]{0,109}|\[/?[A-Z ]{0,20})\Z", re.IGNORECASE)
 """The beginning of a mark."""
 _LONGEST, _LONGEST_IN_WORDS, _LINE = 110, 32, 200
+_MOST_MARKS = 256
+"""Marks of one output that are looked at; no model writes as many."""
 _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
 """In the head of a message."""
 _MENTION = re.compile(r"[^\s>][ \t]+\Z")
@@ -65,6 +61,7 @@ class Thoughts:
         """True once all that came as text before turns out to be reasoning; the caller takes note and resets it."""
         self.opened = opened
         self._begins = True
+        self._marks = 0
         self._plain = False
         self._depth = 0
         self._unsure: list[str] | None = None
@@ -106,6 +103,9 @@ class Thoughts:
         position = 0
         hold: int | None = None
         for mark in self._mark.finditer(window):
+            self._marks += 1
+            if self._marks > _MOST_MARKS:
+                break
             self._put(window[position : mark.start()])
             position = mark.start()
             if not self._depth and self._shown and self._shown[-1][-1] in _BEFORE:

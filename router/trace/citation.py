@@ -44,6 +44,8 @@ _CITED_SHARE = 0.75
 """Executors copy or closely reword; a point with fewer of its terms in a passage does not rest on it."""
 _MOST_CHARS, MOST_CITED = 300, 8
 """The size of a quote, and the number of passages that are cited for one thing."""
+_MOST_SENTENCES, _MOST_OF_ALL = 64, 256
+"""Sentences of one point, and of all points together, that are looked for in the passages."""
 _CACHED_CHARS, _FIXED_CHARS = 1_000_000, 500
 """The size of the cache of readings, and what each counts besides its text."""
 
@@ -107,12 +109,18 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
 
     For each sentence of a point, they are one of each passage that has the most of its terms, if that is most of them.
     Such a sentence holds all of its names and numbers, with the passage's title, or with the sentence before where it
-    goes on from that: one row of a table does not support what mixes two.
+    goes on from that: one row of a table does not support what mixes two. A point of more than `_MOST_SENTENCES`
+    sentences has no citation, nor has what comes after `_MOST_OF_ALL` of them, as each is held against each passage.
     """
     shown = list(_different(passages))
     found = list[list[Citation]]()
+    looked_for = 0
     for point in points:
-        parts = [_cited(sentence, shown) for sentence in sentences(point)]
+        parts: list[list[Citation]] = []
+        stated = sentences(point)
+        looked_for += len(stated)
+        if len(stated) <= _MOST_SENTENCES and looked_for <= _MOST_OF_ALL:
+            parts = [_cited(sentence, shown) for sentence in stated]
         found.append(list(dict.fromkeys(chain(*parts))) if all(parts) else [])
     return found
 

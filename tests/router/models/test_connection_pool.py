@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import ssl
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -179,6 +180,35 @@ async def test_broken_replies(
     assert server.connections == 2
 
 
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+async def test_much_that_comes_at_once_is_read_in_steps(pool: ConnectionPool, coding: str) -> None:
+    """Other tasks have a turn between any two, whether the reply is long or becomes long."""
+    text = b"data:{}\n\n" * 100_000
+    body = gzip.compress(text) if coding == "gzip" else text
+    head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (coding.encode(), len(body))
+    turns = 0
+    seen: list[tuple[int, int]] = []
+
+    class Counting(Kept):
+        def received(self, data: bytes) -> bool:
+            seen.append((turns, len(data)))
+            return super().received(data)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    async with raw((head, body), (head, body, None)) as server:
+        for _ in range(2):
+            assert (await post(pool, server, Counting())).body == text
+    counting.cancel()
+    assert max(Counter(turn for turn, _ in seen).values()) <= 2
+    assert max(length for _, length in seen) <= 16 << 10
+
+
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_inflated(pool: ConnectionPool, coding: str) -> None:
     """A body that is compressed is inflated piece by piece."""
@@ -187,7 +217,7 @@ async def test_inflated(pool: ConnectionPool, coding: str) -> None:
     head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (coding.encode(), len(body))
     async with raw((head, body)) as server:
         got = await post(pool, server, Kept())
-    assert (got.body == text, got.pieces) == (True, 16)
+    assert (got.body == text, got.pieces) == (True, 64)
 
 
 @pytest.mark.parametrize("last", [b"Connection: close\r\nContent-Length: 2\r\n\r\nhi", b"\r\nhi"])

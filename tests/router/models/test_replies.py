@@ -50,6 +50,7 @@ PARTS = [
 MESSAGE = {"role": "assistant", "content": "ab"}
 WHOLE: dict[str, dict[str, Any]] = {
     "content in parts": {"choices": [choice({"content": PARTS})]},
+    "content in one part": {"choices": [choice({"content": {"type": "text", "text": "ab"}})]},
     "tool calls null": {"choices": [choice({**MESSAGE, "tool_calls": [None]})]},
     "tool calls no list": {"choices": [choice({**MESSAGE, "tool_calls": {}})]},
     "a function null": {"choices": [choice({**MESSAGE, "tool_calls": [7, "x"], "function_call": None})]},
@@ -133,6 +134,38 @@ async def test_streams(model: OpenAIHTTP, openai_server: OpenAIServer, body: byt
     assert outputs == [Completion("ab", "stop")] * 3
 
 
+CHUNKS = [A, piece({"content": "b"}), END]
+LINES = b"\n".join(chunk.removeprefix(b"data: ").strip() for chunk in CHUNKS)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
+async def test_chunks_in_lines(model: OpenAIHTTP, openai_server: OpenAIServer, kind: str) -> None:
+    """Chunks that stand in lines are a stream: what is cut before its last chunk is no whole output."""
+    openai_server.plays(replies(LINES, kind))
+    assert (await model.complete(PROMPT)).text == "ab"
+    for lines in (1, 2):
+        openai_server.plays(replies(b"\n".join(LINES.split(b"\n")[:lines]), kind))
+        with pytest.raises(UpstreamUnavailable, match="cut before its end"):
+            await model.complete(PROMPT)
+
+
+async def test_status_201(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """Some servers answer every POST with it."""
+    openai_server.plays(replies(json.dumps(WHOLE["any id"]).encode(), status=201))
+    assert (await model.complete(PROMPT)).text == "ab"
+
+
+@pytest.mark.parametrize("most", [4_000, 5_000])
+async def test_values_in_one_event(model: OpenAIHTTP, openai_server: OpenAIServer, most: int) -> None:
+    """A few thousand are read; an event of more is refused, as each costs a step."""
+    openai_server.plays(streams(b"data: " + b"{} " * most + b"\n\n", A, B, END, DONE))
+    if most > 4_096:
+        with pytest.raises(UpstreamError):
+            await streamed(model, PROMPT)
+    else:
+        assert (await streamed(model, PROMPT)).text == "ab"
+
+
 @pytest.fixture
 async def hosted(openai_server: OpenAIServer) -> AsyncIterator[LiteLLMModel]:
     yield LiteLLMModel(f"openai/{MODEL}", api_key="sk-secret", api_base=openai_server.base_url)
@@ -196,6 +229,13 @@ REPORTS: list[tuple[dict[str, Any], type[UpstreamError]]] = [
     ({"error": {"message": "no", "code": "context_length_exceeded"}}, ContextTooLong),
     ({"error": {"message": "no", "code": "content_filter"}}, ContentRefused),
     ({"object": "error", "message": "no", "type": "BadRequestError", "code": 400}, UpstreamRefused),
+    ({"error": 429}, UpstreamUnavailable),
+    ({"error": 401}, UpstreamRefused),
+    ({"error": [{"message": "no", "code": 404}]}, UpstreamRefused),
+    ({"error": {"error": {"message": "no", "type": "permission_error"}}}, UpstreamRefused),
+    ({"errors": [{"message": "no", "code": "invalid_api_key"}]}, UpstreamRefused),
+    ({"detail": "Not Found"}, UpstreamRefused),
+    ({"detail": [{"msg": "overloaded", "type": "overloaded_error"}]}, UpstreamUnavailable),
 ]
 
 
@@ -212,7 +252,7 @@ async def test_reports(
         caught.append(error.value)
     assert {type(error) for error in caught} == {kind}
     if isinstance(caught[0], UpstreamUnavailable):
-        throttled = "rate" in str(report) or "many" in str(report)
+        throttled = any(word in str(report) for word in ("rate", "many", "429"))
         assert caught[0].throttled == throttled
     assert not getattr(caught[1], "unspent", False)
 

@@ -37,7 +37,12 @@ def test_any_chunking(cuts: list[int]) -> None:
     assert [event for piece in split(BODY, cuts) for event in reader.feed(piece)] == EVENTS
 
 
-@given(st.lists(st.sampled_from([b"data:a", b"\r\n", b"\n", b":c", b"x"]), max_size=12), CUTS)
+def test_lines_that_end_with_a_carriage_return() -> None:
+    """The standard has it as a line's end, as it has CR LF and LF."""
+    assert EventReader().feed(b"data: a\rdata: b\r\rdata: c\r\r") == [b"a\nb", b"c"]
+
+
+@given(st.lists(st.sampled_from([b"data:a", b"\r\n", b"\n", b"\r", b":c", b"x"]), max_size=12), CUTS)
 def test_line_ends(tokens: list[bytes], cuts: list[int]) -> None:
     """Any bytes in any pieces give what the same bytes give in one; a CR LF that is split ends one line."""
     body = b"".join(tokens)

@@ -102,6 +102,12 @@ async def test_no_thought_is_text(pool: ConnectionPool, openai_server: OpenAISer
     assert told.text.removeprefix("I look.").strip() == SEARCH
 
 
+def test_marks_beyond_those_that_are_looked_at() -> None:
+    """No output has more than 256; what comes after them is text as it stands."""
+    form = "<think>x</think>a"
+    assert Thoughts().feed(form * 200) == ("a" * 127 + "a" + form * 72, "x" * 128)
+
+
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 def test_any_pieces(form: str) -> None:
     """One character after the other, or split anywhere."""

@@ -197,3 +197,13 @@ def test_folded_text_has_a_bound(piece: str) -> None:
     for work in (fold, lambda text: Reading(text).places(sought(text[:300])), cited):
         short = max(min(seconds(work, len(text) // 10) for _ in range(3)), 0.0005)
         assert min(seconds(work, len(text)) for _ in range(2)) <= 50 * short
+
+
+def test_points_of_very_many_sentences() -> None:
+    """They have no citation, as each sentence is held against each passage; nor has what comes after very many."""
+    passage = Passage("1", "?", "Ana Ruiz was born in 1911.")
+    point = "Ana Ruiz was born in 1911. "
+    many, few, *_ = cite([point * 100, point * 60, *[point * 60] * 4], [passage])
+    assert not many
+    assert few
+    assert [bool(cited) for cited in cite([point * 60] * 5, [passage])] == [True] * 4 + [False]
