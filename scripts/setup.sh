@@ -11,13 +11,13 @@ cd "$(dirname "$0")/.."
 
 python=
 for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11; do
-    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(not (3, 11, 4) <= sys.version_info < (3, 14))' 2>/dev/null; then
         python=$candidate
         break
     fi
 done
 if [ -z "$python" ]; then
-    echo "rolegate needs Python 3.11, 3.12 or 3.13, and found $(python3 --version 2>&1 || echo none)." >&2
+    echo "rolegate needs Python 3.11.4 or later, up to 3.13, and found $(python3 --version 2>&1 || echo none)." >&2
     echo "Install one of them, or name it: make PYTHON=/path/to/python" >&2
     exit 1
 fi

@@ -1,7 +1,7 @@
 """The executor: searches for one sub-query and reports (TBSS 3.1)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -135,15 +135,18 @@ class Executor:
         role, report = agent.role, NO_EVIDENCE
         if work.report is not None:
             outcome = "escalated" if work.report.escalate_to else "reported"
-            report = await in_worker(self._finished, work.report, work, agent)
+            report = work.report
+            if agent.form.raw:
+                report = await in_worker(_cited, report, tuple(work.searches))
+            report = report.within(agent.limits.report_chars)
         elif outcome == "no_report" and not work.searches:  # one that searches, and then tells nothing, found nothing
             context.failures[index] = role.malformed()
         version = role.executor_version or ""
         return Execution(sub_query, report, outcome, tuple(work.searches), work.conversation, version)
 
-    def _finished(self, report: Report, work: ContextWindow, agent: Agent) -> Report:
-        if agent.form.raw:
-            shown = (passage for search in work.searches for passage in search.shown)
-            points = dict.fromkeys(citation.quote for citation in cite_answer(report.answer, shown))
-            report = Report(report.answer, tuple(points)[:MOST_POINTS])
-        return report.within(agent.limits.report_chars)
+
+def _cited(report: Report, searches: Iterable[SearchRecord]) -> Report:
+    """Return a report without tags with the sentences that it rests on as evidence."""
+    shown = (passage for search in searches for passage in search.shown)
+    points = dict.fromkeys(citation.quote for citation in cite_answer(report.answer, shown))
+    return Report(report.answer, tuple(points)[:MOST_POINTS])
