@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 _HERE = Path(__file__).resolve()
 _ROOT = Path.cwd() if __name__ == "__main__" else _HERE.parents[1]
 _EVERY_S, _TICK_S = 0.003, 0.001
-_PATIENCE_S, _ENDING_S = 60, 30
+_PATIENCE_S, _ENDING_S = float(os.environ.get("STALL_PATIENCE_S", "60")), 30
 _REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

@@ -19,7 +19,7 @@ _TEXTS = frozenset({"question", "sub_query", "content", "queries", "stop", "comm
 class Limits:
     """Of gRPC and of HTTP."""
 
-    message_bytes: int = 4 << 20
+    message_bytes: int = 3 << 19
     """Of a gRPC request."""
     streams: int = 1000
     """Calls under way on one gRPC connection."""
