@@ -13,10 +13,19 @@ from serving.files import private_files
 from serving.terminal import complain
 
 BENCHMARKS = {
-    "mini": ("mini", "a held-out mini world through real vLLM and retrieval: exact match, and which role loses what"),
+    "mini": (
+        "mini",
+        (
+            "a held-out mini world through real vLLM and retrieval: exact match, and which "
+            "role loses what"
+        ),
+    ),
     "retrieval": (
         "retrieval",
-        "how much of the gold evidence dense, lexical and fused retrieval find, and searches under load",
+        (
+            "how much of the gold evidence dense, lexical and fused retrieval find, and "
+            "searches under load"
+        ),
     ),
     "datasets": (
         "datasets.command",
@@ -28,20 +37,38 @@ BENCHMARKS = {
     ),
     "report": (
         "study.report",
-        "the paper's tables and figures from a sweep, with what answers cost and which role loses them",
+        (
+            "the paper's tables and figures from a sweep, with what answers cost and which "
+            "role loses them"
+        ),
     ),
-    "cost": ("study.cost", "what logged traffic cost, by role, and what it would have cost with other models"),
-    "mini-study": ("study.mini_study", "the paper's study in miniature: models of three sizes in every role"),
-    "executors": ("study.executors", "the naive, the distilled and the teaching executor on held-out mini worlds"),
+    "cost": (
+        "study.cost",
+        "what logged traffic cost, by role, and what it would have cost with other models",
+    ),
+    "mini-study": (
+        "study.mini_study",
+        "the paper's study in miniature: models of three sizes in every role",
+    ),
+    "executors": (
+        "study.executors",
+        "the naive, the distilled and the teaching executor on held-out mini worlds",
+    ),
     "widesearch": (
         "widesearch.command",
-        "tables that answer WideSearch's tasks, or any in their form, by its own rules and by stricter ones",
+        (
+            "tables that answer WideSearch's tasks, or any in their form, by its own rules "
+            "and by stricter ones"
+        ),
     ),
     "filtering": (
         "filtering",
         "what an executor learns with the filter, without it, and from gold; precision and recall",
     ),
-    "loop": ("loop", "from logged traffic to a better executor in service, and a degraded one out of it"),
+    "loop": (
+        "loop",
+        "from logged traffic to a better executor in service, and a degraded one out of it",
+    ),
     "overhead": (
         "overhead",
         "what the gateway itself costs in CPU, time and memory, beside bare means and LiteLLM",
@@ -52,7 +79,10 @@ BENCHMARKS = {
     ),
     "reliability": (
         "reliability.command",
-        "whether anything is lost, late or booked wrongly while upstreams fail and the gateway is killed",
+        (
+            "whether anything is lost, late or booked wrongly while upstreams fail and the "
+            "gateway is killed"
+        ),
     ),
 }
 

@@ -1,11 +1,13 @@
-"""Time that it saves to begin a sub-query once its closing quote is written, and not once its block is: wall time of a
-question with one block, through two gateways, with and without early dispatch, in front of the same paced models. Both
-are asked the same at the same time, so that what else the machine does hits both.
+"""Time that it saves to begin a sub-query once its closing quote is written, and not once its block
+is: wall time of a question with one block, through two gateways, with and without early dispatch,
+in front of the same paced models. Both are asked the same at the same time, so that what else the
+machine does hits both.
 
-Sub-queries have some 25 tokens. The delegator writes and then stops; executors search once or twice and report; the
-answerer writes one sentence. With early dispatch the first sub-queries are done sooner; the last one begins no earlier,
-but finds the engine free. So the gain depends on where executors work: those of one question either have an engine that
-writes at full speed for two of them (`shared`), as a small or busy one does, or one each (`alone`).
+Sub-queries have some 25 tokens. The delegator writes and then stops; executors search once or twice
+and report; the answerer writes one sentence. With early dispatch the first sub-queries are done
+sooner; the last one begins no earlier, but finds the engine free. So the gain depends on where
+executors work: those of one question either have an engine that writes at full speed for two of
+them (`shared`), as a small or busy one does, or one each (`alone`).
 """
 
 import asyncio
@@ -39,7 +41,8 @@ _ROLES = {role: {"max_tokens": 4096} for role in MODELS}
 _TOLD = re.compile(r"(\w+)=([\w.]+)")
 _QUERY = "<search>what is to be known of this in the passages that there are</search>"
 _REPORT = (
-    "<answer>what the passage says of it</answer>\n<evidence>Heat is a film by Michael Mann, who was born in Chicago "
+    "<answer>what the passage says of it</answer>\n<evidence>Heat is a film by Michael "
+    "Mann, who was born in Chicago "
     "in 1943, and this is the point that the answer rests on.</evidence>"
 )
 
@@ -49,7 +52,11 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
     questions: Annotated[int, Meta(ge=1, description="of each setting")] = 6
     blocks: Annotated[tuple[int, ...], Meta(description="sub-queries")] = (1, 2, 4, 8)
-    speeds: Annotated[tuple[float, ...], Meta(description="the delegator's tokens a second")] = (25.0, 50.0, 100.0)
+    speeds: Annotated[tuple[float, ...], Meta(description="the delegator's tokens a second")] = (
+        25.0,
+        50.0,
+        100.0,
+    )
     at_once: Annotated[int, Meta(ge=1, description="pairs of questions")] = 2
     tokens_per_event: Annotated[tuple[int, ...], Meta(description="of all models' streams")] = (1,)
 
@@ -68,7 +75,10 @@ class Setting(msgspec.Struct, frozen=True):
 
     def question(self, number: int) -> str:
         """A question that is worked on so; no two numbers share a sub-query."""
-        return " ".join(f"{name}={value}" for name, value in {"number": number, **msgspec.structs.asdict(self)}.items())
+        return " ".join(
+            f"{name}={value}"
+            for name, value in {"number": number, **msgspec.structs.asdict(self)}.items()
+        )
 
 
 class Row(Setting, frozen=True, kw_only=True):
@@ -91,9 +101,14 @@ class Figures(msgspec.Struct, frozen=True):
 async def measure(options: Options) -> Figures:
     """Ask the questions of each setting through both gateways."""
     settings = [Setting(block, speed) for block, speed in product(options.blocks, options.speeds)]
-    settings += [Setting(4, 50.0, 0.0, executors, engine) for engine in _ENGINES for executors in _EXECUTORS]
+    settings += [
+        Setting(4, 50.0, 0.0, executors, engine) for engine in _ENGINES for executors in _EXECUTORS
+    ]
     settings += [Setting(4, 50.0, _THINKS_S, executors) for executors in _EXECUTORS]
-    replaced, each = msgspec.structs.replace, product(dict.fromkeys(settings), options.tokens_per_event)
+    replaced, each = (
+        msgspec.structs.replace,
+        product(dict.fromkeys(settings), options.tokens_per_event),
+    )
     settings = [replaced(setting, tokens_per_event=tokens) for setting, tokens in each]
     asked = [setting for setting in settings for _ in range(options.questions)]
     async with AsyncExitStack() as stack:
@@ -124,7 +139,9 @@ def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> Row:
 
 
 class _Paced:
-    """Models that write at the pace that a question asks for; executors of a run share an engine."""
+    """Models that write at the pace that a question asks for; executors of a run share an
+    engine.
+    """
 
     def __init__(self) -> None:
         self._under_way = Counter[str]()
@@ -145,12 +162,17 @@ class _Paced:
             speed = float(told["delegator"])
             if turns > 2:
                 return _written("<stop/>Enough evidence<stop>", speed, per_event)
-            return _written(_block(told), speed, per_event, thinks=int(float(told["thinks_s"]) * speed))
+            return _written(
+                _block(told), speed, per_event, thinks=int(float(told["thinks_s"]) * speed)
+            )
         runs.append(asked.run_id)
         self._under_way[asked.run_id] += 1
         twice = random.Random(f"{told['number']}-{told['item']}").random() < _SEARCHES_TWICE
         text = _QUERY if turns <= (4 if twice else 2) else _REPORT
-        engine, speed = _ENGINES["alone" if told["engine"] == "alone" else "shared"], _EXECUTORS[told["executors"]]
+        engine, speed = (
+            _ENGINES["alone" if told["engine"] == "alone" else "shared"],
+            _EXECUTORS[told["executors"]],
+        )
         return Reply(
             _tokens(text),
             (),
@@ -166,8 +188,13 @@ def _written(text: str, per_s: float, per_event: int, thinks: int = 0) -> Reply:
 
 def _block(told: dict[str, str]) -> str:
     """Sub-queries of some 25 tokens each, which carry on what their executors need to know."""
-    carried = " ".join(f"{name}={told[name]}" for name in ("number", "executors", "engine", "tokens_per_event"))
-    asked = [f"Of item={item} {carried}: what is said, and when did it begin?" for item in range(int(told["block"]))]
+    carried = " ".join(
+        f"{name}={told[name]}" for name in ("number", "executors", "engine", "tokens_per_event")
+    )
+    asked = [
+        f"Of item={item} {carried}: what is said, and when did it begin?"
+        for item in range(int(told["block"]))
+    ]
     return f"<search>{json.dumps(asked)}</search>"
 
 

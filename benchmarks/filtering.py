@@ -1,8 +1,10 @@
-"""The filter's worth: the same training on everything that the rollouts hold, on what the filter lets through, and on
-gold trajectories of the same sub-queries; each compared with the untuned executor on a held-out world.
+"""The filter's worth: the same training on everything that the rollouts hold, on what the filter
+lets through, and on gold trajectories of the same sub-queries; each compared with the untuned
+executor on a held-out world.
 
-With --noise, nothing is trained: a teacher that searches needlessly and reports what is wrong works on unseen worlds,
-and one that does not; what the filter keeps of either is compared with gold, stratum by stratum.
+With --noise, nothing is trained: a teacher that searches needlessly and reports what is wrong works
+on unseen worlds, and one that does not; what the filter keeps of either is compared with gold,
+stratum by stratum.
 """
 
 import asyncio
@@ -54,19 +56,30 @@ _AT_ONCE = 32
 _ARMS = ("unfiltered", "filtered", "gold")
 _SINGLE: Mix = {"student_single": 1000, "teacher_single": 500}
 _MULTI: Mix = {"teacher_multi": 668}
-"""The paper's mix, at most, for all arms: so they differ in what they learn from, and hardly in how much."""
+"""The paper's mix, at most, for all arms: so they differ in what they learn from, and hardly in
+how much.
+"""
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to work on")] = (9001, 9002, 9003, 9004)
+    worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to work on")] = (
+        9001,
+        9002,
+        9003,
+        9004,
+    )
     questions: Annotated[int, Meta(ge=1, description="of each of them")] = 300
     held_out: Annotated[int, Meta(description="seed of the world to ask about")] = 13
     asked: Annotated[int, Meta(ge=1, description="questions about it")] = 200
     recipe: Annotated[str, Meta(description="of the trainings")] = "mini"
-    work: Annotated[Path, Meta(description="keeps the steps' folders, to go on after a kill")] | None = None
-    noise: Annotated[str, Meta(description="SEARCHES,REPORTS: chances of what is needless or wrong, as 0.3,0.15")] = ""
+    work: (
+        Annotated[Path, Meta(description="keeps the steps' folders, to go on after a kill")] | None
+    ) = None
+    noise: Annotated[
+        str, Meta(description="SEARCHES,REPORTS: chances of what is needless or wrong, as 0.3,0.15")
+    ] = ""
 
 
 class Arm(msgspec.Struct, frozen=True):
@@ -75,8 +88,8 @@ class Arm(msgspec.Struct, frozen=True):
     learnt_from: str
     trajectories: int
     not_needed: float | None
-    """The share of second searches for sub-queries that one search answers, of those of the gold plans; None where
-    there was no second search.
+    """The share of second searches for sub-queries that one search answers, of those of the gold
+    plans; None where there was no second search.
     """
 
 
@@ -88,8 +101,8 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A stratum: what its trajectories are worth before the filter and after. One is good that has the searches and the
-    report of the gold plan.
+    """A stratum: what its trajectories are worth before the filter and after. One is good that has
+    the searches and the report of the gold plan.
     """
 
     teacher: str
@@ -122,7 +135,11 @@ async def measure(options: Options) -> Figures | NoiseFigures:
     student, arms = Path(config.engines["executor"].path), dict.fromkeys((BASE, *_ARMS), 0)
     with work_folder(options.work) as work:
         async with mini_deployment(config, teacher=True) as mini:
-            gold = [kept for seed in options.worlds for kept in await _world(mini, work, seed, options.questions)]
+            gold = [
+                kept
+                for seed in options.worlds
+                for kept in await _world(mini, work, seed, options.questions)
+            ]
             rolled_out = [work / f"world-{seed}" / "rollouts" for seed in options.worlds]
             mix = ",".join(f"{stratum}={count}" for stratum, count in (_SINGLE | _MULTI).items())
             await _step("filter", *rolled_out, "--none", "--mix", mix, "--out", work / "unfiltered")
@@ -131,7 +148,9 @@ async def measure(options: Options) -> Figures | NoiseFigures:
             for arm in _ARMS:
                 data, trained = work / f"{arm}-data", work / f"{arm}-trained"
                 await _step("dataset", work / arm, "--model", student, "--out", data)
-                await _step("train", data, "--model", student, "--recipe", options.recipe, "--out", trained)
+                await _step(
+                    "train", data, "--model", student, "--recipe", options.recipe, "--out", trained
+                )
                 arms[arm] = sum(1 for _ in (work / arm / RESULT).open())
             asked = _export(work / "held-out", World(options.held_out, "test"), options.asked)
             adapters = {arm: work / f"{arm}-trained" / "model" for arm in _ARMS}
@@ -148,15 +167,29 @@ async def _world(mini: MiniDeployment, work: Path, seed: int, count: int) -> lis
     folder = work / f"world-{seed}"
     asked = _export(folder, World(seed, "train"), count)
     out = folder / "rollouts"
-    common = "--config", _config(mini, folder), "--questions", folder / "questions.jsonl", "--concurrency", _AT_ONCE
+    common = (
+        "--config",
+        _config(mini, folder),
+        "--questions",
+        folder / "questions.jsonl",
+        "--concurrency",
+        _AT_ONCE,
+    )
     await _step("rollout", *common, "--out", out)
     async with _bench(mini, folder, {}) as bench:
-        return [await _gold(bench, question, sub_query) for question in asked for sub_query in question.sub_queries]
+        return [
+            await _gold(bench, question, sub_query)
+            for question in asked
+            for sub_query in question.sub_queries
+        ]
 
 
 async def _gold(bench: Runtime, question: MiniQuestion, sub_query: SubQuery) -> FilteredSample:
     """A faultless executor's run, with real passages."""
-    turns = [*(f"<search>{query}</search>" for query in sub_query.searches), report_text(sub_query.report)]
+    turns = [
+        *(f"<search>{query}</search>" for query in sub_query.searches),
+        report_text(sub_query.report),
+    ]
     role = bench.role("execution", bench.config.roles.execution)
     faultless = bench.executor(replace(role, model=ScriptedModel(turns)))
     execution: Execution = await faultless.run(sub_query.text, 0, bench.context())
@@ -165,8 +198,8 @@ async def _gold(bench: Runtime, question: MiniQuestion, sub_query: SubQuery) -> 
 
 
 def _write_gold(folder: Path, gold: Sequence[FilteredSample]) -> None:
-    """Keep those that the retriever can carry out, in the filter's own kind of folder: every point of the report must
-    stand in a passage that was found.
+    """Keep those that the retriever can carry out, in the filter's own kind of folder: every point
+    of the report must stand in a passage that was found.
     """
     step = Step.begin(folder, "gold", {}, {"trajectories": len(gold)})
     if step.finished is None:
@@ -177,7 +210,9 @@ def _write_gold(folder: Path, gold: Sequence[FilteredSample]) -> None:
         step.finish({"samples": len(chosen)}, [RESULT])
 
 
-def _bench(mini: MiniDeployment, folder: Path, adapters: Mapping[str, Path]) -> AbstractAsyncContextManager[Runtime]:
+def _bench(
+    mini: MiniDeployment, folder: Path, adapters: Mapping[str, Path]
+) -> AbstractAsyncContextManager[Runtime]:
     return open_runtime(load_config(_config(mini, folder)), lambda _step: None, adapters=adapters)
 
 
@@ -194,8 +229,17 @@ def _export(folder: Path, world: World, count: int) -> list[MiniQuestion]:
 
 
 def _not_needed(answered: Sequence[Answered], asked: Sequence[MiniQuestion]) -> float | None:
-    enough = {sub_query.text: len(sub_query.searches) for question in asked for sub_query in question.sub_queries}
-    twice = [run for one in answered for run in one.executions if len(run.searches) > 1 and run.sub_query in enough]
+    enough = {
+        sub_query.text: len(sub_query.searches)
+        for question in asked
+        for sub_query in question.sub_queries
+    }
+    twice = [
+        run
+        for one in answered
+        for run in one.executions
+        if len(run.searches) > 1 and run.sub_query in enough
+    ]
     return fmean(enough[run.sub_query] == 1 for run in twice) if twice else None
 
 
@@ -217,10 +261,15 @@ async def _against_gold(config: Config, work: Path, options: Options) -> NoiseFi
     async with mini_deployment(config, teacher=True) as mini:
         for seed in options.worlds:
             folder, world = work / f"unseen-{seed}", World(seed, "test")
-            asked = [Question(one.id, one.text, (one.answer,)) for one in _export(folder, world, options.questions)]
+            asked = [
+                Question(one.id, one.text, (one.answer,))
+                for one in _export(folder, world, options.questions)
+            ]
             gold |= {question_key(one.text): one for one in _every_sub_query(world)}
             of = load_config(_config(mini, folder))
-            async with open_runtime(of, lambda _step: None, cache=folder / CALLS, teacher=True) as bench:
+            async with open_runtime(
+                of, lambda _step: None, cache=folder / CALLS, teacher=True
+            ) as bench:
                 for name, chances in rates.items():
                     worker = rollout_worker(bench, teaching=partial(_noisy, chances=chances))
                     path = folder / f"{name}.jsonl"
@@ -234,16 +283,27 @@ async def _against_gold(config: Config, work: Path, options: Options) -> NoiseFi
         kept, rejected[name] = filtered(its, {})
         rows += kept_of(name, filtered(its, {}, none=True)[0], kept, gold)
     whys = dict.fromkeys(why for reasons in rejected.values() for why in reasons)
-    return NoiseFigures(rows, {why: {name: its[why] for name, its in rejected.items()} for why in whys})
+    return NoiseFigures(
+        rows, {why: {name: its[why] for name, its in rejected.items()} for why in whys}
+    )
 
 
 def kept_of(
-    teacher: str, everything: Sequence[FilteredSample], kept: Sequence[FilteredSample], gold: Mapping[str, SubQuery]
+    teacher: str,
+    everything: Sequence[FilteredSample],
+    kept: Sequence[FilteredSample],
+    gold: Mapping[str, SubQuery],
 ) -> Iterator[Kept]:
-    """A row for each stratum that the filter can keep, of those sub-queries that `gold` has, by their key."""
+    """A row for each stratum that the filter can keep, of those sub-queries that `gold` has, by
+    their key.
+    """
 
     def known(samples: Sequence[FilteredSample], stratum: Stratum) -> list[tuple[str, bool]]:
-        keyed = [(question_key(one.execution.sub_query), one) for one in samples if one.stratum == stratum]
+        keyed = [
+            (question_key(one.execution.sub_query), one)
+            for one in samples
+            if one.stratum == stratum
+        ]
         return [(key, _is_good(one.execution, gold[key])) for key, one in keyed if key in gold]
 
     strata: tuple[Stratum, ...] = ("student_single", "teacher_single", "teacher_multi")
@@ -286,16 +346,20 @@ def _every_sub_query(world: World) -> Iterator[SubQuery]:
 
 @dataclass(frozen=True, slots=True)
 class NoisyTeacher:
-    """A teacher with flaws, each by a chance that hangs on what it was shown and how it is sampled: they come again."""
+    """A teacher with flaws, each by a chance that hangs on what it was shown and how it is
+    sampled: they come again.
+    """
 
     model: Model
     name: str
     endpoint: str
     searches: float
-    """The chance that it searches again, in the same words, where one search was enough to report."""
+    """The chance that it searches again, in the same words, where one search was enough to
+    report.
+    """
     reports: float
-    """The chance that its report names something else that it was shown: with the sentence that has it, or with the
-    evidence of the right one.
+    """The chance that its report names something else that it was shown: with the sentence that has
+    it, or with the evidence of the right one.
     """
 
     async def complete(self, prompt: Prompt) -> Completion:
@@ -316,16 +380,26 @@ class NoisyTeacher:
         if not isinstance(turn, ReportTurn):
             return text
         rng = random.Random(f"{prompt.sampling.seed}/{prompt.messages}")
-        shown = [one.content for one in prompt.messages[2:] if one.content.startswith("<documents>")]
+        shown = [
+            one.content for one in prompt.messages[2:] if one.content.startswith("<documents>")
+        ]
         if len(shown) == 1 and prompts.LAST_SEARCH not in shown[0] and rng.random() < self.searches:
             return prompt.messages[2].content
         if rng.random() >= self.reports:
             return text
         texts = re.findall("<text>(.*?)</text>", " ".join(shown), re.DOTALL)
         said = [sentence for one in texts for sentence in sentences(html.unescape(one))]
-        named = [(name, one) for one in said for name in re.findall(r"[A-Z]\w+(?: [A-Z]\w+)*|\d{4}", one)]
-        others = [both for both in named if normal_answer(both[0]) not in normal_answer(turn.report.answer)]
+        named = [
+            (name, one) for one in said for name in re.findall(r"[A-Z]\w+(?: [A-Z]\w+)*|\d{4}", one)
+        ]
+        others = [
+            both
+            for both in named
+            if normal_answer(both[0]) not in normal_answer(turn.report.answer)
+        ]
         if not others:
             return text
         name, sentence = rng.choice(others)
-        return report_text(Report(name, (sentence,) if rng.random() < 0.5 else turn.report.evidence))
+        return report_text(
+            Report(name, (sentence,) if rng.random() < 0.5 else turn.report.evidence)
+        )

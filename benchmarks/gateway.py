@@ -1,12 +1,13 @@
-"""A gateway in a process of its own, before models that are played: `python -m benchmarks.gateway CONFIG DOUBLES…`.
+"""A gateway in a process of its own, before models that are played: `python -m benchmarks.gateway
+CONFIG DOUBLES…`.
 
-It listens on free ports of the loopback, prints the addresses of gRPC and of HTTP, and goes on until its standard input
-ends. Doubles: `retriever`, one in the process, whatever the config says; `no-store`, a journal that keeps nothing;
-`timed`, a journal that measures: for each line that it is sent, the gateway prints how many seconds each call since the
-last line took to be on record.
+It listens on free ports of the loopback, prints the addresses of gRPC and of HTTP, and goes on
+until its standard input ends. Doubles: `retriever`, one in the process, whatever the config says;
+`no-store`, a journal that keeps nothing; `timed`, a journal that measures: for each line that it is
+sent, the gateway prints how many seconds each call since the last line took to be on record.
 
-The played models answer a two-hop question: 3 calls of the delegator, 2 executor runs of 2 turns with a search each,
-and 1 call of the answerer.
+The played models answer a two-hop question: 3 calls of the delegator, 2 executor runs of 2 turns
+with a search each, and 1 call of the answerer.
 """
 
 import asyncio
@@ -28,7 +29,14 @@ from router.ledger import Journal
 from router.ledger.journal import NoJournal
 from router.protocol import Passage
 from router.search import Retriever
-from router.testing.openai_server import Behaviour, ChatRequest, OpenAIServer, Reply, serving, writes
+from router.testing.openai_server import (
+    Behaviour,
+    ChatRequest,
+    OpenAIServer,
+    Reply,
+    serving,
+    writes,
+)
 from router.trace.call import OpenedCall
 from serving.composition import running_gateway
 from serving.config.file import load_config
@@ -39,21 +47,29 @@ from serving.signals import tune_interpreter
 MAX_TOKENS = 64
 MODELS = {"delegation": "delegator", "execution": "executor", "answer": "answerer"}
 _ANY = "127.0.0.1:0"
-_PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann, who was born in Chicago in 1943.", 0.9)
+_PASSAGE = Passage(
+    "p1", "Heat", "Heat is a film by Michael Mann, who was born in Chicago in 1943.", 0.9
+)
 
 
 def canned(asked: ChatRequest) -> str:
-    """The text of a role's turn; sub-queries and queries repeat the question, so that no two questions share any."""
+    """The text of a role's turn; sub-queries and queries repeat the question, so that no two
+    questions share any.
+    """
     about, turns = asked.texts[1] if len(asked.texts) > 1 else "", len(asked.texts)
     match asked.model:
         case "delegator" if turns > 4:
             return "<stop/>Enough evidence<stop>"
         case "delegator":
-            return f"<search>{json.dumps([('First: ' if turns == 2 else 'Then: ') + about])}</search>"
+            return (
+                f"<search>{json.dumps([('First: ' if turns == 2 else 'Then: ') + about])}</search>"
+            )
         case "executor" if turns == 2:
             return f"<search>{about}</search>"
         case "executor":
-            return "<answer>Michael Mann</answer>\n<evidence>Heat is a film by Michael Mann</evidence>"
+            return (
+                "<answer>Michael Mann</answer>\n<evidence>Heat is a film by Michael Mann</evidence>"
+            )
     return "<answer>in 1943</answer>"
 
 
@@ -68,7 +84,9 @@ class OnePassage:
     index_id: str | None = None
     """See `IndexRetriever.index_id`."""
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         """See `Retriever.search`."""
         return [[_PASSAGE][:top_k] for _ in queries]
 
@@ -99,8 +117,8 @@ def canned_config(
     roles: Mapping[str, Mapping[str, Any]] | None = None,
     **sections: Mapping[str, Any],
 ) -> Path:
-    """Write the config of a gateway before played models, with its store, into a new `folder`; its file. Executor runs
-    are not shared unless a section says so. `roles`: further keys of each.
+    """Write the config of a gateway before played models, with its store, into a new `folder`; its
+    file. Executor runs are not shared unless a section says so. `roles`: further keys of each.
     """
     folder.mkdir(parents=True, exist_ok=True)
     further = roles or {}
@@ -110,7 +128,12 @@ def canned_config(
         "retrieval": {"address": retrieval},
         "report_cache": {"enabled": False},
         "roles": {
-            role: {"model": model, "prompt": f"shipped:prompts/full/{role}.txt", **common, **further.get(role, {})}
+            role: {
+                "model": model,
+                "prompt": f"shipped:prompts/full/{role}.txt",
+                **common,
+                **further.get(role, {}),
+            }
             for role, model in MODELS.items()
         },
     }
@@ -129,7 +152,9 @@ def gateway(config: Path, *doubles: Double) -> AbstractAsyncContextManager[Child
 
 
 async def on_record_s(process: Child) -> list[float]:
-    """Seconds of each call since the last time until it was on record, of a gateway with the double `timed`."""
+    """Seconds of each call since the last time until it was on record, of a gateway with the
+    double `timed`.
+    """
     return list(json.loads(await process.answer(b"")))
 
 
@@ -159,7 +184,9 @@ async def _serve(config: Path, doubles: Sequence[str]) -> None:
         return NoJournal() if "no-store" in doubles else usual
 
     retriever, log = OnePassage() if "retriever" in doubles else None, told.append
-    opened = running_gateway(load_config(config), _ANY, log, _ANY, retriever=retriever, journal=journal)
+    opened = running_gateway(
+        load_config(config), _ANY, log, _ANY, retriever=retriever, journal=journal
+    )
     async with opened as address:
         tune_interpreter()
         print(address, told[-1].rpartition(" ")[2], flush=True)

@@ -1,7 +1,8 @@
 """One way to run a benchmark: its options and figures, child processes, meters.
 
-A benchmark is a module with a struct `Options`, whose fields are its command line, and a function `measure`, from those
-to a struct of figures. Figures may hold `checks`; where one does not hold, the exit status is 1.
+A benchmark is a module with a struct `Options`, whose fields are its command line, and a function
+`measure`, from those to a struct of figures. Figures may hold `checks`; where one does not hold,
+the exit status is 1.
 """
 
 import asyncio
@@ -79,7 +80,9 @@ class Child:
     """The same, as it looks from outside."""
 
     async def answer(self, line: bytes) -> bytes:
-        """Send a line to its standard input; the next line of its output. Raises `RolegateError` where it has ended."""
+        """Send a line to its standard input; the next line of its output. Raises
+        `RolegateError` where it has ended.
+        """
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(line + b"\n")
         if not (said := await self.process.stdout.readline()):
@@ -89,8 +92,8 @@ class Child:
 
 @asynccontextmanager
 async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
-    """Run `python -m module arguments…`, which prints a line when it is ready and goes on until its standard input
-    ends. Raises `RolegateError` where it ends before.
+    """Run `python -m module arguments…`, which prints a line when it is ready and goes on until its
+    standard input ends. Raises `RolegateError` where it ends before.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),
@@ -101,7 +104,9 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
     assert process.stdin is not None and process.stdout is not None
     try:
         if not (line := await process.stdout.readline()):
-            raise RolegateError(f"{module} ended before it was ready (code {await process.wait()}).")
+            raise RolegateError(
+                f"{module} ended before it was ready (code {await process.wait()})."
+            )
         yield Child(process, line.decode().split(), psutil.Process(process.pid))
     finally:
         process.stdin.close()
@@ -136,8 +141,8 @@ def own_bytes(process: psutil.Process) -> int:
 
 @asynccontextmanager
 async def watching(process: psutil.Process, before: int | None = None) -> AsyncIterator[Used]:
-    """Measure what a process uses while this is open. `before`: what its memory is compared with, in bytes; None for
-    what it has now.
+    """Measure what a process uses while this is open. `before`: what its memory is compared with,
+    in bytes; None for what it has now.
     """
     used, begun_s, before = Used(), cpu_s(process), own_bytes(process) if before is None else before
 

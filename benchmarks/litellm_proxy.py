@@ -1,4 +1,6 @@
-"""One call of a model, with something in between: the gateway's `Complete`, or LiteLLM's proxy server."""
+"""One call of a model, with something in between: the gateway's `Complete`, or LiteLLM's proxy
+server.
+"""
 
 import asyncio
 import os
@@ -57,9 +59,11 @@ async def posting(base_url: str) -> AsyncIterator[Ask]:
 
 
 @asynccontextmanager
-async def litellm_proxy(python: Path, folder: Path, base_url: str) -> AsyncIterator[tuple[psutil.Process, str]]:
-    """LiteLLM's proxy server with one worker, and its base URL. `python`: of an environment with `litellm[proxy]`.
-    Raises `RolegateError` where it does not begin.
+async def litellm_proxy(
+    python: Path, folder: Path, base_url: str
+) -> AsyncIterator[tuple[psutil.Process, str]]:
+    """LiteLLM's proxy server with one worker, and its base URL. `python`: of an environment with
+    `litellm[proxy]`. Raises `RolegateError` where it does not begin.
     """
     config = folder / "litellm.yaml"
     config.write_text(_CONFIG.format(base_url=base_url), "utf-8")
@@ -68,7 +72,15 @@ async def litellm_proxy(python: Path, folder: Path, base_url: str) -> AsyncItera
         port = probe.getsockname()[1]
     with (folder / "litellm.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(python.with_name("litellm"), "--config", config, "--host", "127.0.0.1", "--port", str(port)),
+            *(
+                python.with_name("litellm"),
+                "--config",
+                config,
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+            ),
             *("--num_workers", "1", "--telemetry", "False"),
             cwd=folder,
             env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"},
@@ -76,14 +88,19 @@ async def litellm_proxy(python: Path, folder: Path, base_url: str) -> AsyncItera
             stderr=log,
         )
     try:
-        async with asyncio.timeout(_READY_S), aiohttp.ClientSession(raise_for_status=True) as session:
+        async with (
+            asyncio.timeout(_READY_S),
+            aiohttp.ClientSession(raise_for_status=True) as session,
+        ):
             while process.returncode is None:
                 with suppress(aiohttp.ClientError):
                     async with session.get(f"http://127.0.0.1:{port}/health/liveliness"):
                         break
                 await asyncio.sleep(0.5)
             else:
-                raise RolegateError(f"LiteLLM's proxy server does not begin; see {folder / 'litellm.log'}.")
+                raise RolegateError(
+                    f"LiteLLM's proxy server does not begin; see {folder / 'litellm.log'}."
+                )
         yield psutil.Process(process.pid), f"http://127.0.0.1:{port}/v1"
     finally:
         if process.returncode is None:

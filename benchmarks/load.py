@@ -1,4 +1,6 @@
-"""Ways to ask many times: always so many at once, or at a rate; and questions with a deadline, and how they ended."""
+"""Ways to ask many times: always so many at once, or at a rate; and questions with a deadline,
+and how they ended.
+"""
 
 import asyncio
 import random
@@ -31,7 +33,10 @@ def question(number: int) -> str:
 
 
 async def in_flight(
-    ask: Callable[[Item], Awaitable[Result]], items: Iterable[Item], at_once: int, title: str = "asking"
+    ask: Callable[[Item], Awaitable[Result]],
+    items: Iterable[Item],
+    at_once: int,
+    title: str = "asking",
 ) -> list[Result]:
     """Ask of each item, `at_once` at a time, with a bar; the results in the items' order."""
     with progress_bar() as bar:
@@ -40,7 +45,10 @@ async def in_flight(
 
 
 async def at_rate(
-    ask: Callable[[Item], Coroutine[Any, Any, Result]], items: Iterable[Item], per_s: float, seed: int = 0
+    ask: Callable[[Item], Coroutine[Any, Any, Result]],
+    items: Iterable[Item],
+    per_s: float,
+    seed: int = 0,
 ) -> list[Result]:
     """Ask of each item, so many a second on average, as independent callers do."""
     chance, clock = random.Random(seed), asyncio.get_running_loop().time
@@ -126,8 +134,9 @@ class Ended(msgspec.Struct, frozen=True):
 async def ask_until(
     client: AsyncClient, text: str, deadline_s: float, *, hurried: bool = False, columns: str = ""
 ) -> Ended:
-    """Ask a question under a name that it has again when it is asked again. `hurried`: the deadline is the client's
-    own, not the gateway's. `columns`: of the table that is wanted; empty for an answer.
+    """Ask a question under a name that it has again when it is asked again. `hurried`: the deadline
+    is the client's own, not the gateway's. `columns`: of the table that is wanted; empty for an
+    answer.
     """
     begun, wait_s, rows = time.perf_counter(), deadline_s + (0.0 if hurried else _BEYOND_S), ""
     try:
@@ -149,7 +158,9 @@ async def ask_until(
 
 
 def rows_of(table: Table) -> str:
-    """All that a table says, and what it rests on; its costs, which a run that went on has in part, are left out."""
+    """All that a table says, and what it rests on; its costs, which a run that went on has in
+    part, are left out.
+    """
     for row in table.rows:
         for part in (row, *row.cells):
             part.ClearField("tokens")
@@ -172,4 +183,10 @@ class Outcomes(msgspec.Struct, frozen=True):
         """Sum them up."""
         took, counts = [one.took_s for one in ended], Counter(one.outcome for one in ended)
         latest_ms = max((one.late_s for one in ended), default=0.0) * 1000
-        return cls(len(ended), dict(counts.most_common()), quantile(took, 0.5), quantile(took, 0.99), latest_ms)
+        return cls(
+            len(ended),
+            dict(counts.most_common()),
+            quantile(took, 0.5),
+            quantile(took, 0.99),
+            latest_ms,
+        )

@@ -1,8 +1,10 @@
-"""The whole loop, from logged traffic to a better executor in service, on a mini world whose names no model has seen.
+"""The whole loop, from logged traffic to a better executor in service, on a mini world whose names
+no model has seen.
 
-The untuned executor serves behind a gateway over gRPC; clients ask and tell the right answers afterwards. `rolegate sft
-retrain` makes a version of that, which works as shadow; the gate takes it to canary and to active while clients keep
-asking. Then a degraded version is let in as a canary, and the gate takes it out again.
+The untuned executor serves behind a gateway over gRPC; clients ask and tell the right answers
+afterwards. `rolegate sft retrain` makes a version of that, which works as shadow; the gate takes it
+to canary and to active while clients keep asking. Then a degraded version is let in as a canary,
+and the gate takes it out again.
 """
 
 import asyncio
@@ -48,8 +50,8 @@ _LAST_TRIALS_S = 10.0
 _CANARY_SHARE = 0.5
 """Of the questions; with the default, three fifths of them would be no trial."""
 _NOISE = 2
-"""Noise over the weights themselves, by their standard deviations. Once, the mini executor is as good as before; twice,
-three quarters of its turns are right; three times, none is.
+"""Noise over the weights themselves, by their standard deviations. Once, the mini executor is as
+good as before; twice, three quarters of its turns are right; three times, none is.
 """
 
 
@@ -106,13 +108,18 @@ class Asking:
                 right += exact_match(answer.answer, [question.answer])
             except GatewayError as error:
                 complain(f"failed: {error}")
-                failed += error.reason != "MALFORMED_OUTPUT"  # which is a model's own way to be wrong
+                # Which is a model's own way to be wrong
+                failed += error.reason != "MALFORMED_OUTPUT"
 
         count = len(await in_flight(ask, questions, self._at_once, f"questions, {stage}"))
         return Asked(stage, count, right, failed, right / count if count else 0.0)
 
-    async def until_decided(self, stage: Stage, version: str, questions: Sequence[Question]) -> tuple[str, Asked]:
-        """Ask until the gate has promoted the version or rolled it back, or all was asked; the version's state."""
+    async def until_decided(
+        self, stage: Stage, version: str, questions: Sequence[Question]
+    ) -> tuple[str, Asked]:
+        """Ask until the gate has promoted the version or rolled it back, or all was asked; the
+        version's state.
+        """
         ended = asyncio.Event()
 
         async def watch() -> None:
@@ -122,7 +129,9 @@ class Asking:
                 await asyncio.sleep(1)
 
         async with background_tasks(watch()):
-            asked = await self.all(stage, takewhile(lambda _: not ended.is_set(), questions), feedback=True)
+            asked = await self.all(
+                stage, takewhile(lambda _: not ended.is_set(), questions), feedback=True
+            )
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), _LAST_TRIALS_S)
         return await self._state(version), asked
@@ -140,7 +149,9 @@ async def measure(options: Options) -> Figures:
         exported = export(World(options.seed, "test"), work / "world", sum(counts))
         parts = iter({question.text: question for question in exported}.values())
         held_out, logged, tried, tried_degraded = (list(islice(parts, count)) for count in counts)
-        rows = [{"id": one.id, "question": one.text, "golden_answers": [one.answer]} for one in held_out]
+        rows = [
+            {"id": one.id, "question": one.text, "golden_answers": [one.answer]} for one in held_out
+        ]
         write_atomically(work / "held_out.jsonl", msgspec.json.Encoder().encode_lines(rows))
         file = work / "rolegate.toml"
         mini = await stack.enter_async_context(mini_deployment(_config(work), teacher=True))
@@ -169,7 +180,9 @@ async def measure(options: Options) -> Figures:
         Check("the better version is promoted", state == ENDED[0], state),
         Check("the degraded version is rolled back", bad_state == ENDED[1], bad_state),
     ]
-    decisions = {name: [one for one in decided if one["version"] == name] for name in (better, degraded)}
+    decisions = {
+        name: [one for one in decided if one["version"] == name] for name in (better, degraded)
+    }
     return Figures(checks, asked, steps_s, decisions)
 
 
@@ -184,9 +197,31 @@ def _config(work: Path) -> Config:
 async def _retrain(options: Options, config: Path, address: str, work: Path) -> None:
     """Run `rolegate sft retrain` in a process of its own. Raises `RolegateError` where it stops."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "executor_sft", "retrain", "--config", str(config), "--work", str(work / "retrain")),
-        *("--evaluation", str(work / "held_out.jsonl"), "--address", address, "--recipe", options.recipe, "--yes"),
-        *("--model", load_config(preset("mini")).engines["executor"].path, "--concurrency", str(options.in_flight)),
+        *(
+            sys.executable,
+            "-m",
+            "executor_sft",
+            "retrain",
+            "--config",
+            str(config),
+            "--work",
+            str(work / "retrain"),
+        ),
+        *(
+            "--evaluation",
+            str(work / "held_out.jsonl"),
+            "--address",
+            address,
+            "--recipe",
+            options.recipe,
+            "--yes",
+        ),
+        *(
+            "--model",
+            load_config(preset("mini")).engines["executor"].path,
+            "--concurrency",
+            str(options.in_flight),
+        ),
         stdout=sys.stderr,
     )
     if status := await process.wait():

@@ -1,7 +1,8 @@
 """A held-out mini world, asked over gRPC through real vLLM and real retrieval.
 
-Beside the exact match of whole runs stand two ceilings: with the gold decomposition (executor and answerer do their
-part), and with the gold reports (the answerer alone). What is lost between two columns is lost by one role.
+Beside the exact match of whole runs stand two ceilings: with the gold decomposition (executor and
+answerer do their part), and with the gold reports (the answerer alone). What is lost between two
+columns is lost by one role.
 """
 
 import asyncio
@@ -44,9 +45,10 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
     seed: Annotated[int, Meta(description="of the world; its names are never trained on")] = 11
     questions: Annotated[int, Meta(ge=1, description="about it")] = 200
-    models: Annotated[Path, Meta(description="a config with other models than the preset mini's")] | None = (
-        msgspec.field(name="config", default=None)
-    )
+    models: (
+        Annotated[Path, Meta(description="a config with other models than the preset mini's")]
+        | None
+    ) = msgspec.field(name="config", default=None)
     in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 8
 
 
@@ -97,11 +99,15 @@ class Asked:
     """The executor's runs on the gold sub-queries."""
 
     def delegation_turns(self) -> tuple[int, int]:
-        """Right turns and turns, given the reports that came back; what follows a wrong turn is not judged."""
+        """Right turns and turns, given the reports that came back; what follows a wrong turn is
+        not judged.
+        """
         answers = iter([result.answer for result in self.run.results])
         gold_before, before, right = "", "", 0
         for number, block in enumerate(self.question.rounds):
-            expected = [one.text.replace(gold_before, before) if before else one.text for one in block]
+            expected = [
+                one.text.replace(gold_before, before) if before else one.text for one in block
+            ]
             if number >= len(self.rounds) or list(self.rounds[number]) != expected:
                 return right, right + 1
             right += 1
@@ -124,12 +130,16 @@ async def measure(options: Options) -> Figures:
             running_gateway(config, "127.0.0.1:0", complain) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
-            asked = await in_flight(lambda one: _asked(channel, prompt, one), questions, options.in_flight)
+            asked = await in_flight(
+                lambda one: _asked(channel, prompt, one), questions, options.in_flight
+            )
     return figures_of(asked)
 
 
 async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> Asked:
-    """Ask whole, with gold sub-queries, and with gold reports. `prompt`: the answerer's system prompt."""
+    """Ask whole, with gold sub-queries, and with gold reports. `prompt`: the answerer's system
+    prompt.
+    """
     rounds: dict[int, list[str]] = {}
     results: dict[int, evidence_pb2.SubQueryResult] = {}
     run = answer_pb.AnswerResponse()
@@ -137,7 +147,9 @@ async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> 
     with _wrong():
         async for event in AnswerServiceStub(channel).StreamAnswer(request, timeout=_DEADLINE_S):
             if event.HasField("sub_query_dispatched"):
-                rounds.setdefault(event.sub_query_dispatched.round, []).append(event.sub_query_dispatched.sub_query)
+                rounds.setdefault(event.sub_query_dispatched.round, []).append(
+                    event.sub_query_dispatched.sub_query
+                )
             if event.HasField("reported"):
                 results[event.reported.index] = event.reported.result
             if event.HasField("done"):
@@ -148,20 +160,36 @@ async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> 
 
     async def executed(sub_query: SubQuery) -> execution_pb.ExecuteResponse:
         with _wrong():
-            return await execute(execution_pb.ExecuteRequest(sub_query=sub_query.text), timeout=_DEADLINE_S)
-        return execution_pb.ExecuteResponse(result=evidence_pb2.SubQueryResult(answer=NO_EVIDENCE.answer))
+            return await execute(
+                execution_pb.ExecuteRequest(sub_query=sub_query.text), timeout=_DEADLINE_S
+            )
+        return execution_pb.ExecuteResponse(
+            result=evidence_pb2.SubQueryResult(answer=NO_EVIDENCE.answer)
+        )
 
     async def answered(reports: Sequence[Report]) -> str:
-        pairs = [(sub_query.text, report) for sub_query, report in zip(question.sub_queries, reports, strict=True)]
+        pairs = [
+            (sub_query.text, report)
+            for sub_query, report in zip(question.sub_queries, reports, strict=True)
+        ]
         messages = [
             completion_pb.ChatMessage(role="system", content=prompt),
-            completion_pb.ChatMessage(role="user", content=prompts.answer_request(question.text, pairs)),
+            completion_pb.ChatMessage(
+                role="user", content=prompts.answer_request(question.text, pairs)
+            ),
         ]
-        request = completion_pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=messages, stop=["</answer>"])
-        return parse_answer((await CompletionServiceStub(channel).Complete(request, timeout=_DEADLINE_S)).text)
+        request = completion_pb.CompleteRequest(
+            role=usage_pb2.ROLE_ANSWER, messages=messages, stop=["</answer>"]
+        )
+        return parse_answer(
+            (await CompletionServiceStub(channel).Complete(request, timeout=_DEADLINE_S)).text
+        )
 
     found = await asyncio.gather(*map(executed, question.sub_queries))
-    reports = [Report(one.result.answer, tuple(point.text for point in one.result.evidence)) for one in found]
+    reports = [
+        Report(one.result.answer, tuple(point.text for point in one.result.evidence))
+        for one in found
+    ]
     gold = [sub_query.report for sub_query in question.sub_queries]
     blocks = tuple(tuple(block) for _, block in sorted(rounds.items()))
     return Asked(question, run, blocks, await answered(reports), await answered(gold), tuple(found))
@@ -196,7 +224,9 @@ def figures_of(asked: Sequence[Asked]) -> Figures:
         if len(sub_query.searches) == 1
     ]
     return Figures(
-        rows=[_row(name, [one for one in asked if belongs(one)]) for name, belongs in groups.items()],
+        rows=[
+            _row(name, [one for one in asked if belongs(one)]) for name, belongs in groups.items()
+        ],
         delegation_turns=sum(of for _, of in turns),
         delegation_turns_right=_share(sum(right for right, _ in turns), sum(of for _, of in turns)),
         executor_runs=len(searches),
@@ -209,10 +239,18 @@ def figures_of(asked: Sequence[Asked]) -> Figures:
 
 def _row(name: str, asked: Sequence[Asked]) -> Row:
     given = [
-        (one.question.answer, (one.run.answer, one.gold_decomposition_answer, one.gold_reports_answer)) for one in asked
+        (
+            one.question.answer,
+            (one.run.answer, one.gold_decomposition_answer, one.gold_reports_answer),
+        )
+        for one in asked
     ]
     rights = [[exact_match(answer, [gold]) for answer in answers] for gold, answers in given]
-    return Row(name, len(asked), *(_share(sum(right[way] for right in rights), len(asked)) for way in range(3)))
+    return Row(
+        name,
+        len(asked),
+        *(_share(sum(right[way] for right in rights), len(asked)) for way in range(3)),
+    )
 
 
 def _tokens(asked: Sequence[Asked]) -> list[RoleTokens]:
@@ -221,9 +259,14 @@ def _tokens(asked: Sequence[Asked]) -> list[RoleTokens]:
         for usage in one.run.usage:
             name = usage_pb2.Role.Name(usage.role).removeprefix("ROLE_").lower()
             row = totals.setdefault(name, [0, 0, 0])
-            for place, count in enumerate((usage.attempts, usage.prompt_tokens, usage.completion_tokens)):
+            for place, count in enumerate(
+                (usage.attempts, usage.prompt_tokens, usage.completion_tokens)
+            ):
                 row[place] += count
-    return [RoleTokens(name, *(count / len(asked) for count in counts)) for name, counts in totals.items()]
+    return [
+        RoleTokens(name, *(count / len(asked) for count in counts))
+        for name, counts in totals.items()
+    ]
 
 
 def _share(part: float, whole: int) -> float:

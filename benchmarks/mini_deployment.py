@@ -1,4 +1,6 @@
-"""The demo's models and retrieval, started apart from any gateway: gateways may come and go in front of them."""
+"""The demo's models and retrieval, started apart from any gateway: gateways may come and go in
+front of them.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,7 +11,13 @@ import msgspec
 
 from benchmarks.gateway import retrieval
 from executor_sft.miniworld.export import write_config
-from serving.config.config import Config, DistillationConfig, ReportCacheConfig, RoleConfig, RolesConfig
+from serving.config.config import (
+    Config,
+    DistillationConfig,
+    ReportCacheConfig,
+    RoleConfig,
+    RolesConfig,
+)
 from serving.retrieval.opening import open_retriever
 from serving.startup import start_engines
 from serving.terminal import complain
@@ -26,38 +34,54 @@ class MiniDeployment(msgspec.Struct, frozen=True):
     """host:port of the retrieval service; empty leaves retrieval to whoever reads the config."""
 
     def config(self, file: Path, *, versions: Path | None = None) -> Config:
-        """The config of a gateway in front of it, which works on every question anew; also written to `file`, with its
-        store beside it. `versions`: where versions are published; then the untuned model is the active one at first.
+        """The config of a gateway in front of it, which works on every question anew; also written
+        to `file`, with its store beside it. `versions`: where versions are published; then the
+        untuned model is the active one at first.
         """
 
         def at(role: RoleConfig) -> RoleConfig:
-            return msgspec.structs.replace(role, engine=None, base_url=self.engines[role.engine or ""])
+            return msgspec.structs.replace(
+                role, engine=None, base_url=self.engines[role.engine or ""]
+            )
 
         roles, teacher, retrieval = self.of.roles, self.of.distillation.teacher, self.of.retrieval
         if self.retrieval:
-            retrieval = msgspec.structs.replace(retrieval, address=self.retrieval, index=None, documents=())
+            retrieval = msgspec.structs.replace(
+                retrieval, address=self.retrieval, index=None, documents=()
+            )
         config = msgspec.structs.replace(
             self.of,
-            roles=RolesConfig(delegation=at(roles.delegation), execution=at(roles.execution), answer=at(roles.answer)),
+            roles=RolesConfig(
+                delegation=at(roles.delegation),
+                execution=at(roles.execution),
+                answer=at(roles.answer),
+            ),
             engines={},
             report_cache=ReportCacheConfig(enabled=False),
             retrieval=retrieval,
-            server=msgspec.structs.replace(self.of.server, store=f"sqlite:///{file.parent}/runs.db", http=None),
+            server=msgspec.structs.replace(
+                self.of.server, store=f"sqlite:///{file.parent}/runs.db", http=None
+            ),
             distillation=DistillationConfig(
                 teacher=at(teacher) if teacher and teacher.engine in self.engines else None
             ),
         )
         if versions is not None:
             config = msgspec.structs.replace(
-                config, versions=msgspec.structs.replace(config.versions, folder=str(versions), start=None)
+                config,
+                versions=msgspec.structs.replace(config.versions, folder=str(versions), start=None),
             )
         write_config(config, file)
         return config
 
 
 @asynccontextmanager
-async def mini_deployment(config: Config, *, teacher: bool = False) -> AsyncIterator[MiniDeployment]:
-    """The preset `mini`, or a `config` like it, without its gateway. `teacher`: with the teacher's engine."""
+async def mini_deployment(
+    config: Config, *, teacher: bool = False
+) -> AsyncIterator[MiniDeployment]:
+    """The preset `mini`, or a `config` like it, without its gateway. `teacher`: with the
+    teacher's engine.
+    """
     teaching = config.distillation.teacher
     async with AsyncExitStack() as stack:
         opened = partial(open_retriever, config.retrieval, complain, config.engines)

@@ -1,16 +1,20 @@
-"""The gateway's own costs before models that are played, beside bare pipelines and LiteLLM; variants in turns.
+"""The gateway's own costs before models that are played, beside bare pipelines and LiteLLM;
+variants in turns.
 
-paced   questions at a steady rate, models that write a token at a time: the gateway (retrieval by address, retrieval in
-        the process, the latter without a store), P1, P2 (`benchmarks.pipelines.process`), and no gateway at all
+paced   questions at a steady rate, models that write a token at a time: the gateway (retrieval by
+address, retrieval in
+        the process, the latter without a store), P1, P2 (`benchmarks.pipelines.process`), and no
+        gateway at all
 cpu     the same, 64 in flight, with models that answer at once; LiteLLM's SDK for the same calls
-proxy   one call of a model by the gateway's `Complete` and by LiteLLM's proxy server (needs --litellm)
-tokens  16 streams at once as a role of the gateway reads them, and as aiohttp alone does on plain asyncio
-load    CPU and memory of a question, with few and with many in flight
-pages   CPU of a question as in paced, with so many of the gateway's web pages open as --pages says, and with none
+proxy   one call of a model by the gateway's `Complete` and by LiteLLM's proxy server (needs
+--litellm) tokens  16 streams at once as a role of the gateway reads them, and as aiohttp alone does
+on plain asyncio load    CPU and memory of a question, with few and with many in flight pages   CPU
+of a question as in paced, with so many of the gateway's web pages open as --pages says, and with
+none
 
-Added is the time of an answer beyond that in which at least one of its model calls was being worked on. Each variant is
-a process of its own, and so are the models; who asks and the retrieval at an address are in the benchmark's. Compare
-ratios.
+Added is the time of an answer beyond that in which at least one of its model calls was being worked
+on. Each variant is a process of its own, and so are the models; who asks and the retrieval at an
+address are in the benchmark's. Compare ratios.
 """
 
 import asyncio
@@ -49,27 +53,64 @@ _FIGURES: dict[Part, list[Wanted]] = {
         Wanted("added p50 to P1's, by address", p50, "by_address", "P1", most=1.0),
         Wanted("added p99 to P1's, retrieval in the process", p99, "in_process", "P1", most=1.0),
         Wanted("added p99 to P1's, by address", p99, "by_address", "P1", most=1.0),
-        Wanted("CPU of a question to P1's, retrieval in the process", cpu, "in_process", "P1", most=0.85),
+        Wanted(
+            "CPU of a question to P1's, retrieval in the process",
+            cpu,
+            "in_process",
+            "P1",
+            most=0.85,
+        ),
         Wanted("CPU of a question to P1's, by address", cpu, "by_address", "P1", most=0.85),
         Wanted("added p50 to P2's, retrieval in the process", p50, "in_process", "P2", most=1.5),
-        Wanted("CPU of a question to P2's, retrieval in the process", cpu, "in_process", "P2", most=2.4),
+        Wanted(
+            "CPU of a question to P2's, retrieval in the process", cpu, "in_process", "P2", most=2.4
+        ),
         Wanted("the store adds, p50, ms", p50, "store", most=2.0),
         Wanted("the store adds, p50, fdatasyncs' worth", p50, "store", "fdatasync", most=8.0),
         Wanted("on record before a call, p99, ms", p99, "on_record", most=1.0),
     ],
     "cpu": [
-        Wanted("LiteLLM SDK's CPU to a question's, retrieval in the process", cpu, "SDK", "in_process", least=8.0),
-        Wanted("LiteLLM SDK's CPU to a question's, by address", cpu, "SDK", "by_address", least=8.0),
+        Wanted(
+            "LiteLLM SDK's CPU to a question's, retrieval in the process",
+            cpu,
+            "SDK",
+            "in_process",
+            least=8.0,
+        ),
+        Wanted(
+            "LiteLLM SDK's CPU to a question's, by address", cpu, "SDK", "by_address", least=8.0
+        ),
         Wanted("the same, streamed, retrieval in the process", cpu, "SDK_streamed", "in_process"),
         Wanted("the same, streamed, by address", cpu, "SDK_streamed", "by_address"),
         Wanted("CPU of a question to P1's, 64 in flight, by address", cpu, "by_address", "P1"),
-        Wanted("CPU of a question to P2's, 64 in flight, retrieval in the process", cpu, "in_process", "P2"),
+        Wanted(
+            "CPU of a question to P2's, 64 in flight, retrieval in the process",
+            cpu,
+            "in_process",
+            "P2",
+        ),
     ],
     "proxy": [
-        Wanted("CPU of a call, LiteLLM proxy's to Complete's", cpu, "LiteLLM", "Complete", least=11.0),
-        Wanted("added p50 of a call, LiteLLM proxy's to Complete's", p50, "LiteLLM", "Complete", least=7.0),
+        Wanted(
+            "CPU of a call, LiteLLM proxy's to Complete's", cpu, "LiteLLM", "Complete", least=11.0
+        ),
+        Wanted(
+            "added p50 of a call, LiteLLM proxy's to Complete's",
+            p50,
+            "LiteLLM",
+            "Complete",
+            least=7.0,
+        ),
     ],
-    "tokens": [Wanted("CPU of a streamed token to an aiohttp reader's, 16 streams", cpu, "role", "aiohttp", most=0.4)],
+    "tokens": [
+        Wanted(
+            "CPU of a streamed token to an aiohttp reader's, 16 streams",
+            cpu,
+            "role",
+            "aiohttp",
+            most=0.4,
+        )
+    ],
     "load": [
         Wanted("CPU of a question, largest to smallest", cpu, "largest", "smallest", most=1.3),
         Wanted("memory of a question, most in flight, kB", p50, "memory", most=40.0),
@@ -87,17 +128,31 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     parts: Annotated[
-        tuple[Part, ...], Meta(description="of paced, cpu, proxy, tokens, load, pages (default: all)")
+        tuple[Part, ...],
+        Meta(description="of paced, cpu, proxy, tokens, load, pages (default: all)"),
     ] = ()
     rounds: Annotated[int, Meta(ge=2, description="of each part, after one to warm up")] = 10
     questions: Annotated[int, Meta(ge=2, description="of each variant and round")] = 200
     rate: Annotated[float, Meta(gt=0, description="questions a second, of paced and pages")] = 20.0
-    in_flight: Annotated[tuple[int, ...], Meta(description="questions in flight, of load")] = (10, 100, 1000, 3000)
+    in_flight: Annotated[tuple[int, ...], Meta(description="questions in flight, of load")] = (
+        10,
+        100,
+        1000,
+        3000,
+    )
     pages: Annotated[int, Meta(ge=1, description="web pages that are open, of pages")] = 10
-    token_s: Annotated[float, Meta(gt=0, description="seconds for a token; for the first, five times")] = 0.01
-    folder: Annotated[Path, Meta(description="for stores and logs, as its disk matters")] | None = None
-    litellm: Annotated[Path, Meta(description="the Python of an environment with litellm[proxy]")] | None = None
-    quick: Annotated[bool, Meta(description="two rounds of a few quick questions, to see that all parts work")] = False
+    token_s: Annotated[
+        float, Meta(gt=0, description="seconds for a token; for the first, five times")
+    ] = 0.01
+    folder: Annotated[Path, Meta(description="for stores and logs, as its disk matters")] | None = (
+        None
+    )
+    litellm: (
+        Annotated[Path, Meta(description="the Python of an environment with litellm[proxy]")] | None
+    ) = None
+    quick: Annotated[
+        bool, Meta(description="two rounds of a few quick questions, to see that all parts work")
+    ] = False
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -140,16 +195,22 @@ class Bench:
 
     async def start(self, *names: str) -> dict[str, Child]:
         """Begin gateways and bare means, all at once, as that takes a while."""
-        begun = await asyncio.gather(*(self.stack.enter_async_context(self._process(name)) for name in names))
+        begun = await asyncio.gather(
+            *(self.stack.enter_async_context(self._process(name)) for name in names)
+        )
         return dict(zip(names, begun, strict=True))
 
     def _process(self, name: str) -> AbstractAsyncContextManager[Child]:
         if name in _DOUBLES:
             return gateway(
-                canned_config(self.folder / f"{name}-{time.time_ns()}", [self.base_url], self.retrieval),
+                canned_config(
+                    self.folder / f"{name}-{time.time_ns()}", [self.base_url], self.retrieval
+                ),
                 *_DOUBLES[name],
             )
-        return child("benchmarks.pipelines.process", name, self.base_url, self.retrieval, str(self.folder))
+        return child(
+            "benchmarks.pipelines.process", name, self.base_url, self.retrieval, str(self.folder)
+        )
 
     async def measure(self, process: Child, most: int = 1) -> Measure:
         """Measure a process that was begun, with at most so many questions at once."""
@@ -162,7 +223,9 @@ class Bench:
 
         return self.measured(process.watched, told)
 
-    def measured(self, process: psutil.Process | None, asking: Callable[[Order], Awaitable[list[float]]]) -> Measure:
+    def measured(
+        self, process: psutil.Process | None, asking: Callable[[Order], Awaitable[list[float]]]
+    ) -> Measure:
         """Measure added times, and the process's CPU for a question."""
 
         async def measure(order: Order) -> Round:
@@ -171,7 +234,10 @@ class Bench:
             took_s = await asking(order)
             used_s = cpu_s(process) - before if process else 0.0
             busy_s = _seconds(await self.models.answer(b""))
-            added = [(took - busy_s.get(number, 0.0)) * 1000 for number, took in enumerate(took_s, order.first)]
+            added = [
+                (took - busy_s.get(number, 0.0)) * 1000
+                for number, took in enumerate(took_s, order.first)
+            ]
             return Round(added, used_s / order.questions * 1000)
 
         return measure
@@ -191,18 +257,34 @@ class Bench:
 async def measure(options: Options) -> Figures:
     """Measure the parts. Raises `RolegateError`."""
     if options.quick:
-        options = replace(options, rounds=2, questions=5, rate=40.0, in_flight=(2, 8), token_s=0.001)
+        options = replace(
+            options, rounds=2, questions=5, rate=40.0, in_flight=(2, 8), token_s=0.001
+        )
     figures, variants = list[Figure](), list[Variant]()
-    parts = {"paced": _paced, "cpu": _cpu, "proxy": _proxy, "tokens": _tokens, "load": _load, "pages": _pages}
+    parts = {
+        "paced": _paced,
+        "cpu": _cpu,
+        "proxy": _proxy,
+        "tokens": _tokens,
+        "load": _load,
+        "pages": _pages,
+    }
     for part in options.parts or get_args(Part):
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(work_folder(options.folder))
-            played = child("benchmarks.pipelines.models", _PACES.get(part, "at-once"), str(options.token_s))
+            played = child(
+                "benchmarks.pipelines.models", _PACES.get(part, "at-once"), str(options.token_s)
+            )
             models = await stack.enter_async_context(played)
-            bench = Bench(stack, folder, models, await stack.enter_async_context(retrieval(OnePassage())))
+            bench = Bench(
+                stack, folder, models, await stack.enter_async_context(retrieval(OnePassage()))
+            )
             found = await parts[part](bench, options)
         figures += [figure(wanted, found) for wanted in _FIGURES[part] if wanted.of in found]
-        variants += [Variant(f"{part}: {name}", p50(each), p99(each), cpu(each)) for name, each in found.items()]
+        variants += [
+            Variant(f"{part}: {name}", p50(each), p99(each), cpu(each))
+            for name, each in found.items()
+        ]
     return Figures(figures, variants)
 
 
@@ -214,12 +296,16 @@ def _rounds(measure: Measure, order: Order) -> Callable[[int], Awaitable[Round]]
 async def _paced(bench: Bench, options: Options) -> Rounds:
     begun = await bench.start(*_DOUBLES, "P1", "P2", "no_gateway")
     order = Order(0, options.questions, per_s=options.rate)
-    variants = {name: _rounds(await bench.measure(process), order) for name, process in begun.items()}
+    variants = {
+        name: _rounds(await bench.measure(process), order) for name, process in begun.items()
+    }
 
     async def on_record(_number: int) -> Round:
         return Round([took_s * 1000 for took_s in await on_record_s(begun["in_process"])])
 
-    found = await in_turns({**variants, "on_record": on_record, "fdatasync": bench.syncs}, options.rounds)
+    found = await in_turns(
+        {**variants, "on_record": on_record, "fdatasync": bench.syncs}, options.rounds
+    )
     both = zip(found["in_process"], found["no_store"], strict=True)
     return {**found, "store": [Round([p50([kept]) - p50([none])]) for kept, none in both]}
 
@@ -227,7 +313,10 @@ async def _paced(bench: Bench, options: Options) -> Rounds:
 async def _cpu(bench: Bench, options: Options) -> Rounds:
     begun = await bench.start(*_DOUBLES, "P1", "P2", "no_gateway", "SDK", "SDK_streamed")
     order = Order(0, options.questions, at_once=_AT_ONCE)
-    variants = {name: _rounds(await bench.measure(process, _AT_ONCE), order) for name, process in begun.items()}
+    variants = {
+        name: _rounds(await bench.measure(process, _AT_ONCE), order)
+        for name, process in begun.items()
+    }
     return await in_turns(variants, options.rounds)
 
 
@@ -240,24 +329,34 @@ async def _proxy(bench: Bench, options: Options) -> Rounds:
         "Complete": (await enter(completing(complete.words[0])), complete.watched),
     }
     if options.litellm:
-        process, base_url = await enter(litellm_proxy(options.litellm, bench.folder, bench.base_url))
+        process, base_url = await enter(
+            litellm_proxy(options.litellm, bench.folder, bench.base_url)
+        )
         ways["LiteLLM"] = await enter(posting(base_url)), process
 
     async def measured(measure: Measure, number: int) -> Round:
         added = await measure(Order(number * _EACH, _ONE_BY_ONE))
-        return replace(added, cpu_ms=(await measure(Order(number * _EACH, _CALLS, at_once=_AT_ONCE))).cpu_ms)
+        return replace(
+            added, cpu_ms=(await measure(Order(number * _EACH, _CALLS, at_once=_AT_ONCE))).cpu_ms
+        )
 
     variants = {
-        name: partial(measured, bench.measured(process, partial(ordered, ask))) for name, (ask, process) in ways.items()
+        name: partial(measured, bench.measured(process, partial(ordered, ask)))
+        for name, (ask, process) in ways.items()
     }
     return await in_turns(variants, options.rounds)
 
 
 async def _tokens(bench: Bench, options: Options) -> Rounds:
     begun, order = await bench.start("role", "aiohttp"), Order(0, _STREAMS, at_once=_STREAMS)
-    variants = {name: _rounds(await bench.measure(process), order) for name, process in begun.items()}
+    variants = {
+        name: _rounds(await bench.measure(process), order) for name, process in begun.items()
+    }
     found = await in_turns(variants, options.rounds)
-    return {name: [replace(each, cpu_ms=each.cpu_ms / TOKENS) for each in rounds] for name, rounds in found.items()}
+    return {
+        name: [replace(each, cpu_ms=each.cpu_ms / TOKENS) for each in rounds]
+        for name, rounds in found.items()
+    }
 
 
 async def _load(bench: Bench, options: Options) -> Rounds:
@@ -268,18 +367,25 @@ async def _load(bench: Bench, options: Options) -> Rounds:
 
     async def loaded(level: int, number: int) -> Round:
         async with watching(process.watched, idle) as used:
-            found = await measure(Order(number * _EACH, max(level, options.questions), at_once=level))
+            found = await measure(
+                Order(number * _EACH, max(level, options.questions), at_once=level)
+            )
         if level == max(levels) and number:
             memory.append(Round([used.grown_bytes / level / 1000]))
         return found
 
-    found = await in_turns({f"{level} in flight": partial(loaded, level) for level in levels}, options.rounds)
+    found = await in_turns(
+        {f"{level} in flight": partial(loaded, level) for level in levels}, options.rounds
+    )
     by_cpu = sorted(found.values(), key=cpu)
     return {**found, "memory": memory, "largest": by_cpu[-1], "smallest": by_cpu[0]}
 
 
 async def _pages(bench: Bench, options: Options) -> Rounds:
-    process, seen = (await bench.start("by_address"))["by_address"], dict[str, list[Round]](requests=[], events=[])
+    process, seen = (
+        (await bench.start("by_address"))["by_address"],
+        dict[str, list[Round]](requests=[], events=[]),
+    )
     browser = await bench.stack.enter_async_context(child("benchmarks.pages", process.words[1]))
     asked = _rounds(await bench.measure(process), Order(0, options.questions, per_s=options.rate))
 

@@ -1,9 +1,11 @@
-"""Somebody who has the gateway's pages open: `python -m benchmarks.pages ADDRESS`, which is that of HTTP.
+"""Somebody who has the gateway's pages open: `python -m benchmarks.pages ADDRESS`, which is that of
+HTTP.
 
-For each line of its input, the number of pages to be open from then on, it closes those that are, and prints how many
-requests it has sent since the last line and how many server-sent events it has got. It does as pages have a browser do:
-the list polls, a run is followed by its events to its end and then loaded anew, `/usage` stays as it is. Three seconds
-after a run has ended, whoever followed it goes by the list to another one.
+For each line of its input, the number of pages to be open from then on, it closes those that are,
+and prints how many requests it has sent since the last line and how many server-sent events it has
+got. It does as pages have a browser do: the list polls, a run is followed by its events to its end
+and then loaded anew, `/usage` stays as it is. Three seconds after a run has ended, whoever followed
+it goes by the list to another one.
 """
 
 import asyncio
@@ -52,7 +54,9 @@ class Browser:
             text = await self.get(html.unescape(found[1]), "/runs") or text
 
     async def follow(self, under: str) -> None:
-        """One run after the other that goes on, on its page, or under `/ask` as those see it who asked there."""
+        """One run after the other that goes on, on its page, or under `/ask` as those see it
+        who asked there.
+        """
         if under == "/ask":
             await self.get(under)
         while True:
@@ -66,7 +70,11 @@ class Browser:
                 async for line in events.content:
                     self.seen["events"] += line.startswith(b"event: ")
                     changed = line == b"event: changed\n"
-                    if throttled and changed and time.monotonic() - changed_at >= float(throttled[2]):
+                    if (
+                        throttled
+                        and changed
+                        and time.monotonic() - changed_at >= float(throttled[2])
+                    ):
                         changed_at = time.monotonic()
                         await self.get(throttled[1], page)
             await self.get(page, page)  # which has the page loaded anew
@@ -75,7 +83,9 @@ class Browser:
 
 
 async def _browse(address: str) -> None:
-    async with aiohttp.ClientSession(address, raise_for_status=True, timeout=aiohttp.ClientTimeout(None)) as session:
+    async with aiohttp.ClientSession(
+        address, raise_for_status=True, timeout=aiohttp.ClientTimeout(None)
+    ) as session:
         browser = Browser(session)
         run, asked = partial(browser.follow, "/runs"), partial(browser.follow, "/ask")
         kinds: tuple[_Kind, ...] = (browser.list, run, run, partial(browser.get, "/usage"), asked)

@@ -1,14 +1,16 @@
 """Retrieval's accuracy, speed and load.
 
-With --data: how much of the evidence that a question takes is found by searching with the question itself. A question
-counts as hit at k where all of its supporting passages are found (full evidence); recall is the share of them. Where
-gold sub-questions are the queries, each of them brings its first k passages, which is what a faultless delegator would
-see; beside it stands the question itself with as many passages as they bring in all.
+With --data: how much of the evidence that a question takes is found by searching with the question
+itself. A question counts as hit at k where all of its supporting passages are found (full
+evidence); recall is the share of them. Where gold sub-questions are the queries, each of them
+brings its first k passages, which is what a faultless delegator would see; beside it stands the
+question itself with as many passages as they bring in all.
 
-With --load: how many searches a second an index is good for when many callers ask at once, each query searched for
-alone, against batches of whatever is waiting, in turns over the same distinct queries; and whether each query finds the
-same both ways. The larger the index, the more a batch saves, as all its queries go over the vectors together. Passages
-are those of mini worlds. They are not embedded, as that takes long: their vectors are drawn.
+With --load: how many searches a second an index is good for when many callers ask at once, each
+query searched for alone, against batches of whatever is waiting, in turns over the same distinct
+queries; and whether each query finds the same both ways. The larger the index, the more a batch
+saves, as all its queries go over the vectors together. Passages are those of mini worlds. They are
+not embedded, as that takes long: their vectors are drawn.
 """
 
 import random
@@ -49,11 +51,24 @@ _TURNS, _LONE, _TOP_K = 4, 32, 3
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    data: Annotated[Path, Meta(description="a folder with corpus.jsonl and questions.jsonl")] | None = None
-    format: Annotated[Format, Meta(description="of its questions, if not what a row looks like")] | None = None
-    index: Annotated[Path, Meta(description="keep its index in this folder, and use it if it is there")] | None = None
-    gold_sub_questions: Annotated[bool, Meta(description="search with each question's sub-questions too")] = False
-    load: Annotated[tuple[int, ...], Meta(description="passages of indexes to search, as 10000 100000 300000")] = ()
+    data: (
+        Annotated[Path, Meta(description="a folder with corpus.jsonl and questions.jsonl")] | None
+    ) = None
+    format: (
+        Annotated[Format, Meta(description="of its questions, if not what a row looks like")] | None
+    ) = None
+    index: (
+        Annotated[
+            Path, Meta(description="keep its index in this folder, and use it if it is there")
+        ]
+        | None
+    ) = None
+    gold_sub_questions: Annotated[
+        bool, Meta(description="search with each question's sub-questions too")
+    ] = False
+    load: Annotated[
+        tuple[int, ...], Meta(description="passages of indexes to search, as 10000 100000 300000")
+    ] = ()
     callers: Annotated[int, Meta(ge=1, description="who ask at once")] = 64
     queries: Annotated[int, Meta(ge=1, description="all different")] = 1024
     batch: Annotated[int, Meta(ge=1, description="queries at most")] = 64
@@ -109,12 +124,16 @@ async def measure(options: Options) -> Figures:
     with tempfile.TemporaryDirectory() as scratch:
         if options.data:
             questions = read_questions(
-                options.data / "questions.jsonl", options.format, sub_questions=options.gold_sub_questions
+                options.data / "questions.jsonl",
+                options.format,
+                sub_questions=options.gold_sub_questions,
             )
             folder = options.index or Path(scratch) / "index"
             index, indexed = _indexed(options.data / "corpus.jsonl", folder, embedder)
             passages, asked = len(index.passages), len(questions)
-            found, ranked = _ranked(index, embedder, questions, sub_questions=options.gold_sub_questions)
+            found, ranked = _ranked(
+                index, embedder, questions, sub_questions=options.gold_sub_questions
+            )
         drawing = RandomEmbedder()
         for number in options.load:
             corpus, folder = Path(scratch) / "corpus.jsonl", Path(scratch) / str(number)
@@ -122,20 +141,32 @@ async def measure(options: Options) -> Figures:
             build_index([corpus], folder, drawing)
             rows, different = await searched(Index.open(folder, drawing), drawing, options)
             loads += rows
-            checks.append(Check("queries find the same both ways", not different, f"{different} of {number} passages"))
+            checks.append(
+                Check(
+                    "queries find the same both ways",
+                    not different,
+                    f"{different} of {number} passages",
+                )
+            )
     return Figures(passages, asked, indexed, ranked, found, loads, checks)
 
 
-def read_questions(path: Path, form: Format | None = None, *, sub_questions: bool = False) -> list[BenchmarkQuestion]:
-    """The questions of a file. Raises `BadCorpus`, with file and line, at one that names no supporting passages, or has
-    no gold decomposition where `sub_questions` are wanted.
+def read_questions(
+    path: Path, form: Format | None = None, *, sub_questions: bool = False
+) -> list[BenchmarkQuestion]:
+    """The questions of a file. Raises `BadCorpus`, with file and line, at one that names no
+    supporting passages, or has no gold decomposition where `sub_questions` are wanted.
     """
     questions = []
     for entry in read_entries(path, form):
         if not entry.question.supporting:
-            raise BadCorpus(f"{entry.where}: no supporting_doc_ids, so that nothing can be missed; name some.")
+            raise BadCorpus(
+                f"{entry.where}: no supporting_doc_ids, so that nothing can be missed; name some."
+            )
         if sub_questions and not entry.question.decomposition:
-            raise BadCorpus(f"{entry.where}: no decomposition; leave --gold-sub-questions out, or take MuSiQue.")
+            raise BadCorpus(
+                f"{entry.where}: no decomposition; leave --gold-sub-questions out, or take MuSiQue."
+            )
         questions.append(entry.question)
     return questions
 
@@ -150,7 +181,9 @@ def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, flo
             folder,
             embedder,
             lexical=True,
-            progress=lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total),
+            progress=lambda stage, done, total: bar.update(
+                tasks[stage], completed=done, total=total
+            ),
         )
     elapsed_s = time.perf_counter() - started
     return Index.open(folder, embedder), built.embedded / elapsed_s if built.embedded else None
@@ -161,7 +194,11 @@ def _ranked(
 ) -> tuple[list[Found], float]:
     """What all rankings find, and how many queries a second they go through."""
     steps = [question.sub_questions if sub_questions else () for question in questions]
-    queries = [query for question, asked in zip(questions, steps, strict=True) for query in (question.question, *asked)]
+    queries = [
+        query
+        for question, asked in zip(questions, steps, strict=True)
+        for query in (question.question, *asked)
+    ]
     started = time.perf_counter()
     assert index.lexical is not None
     dense = index.dense.search(embedder.embed(queries, queries=True), DEPTH)
@@ -171,14 +208,18 @@ def _ranked(
     found: list[Found] = []
     for name, hits in (("dense", dense), ("lexical", lexical), ("fused", fused)):
         documents = iter([_documents(index, each) for each in hits])
-        found += _found(name, questions, [[next(documents) for _ in range(1 + len(asked))] for asked in steps])
+        found += _found(
+            name, questions, [[next(documents) for _ in range(1 + len(asked))] for asked in steps]
+        )
     return sorted(found, key=lambda one: (WHOLE, AS_MANY, SUB_QUESTIONS).index(one.query)), per_s
 
 
 def _found(
     ranking: str, questions: Sequence[BenchmarkQuestion], ranked: Sequence[Sequence[Sequence[str]]]
 ) -> Iterator[Found]:
-    """`ranked`: for each question, the documents that it found, then those that each of its sub-questions found."""
+    """`ranked`: for each question, the documents that it found, then those that each of its
+    sub-questions found.
+    """
     kinds: dict[str, Callable[[Sequence[Sequence[str]], int], Collection[str]]] = {
         WHOLE: lambda found, k: found[0][:k],
         AS_MANY: lambda found, k: found[0][: k * (len(found) - 1)],
@@ -196,13 +237,15 @@ def _found(
 
 
 def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
-    """The rows of the corpus that the hits are of; a long row may have been cut into several passages."""
+    """The rows of the corpus that the hits are of; a long row may have been cut into several
+    passages.
+    """
     return list(dict.fromkeys(index.passages[hit.row].document.partition("#")[2] for hit in hits))
 
 
 async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[list[Load], int]:
-    """Search for so many different queries one by one and in batches; how many found something else. Raises what the
-    embedder raises.
+    """Search for so many different queries one by one and in batches; how many found something
+    else. Raises what the embedder raises.
     """
     asked = _queries(index, options.queries + _LONE)
     lone, asked = asked[:_LONE], asked[_LONE:]
@@ -232,7 +275,9 @@ async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[
     rows = []
     for most, waited, elapsed, alone in zip(sizes, waited_s, elapsed_s, lone_s, strict=True):
         median_ms, p99_ms = 1000 * statistics.median(waited), 1000 * quantile(waited, 0.99)
-        rows.append(Load(len(index.passages), most, len(waited) / elapsed, median_ms, p99_ms, 1000 * alone))
+        rows.append(
+            Load(len(index.passages), most, len(waited) / elapsed, median_ms, p99_ms, 1000 * alone)
+        )
     return rows, sum(found[0][query] != found[1][query] for query in asked)
 
 
@@ -253,7 +298,9 @@ class RandomEmbedder(MiniLM):
 
 
 def mini_world_passages(number: int | None = None) -> Iterator[Passage]:
-    """So many passages of as many worlds as it takes, or without an end; the same ones every time."""
+    """So many passages of as many worlds as it takes, or without an end; the same ones every
+    time.
+    """
     rows = (
         msgspec.structs.replace(passage, id=f"{seed}-{passage.id}")
         for seed in count()

@@ -25,7 +25,9 @@ Metric = Callable[[Sequence[Round]], float]
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A figure that is wanted: a metric of a variant or, where another one is named, its ratio to that one's."""
+    """A figure that is wanted: a metric of a variant or, where another one is named, its ratio
+    to that one's.
+    """
 
     figure: str
     metric: Metric
@@ -36,7 +38,9 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A figure of all rounds, and between which values 95 % of it lie where the rounds are drawn anew."""
+    """A figure of all rounds, and between which values 95 % of it lie where the rounds are
+    drawn anew.
+    """
 
     figure: str
     value: float
@@ -61,9 +65,11 @@ def cpu(rounds: Sequence[Round]) -> float:
     return sum(each.cpu_ms for each in rounds) / len(rounds)
 
 
-async def in_turns(variants: Mapping[str, Callable[[int], Awaitable[Round]]], rounds: int) -> dict[str, list[Round]]:
-    """Measure all variants in each round, from first to last and then from last to first, after one round to warm up.
-    Each gets the number of the round, from 1.
+async def in_turns(
+    variants: Mapping[str, Callable[[int], Awaitable[Round]]], rounds: int
+) -> dict[str, list[Round]]:
+    """Measure all variants in each round, from first to last and then from last to first, after one
+    round to warm up. Each gets the number of the round, from 1.
     """
     measured: dict[str, list[Round]] = {name: [] for name in variants}
     orders = itertools.cycle((list(variants), list(variants)[::-1]))
@@ -77,7 +83,9 @@ async def in_turns(variants: Mapping[str, Callable[[int], Awaitable[Round]]], ro
 
 
 def figure(wanted: Wanted, found: Mapping[str, Sequence[Round]]) -> Figure:
-    """A figure with its spread, by a bootstrap over the rounds, which are drawn alike for both sides of a ratio."""
+    """A figure with its spread, by a bootstrap over the rounds, which are drawn alike for both
+    sides of a ratio.
+    """
     of, to, chance = found[wanted.of], found.get(wanted.to), random.Random(_SEED)
 
     def of_rounds(chosen: Sequence[int]) -> float:
@@ -86,7 +94,10 @@ def figure(wanted: Wanted, found: Mapping[str, Sequence[Round]]) -> Figure:
         return part / whole if whole else 0.0
 
     every = range(len(of))
-    value, drawn = of_rounds(every), [of_rounds(chance.choices(every, k=len(of))) for _ in range(_DRAWS)]
+    value, drawn = (
+        of_rounds(every),
+        [of_rounds(chance.choices(every, k=len(of))) for _ in range(_DRAWS)],
+    )
     low, high, bound, held = quantile(drawn, 0.025), quantile(drawn, 0.975), "", None
     if wanted.most is not None:
         bound, held = f"≤ {wanted.most:g}", value <= wanted.most

@@ -12,15 +12,30 @@ from serving.logs import errors_only
 from serving.terminal import complain
 
 _COMMANDS = {
-    "retrain": ("executor_sft.retrain", "from logged runs to a version that works as shadow, all steps at once"),
-    "rollout": ("executor_sft.rollout", "let teacher and student work on the sub-queries of questions"),
-    "mine": ("executor_sft.mine", "the same for logged questions, with what clients said of the answers"),
+    "retrain": (
+        "executor_sft.retrain",
+        "from logged runs to a version that works as shadow, all steps at once",
+    ),
+    "rollout": (
+        "executor_sft.rollout",
+        "let teacher and student work on the sub-queries of questions",
+    ),
+    "mine": (
+        "executor_sft.mine",
+        "the same for logged questions, with what clients said of the answers",
+    ),
     "filter": ("executor_sft.filter", "keep what is worth learning from"),
     "dataset": ("executor_sft.dataset", "turn it into the tokens that the serving engine sees"),
     "train": ("executor_sft.train", "fine-tune an executor on them"),
     "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
-    "publish": ("executor_sft.publish", "make a version of what was trained, and hand it to a running gateway"),
-    "mini-world": ("executor_sft.miniworld.export", "write a mini world: corpus, questions with gold plans, scope"),
+    "publish": (
+        "executor_sft.publish",
+        "make a version of what was trained, and hand it to a running gateway",
+    ),
+    "mini-world": (
+        "executor_sft.miniworld.export",
+        "write a mini world: corpus, questions with gold plans, scope",
+    ),
     "mini-model": ("executor_sft.minimodel.command", "train one of the mini models"),
 }
 
@@ -34,7 +49,11 @@ def run(arguments: Sequence[str]) -> int:
     chosen, rest = parser.parse_known_args(arguments[:1])
     errors_only()
     module = importlib.import_module(_COMMANDS[chosen.command][0])
-    return int(module.run(parse(module.Options, chosen.command, module.__doc__ or "", [*rest, *arguments[1:]])))
+    return int(
+        module.run(
+            parse(module.Options, chosen.command, module.__doc__ or "", [*rest, *arguments[1:]])
+        )
+    )
 
 
 @private_files()

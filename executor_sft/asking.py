@@ -13,9 +13,14 @@ _HOPELESS = 5
 
 
 async def in_flight(
-    ask: Callable[[Item], Awaitable[Result]], items: Iterable[Item], at_once: int, on_done: Callable[[], None]
+    ask: Callable[[Item], Awaitable[Result]],
+    items: Iterable[Item],
+    at_once: int,
+    on_done: Callable[[], None],
 ) -> list[Result]:
-    """Ask of each item, `at_once` at a time; the results in the items' order. The first error ends all."""
+    """Ask of each item, `at_once` at a time; the results in the items' order. The first error
+    ends all.
+    """
     results, left = dict[int, Result](), enumerate(items)
 
     async def keep_asking() -> None:
@@ -42,10 +47,11 @@ async def failures(
     so_far: Callable[[int], str],
     done: int = 0,
 ) -> dict[str, str]:
-    """Ask of each item; why items failed, by their names. `so_far`: says how many are done, `done` of them before.
+    """Ask of each item; why items failed, by their names. `so_far`: says how many are done, `done`
+    of them before.
 
-    Raises `UpstreamUnavailable` once an endpoint is gone, `UpstreamError` or `OutOfTime` where every item fails, and
-    what else `ask` raises, with how far it came.
+    Raises `UpstreamUnavailable` once an endpoint is gone, `UpstreamError` or `OutOfTime` where
+    every item fails, and what else `ask` raises, with how far it came.
     """
     failed: dict[str, str] = {}
 

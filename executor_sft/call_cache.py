@@ -53,8 +53,8 @@ class CallCache:
             yield cls(file)
 
     async def complete(self, model: Model, role: RoleName, prompt: Prompt, key: str) -> Completion:
-        """The completion that was kept under `key`, or else the model's; asked for twice at the same time, it is asked
-        once. Raises what the model raises, and `StoreFailed`.
+        """The completion that was kept under `key`, or else the model's; asked for twice at the
+        same time, it is asked once. Raises what the model raises, and `StoreFailed`.
         """
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
@@ -72,8 +72,8 @@ class CallCache:
         return sum(call.request_id in self._hits for call in calls)
 
     def key(self, call: Call) -> str | None:
-        """The key of a ledger's call, which all calls share that are paid for once. None for one that was not asked
-        here, or had no answer.
+        """The key of a ledger's call, which all calls share that are paid for once. None for one
+        that was not asked here, or had no answer.
         """
         return self._keys.get(call.request_id)
 
@@ -92,13 +92,19 @@ class CallCache:
 
 
 _LATER_FIELDS = ("unstopped", "raw")
-"""Fields of a prompt that are left out of its key unless they are set, so that older keys and seeds hold."""
+"""Fields of a prompt that are left out of its key unless they are set, so that older keys and
+seeds hold.
+"""
 
 
 class CachedModel:
-    """A model whose completed calls are kept. `variant`: request options that are sent beside the prompt, as JSON."""
+    """A model whose completed calls are kept. `variant`: request options that are sent beside
+    the prompt, as JSON.
+    """
 
-    def __init__(self, model: Model, cache: CallCache, role: RoleName, variant: object = None) -> None:
+    def __init__(
+        self, model: Model, cache: CallCache, role: RoleName, variant: object = None
+    ) -> None:
         self._model, self._cache, self._role = model, cache, role
         self.name, self.endpoint = model.name, model.endpoint
         self._variant = msgspec.json.encode((model.name, variant), order="deterministic")
@@ -111,7 +117,8 @@ class CachedModel:
                 del fields[name]
         request = msgspec.json.encode(fields)
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
-        if prompt.sampling.seed is not None:  # each call has its own: the same noise would couple all calls of a seed
+        # Each call has its own: the same noise would couple all calls of a seed
+        if prompt.sampling.seed is not None:
             sampling = msgspec.structs.replace(prompt.sampling, seed=int(key[:7], 16))
             prompt = msgspec.structs.replace(prompt, sampling=sampling)
         return await self._cache.complete(self._model, self._role, prompt, key)

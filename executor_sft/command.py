@@ -1,4 +1,6 @@
-"""Commands of the distillation: options are the fields of a struct, figures are printed as tables or as JSON."""
+"""Commands of the distillation: options are the fields of a struct, figures are printed as
+tables or as JSON.
+"""
 
 import argparse
 import sys
@@ -46,10 +48,16 @@ _Options = TypeVar("_Options", bound=msgspec.Struct)
 
 
 def parse(
-    options: type[_Options], command: str, description: str, arguments: Sequence[str], *, group: str = "sft"
+    options: type[_Options],
+    command: str,
+    description: str,
+    arguments: Sequence[str],
+    *,
+    group: str = "sft",
 ) -> _Options:
-    """Read a command's arguments into its struct: fields are options, whose annotations give their help, ranges and
-    choices; `config` is the file that `--config` or `--preset` names, or that is found without them.
+    """Read a command's arguments into its struct: fields are options, whose annotations give their
+    help, ranges and choices; `config` is the file that `--config` or `--preset` names, or that is
+    found without them.
 
     Raises `BadConfig` for a value that its field does not take; exits where argparse does.
     """
@@ -72,7 +80,9 @@ def parse(
     if "config" in options.__struct_fields__:
         values["config"] = chosen_file(given)
     try:
-        return msgspec.convert(values, options, strict=False, dec_hook=lambda kind, value: kind(value))
+        return msgspec.convert(
+            values, options, strict=False, dec_hook=lambda kind, value: kind(value)
+        )
     except msgspec.ValidationError as error:
         why, _, name = str(error).partition(" - at `$.")
         name = name.rstrip("`").partition("[")[0]
@@ -92,31 +102,42 @@ def _add(parser: argparse.ArgumentParser, field: Field) -> None:
     elif isinstance(kind, LiteralType):
         how["choices"] = kind.values
     elif isinstance(kind, VarTupleType):
-        how |= {"nargs": "+", "action": "extend", "metavar": _METAVARS.get(type(kind.item_type), "TEXT")}
+        how |= {
+            "nargs": "+",
+            "action": "extend",
+            "metavar": _METAVARS.get(type(kind.item_type), "TEXT"),
+        }
     else:
         how["metavar"] = _METAVARS.get(type(kind), "TEXT")
     if not (field.required or field.default in (None, False, ())):
-        text += (
-            f" (default: {' '.join(map(str, field.default)) if isinstance(field.default, tuple) else field.default})"
-        )
+        values = field.default if isinstance(field.default, tuple) else (field.default,)
+        text += f" (default: {' '.join(map(str, values))})"
     text = text.replace("%", "%%")
-    parser.add_argument(field.name if positional else f"--{field.encode_name.replace('_', '-')}", help=text, **how)
+    parser.add_argument(
+        field.name if positional else f"--{field.encode_name.replace('_', '-')}", help=text, **how
+    )
 
 
 def agreed(question: str, more: str = "") -> bool:
-    """Ask at the terminal whether money may be spent. Raises `BadRequest`, which says `more`, where there is none."""
+    """Ask at the terminal whether money may be spent. Raises `BadRequest`, which says `more`,
+    where there is none.
+    """
     if not sys.stdin.isatty():
         raise BadRequest(f"there is nobody to ask whether that may be spent; --yes says so.{more}")
     return input(f"{question} [y/N] ").strip().casefold() in ("y", "yes")
 
 
 def show(figures: Mapping[str, Any], *, as_json: bool = False, stderr: bool = False) -> None:
-    """Print figures: single ones in one table, each group of them in one of its own, and so the rows inside a group."""
+    """Print figures: single ones in one table, each group of them in one of its own, and so the
+    rows inside a group.
+    """
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())
         return
     console = Console(stderr=stderr)
-    single = {name: value for name, value in figures.items() if not isinstance(value, dict | list | tuple)}
+    single = {
+        name: value for name, value in figures.items() if not isinstance(value, dict | list | tuple)
+    }
     groups = {"figure": single, **figures}
     for name, value in figures.items():
         if isinstance(value, dict):
@@ -125,7 +146,14 @@ def show(figures: Mapping[str, Any], *, as_json: bool = False, stderr: bool = Fa
         if isinstance(value, dict):
             items = [(key, of) for key, of in value.items() if not _is_rows(of)]
             if items:
-                console.print(_table([{name: key, **(of if isinstance(of, dict) else {"": of})} for key, of in items]))
+                console.print(
+                    _table(
+                        [
+                            {name: key, **(of if isinstance(of, dict) else {"": of})}
+                            for key, of in items
+                        ]
+                    )
+                )
         elif isinstance(value, list | tuple) and value:
             rows = value if _is_rows(value) else [{"": one} for one in value]
             console.print(name.replace("_", " "), _table(rows), sep="\n")
@@ -138,7 +166,9 @@ def _is_rows(value: object) -> bool:
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=SIMPLE_HEAD)
     for number, name in enumerate(rows[0]):
-        table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
+        table.add_column(
+            name.replace("_", " "), justify="right" if number else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     return table

@@ -1,12 +1,13 @@
 """`rolegate sft dataset`: filtered samples as the very tokens that the serving engine will see.
 
-A row is one turn of the model: the prompt as the engine reads it there, without loss, and the turn itself, with
-loss: the tokens that the engine returned, or, where it returned none of this model, the text tokenised again. TRL
-trains on rows.jsonl as it is, by `input_ids` with `labels` or with `assistant_masks`; `messages` has the same as text.
+A row is one turn of the model: the prompt as the engine reads it there, without loss, and the turn
+itself, with loss: the tokens that the engine returned, or, where it returned none of this model,
+the text tokenised again. TRL trains on rows.jsonl as it is, by `input_ids` with `labels` or with
+`assistant_masks`; `messages` has the same as text.
 
-Chat templates show earlier turns in other words than these were written in (thinking is dropped), so only a row for
-each turn trains on what serving sees (TBSS appendix D). Passages, prompts and corrections carry no loss, and turns that
-were corrected have no row.
+Chat templates show earlier turns in other words than these were written in (thinking is dropped),
+so only a row for each turn trains on what serving sees (TBSS appendix D). Passages, prompts and
+corrections carry no loss, and turns that were corrected have no row.
 """
 
 from collections import Counter
@@ -61,9 +62,15 @@ class Options(StepOptions, frozen=True, kw_only=True):
 
     filtered: Annotated[Path, POSITIONAL, Meta(description="the folder of `rolegate sft filter`")]
     model: Annotated[Path, Meta(description="the student's folder, with its tokenizer")]
-    role: Annotated[Literal["execution", "delegation"], Meta(description="whose turns")] = "execution"
-    max_length: Annotated[int, Meta(ge=1, description="tokens of a row; one that is longer is an error")] = 4096
-    thinking: Annotated[bool, Meta(description="true or false, as of that role in the config")] | None = None
+    role: Annotated[Literal["execution", "delegation"], Meta(description="whose turns")] = (
+        "execution"
+    )
+    max_length: Annotated[
+        int, Meta(ge=1, description="tokens of a row; one that is longer is an error")
+    ] = 4096
+    thinking: (
+        Annotated[bool, Meta(description="true or false, as of that role in the config")] | None
+    ) = None
     system_role: Annotated[bool, Meta(description="the same")] = True
 
 
@@ -71,8 +78,8 @@ class TrainingRow(msgspec.Struct, frozen=True):
     """A prompt that the engine shows the model, and the turn that the model is to write."""
 
     input_ids: tuple[int, ...]
-    """Token ids of the conversation before the turn, exactly as the serving engine sees it, and of the turn, its end
-    included.
+    """Token ids of the conversation before the turn, exactly as the serving engine sees it, and of
+    the turn, its end included.
     """
     labels: tuple[int, ...]
     """Those of the turn, after -100 for each token before it, which carries no loss."""
@@ -81,7 +88,9 @@ class TrainingRow(msgspec.Struct, frozen=True):
     attention_mask: tuple[int, ...]
     """All ones."""
     messages: tuple[dict[str, str | bool], ...]
-    """The same as text: each with `role`, `content`, and `train`, which is true of the last one, the turn."""
+    """The same as text: each with `role`, `content`, and `train`, which is true of the last
+    one, the turn.
+    """
     turn: int
     """The number of the turn in its trajectory, from 0."""
     trajectory: int
@@ -113,7 +122,9 @@ class _Generation(msgspec.Struct):
 class ServedTokens:
     """Tokens of a conversation as vLLM makes them for `/v1/chat/completions`."""
 
-    def __init__(self, model: Path, *, thinking: bool | None = None, system_role: bool = True) -> None:
+    def __init__(
+        self, model: Path, *, thinking: bool | None = None, system_role: bool = True
+    ) -> None:
         """`model`: its folder. The others: as of the role that serves. Raises `BadConfig`."""
         from transformers import AutoTokenizer
 
@@ -122,7 +133,9 @@ class ServedTokens:
         except (OSError, ValueError) as error:
             raise BadConfig(f"{model}: holds no tokenizer that can be loaded ({error}).") from None
         if self._tokenizer.chat_template is None:
-            raise BadConfig(f"{model}: its tokenizer has no chat template; add chat_template.jinja.")
+            raise BadConfig(
+                f"{model}: its tokenizer has no chat template; add chat_template.jinja."
+            )
         self._model, self._system_role = model, system_role
         self._switch = {} if thinking is None else {"enable_thinking": thinking}
         self._thinks = "<think>" in self._tokenizer.chat_template if thinking is None else thinking
@@ -132,20 +145,30 @@ class ServedTokens:
         return tuple(self._rendered(messages, tokenize=True, add_generation_prompt=True))
 
     def completion(self, output: Completion) -> tuple[int, ...]:
-        """The tokens that the engine is to write: the turn up to its last tag, and the template's end of turn.
+        """The tokens that the engine is to write: the turn up to its last tag, and the template's
+        end of turn.
 
-        Reasoning stands in a thinking block where the role thinks, and is left out where it does not.
+        Reasoning stands in a thinking block where the role thinks, and is left out where it does
+        not.
         """
-        return tuple(self._tokenizer.encode(self._written(output), add_special_tokens=False)) + self._end
+        return (
+            tuple(self._tokenizer.encode(self._written(output), add_special_tokens=False))
+            + self._end
+        )
 
     def row(self, messages: Sequence[Message], output: Completion) -> tuple[TokenIds, bool]:
-        """The tokens of prompt and turn; whether they are those that the engine returned, which they are where these
-        are the same text, in whichever tokens: it may have told none, or those of another model.
+        """The tokens of prompt and turn; whether they are those that the engine returned, which
+        they are where these are the same text, in whichever tokens: it may have told none, or those
+        of another model.
         """
         made, told = TokenIds(self.prompt(messages), self.completion(output)), output.tokens
         if told is msgspec.UNSET:
             return made, False
-        ended = told.completion if told.completion[-1:] == self._end[-1:] else told.completion + self._end
+        ended = (
+            told.completion
+            if told.completion[-1:] == self._end[-1:]
+            else told.completion + self._end
+        )
         returned = TokenIds(told.prompt, ended)
         same = self._texts(returned) == self._texts(made)
         return (returned, True) if same else (made, False)
@@ -166,22 +189,34 @@ class ServedTokens:
     @cached_property
     def _thinking_is_open(self) -> bool:
         """True where the template itself begins the thinking block."""
-        prompt: str = self._rendered([Message("user", _TURN)], tokenize=False, add_generation_prompt=True)
+        prompt: str = self._rendered(
+            [Message("user", _TURN)], tokenize=False, add_generation_prompt=True
+        )
         return prompt.rstrip().endswith("<think>")
 
     @cached_property
     def _end(self) -> tuple[int, ...]:
-        """The tokens that the template puts after a turn, up to the one at which the engine stops."""
+        """The tokens that the template puts after a turn, up to the one at which the engine
+        stops.
+        """
         said = [Message("user", "?"), Message("assistant", _TURN)]
         after = self._rendered(said, tokenize=False).rpartition(_TURN)[2]
         ids = self._tokenizer.encode(after, add_special_tokens=False)
         path = self._model / "generation_config.json"
-        named = msgspec.json.decode(path.read_bytes(), type=_Generation).eos_token_id if path.exists() else None
-        ends = {self._tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
+        named = (
+            msgspec.json.decode(path.read_bytes(), type=_Generation).eos_token_id
+            if path.exists()
+            else None
+        )
+        ends = {self._tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {
+            None
+        }
         for place, token in enumerate(ids):
             if token in ends:
                 return tuple(ids[: place + 1])
-        raise BadConfig(f"{self._model}: its chat template ends turns with {after!r}, at which no engine stops.")
+        raise BadConfig(
+            f"{self._model}: its chat template ends turns with {after!r}, at which no engine stops."
+        )
 
     def _rendered(self, messages: Sequence[Message], **how: bool) -> Any:
         sent = messages if self._system_role else without_system_role(messages)
@@ -192,13 +227,19 @@ class ServedTokens:
 def run(options: Options) -> int:
     """Run the step; the exit status."""
     need("sft", *NEEDED)
-    settings = {name: getattr(options, name) for name in ("role", "max_length", "thinking", "system_role")}
+    settings = {
+        name: getattr(options, name) for name in ("role", "max_length", "thinking", "system_role")
+    }
     inputs = {"filtered": options.filtered, **tokenizer_files(options.model)}
     step = Step.begin(options.out, "dataset", inputs, settings)
     if (manifest := step.finished) is None:
-        tokens = ServedTokens(options.model, thinking=options.thinking, system_role=options.system_role)
+        tokens = ServedTokens(
+            options.model, thinking=options.thinking, system_role=options.system_role
+        )
         kind = Execution if options.role == "execution" else Conversation
-        rows, turns = rows_of((one for one in read_samples(options.filtered) if isinstance(one.work, kind)), tokens)
+        rows, turns = rows_of(
+            (one for one in read_samples(options.filtered) if isinstance(one.work, kind)), tokens
+        )
         _check(rows, turns, options.max_length)
         write_json_lines(options.out / RESULT, rows)
         figures = {
@@ -216,15 +257,22 @@ def run(options: Options) -> int:
 
 
 def tokenizer_files(model: Path) -> dict[str, Path]:
-    """The files in a model's folder that decide about token ids, by name. Raises `BadConfig` where there is none."""
+    """The files in a model's folder that decide about token ids, by name. Raises `BadConfig`
+    where there is none.
+    """
     files = {name: model / name for name in TOKENIZER_FILES if (model / name).is_file()}
     if "tokenizer_config.json" not in files:
-        raise BadConfig(f"{model}: holds no tokenizer; name the folder of a model, with its tokenizer_config.json.")
+        raise BadConfig(
+            f"{model}: holds no tokenizer; name the folder of a model, with its "
+            "tokenizer_config.json."
+        )
     return files
 
 
 def read_samples(path: Path) -> Iterator[FilteredSample]:
-    """The lines of a `filtered.jsonl`, or of the one in a folder. Raises `BadConfig` naming a line that is not one."""
+    """The lines of a `filtered.jsonl`, or of the one in a folder. Raises `BadConfig` naming a
+    line that is not one.
+    """
     advice = "name the folder of `rolegate sft filter`"
     return (sample for _, sample in read_jsonl(path, FilteredSample, advice, SAMPLES))
 
@@ -237,14 +285,20 @@ def read_rows(path: Path) -> list[TrainingRow]:
     return rows
 
 
-def rows_of(samples: Iterable[FilteredSample], tokens: ServedTokens) -> tuple[list[TrainingRow], Counter[str]]:
-    """A row for each turn in `LEARNT`, and the counts of all turns, those without a row by the reason."""
+def rows_of(
+    samples: Iterable[FilteredSample], tokens: ServedTokens
+) -> tuple[list[TrainingRow], Counter[str]]:
+    """A row for each turn in `LEARNT`, and the counts of all turns, those without a row by the
+    reason.
+    """
     rows: list[TrainingRow] = []
     turns: Counter[str] = Counter()
     for number, sample in enumerate(samples):
         work = sample.work
         executes = partial(_kind, parse_table_turn if sample.ask else parse_turn)
-        conversation, kind_of = (work, _decision) if isinstance(work, Conversation) else (work.conversation, executes)
+        conversation, kind_of = (
+            (work, _decision) if isinstance(work, Conversation) else (work.conversation, executes)
+        )
         for turn, (messages, output, reply) in enumerate(_turns(conversation)):
             kind = "cut off" if output.finish_reason == "length" else kind_of(output, reply)
             if kind in LEARNT and isinstance(work, Execution) and not _as_served(work, turn):
@@ -260,14 +314,20 @@ def rows_of(samples: Iterable[FilteredSample], tokens: ServedTokens) -> tuple[li
     return rows, turns
 
 
-def training_row(ids: TokenIds, messages: Sequence[dict[str, str | bool]], *about: Any) -> TrainingRow:
+def training_row(
+    ids: TokenIds, messages: Sequence[dict[str, str | bool]], *about: Any
+) -> TrainingRow:
     """The row of a prompt and a turn. `about`: its further fields, from `turn` on."""
     before, turn = len(ids.prompt), len(ids.completion)
     labels, masks = (NO_LOSS,) * before + ids.completion, (0,) * before + (1,) * turn
-    return TrainingRow(ids.prompt + ids.completion, labels, masks, (1,) * (before + turn), tuple(messages), *about)
+    return TrainingRow(
+        ids.prompt + ids.completion, labels, masks, (1,) * (before + turn), tuple(messages), *about
+    )
 
 
-def _turns(conversation: Conversation) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:
+def _turns(
+    conversation: Conversation,
+) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:
     """The messages before each of the model's turns, the turn, and the reply to it."""
     messages = conversation.messages
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
@@ -302,7 +362,9 @@ def _decision(output: Completion, reply: Message | None) -> str:
 
 
 def _as_served(execution: Execution, turn: int) -> bool:
-    """True where the trace shows all that the model saw in a turn: passages that gave way later are missing from it."""
+    """True where the trace shows all that the model saw in a turn: passages that gave way later
+    are missing from it.
+    """
     whole = not any(search.dropped_passages for search in execution.searches)
     return whole or turn in (0, len(execution.conversation.outputs) - 1)
 
@@ -310,11 +372,14 @@ def _as_served(execution: Execution, turn: int) -> bool:
 def _check(rows: Sequence[TrainingRow], turns: Counter[str], max_length: int) -> None:
     if not rows:
         raise BadConfig(
-            f"Nothing to learn: no turn that passed the filter searched or reported (turns: {dict(turns)}); look at "
+            "Nothing to learn: no turn that passed the filter searched or reported "
+            f"(turns: {dict(turns)}); look at "
             "the tables of `rolegate sft filter`."
         )
     if long := [len(row.input_ids) for row in rows if len(row.input_ids) > max_length]:
         raise BadConfig(
-            f"{len(long)} of {len(rows)} rows are longer than {max_length} tokens, the longest has {max(long)}; raise "
-            "--max-length, or show fewer or shorter passages. Nothing is cut: that would lose the report."
+            f"{len(long)} of {len(rows)} rows are longer than {max_length} tokens, the "
+            f"longest has {max(long)}; raise "
+            "--max-length, or show fewer or shorter passages. Nothing is cut: that would "
+            "lose the report."
         )

@@ -1,8 +1,9 @@
-"""`rolegate sft evaluate`: executors, and delegators, on the same held-out questions, with all else the same.
+"""`rolegate sft evaluate`: executors, and delegators, on the same held-out questions, with all else
+the same.
 
-Each question is asked several times with each executor, with other seeds; figures are means over all of it (mean@k),
-and differences come with a confidence interval from a bootstrap over questions. Every model call is kept in the folder,
-so that an interrupted evaluation goes on where it was.
+Each question is asked several times with each executor, with other seeds; figures are means over
+all of it (mean@k), and differences come with a confidence interval from a bootstrap over questions.
+Every model call is kept in the folder, so that an interrupted evaluation goes on where it was.
 """
 
 import asyncio
@@ -43,7 +44,8 @@ class Options(StepOptions, frozen=True, kw_only=True):
     executors: Annotated[
         tuple[str, ...],
         Meta(
-            description=f"{BASE} (the config's model), {TEACHER}, or adapters' folders; others are compared with the "
+            description=f"{BASE} (the config's model), {TEACHER}, or adapters' folders; others are "
+            "compared with the "
             "first"
         ),
     ] = (BASE,)
@@ -51,7 +53,9 @@ class Options(StepOptions, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description=f"{BASE}, or adapters' folders; each with each executor")
     ] = (BASE,)
     rollouts: Annotated[int, Meta(ge=1, description="of each question")] = 4
-    temperature: Annotated[float, Meta(ge=0, description="of all roles; without it, the config's")] | None = None
+    temperature: (
+        Annotated[float, Meta(ge=0, description="of all roles; without it, the config's")] | None
+    ) = None
     limit: Annotated[int, Meta(ge=1, description="the first questions only")] | None = None
     concurrency: Annotated[int, Meta(ge=1, description="questions in flight")] = 8
 
@@ -65,8 +69,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0) -> Difference:
-    """Of the means of `new` and `old`, both by question in the same order, by the percentile bootstrap over questions.
-    Raises `ValueError` where they differ in length or are empty.
+    """Of the means of `new` and `old`, both by question in the same order, by the percentile
+    bootstrap over questions. Raises `ValueError` where they differ in length or are empty.
     """
     if not new or len(new) != len(old):
         raise ValueError(f"{len(new)} and {len(old)} scores cannot be paired")
@@ -153,9 +157,14 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 def evaluation_of(
-    answered: Mapping[str, Sequence[Answered]], search: SearchConfig, rollouts: int, temperature: float | None
+    answered: Mapping[str, Sequence[Answered]],
+    search: SearchConfig,
+    rollouts: int,
+    temperature: float | None,
 ) -> Evaluation:
-    """The figures of all executors, in the order given; all have answered the same questions, any number of times."""
+    """The figures of all executors, in the order given; all have answered the same questions,
+    any number of times.
+    """
     (baseline, old), *others = answered.items()
     return Evaluation(
         len({one.question_id for one in old}),
@@ -168,7 +177,10 @@ def evaluation_of(
             Comparison(
                 name,
                 baseline,
-                *(_difference(found, old, figure) for figure in ("exact_match", "f1", "executor_tokens", "tokens")),
+                *(
+                    _difference(found, old, figure)
+                    for figure in ("exact_match", "f1", "executor_tokens", "tokens")
+                ),
             )
             for name, found in others
         ),
@@ -178,7 +190,10 @@ def evaluation_of(
 def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
     runs = [run for one in answered for run in one.executions]
     judged = any(one.accepted is not None for one in answered)
-    right, tokens = sum(one.exact_match for one in answered), sum(one.executor_tokens for one in answered)
+    right, tokens = (
+        sum(one.exact_match for one in answered),
+        sum(one.executor_tokens for one in answered),
+    )
     return Scores(
         executor,
         fmean(one.exact_match for one in answered),
@@ -196,7 +211,8 @@ def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
 def _difference(new: Sequence[Answered], old: Sequence[Answered], figure: str) -> Difference:
     """Of a figure's means over the rollouts of each question."""
     first, second = (
-        by_question((one.question_id, float(getattr(one, figure))) for one in answered) for answered in (new, old)
+        by_question((one.question_id, float(getattr(one, figure))) for one in answered)
+        for answered in (new, old)
     )
     return paired_difference(list(first.values()), [second[question] for question in first])
 
@@ -206,7 +222,11 @@ def run(options: Options) -> int:
     config = load_config(options.config)
     executors = named_adapters(options.executors, (BASE, TEACHER))
     delegators = named_adapters(options.delegators)
-    inputs = {"questions": options.questions, **adapter_files(executors), **adapter_files(delegators)}
+    inputs = {
+        "questions": options.questions,
+        **adapter_files(executors),
+        **adapter_files(delegators),
+    }
     teacher = teacher_config(config) if TEACHER in executors else None
     settings = {
         **{key: getattr(options, key) for key in ("rollouts", "temperature", "limit")},
@@ -233,29 +253,44 @@ async def answers(
     temperature: float | None = None,
     concurrency: int = 8,
 ) -> dict[str, list[Answered]]:
-    """The answers of all executors with all delegators to all questions, by executor, and delegator where that is an
-    adapter: `base`, `teacher`, or adapters by the name under which they are loaded. Raises `UpstreamError` and
-    `OutOfTime` where an endpoint does not do its part, which says nothing of an executor, and `BadConfig` where there
-    is no teacher.
+    """The answers of all executors with all delegators to all questions, by executor, and delegator
+    where that is an adapter: `base`, `teacher`, or adapters by the name under which they are
+    loaded. Raises `UpstreamError` and `OutOfTime` where an endpoint does not do its part, which
+    says nothing of an executor, and `BadConfig` where there is no teacher.
     """
-    pairs = {name if led == BASE else f"{name}, {led}": (name, led) for name in executors for led in delegators}
+    pairs = {
+        name if led == BASE else f"{name}, {led}": (name, led)
+        for name in executors
+        for led in delegators
+    }
     answered = {pair: list[Answered]() for pair in pairs}
     with progress_bar() as bar:
         task = bar.add_task("evaluating", total=len(pairs) * rollouts * len(questions))
         for number in range(rollouts):
             for pair, (name, led) in pairs.items():
                 seeded = runtime.sampled(number, temperature).with_versions(name, led)
-                taught = seeded.role("execution", teacher_config(seeded.config)) if name == TEACHER else None
+                taught = (
+                    seeded.role("execution", teacher_config(seeded.config))
+                    if name == TEACHER
+                    else None
+                )
                 ask = partial(_answered, seeded, seeded.executor(taught))
-                answered[pair] += await in_flight(ask, questions, concurrency, lambda: bar.advance(task))
+                answered[pair] += await in_flight(
+                    ask, questions, concurrency, lambda: bar.advance(task)
+                )
     return answered
 
 
 async def _evaluated(
-    config: Config, options: Options, executors: Mapping[str, Path | None], delegators: Mapping[str, Path | None]
+    config: Config,
+    options: Options,
+    executors: Mapping[str, Path | None],
+    delegators: Mapping[str, Path | None],
 ) -> Evaluation:
     questions = read_questions(options.questions)[0][: options.limit]
-    opened = partial(open_runtime, config, complain, cache=options.out / CALLS, teacher=TEACHER in executors)
+    opened = partial(
+        open_runtime, config, complain, cache=options.out / CALLS, teacher=TEACHER in executors
+    )
     async with opened(adapters=executors, delegators=delegators) as runtime:
         answered = await answers(
             runtime,
@@ -275,8 +310,14 @@ async def _answered(runtime: Runtime, executor: Executor, question: Question) ->
     check_failures(found, 0, context)
     accepted = None
     if runtime.judge is not None:
-        accepted = await runtime.judge.accepts(question.text, question.golds, found.answer, runtime.context().ledger)
-    usages = [(call.role, call.usage.total_tokens) for call in context.ledger.calls if call.usage is not None]
+        accepted = await runtime.judge.accepts(
+            question.text, question.golds, found.answer, runtime.context().ledger
+        )
+    usages = [
+        (call.role, call.usage.total_tokens)
+        for call in context.ledger.calls
+        if call.usage is not None
+    ]
     return Answered(
         question.id,
         found.answer,

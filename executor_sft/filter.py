@@ -1,14 +1,16 @@
 """`rolegate sft filter`: keep the trajectories that are worth learning from.
 
-Three strata are kept: what the untuned student does right with one search (student_single), what the teacher does
-right with one (teacher_single), and what the teacher does right with more, where it fails with one at most
-(teacher_multi): so the student learns when a second search is needed, and when it is not. *Right* means that the final
-answer it leads to is an exact match and the judge, where there is one, accepts it (TBSS 3.4), and that the report
-stands on its evidence: a right answer may have been guessed. Everything else is counted by its reason. Reports on
-tables are judged one by one (`TableReports`); there "not found" is a good one where nothing is to be found.
+Three strata are kept: what the untuned student does right with one search (student_single), what
+the teacher does right with one (teacher_single), and what the teacher does right with more, where
+it fails with one at most (teacher_multi): so the student learns when a second search is needed, and
+when it is not. *Right* means that the final answer it leads to is an exact match and the judge,
+where there is one, accepts it (TBSS 3.4), and that the report stands on its evidence: a right
+answer may have been guessed. Everything else is counted by its reason. Reports on tables are judged
+one by one (`TableReports`); there "not found" is a good one where nothing is to be found.
 
-With `--best`, the best run of each group of `rolegate sft rollout --group` is kept, by exact match, F1, fewer tokens,
-seed, unless none of them is right: its delegator's work, and its executors', where it stands on evidence.
+With `--best`, the best run of each group of `rolegate sft rollout --group` is kept, by exact match,
+F1, fewer tokens, seed, unless none of them is right: its delegator's work, and its executors',
+where it stands on evidence.
 """
 
 import math
@@ -41,8 +43,9 @@ from serving.terminal import complain
 _Taught = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
 _Grouped = Literal["best_executor", "best_delegator", "easy_executor", "easy_delegator"]
 Stratum = Literal[_Taught, _Grouped]
-"""Correct with one search, the student's or the teacher's (A); the teacher's with more, all of them needed (B). The
-fourth one is there only where nothing was filtered. Of groups, the best run of several, all of them right if easy.
+"""Correct with one search, the student's or the teacher's (A); the teacher's with more, all of them
+needed (B). The fourth one is there only where nothing was filtered. Of groups, the best run of
+several, all of them right if easy.
 """
 Who = Literal["student", "teacher"]
 Work = Execution | Conversation
@@ -56,7 +59,9 @@ _UPSTREAM = frozenset({"timed_out", "model_failed", "retrieval_failed", "budget_
 class Options(StepOptions, frozen=True, kw_only=True):
     """Options of the step."""
 
-    rollouts: Annotated[tuple[Path, ...], POSITIONAL, Meta(description="folders of `rollout` or `mine`")]
+    rollouts: Annotated[
+        tuple[Path, ...], POSITIONAL, Meta(description="folders of `rollout` or `mine`")
+    ]
     mix: Annotated[
         str,
         Meta(
@@ -64,10 +69,15 @@ class Options(StepOptions, frozen=True, kw_only=True):
             "student_single=1000,teacher_single=500,teacher_multi=668"
         ),
     ] = ""
-    none: Annotated[bool, Meta(description="keep all that has a report, to see what the filter is for")] = False
-    best: Annotated[bool, Meta(description="of groups of `rollout --group`, keep the best run")] = False
+    none: Annotated[
+        bool, Meta(description="keep all that has a report, to see what the filter is for")
+    ] = False
+    best: Annotated[bool, Meta(description="of groups of `rollout --group`, keep the best run")] = (
+        False
+    )
     exclude: Annotated[
-        tuple[Path, ...], Meta(description="files of held-out questions; rollouts that ask any of them are left out")
+        tuple[Path, ...],
+        Meta(description="files of held-out questions; rollouts that ask any of them are left out"),
     ] = ()
     seed: Annotated[int, Meta(description="of what --mix picks")] = 1
 
@@ -103,12 +113,17 @@ def run(options: Options) -> int:
         lines = (read_jsonl(path, kind, advice, ROLLOUTS) for path in options.rollouts)
         rollouts = (rollout for file in lines for _, rollout in file)
         held_out = HeldOut.read(options.exclude)
-        samples, rejected = filtered(rollouts, mix, none=options.none, seed=options.seed, held_out=held_out)
+        samples, rejected = filtered(
+            rollouts, mix, none=options.none, seed=options.seed, held_out=held_out
+        )
         write_atomically(options.out / RESULT, msgspec.json.Encoder().encode_lines(samples))
         manifest = step.finish(_figures(samples, rejected), [RESULT])
     show(manifest.figures, as_json=options.json)
     if not options.best and not manifest.figures["strata"].get("teacher_multi"):
-        complain("Nothing is kept in teacher_multi: so no executor learns from this when to search again.")
+        complain(
+            "Nothing is kept in teacher_multi: so no executor learns from this when to "
+            "search again."
+        )
     return 0
 
 
@@ -118,13 +133,22 @@ def parse_mix(text: str) -> Mix:
     try:
         return msgspec.convert(pairs, dict[Stratum, Annotated[int, Meta(ge=0)]], strict=False)
     except msgspec.ValidationError:
-        raise BadConfig(f"--mix {text}: give STRATUM=N; the strata are {', '.join(get_args(Stratum))}.") from None
+        raise BadConfig(
+            f"--mix {text}: give STRATUM=N; the strata are {', '.join(get_args(Stratum))}."
+        ) from None
 
 
 def filtered(
-    rollouts: Iterable[Rollout | Group], mix: Mix, *, none: bool = False, seed: int = 1, held_out: HeldOut | None = None
+    rollouts: Iterable[Rollout | Group],
+    mix: Mix,
+    *,
+    none: bool = False,
+    seed: int = 1,
+    held_out: HeldOut | None = None,
 ) -> tuple[list[FilteredSample], Counter[str]]:
-    """The samples that pass, in order, and how many were rejected for which reason; together, all there are."""
+    """The samples that pass, in order, and how many were rejected for which reason; together,
+    all there are.
+    """
     samples: list[FilteredSample] = []
     rejected: Counter[str] = Counter()
     seen: set[tuple[Stratum, bool, str]] = set()
@@ -133,7 +157,11 @@ def filtered(
         asked = {work.sub_query for _, work, _, _ in candidates if isinstance(work, Execution)}
         leaked = _leaked(question.text, asked, held_out) if held_out else None
         for stratum, work, flaw, ask in candidates:
-            key = stratum, ask is None, question_key(work.sub_query if isinstance(work, Execution) else question.text)
+            key = (
+                stratum,
+                ask is None,
+                question_key(work.sub_query if isinstance(work, Execution) else question.text),
+            )
             reason = leaked or (_no_report(work) if isinstance(work, Execution) else None) or flaw
             if reason is None and not none and key in seen:
                 reason = "duplicate sub-query"
@@ -148,8 +176,12 @@ def filtered(
     return chosen, rejected
 
 
-def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Stratum, Work, str | None, Ask | None]]:
-    """All work on a question, with the reason why it is not worth learning from, if any, and its ask of a table."""
+def _candidates(
+    rollout: Rollout | Group, *, none: bool
+) -> Iterator[tuple[Stratum, Work, str | None, Ask | None]]:
+    """All work on a question, with the reason why it is not worth learning from, if any, and
+    its ask of a table.
+    """
     if isinstance(rollout, Rollout):
         filled = rollout.trajectory if isinstance(rollout.trajectory, TableRun) else None
         reports = filled and TableReports(rollout.question, filled)
@@ -160,7 +192,11 @@ def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Strat
                 searches = "single" if len(sample.execution.searches) == 1 else "multi"
                 stratum: Stratum = f"{who}_{searches}"  # type: ignore[assignment] # it is one
                 flaw = partial(reports.flaw, ask) if ask and reports else None
-                reason = _reason_in_table(who, sub_query, flaw) if flaw else _reason(who, sample, sub_query)
+                reason = (
+                    _reason_in_table(who, sub_query, flaw)
+                    if flaw
+                    else _reason(who, sample, sub_query)
+                )
                 yield stratum, sample.execution, None if none else reason, ask
         return
     rewards = rollout.rewards
@@ -179,7 +215,11 @@ def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Strat
 
 def _rank(reward: Reward) -> tuple[float, ...]:
     """Less for a better one."""
-    return -bool(reward.exact_match), -(reward.f1 or 0.0), math.inf if reward.tokens is None else reward.tokens
+    return (
+        -bool(reward.exact_match),
+        -(reward.f1 or 0.0),
+        math.inf if reward.tokens is None else reward.tokens,
+    )
 
 
 def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[FilteredSample]:
@@ -206,7 +246,9 @@ def _no_report(execution: Execution) -> str | None:
 
 
 def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
-    """The reason why a trajectory that has a report is not worth learning from; None where it is."""
+    """The reason why a trajectory that has a report is not worth learning from; None where it
+    is.
+    """
     verdict = sample.verdict
     if verdict.exact_match is False:
         return "wrong answer"
@@ -225,19 +267,32 @@ def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
     return _not_needed(who, execution, sub_query.capped, early=early, stands=_stands)
 
 
-def _reason_in_table(who: Who, sub_query: SubQueryRollout, flaw: Callable[[Execution], str | None]) -> str | None:
+def _reason_in_table(
+    who: Who, sub_query: SubQueryRollout, flaw: Callable[[Execution], str | None]
+) -> str | None:
     """The same for a table. `flaw`: of any report that answers this ask."""
     execution: Execution = getattr(sub_query, who).execution
     first = msgspec.structs.replace(execution, searches=execution.searches[:1])
     return flaw(execution) or _not_needed(
-        who, execution, sub_query.capped, early=flaw(first) is None, stands=lambda one: not flaw(one.execution)
+        who,
+        execution,
+        sub_query.capped,
+        early=flaw(first) is None,
+        stands=lambda one: not flaw(one.execution),
     )
 
 
 def _not_needed(
-    who: Who, execution: Execution, capped: Sequence[Sample], *, early: bool, stands: Callable[[Sample], bool]
+    who: Who,
+    execution: Execution,
+    capped: Sequence[Sample],
+    *,
+    early: bool,
+    stands: Callable[[Sample], bool],
 ) -> str | None:
-    """The reason why a second search is not needed: the first one (`early`), or a try with one, found the answer."""
+    """The reason why a second search is not needed: the first one (`early`), or a try with one,
+    found the answer.
+    """
     if len(execution.searches) == 1:
         return None
     if who == "student":
@@ -251,8 +306,9 @@ def _not_needed(
 
 
 def flaw_of(execution: Execution) -> str | None:
-    """The reason why a report does not stand on its evidence; None where it does: each point is in a passage that the
-    executor was shown, and the answer is in a point, word for word, unless it is yes or no.
+    """The reason why a report does not stand on its evidence; None where it does: each point is in
+    a passage that the executor was shown, and the answer is in a point, word for word, unless it is
+    yes or no.
     """
     report = execution.report
     if says_not_found(report.answer):
@@ -268,18 +324,24 @@ def _says(points: Sequence[str], answer: str) -> bool:
 
 def _stands(sample: Sample) -> bool:
     """True where it leads to the right answer by what it found, and not by a guess."""
-    return sample.verdict.correct and not sample.execution.failed and flaw_of(sample.execution) is None
+    return (
+        sample.verdict.correct and not sample.execution.failed and flaw_of(sample.execution) is None
+    )
 
 
 def _disagree(sub_query: SubQueryRollout) -> bool:
-    """True where teacher and student report different answers that both seem to stand: nobody knows which is wrong."""
+    """True where teacher and student report different answers that both seem to stand: nobody
+    knows which is wrong.
+    """
     both = [sub_query.teacher, sub_query.student]
     one, other = (sample.execution.report.answer for sample in both)
     return all(map(_stands, both)) and not holds([other], one) and not holds([one], other)
 
 
 def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> dict[str, Any]:
-    """Counts of what passed, by stratum and by the data set that it is from, and of the rest, by reason."""
+    """Counts of what passed, by stratum and by the data set that it is from, and of the rest,
+    by reason.
+    """
     questions: dict[str, list[str]] = {}
     for sample in samples:
         questions.setdefault(sample.source, []).append(sample.question_id)
@@ -289,6 +351,7 @@ def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> dict[
         "strata": dict(Counter(sample.stratum for sample in samples)),
         "rejected": dict(rejected.most_common()),
         "sources": {
-            source: {"samples": len(ids), "questions": len(set(ids))} for source, ids in sorted(questions.items())
+            source: {"samples": len(ids), "questions": len(set(ids))}
+            for source, ids in sorted(questions.items())
         },
     }

@@ -1,4 +1,6 @@
-"""Files of JSON: lines that grow while a step runs and that a kill at any time leaves usable, and reading any."""
+"""Files of JSON: lines that grow while a step runs and that a kill at any time leaves usable,
+and reading any.
+"""
 
 import fcntl
 import os
@@ -15,10 +17,14 @@ _Line = TypeVar("_Line")
 
 
 class JsonlFile(Generic[_Line]):
-    """Lines that are whole or not there: what a kill or a full disk has torn is cut off. One process at a time."""
+    """Lines that are whole or not there: what a kill or a full disk has torn is cut off. One
+    process at a time.
+    """
 
     def __init__(self, path: Path, kind: type[_Line], advice: str) -> None:
-        """Open, or make. `kind`, `advice`: as of `read_jsonl`. Raises `BadConfig` where another process has it open."""
+        """Open, or make. `kind`, `advice`: as of `read_jsonl`. Raises `BadConfig` where another
+        process has it open.
+        """
         self.path, self._file = path, path.open("a+b", buffering=0)
         self._kind, self._advice = kind, advice
         os.fchmod(self._file.fileno(), 0o600)  # of an earlier release, perhaps
@@ -26,7 +32,9 @@ class JsonlFile(Generic[_Line]):
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise BadConfig(f"{path}: another command is at work there; wait for it, or end it.") from None
+            raise BadConfig(
+                f"{path}: another command is at work there; wait for it, or end it."
+            ) from None
         with path.open("rb") as file:
             self._end = sum(len(line) for line in file if line.endswith(b"\n"))
         self._file.truncate(self._end)
@@ -36,7 +44,9 @@ class JsonlFile(Generic[_Line]):
         return (line for _, line in read_jsonl(self.path, self._kind, self._advice))
 
     def append(self, line: _Line) -> None:
-        """Add a line, and hand it to the system. Raises `StoreFailed`, and leaves the file as it was."""
+        """Add a line, and hand it to the system. Raises `StoreFailed`, and leaves the file as
+        it was.
+        """
         content = msgspec.json.encode(line) + b"\n"
         try:
             written = self._file.write(content)
@@ -45,7 +55,10 @@ class JsonlFile(Generic[_Line]):
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(self._end)
-            why = f"{self.path}: cannot be written ({error.strerror}); make room, and start the same command again."
+            why = (
+                f"{self.path}: cannot be written ({error.strerror}); make room, and start "
+                "the same command again."
+            )
             raise StoreFailed(why) from error
         self._end += len(content)
 
@@ -55,8 +68,12 @@ class JsonlFile(Generic[_Line]):
             os.fsync(self._file.fileno())
 
 
-def read_json(path: Path, kind: type[_Line], advice: str, decode: Callable[..., Any] = msgspec.json.decode) -> _Line:
-    """The content of a file, as `decode` reads it. Raises `BadConfig`, with `advice`, where it is not of this kind."""
+def read_json(
+    path: Path, kind: type[_Line], advice: str, decode: Callable[..., Any] = msgspec.json.decode
+) -> _Line:
+    """The content of a file, as `decode` reads it. Raises `BadConfig`, with `advice`, where it
+    is not of this kind.
+    """
     try:
         content: _Line = decode(path.read_bytes(), type=kind)
     except OSError as error:
@@ -69,9 +86,10 @@ def read_json(path: Path, kind: type[_Line], advice: str, decode: Callable[..., 
 def read_jsonl(
     path: Path, kind: type[_Line], advice: str, name: str = "", *, growing: bool = False
 ) -> Iterator[tuple[int, _Line]]:
-    """The lines of a file, or of the file `name` in the folder `path`, with their numbers from 1; empty ones are left
-    out, and so is the last line of a file that is `growing` while it is torn or still being written. Raises `BadConfig`
-    naming file and line of one that is not of this kind, with `advice`.
+    """The lines of a file, or of the file `name` in the folder `path`, with their numbers from 1;
+    empty ones are left out, and so is the last line of a file that is `growing` while it is torn or
+    still being written. Raises `BadConfig` naming file and line of one that is not of this kind,
+    with `advice`.
     """
     file, decoder = path / name if path.is_dir() else path, msgspec.json.Decoder(kind)
     try:

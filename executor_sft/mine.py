@@ -1,10 +1,11 @@
 """`rolegate sft mine`: roll out logged questions again, with the teacher as executor.
 
-Reads the config's store: answers and tables, failures included, but none of tenants that have opted out and none whose
-texts were not kept. Which answers are right is known from right answers that feedback tells, or from the judge; that
-somebody liked an answer does not make it right. Of tables nothing has to be known. Unless one tenant is named, no
-tenant's word stands for more than a quarter of the questions. Prints what that would take and asks; then it does what
-`rolegate sft rollout` does.
+Reads the config's store: answers and tables, failures included, but none of tenants that have opted
+out and none whose texts were not kept. Which answers are right is known from right answers that
+feedback tells, or from the judge; that somebody liked an answer does not make it right. Of tables
+nothing has to be known. Unless one tenant is named, no tenant's word stands for more than a quarter
+of the questions. Prints what that would take and asks; then it does what `rolegate sft rollout`
+does.
 """
 
 import argparse
@@ -52,7 +53,9 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     since: Annotated[str, Meta(description=FORMATS)] | None = None
     until: Annotated[str, Meta(description="runs that started before")] | None = None
     tenant: Annotated[str, Meta(description="one tenant's only")] | None = None
-    evaluation: Annotated[tuple[Path, ...], Meta(description="files of questions to leave out")] = ()
+    evaluation: Annotated[
+        tuple[Path, ...], Meta(description="files of questions to leave out")
+    ] = ()
     yes: Annotated[bool, Meta(description="do not ask")] = False
 
 
@@ -92,11 +95,11 @@ class Selection(msgspec.Struct, frozen=True):
 async def select(
     log: Archive, wanted: RunFilter, evaluation: HeldOut, *, judge: bool, limit: int | None = None
 ) -> tuple[Selection, list[Call]]:
-    """The logged questions that can be rolled out again, newest first (of those that are the same, the newest), and
-    the calls of their runs.
+    """The logged questions that can be rolled out again, newest first (of those that are the same,
+    the newest), and the calls of their runs.
 
-    `wanted` leaves out tenants that have opted out. `evaluation`: what to leave out. `judge`: whether somebody can
-    tell right answers that no feedback tells. Raises `StoreFailed`.
+    `wanted` leaves out tenants that have opted out. `evaluation`: what to leave out. `judge`:
+    whether somebody can tell right answers that no feedback tells. Raises `StoreFailed`.
     """
     counts, chosen = Counts(), list[tuple[Question, tuple[Call, ...], str]]()
     asked: set[str] = set()
@@ -112,7 +115,11 @@ async def select(
             counts.nearly_evaluation += likeness == "near"
         elif any(evaluation.likeness(execution.sub_query) for execution in executions):
             counts.evaluation_sub_query += 1
-        elif not ((question := question_of(run, told := await log.feedback(run.id))).golds or question.table or judge):
+        elif not (
+            (question := question_of(run, told := await log.feedback(run.id))).golds
+            or question.table
+            or judge
+        ):
             counts.right_answer_unknown += 1
         elif question.key in asked:
             counts.same_question += 1
@@ -124,23 +131,33 @@ async def select(
             if limit is not None and len(chosen) >= limit:
                 counts.over_limit += 1
             else:
-                by_client = question.golds and all(said.tenant for said in told if said.right_answer.strip())
-                chosen.append((question, run.calls, run.tenant if by_client and wanted.tenant is None else ""))
+                by_client = question.golds and all(
+                    said.tenant for said in told if said.right_answer.strip()
+                )
+                chosen.append(
+                    (question, run.calls, run.tenant if by_client and wanted.tenant is None else "")
+                )
     kept = within_share(chosen, lambda one: one[2])
     counts.selected, counts.over_share = len(kept), len(chosen) - len(kept)
-    return Selection([question for question, _, _ in kept], counts), [call for _, calls, _ in kept for call in calls]
+    return Selection([question for question, _, _ in kept], counts), [
+        call for _, calls, _ in kept for call in calls
+    ]
 
 
 def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
-    """The run's question with what was said: right answers, the operator's alone where there are any; and the run's own
-    as a wrong one, if the last verdict was that it is.
+    """The run's question with what was said: right answers, the operator's alone where there are
+    any; and the run's own as a wrong one, if the last verdict was that it is.
     """
     result = run.result
     if isinstance(result, TableRun):
         closed = bool(result.asks) and all(ask.row for ask in result.asks)
-        table = TableRequest(run.request, result.schema.columns, result.given, closed, result.max_rows)
+        table = TableRequest(
+            run.request, result.schema.columns, result.given, closed, result.max_rows
+        )
         return Question(run.id, run.request, (), SOURCE, table=table)
-    answer = result.answer if isinstance(result, Trajectory) and result.outcome != "out_of_scope" else ""
+    answer = (
+        result.answer if isinstance(result, Trajectory) and result.outcome != "out_of_scope" else ""
+    )
     if answer == NOT_FOUND:
         answer = ""
     verdicts = [said.good for said in feedback if said.good is not None]
@@ -173,17 +190,21 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterat
 
 
 _TIMES: Mapping[str, tuple[RoleName, float]] = {
-    "delegation": ("delegation", 2.0),  # once, and at most again, where other reports lead to other ends
-    "teacher": ("execution", 2.2),  # 40 % of its runs search twice (TBSS Table 4), and may be tried again, three times
+    # Once, and at most again, where other reports lead to other ends
+    "delegation": ("delegation", 2.0),
+    # 40 % of its runs search twice (TBSS Table 4), and may be tried again, three times
+    "teacher": ("execution", 2.2),
     "student": ("execution", 1.0),
     "answer": ("answer", 2.0),
 }
 """The logged role whose tokens each of them is expected to need, and how many times."""
 
 
-def estimate(calls: Sequence[Call], prices: Mapping[str, Price | None]) -> dict[str, dict[str, float | None]]:
-    """The tokens and dollars that each role is expected to need. `calls`: of the logged runs; unknown tokens count like
-    the mean of the others. The judge, asked little, is left out.
+def estimate(
+    calls: Sequence[Call], prices: Mapping[str, Price | None]
+) -> dict[str, dict[str, float | None]]:
+    """The tokens and dollars that each role is expected to need. `calls`: of the logged runs;
+    unknown tokens count like the mean of the others. The judge, asked little, is left out.
     """
     needed: dict[str, dict[str, float | None]] = {}
     for name, (role, times) in _TIMES.items():
@@ -194,7 +215,10 @@ def estimate(calls: Sequence[Call], prices: Mapping[str, Price | None]) -> dict[
                 completion += times * total.attempts / known * total.completion_tokens
         usage, price = Usage(round(prompt), round(completion)), prices[name]
         dollars = None if price is None else price.cost(usage) / 1e9
-        tokens = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+        tokens = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+        }
         needed[name] = {**tokens, "dollars": dollars}
     return needed
 
@@ -208,7 +232,12 @@ def run(options: Options) -> int:
         if selection is None:
             return 1
     inputs = {f"evaluation {path}": path for path in options.evaluation}
-    step = begin_step("mine", options, inputs, {name: getattr(options, name) for name in ("since", "until", "tenant")})
+    step = begin_step(
+        "mine",
+        options,
+        inputs,
+        {name: getattr(options, name) for name in ("since", "until", "tenant")},
+    )
     if selection is not None:
         write_json(chosen, selection)
     selection = read_json(chosen, Selection, "begin in a new folder")
@@ -216,8 +245,8 @@ def run(options: Options) -> int:
 
 
 async def _selected(config: Config, options: Options) -> Selection | None:
-    """The questions that are to be rolled out; None where somebody does not want that. Raises `BadRequest` where
-    nothing is there, or nobody to ask.
+    """The questions that are to be rolled out; None where somebody does not want that. Raises
+    `BadRequest` where nothing is there, or nobody to ask.
     """
     wanted = RunFilter(
         tenant=options.tenant,
@@ -227,16 +256,34 @@ async def _selected(config: Config, options: Options) -> Selection | None:
     )
     roles, teacher = config.roles, teacher_config(config)
     held_out = [Path(config.versions.held_out)] if config.versions.held_out else []
-    evaluation, judge = HeldOut.read([*options.evaluation, *held_out]), config.distillation.judge is not None
+    evaluation, judge = (
+        HeldOut.read([*options.evaluation, *held_out]),
+        config.distillation.judge is not None,
+    )
     async with opened_store(argparse.Namespace(config=options.config, preset=None)) as database:
         with Console(stderr=True).status("reading logged runs"):
             archive = SQLArchive(database)
-            selection, calls = await select(archive, wanted, evaluation, judge=judge, limit=options.limit)
+            selection, calls = await select(
+                archive, wanted, evaluation, judge=judge, limit=options.limit
+            )
     show({"logged_runs": msgspec.to_builtins(selection.counts)}, stderr=True)
     if selection.counts.unreadable:
-        complain("What cannot be read: `rolegate store check` names it; an older release may read it.")
+        complain(
+            "What cannot be read: `rolegate store check` names it; an older release may read it."
+        )
     if not selection.questions:
-        raise BadRequest("no logged question can be used; send feedback with right answers, or name a judge.")
-    named = {"delegation": roles.delegation, "teacher": teacher, "student": roles.execution, "answer": roles.answer}
+        raise BadRequest(
+            "no logged question can be used; send feedback with right answers, or name a judge."
+        )
+    named = {
+        "delegation": roles.delegation,
+        "teacher": teacher,
+        "student": roles.execution,
+        "answer": roles.answer,
+    }
     show({"estimate": estimate(calls, await prices_of(named, config.prices))}, stderr=True)
-    return selection if options.yes or agreed(f"Roll out {len(selection.questions)} questions?") else None
+    return (
+        selection
+        if options.yes or agreed(f"Roll out {len(selection.questions)} questions?")
+        else None
+    )

@@ -1,4 +1,6 @@
-"""Questions with their right answers, and the files of them that data sets and the mini world write."""
+"""Questions with their right answers, and the files of them that data sets and the mini world
+write.
+"""
 
 import math
 import re
@@ -23,14 +25,18 @@ from router.trace.values import TableRun
 _ANSWERS = ("answers", "golden_answers", "golds", "answer")
 _ARTICLES = frozenset(("a", "an", "the"))
 _NEAR = 0.8
-"""The Jaccard index of two questions' letter triples from which on they count as one. A misspelt, moved, added or
-missing word leaves more in common; other questions in the same words hardly ever have as much: none of 3,000 for
-training with one of 4,125 of the paper's test sets, and 0.4 % of five mini worlds' with one of five others'.
+"""The Jaccard index of two questions' letter triples from which on they count as one. A misspelt,
+moved, added or missing word leaves more in common; other questions in the same words hardly ever
+have as much: none of 3,000 for training with one of 4,125 of the paper's test sets, and 0.4 % of
+five mini worlds' with one of five others'.
 """
 _LOOK_ALIKES = str.maketrans(
-    "аеорсухіјѕһԁԛԝѵвнмткгпαεορνυχικτβζημοսօհոսցℓıɑɡ", "aeopcyxijshdqwvbhmtkrnaeopvuxiktbzhmouohnugliag"
+    "аеорсухіјѕһԁԛԝѵвнмткгпαεορνυχικτβζημοսօհոսցℓıɑɡ",
+    "aeopcyxijshdqwvbhmtkrnaeopvuxiktbzhmouohnugliag",
 )
-"""Letters of other alphabets, in lower case, that look like Latin ones: they disguise held-out questions."""
+"""Letters of other alphabets, in lower case, that look like Latin ones: they disguise held-out
+questions.
+"""
 Likeness = Literal["same", "near"]
 
 
@@ -48,8 +54,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     table: TableRequest | None = None
     """None where an answer is asked for."""
     rows: tuple[tuple[str, ...], ...] = ()
-    """The right ones of the table, a value for each column, empty where there is none to be found; none where they are
-    not known.
+    """The right ones of the table, a value for each column, empty where there is none to be found;
+    none where they are not known.
     """
 
     @property
@@ -87,21 +93,26 @@ class _TableLine(_Line, frozen=True):
 
 
 def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question], int]:
-    """The questions of a file, and how many others are the same once normalised; the first one stays.
+    """The questions of a file, and how many others are the same once normalised; the first one
+    stays.
 
-    A line has `text` or `question`, and `answer`, `answers`, `golden_answers` or `golds`; `id` and `source` (or
-    `dataset`) may be missing. Of an id that comes twice, the later ones get a number. With `tables`, a line
-    with `columns`, each with the fields of `Column`, asks for a table; its right `rows` may be missing. Raises
-    `BadConfig`, naming file and line.
+    A line has `text` or `question`, and `answer`, `answers`, `golden_answers` or `golds`; `id` and
+    `source` (or `dataset`) may be missing. Of an id that comes twice, the later ones get a number.
+    With `tables`, a line with `columns`, each with the fields of `Column`, asks for a table; its
+    right `rows` may be missing. Raises `BadConfig`, naming file and line.
     """
     found: dict[str, Question] = {}
     ids: dict[str, int] = {}
     duplicates = 0
     for number, line, text in _lines(path, _TableLine if tables else _Line):
         given = next(filter(None, (getattr(line, name) for name in _ANSWERS)), ())
-        golds = tuple(gold for gold in ([given] if isinstance(given, str) else given) if gold.strip())
+        golds = tuple(
+            gold for gold in ([given] if isinstance(given, str) else given) if gold.strip()
+        )
         try:
-            columns, given_rows = (line.columns, line.rows) if isinstance(line, _TableLine) else ((), ())
+            columns, given_rows = (
+                (line.columns, line.rows) if isinstance(line, _TableLine) else ((), ())
+            )
             table = TableRequest(text, checked_schema(columns).columns) if columns else None
             rows = checked_rows(Schema(table.columns), given_rows) if table else ()
         except BadRequest as error:
@@ -122,7 +133,9 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
 
 
 class HeldOut:
-    """Questions that nothing may be learnt from, and their sub-queries; recognised in other words, too."""
+    """Questions that nothing may be learnt from, and their sub-queries; recognised in other
+    words, too.
+    """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._keys = {question_key(text): text for text in texts}
@@ -137,16 +150,21 @@ class HeldOut:
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
-        """Those of several files, which need no answers. Raises `BadConfig`, naming file and line."""
+        """Those of several files, which need no answers. Raises `BadConfig`, naming file and
+        line.
+        """
         lines = [(line, text) for path in paths for _, line, text in _lines(path)]
         asked = (
-            one for line, _ in lines for one in (*line.sub_queries, *(each.text for r in line.rounds for each in r))
+            one
+            for line, _ in lines
+            for one in (*line.sub_queries, *(each.text for r in line.rounds for each in r))
         )
         return cls([*(text for _, text in lines), *asked])
 
     def likeness(self, text: str) -> Likeness | None:
-        """Tell whether a text is one of them: the same by `question_key`, or nearly by its letter triples, unless each
-        has a number that the other lacks: that is another question. Words in spaced letters are read without spaces.
+        """Tell whether a text is one of them: the same by `question_key`, or nearly by its letter
+        triples, unless each has a number that the other lacks: that is another question. Words in
+        spaced letters are read without spaces.
         """
         joined = _joined(text)
         if question_key(text) in self._keys or joined in self._joined:
@@ -161,7 +179,11 @@ class HeldOut:
             for held, its in self._having.get(triple, ())
             if _NEAR <= len(held) / len(triples) <= 1 / _NEAR and (numbers <= its or its <= numbers)
         )
-        return "near" if any(len(triples & held) >= _NEAR * len(triples | held) for held in alike) else None
+        return (
+            "near"
+            if any(len(triples & held) >= _NEAR * len(triples | held) for held in alike)
+            else None
+        )
 
     def _telling(self, triples: frozenset[str]) -> list[str]:
         """The rarest triples, so many that two texts that are nearly the same share one of them."""
@@ -170,8 +192,8 @@ class HeldOut:
 
 
 def question_key(text: str) -> str:
-    """The same for questions that count as one in training: width, case, accents, characters that are not seen,
-    punctuation, symbols, articles and space make no difference.
+    """The same for questions that count as one in training: width, case, accents, characters that
+    are not seen, punctuation, symbols, articles and space make no difference.
     """
     return "".join(word for word in _words(text) if word not in _ARTICLES) or text
 
@@ -183,7 +205,9 @@ def _joined(text: str) -> str:
 
 def _words(text: str) -> list[str]:
     apart = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
-    plain = unicodedata.normalize("NFKC", "".join(one for one in apart if not "\u0300" <= one <= "\u036f"))
+    plain = unicodedata.normalize(
+        "NFKC", "".join(one for one in apart if not "\u0300" <= one <= "\u036f")
+    )
     plain = plain.translate(_LOOK_ALIKES)
     kept = "".join(one for one in plain if one.isspace() or unicodedata.category(one)[0] in "LMN")
     return kept.split()
@@ -194,9 +218,14 @@ def _numbers(text: str) -> set[str]:
 
 
 def _triples(text: str) -> frozenset[str]:
-    """Every three letters in a row of each word, its ends included; the order of words makes no difference."""
+    """Every three letters in a row of each word, its ends included; the order of words makes no
+    difference.
+    """
     return frozenset(
-        f" {word} "[at : at + 3] for word in _words(text) if word not in _ARTICLES for at in range(len(word))
+        f" {word} "[at : at + 3]
+        for word in _words(text)
+        if word not in _ARTICLES
+        for at in range(len(word))
     )
 
 
@@ -210,7 +239,9 @@ def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, 
 
 
 class TableReports:
-    """The worth of reports on one table: by its right rows; of other rows, by what the table was filled with."""
+    """The worth of reports on one table: by its right rows; of other rows, by what the table
+    was filled with.
+    """
 
     def __init__(self, question: Question, run: TableRun) -> None:
         table, self._schema = table_of(run), run.schema
@@ -221,15 +252,18 @@ class TableReports:
         self._settled: dict[RowKey, Sequence[str | None]] = {}
         for row in table.rows:
             keys, known = (row.key, *row.aliases), zip(row.cells, filled[row.key], strict=True)
-            settled = [form if cell.state in ("given", "agreed", "single") else None for cell, form in known]
+            settled = [
+                form if cell.state in ("given", "agreed", "single") else None
+                for cell, form in known
+            ]
             self._settled.update(dict.fromkeys(keys, settled))
             if right := next((self._right[key] for key in keys if key in self._right), None):
                 self._right.update(dict.fromkeys(keys, right))
 
     def flaw(self, ask: Ask, execution: Execution) -> str | None:
-        """The reason why a report is not worth learning from; None where it is: all that it says is right and in a
-        passage that the executor was shown, and it says all that was asked for and is there. What nobody knows to be
-        right has to be stated of its row, and undisputed.
+        """The reason why a report is not worth learning from; None where it is: all that it says is
+        right and in a passage that the executor was shown, and it says all that was asked for and
+        is there. What nobody knows to be right has to be stated of its row, and undisputed.
         """
         found = read_report(self._schema, ask, execution).found
         flaws = (flaw for each in found if (flaw := self._flaw(ask, each)))

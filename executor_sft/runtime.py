@@ -1,4 +1,6 @@
-"""Engines, roles and retriever of a config, opened without a gateway: what the steps of a distillation run on."""
+"""Engines, roles and retriever of a config, opened without a gateway: what the steps of a
+distillation run on.
+"""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -84,28 +86,42 @@ class Runtime:
         return replace(self, seed=seed, temperature=temperature)
 
     def with_versions(self, executor: str, delegator: str) -> "Runtime":
-        """The same with these adapters at work, by their names; what is none is the config's model."""
+        """The same with these adapters at work, by their names; what is none is the config's
+        model.
+        """
         named: dict[RoleName, str] = {"execution": executor, "delegation": delegator}
-        return replace(self, versions={role: name for role, name in named.items() if name not in (BASE, TEACHER)})
+        return replace(
+            self,
+            versions={role: name for role, name in named.items() if name not in (BASE, TEACHER)},
+        )
 
     def role(self, name: RoleName, config: RoleConfig, *, version: str | None = None) -> Role:
-        """The role that a config describes. `version`: the name of an adapter that works instead of its model."""
-        is_teacher = config == self.config.distillation.teacher  # perhaps under the student's name, elsewhere
+        """The role that a config describes. `version`: the name of an adapter that works
+        instead of its model.
+        """
+        # Perhaps under the student's name, elsewhere
+        is_teacher = config == self.config.distillation.teacher
         if version is not None:
             config = msgspec.structs.replace(config, model=version)
         if name in self.asking and (config.engine or config.base_url):
-            config = msgspec.structs.replace(config, extra_body={**self.asking[name], **config.extra_body})
+            config = msgspec.structs.replace(
+                config, extra_body={**self.asking[name], **config.extra_body}
+            )
         if name != "judge" and self.seed is not None:
             temperature = config.temperature if self.temperature is None else self.temperature
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
         role = new_role(name, config, self.pool, self.engines, upstreams=self.upstreams)
-        # What a model writes is learnt from, so it is not held to patterns. Its replies come whole, at the end.
+        # What a model writes is learnt from, so it is not held to patterns. Its replies come whole,
+        # at the end.
         timeouts = Timeouts(config.call_timeout_s, config.call_timeout_s)
         role = replace(role, streams=False, structured=False, timeouts=timeouts)
         if self.cache is None:
             return role
         cached = partial(
-            CachedModel, cache=self.cache, role=name, variant=(is_teacher, config.thinking, config.extra_body)
+            CachedModel,
+            cache=self.cache,
+            role=name,
+            variant=(is_teacher, config.thinking, config.extra_body),
         )
         others = tuple(replace(other, model=cached(other.model)) for other in role.others)
         return replace(role, model=cached(role.model), others=others)
@@ -125,16 +141,20 @@ class Runtime:
         return new_wide_search(self.config, self._others, executor)
 
     def topology(self, name: TopologyName, executor: Executor | None = None) -> Topology:
-        """A way to answer, with its roles. `executor`: of `factorized`; None for the config's model. Raises `BadConfig`
-        for one that is not set up.
+        """A way to answer, with its roles. `executor`: of `factorized`; None for the config's
+        model. Raises `BadConfig` for one that is not set up.
         """
         if name == "factorized":
             executor = executor or self.executor()
-            return Topology(self.search(executor), {**self._others, "execution": executor.role(self.context())})
+            return Topology(
+                self.search(executor), {**self._others, "execution": executor.role(self.context())}
+            )
         if name == "host" and self.config.managers:
             for manager, one in self.config.managers.items():
                 if one.tools:
-                    raise BadConfig(f"managers.{manager}.tools: only a gateway runs tools; leave it out here.")
+                    raise BadConfig(
+                        f"managers.{manager}.tools: only a gateway runs tools; leave it out here."
+                    )
             executor = executor or self.executor()
             roles = self._others | {"execution": executor.role(self.context())}
             managing = manager_configs(self.config).items()
@@ -142,7 +162,9 @@ class Runtime:
             return new_host(self.config, roles, managers, executor)
         described = role_configs(self.config)
         if name not in described:
-            raise BadConfig(f"topology {name}: is not set up; add [topologies.{name}] to the config.")
+            raise BadConfig(
+                f"topology {name}: is not set up; add [topologies.{name}] to the config."
+            )
         own = self.role(ROLE_OF[name], described[name])
         return new_topology(name, self.config, self._others, own, self.retriever)
 
@@ -150,29 +172,45 @@ class Runtime:
     def _others(self) -> dict[RoleName, Role]:
         """The backbone and the answerer."""
         roles = self.config.roles
-        delegation = self.role("delegation", roles.delegation, version=self.versions.get("delegation"))
+        delegation = self.role(
+            "delegation", roles.delegation, version=self.versions.get("delegation")
+        )
         return {"delegation": delegation, "answer": self.role("answer", roles.answer)}
 
     def context(self, time_s: float | None = None) -> RunContext:
-        """A context for one run that begins now, which is not stored. `time_s`: seconds, if not those of an answer."""
+        """A context for one run that begins now, which is not stored. `time_s`: seconds, if not
+        those of an answer.
+        """
         ledger = Ledger(f"sft-{token_hex(8)}")  # engines tell calls apart by it
-        return RunContext.lasting(time_s or self.config.server.timeout_s, lambda event: None, ledger)
+        return RunContext.lasting(
+            time_s or self.config.server.timeout_s, lambda event: None, ledger
+        )
 
 
 def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dict[str, Path | None]:
-    """Folders of adapters by the names under which they are loaded; None for `others`. Raises `BadConfig`."""
-    named = dict((which, None) if which in others else (adapter_name(Path(which)), Path(which)) for which in given)
+    """Folders of adapters by the names under which they are loaded; None for `others`. Raises
+    `BadConfig`.
+    """
+    named = dict(
+        (which, None) if which in others else (adapter_name(Path(which)), Path(which))
+        for which in given
+    )
     if len(named) < len(given):
         raise BadConfig(f"{' '.join(given)}: names the same one twice.")
     return named
 
 
 def adapter_name(folder: Path) -> str:
-    """The name under which an adapter is loaded: its version's, or that of its training with a part of its digest, as
-    an engine that goes on running may still hold an older one. Raises `BadConfig` where there is none.
+    """The name under which an adapter is loaded: its version's, or that of its training with a part
+    of its digest, as an engine that goes on running may still hold an older one. Raises `BadConfig`
+    where there is none.
     """
     path = folder.resolve()
-    return path.name if (path / MANIFEST).exists() else f"{path.parent.name}-{digest_of(path / ADAPTER_WEIGHTS)[:8]}"
+    return (
+        path.name
+        if (path / MANIFEST).exists()
+        else f"{path.parent.name}-{digest_of(path / ADAPTER_WEIGHTS)[:8]}"
+    )
 
 
 def adapter_files(named: Mapping[str, Path | None]) -> dict[str, Path]:
@@ -193,14 +231,17 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Start what the config names, and stop it again.
 
-    `log`: called with a line for each part that starts. `cache`: a file in which every completed model call is kept, so
-    that none is made twice, now or later. `adapters`, `delegators`: as of `named_adapters`, loaded into their role's
-    engine meanwhile. `teacher`: it is needed. `extra_roles`: further roles that are, by the names refusals give them.
-    Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
+    `log`: called with a line for each part that starts. `cache`: a file in which every completed
+    model call is kept, so that none is made twice, now or later. `adapters`, `delegators`: as of
+    `named_adapters`, loaded into their role's engine meanwhile. `teacher`: it is needed.
+    `extra_roles`: further roles that are, by the names refusals give them. Raises `BadConfig`,
+    `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
     """
     distillation = config.distillation
     further = {"judge": distillation.judge, "teacher": distillation.teacher if teacher else None}
-    also = {f"distillation.{name}": role for name, role in further.items() if role} | dict(extra_roles)
+    also = {f"distillation.{name}": role for name, role in further.items() if role} | dict(
+        extra_roles
+    )
     for problem in missing(config, also):
         raise BadConfig(problem)
     if (count := max(len(adapter_files(adapters)), len(adapter_files(delegators)))) > MOST_LOADED:
@@ -216,7 +257,10 @@ async def open_runtime(
             role: RoleConfig = getattr(config.roles, which)
             for name, weights in adapter_files(wanted).items():
                 if (base_url := engines[role.engine] if role.engine else role.base_url) is None:
-                    raise BadConfig(f"roles.{which}: adapters need a vLLM of our own; name its engine or base_url.")
+                    raise BadConfig(
+                        f"roles.{which}: adapters need a vLLM of our own; name its "
+                        "engine or base_url."
+                    )
                 loading = Adapters(session, base_url, api_key(role.api_key_env))
                 if await loading.load(name, weights.parent.resolve()):
                     stack.push_async_callback(loading.unload, name)

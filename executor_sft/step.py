@@ -1,4 +1,6 @@
-"""Steps of the distillation: a folder for each, whose manifest says what it was made of, and is written last."""
+"""Steps of the distillation: a folder for each, whose manifest says what it was made of, and is
+written last.
+"""
 
 import hashlib
 import time
@@ -50,25 +52,41 @@ class Step:
     """A step under way, in a folder of its own."""
 
     def __init__(self, folder: Path, origin: Origin, inputs: Mapping[str, Path]) -> None:
-        self.folder, self._origin, self._inputs, self._begun = folder, origin, inputs, time.monotonic()
+        self.folder, self._origin, self._inputs, self._begun = (
+            folder,
+            origin,
+            inputs,
+            time.monotonic(),
+        )
 
     @classmethod
-    def begin(cls, folder: Path, step: str, inputs: Mapping[str, Path], settings: Mapping[str, Any]) -> "Step":
-        """Begin, or go on. Raises `BadConfig` where the folder holds another step, or one made of something else."""
-        origin = Origin(step, {name: digest_of(path) for name, path in inputs.items()}, dict(settings))
+    def begin(
+        cls, folder: Path, step: str, inputs: Mapping[str, Path], settings: Mapping[str, Any]
+    ) -> "Step":
+        """Begin, or go on. Raises `BadConfig` where the folder holds another step, or one made
+        of something else.
+        """
+        origin = Origin(
+            step, {name: digest_of(path) for name, path in inputs.items()}, dict(settings)
+        )
         folder.mkdir(parents=True, exist_ok=True)
         begun = folder / _BEGUN
         if not begun.exists():
-            if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):  # left by a kill
-                raise BadConfig(f"{folder}: is not empty, and no step began there; name another folder.")
+            # Left by a kill
+            if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):
+                raise BadConfig(
+                    f"{folder}: is not empty, and no step began there; name another folder."
+                )
             write_json(begun, origin)
         else:
             changes = _changes(
-                read_json(begun, dict[str, Any], _ADVICE), msgspec.json.decode(msgspec.json.encode(origin))
+                read_json(begun, dict[str, Any], _ADVICE),
+                msgspec.json.decode(msgspec.json.encode(origin)),
             )
             if changed := list(islice(changes, _MAX_CHANGES)):
                 raise BadConfig(
-                    f"{folder}: holds a step that was begun with {', '.join(changed)}; go back, or name another folder."
+                    f"{folder}: holds a step that was begun with {', '.join(changed)}; "
+                    "go back, or name another folder."
                 )
         return cls(folder, origin, inputs)
 
@@ -105,7 +123,10 @@ def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
     if before == now:
         return
     if not isinstance(before, dict) or not isinstance(now, dict):
-        shown = ("absent" if value is None else msgspec.json.encode(value).decode() for value in (before, now))
+        shown = (
+            "absent" if value is None else msgspec.json.encode(value).decode()
+            for value in (before, now)
+        )
         old, new = (shorten(value, _MAX_VALUE, placeholder="…") for value in shown)
         yield f"{name} {old} (now {new})"
         return
@@ -114,7 +135,9 @@ def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def read_manifest(folder: Path) -> StepManifest:
-    """The manifest of a finished step. Raises `BadConfig` where there is none, or where it cannot be read."""
+    """The manifest of a finished step. Raises `BadConfig` where there is none, or where it
+    cannot be read.
+    """
     if not (folder / MANIFEST).exists():
         raise BadConfig(f"{folder}: has no {MANIFEST}; is this the folder of a finished step?")
     return read_json(folder / MANIFEST, StepManifest, _ADVICE)
@@ -128,17 +151,22 @@ def digest_of(path: Path) -> str:
     return sha256_of(file)
 
 
-def config_settings(config: Config, extra_roles: Mapping[str, RoleConfig | None] = {}) -> dict[str, Any]:
+def config_settings(
+    config: Config, extra_roles: Mapping[str, RoleConfig | None] = {}
+) -> dict[str, Any]:
     """Models, prompts, sampling, limits and retrieval of a config, as JSON. Raises `OSError`."""
     named = (*config.roles.by_name.items(), *extra_roles.items())
     roles = {name: role for name, role in named if role is not None}
     search, retrieval = msgspec.to_builtins((config.search, config.retrieval))
-    embedder = {key: retrieval["embedder"][key] for key in ("model", "query_prefix", "passage_prefix")}
+    embedder = {
+        key: retrieval["embedder"][key] for key in ("model", "query_prefix", "passage_prefix")
+    }
     return {
         "roles": {name: _role(role) for name, role in roles.items()},
         "search": {key: value for key, value in search.items() if key != "vocabulary"},
         "table": (config.table, config.roles.table_delegation, config.roles.table_execution),
-        "retrieval": {key: retrieval[key] for key in ("documents", "chunk_tokens", "lexical")} | embedder,
+        "retrieval": {key: retrieval[key] for key in ("documents", "chunk_tokens", "lexical")}
+        | embedder,
     }
 
 

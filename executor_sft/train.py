@@ -1,10 +1,12 @@
 """`rolegate sft train`: fine-tune an executor on a data set of `rolegate sft dataset`.
 
-Writes an adapter or whole weights (bf16) to DIR/model, and the loss of each step to DIR/loss.jsonl. Checkpoints are
-kept meanwhile: the same command goes on where a killed one was, and ends with the same model.
+Writes an adapter or whole weights (bf16) to DIR/model, and the loss of each step to DIR/loss.jsonl.
+Checkpoints are kept meanwhile: the same command goes on where a killed one was, and ends with the
+same model.
 
 It computes on the GPU where there is one, and else on the CPU. For several GPUs, start it with
-`accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATASET --model … --out …`.
+`accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATASET
+--model … --out …`.
 
 The batch of the recipe is the one over all of them.
 """
@@ -46,7 +48,9 @@ class Options(StepOptions, frozen=True, kw_only=True):
     dataset: Annotated[Path, POSITIONAL, Meta(description="the folder of `rolegate sft dataset`")]
     model: Annotated[Path, Meta(description="the folder of the model to begin with")]
     recipe: Annotated[str, Meta(description="mini, paper-qwen3-1.7b, or a TOML file")] = "mini"
-    threads: Annotated[int, Meta(ge=1, description="of the CPU; without it, one for each core")] | None = None
+    threads: (
+        Annotated[int, Meta(ge=1, description="of the CPU; without it, one for each core")] | None
+    ) = None
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,11 +83,14 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Steps."""
 
     def accumulation(self, devices: int) -> int:
-        """Passes of a step on each device. Raises `BadConfig` where the batch cannot be split so."""
+        """Passes of a step on each device. Raises `BadConfig` where the batch cannot be split
+        so.
+        """
         passes, rest = divmod(self.batch, self.device_batch * devices)
         if rest or not passes:
             raise BadConfig(
-                f"batch = {self.batch} cannot be split over {devices} devices of device_batch = {self.device_batch}; "
+                f"batch = {self.batch} cannot be split over {devices} devices of "
+                f"device_batch = {self.device_batch}; "
                 "make it a multiple of both."
             )
         return passes
@@ -96,7 +103,9 @@ def load_recipe(name: str) -> Recipe:
         return msgspec.toml.decode(path.read_bytes(), type=Recipe)
     except FileNotFoundError:
         known = ", ".join(sorted(file.stem for file in _SHIPPED.glob("*.toml")))
-        raise BadConfig(f"recipe {name}: is not there; name a file (….toml), or one of: {known}.") from None
+        raise BadConfig(
+            f"recipe {name}: is not there; name a file (….toml), or one of: {known}."
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: {error}") from None
 
@@ -142,7 +151,9 @@ def _train(step: Step, options: Options, recipe: Recipe, devices: int) -> None:
     if not trainer.is_world_process_zero():
         return
     losses = [
-        StepLoss(entry["step"], entry["loss"], entry["learning_rate"], entry.get("mean_token_accuracy"))
+        StepLoss(
+            entry["step"], entry["loss"], entry["learning_rate"], entry.get("mean_token_accuracy")
+        )
         for entry in trainer.state.log_history
         if "loss" in entry
     ]
@@ -157,29 +168,36 @@ def _train(step: Step, options: Options, recipe: Recipe, devices: int) -> None:
         "base": base.resolve().name,
         "base_sha256": base_sha256(base),
     }
-    files = [path.relative_to(step.folder).as_posix() for path in sorted((step.folder / MODEL).iterdir())]
+    files = [
+        path.relative_to(step.folder).as_posix() for path in sorted((step.folder / MODEL).iterdir())
+    ]
     step.finish(figures, [*files, LOSS])
     shutil.rmtree(checkpoints)
 
 
 def base_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """The files that decide what the training begins with. Raises `BadConfig` where they are not there, or where the
-    data set was made for another tokenizer.
+    """The files that decide what the training begins with. Raises `BadConfig` where they are not
+    there, or where the data set was made for another tokenizer.
     """
     weights = next((model / name for name in WEIGHTS if (model / name).is_file()), None)
     if weights is None or not (model / "config.json").is_file():
-        raise BadConfig(f"{model}: is no model; name a folder with config.json and {' or '.join(WEIGHTS)}.")
+        raise BadConfig(
+            f"{model}: is no model; name a folder with config.json and {' or '.join(WEIGHTS)}."
+        )
     made_for = read_manifest(dataset).origin.inputs
     for name, path in tokenizer_files(model).items():
         if made_for.get(name) != digest_of(path):
             raise BadConfig(
-                f"{dataset}: was made for another tokenizer ({path} differs); make it again with --model {model}."
+                f"{dataset}: was made for another tokenizer ({path} differs); make it "
+                f"again with --model {model}."
             )
     return {"config": model / "config.json", "weights": weights}
 
 
 def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
-    """The model in fp32. Raises `BadConfig` where it cannot be loaded whole, or cannot hold the rows."""
+    """The model in fp32. Raises `BadConfig` where it cannot be loaded whole, or cannot hold the
+    rows.
+    """
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -191,22 +209,33 @@ def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise BadConfig(f"{model}: cannot be loaded ({error}); copy the model again.") from None
     if missing := loaded["missing_keys"]:
-        raise BadConfig(f"{model}: has no weights for {min(missing)} and {len(missing) - 1} others; copy it again.")
+        raise BadConfig(
+            f"{model}: has no weights for {min(missing)} and {len(missing) - 1} others; "
+            "copy it again."
+        )
     longest = max(len(row.input_ids) for row in rows)
     most = min(recipe.max_length, base.config.max_position_embeddings)
     if longest > most:
         raise BadConfig(
-            f"{model}: the longest row has {longest} tokens, and {most} are allowed, by the recipe's max_length = "
-            f"{recipe.max_length} and by the model; make a data set of shorter rows, or raise max_length."
+            f"{model}: the longest row has {longest} tokens, and {most} are allowed, by "
+            "the recipe's max_length = "
+            f"{recipe.max_length} and by the model; make a data set of shorter rows, or "
+            "raise max_length."
         )
     highest = max(max(row.input_ids) for row in rows)
     if highest >= base.config.vocab_size:
-        raise BadConfig(f"{model}: knows {base.config.vocab_size} tokens, and the data set has token {highest}.")
+        raise BadConfig(
+            f"{model}: knows {base.config.vocab_size} tokens, and the data set has token {highest}."
+        )
     return base
 
 
-def _trainer(rows: Sequence[TrainingRow], base: Path, recipe: Recipe, checkpoints: Path, devices: int) -> Any:
-    """TRL's, over exactly these rows. Raises `BadConfig` where base, rows and recipe do not fit each other."""
+def _trainer(
+    rows: Sequence[TrainingRow], base: Path, recipe: Recipe, checkpoints: Path, devices: int
+) -> Any:
+    """TRL's, over exactly these rows. Raises `BadConfig` where base, rows and recipe do not fit
+    each other.
+    """
     import huggingface_hub.constants
     import transformers
     from datasets import Dataset
@@ -217,8 +246,14 @@ def _trainer(rows: Sequence[TrainingRow], base: Path, recipe: Recipe, checkpoint
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL would report each training
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    examples = {name: [list(getattr(row, name)) for row in rows] for name in ("input_ids", "labels")}
-    modules = recipe.target_modules if recipe.target_modules == "all-linear" else list(recipe.target_modules)
+    examples = {
+        name: [list(getattr(row, name)) for row in rows] for name in ("input_ids", "labels")
+    }
+    modules = (
+        recipe.target_modules
+        if recipe.target_modules == "all-linear"
+        else list(recipe.target_modules)
+    )
     adapter = LoraConfig(
         r=recipe.rank,
         lora_alpha=recipe.alpha,
@@ -231,7 +266,9 @@ def _trainer(rows: Sequence[TrainingRow], base: Path, recipe: Recipe, checkpoint
             load_base(base, rows, recipe),
             _settings(recipe, checkpoints, devices),
             train_dataset=Dataset.from_dict(examples),
-            processing_class=transformers.AutoTokenizer.from_pretrained(base, local_files_only=True),
+            processing_class=transformers.AutoTokenizer.from_pretrained(
+                base, local_files_only=True
+            ),
             peft_config=adapter if recipe.method == "lora" else None,
         )
     except ValueError as error:  # PEFT's, for layers that are not there
@@ -276,7 +313,11 @@ def _settings(recipe: Recipe, checkpoints: Path, devices: int) -> Any:
 
 def _last_checkpoint(folder: Path) -> str | None:
     """The last one that was written to its end, which its state is; None where there is none."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    found = sorted(
+        folder.glob("checkpoint-*"),
+        key=lambda path: int(path.name.rpartition("-")[2]),
+        reverse=True,
+    )
     for checkpoint in found:
         try:
             msgspec.json.decode((checkpoint / _STATE).read_bytes())
@@ -287,7 +328,9 @@ def _last_checkpoint(folder: Path) -> str | None:
 
 
 def save_trained(trainer: Any, base: Path, folder: Path) -> None:
-    """Write the folder whole or not at all. All processes of a training must call it; the main one writes."""
+    """Write the folder whole or not at all. All processes of a training must call it; the main
+    one writes.
+    """
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not trainer.is_world_process_zero():
         return
@@ -296,10 +339,12 @@ def save_trained(trainer: Any, base: Path, folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     if hasattr(model, "peft_config"):
-        model.peft_config["default"].base_model_name_or_path = base.resolve().name  # not where it lies on this machine
+        # Not where it lies on this machine
+        model.peft_config["default"].base_model_name_or_path = base.resolve().name
         model.save_pretrained(unfinished, state_dict=_halved(weights), save_embedding_layers=False)
         (unfinished / "README.md").unlink()  # a form that nobody filled in
-    else:  # all but the weights is the base model's own: training changes no architecture and no tokenizer
+    else:
+        # All but the weights is the base model's: training changes no architecture or tokenizer.
         model.save_pretrained(unfinished, state_dict=_halved(weights))
         for path in base.iterdir():
             if path.is_file() and ".safetensors" not in path.name:
@@ -321,9 +366,20 @@ def _halved(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def _git_revision() -> str:
-    """The code's commit, with `-dirty` where files were changed since; empty where it is no git checkout."""
+    """The code's commit, with `-dirty` where files were changed since; empty where it is no git
+    checkout.
+    """
     root = Path(__file__).resolve().parents[1]
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = [
+        "git",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
     if not (root / ".git").exists() or shutil.which("git") is None:
         return ""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603 - no shell

@@ -1,6 +1,7 @@
 """Who may ask for what: keys, and what each of them opens.
 
-A key is `rg_<key_id>_<secret>`. Only the SHA-256 of its secret is kept, so that what is stored opens nothing.
+A key is `rg_<key_id>_<secret>`. Only the SHA-256 of its secret is kept, so that what is stored
+opens nothing.
 """
 
 import asyncio
@@ -48,7 +49,12 @@ class Tenant(msgspec.Struct, frozen=True):
     @property
     def limited(self) -> bool:
         """Whether anything of what it spends is limited, so that it must be reserved before."""
-        limits = (self.tokens_per_day, self.tokens_per_month, self.nano_usd_per_day, self.nano_usd_per_month)
+        limits = (
+            self.tokens_per_day,
+            self.tokens_per_month,
+            self.nano_usd_per_day,
+            self.nano_usd_per_month,
+        )
         return any(limit is not None for limit in limits)
 
 
@@ -87,7 +93,9 @@ class Accounts(Protocol):
         """All keys, oldest first, revoked ones too."""
 
     async def add_key(self, key: Key) -> bool:
-        """Keep a key, and its tenant where there is none of that name; whether it is the first of all keys."""
+        """Keep a key, and its tenant where there is none of that name; whether it is the first
+        of all keys.
+        """
 
     async def revoke_key(self, key_id: str) -> Key | None:
         """The key, which is good no longer; None where there is none of that name."""
@@ -99,27 +107,40 @@ class Accounts(Protocol):
         """Keep a tenant's settings, in place of those it had."""
 
     async def spending(self, tenant: str) -> list[Spent]:
-        """Amounts that the tenant has spent, newest first, one entry for each day and each month in which it asked."""
+        """Amounts that the tenant has spent, newest first, one entry for each day and each
+        month in which it asked.
+        """
 
 
 _FRESH_S = 0.5
-"""For how long keys that were read are good; a revoked one is refused after that, and what it asked for ends."""
+"""For how long keys that were read are good; a revoked one is refused after that, and what it
+asked for ends.
+"""
 _SENT = re.compile(r"bearer +rg_([0-9a-f]+)_([\w-]+)", re.ASCII | re.IGNORECASE)
 _ABSENT = (
-    "A key is needed: send `authorization: Bearer rg_…`, or set ROLEGATE_API_KEY for commands and clients. "
+    "A key is needed: send `authorization: Bearer rg_…`, or set ROLEGATE_API_KEY for "
+    "commands and clients. "
     "The operator makes keys (`rolegate keys`)."
 )
-_UNKNOWN = "The key is not known, or no longer; ask the operator for another one, to be sent as `Bearer rg_…`."
+_UNKNOWN = (
+    "The key is not known, or no longer; ask the operator for another one, to be sent as "
+    "`Bearer rg_…`."
+)
 
 
 def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> tuple[str, Key]:
-    """A key, and what is to be kept of it. `tenant`: None makes it the operator's. Raises `BadRequest` for a name that
-    is taken.
+    """A key, and what is to be kept of it. `tenant`: None makes it the operator's. Raises
+    `BadRequest` for a name that is taken.
     """
     if tenant == SHADOW_TENANT:
-        raise BadRequest(f"tenant {tenant!r}: what it costs to try executors is booked on this name; take another one.")
+        raise BadRequest(
+            f"tenant {tenant!r}: what it costs to try executors is booked on this name; "
+            "take another one."
+        )
     key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
-    return f"rg_{key_id}_{secret}", Key(key_id, tenant, frozenset(scopes), label, _sha256(secret), time.time())
+    return f"rg_{key_id}_{secret}", Key(
+        key_id, tenant, frozenset(scopes), label, _sha256(secret), time.time()
+    )
 
 
 class Access:
@@ -136,8 +157,8 @@ class Access:
         """The identifier of the key that each task works for."""
 
     async def identify(self, authorization: str | None) -> Identity:
-        """Find whose key it is. `authorization`: the header of that name. Raises `NoKey`, which never repeats it, and
-        `StoreFailed`.
+        """Find whose key it is. `authorization`: the header of that name. Raises `NoKey`, which
+        never repeats it, and `StoreFailed`.
         """
         if not await self.required():
             return LOCAL
@@ -150,8 +171,8 @@ class Access:
         return Identity(key.tenant, key.scopes, key.key_id)
 
     async def renewed(self, known: Identity) -> Identity:
-        """The identity of a key that was found before, as the key is now. Raises `NoKey` where it is good no longer,
-        and `StoreFailed`.
+        """The identity of a key that was found before, as the key is now. Raises `NoKey` where it
+        is good no longer, and `StoreFailed`.
         """
         await self.required()
         if (key := self._keys.get(known.key_id)) is None:
@@ -159,7 +180,9 @@ class Access:
         return Identity(key.tenant, key.scopes, key.key_id)
 
     async def required(self) -> bool:
-        """Whether callers need a key: once one was made, also if all are revoked. Raises `StoreFailed`."""
+        """Whether callers need a key: once one was made, also if all are revoked. Raises
+        `StoreFailed`.
+        """
         if not self._fresh:
             async with self._reading:
                 if not self._fresh:
@@ -168,11 +191,16 @@ class Access:
 
     @property
     def _fresh(self) -> bool:
-        return self._read_at is not None and asyncio.get_running_loop().time() - self._read_at < _FRESH_S
+        return (
+            self._read_at is not None
+            and asyncio.get_running_loop().time() - self._read_at < _FRESH_S
+        )
 
     @contextmanager
     def serving(self, identity: Identity) -> Iterator[None]:
-        """Work for `identity` in the current task, which is cancelled once its key is revoked: that raises `NoKey`."""
+        """Work for `identity` in the current task, which is cancelled once its key is revoked:
+        that raises `NoKey`.
+        """
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()
@@ -208,14 +236,19 @@ class Access:
 
 
 def check_scope(identity: Identity, scope: KeyScope) -> None:
-    """Raises `AccessDenied` where the key does not open `scope`; no tenant's key opens `operate`."""
+    """Raises `AccessDenied` where the key does not open `scope`; no tenant's key opens
+    `operate`.
+    """
     if scope not in identity.scopes:
         held = ", ".join(sorted(identity.scopes))
         raise AccessDenied(
-            f"This needs a key of scope `{scope}`; this one has {held}. Ask the operator for another one."
+            f"This needs a key of scope `{scope}`; this one has {held}. Ask the operator "
+            "for another one."
         )
     if scope == "operate" and identity.tenant is not None:
-        raise AccessDenied("This is for the operator, and the key is a tenant's, whatever its scopes.")
+        raise AccessDenied(
+            "This is for the operator, and the key is a tenant's, whatever its scopes."
+        )
 
 
 def _sha256(secret: str) -> str:

@@ -15,7 +15,10 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
 
     def __add__(self, other: "Amount") -> "Amount":
         unknown = self.nano_usd is None or other.nano_usd is None
-        return Amount(self.tokens + other.tokens, None if unknown else (self.nano_usd or 0) + (other.nano_usd or 0))
+        return Amount(
+            self.tokens + other.tokens,
+            None if unknown else (self.nano_usd or 0) + (other.nano_usd or 0),
+        )
 
 
 class Remaining(msgspec.Struct, frozen=True):
@@ -29,7 +32,9 @@ class Remaining(msgspec.Struct, frozen=True):
         return (getattr(amount, self.of) or 0) <= self.count
 
     def against(self, amount: Amount) -> str:
-        """For people: what is left, which is nothing where a limit was lowered, and that `amount` needs more."""
+        """For people: what is left, which is nothing where a limit was lowered, and that
+        `amount` needs more.
+        """
         needed = getattr(amount, self.of)
         lacking = f", and {self._shown(needed)} are needed" if needed else ""
         return f"{self._shown(max(0, self.count))} are left{lacking}"

@@ -1,5 +1,5 @@
-"""Work beside the requests: what goes on until it is cancelled, what would hold the event loop for too long, and errors
-that are logged instead of raised.
+"""Work beside the requests: what goes on until it is cancelled, what would hold the event loop for
+too long, and errors that are logged instead of raised.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def background_tasks(*endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Let these go on while the context is open; then they are cancelled, and their ends waited for. One that fails is
-    logged.
+    """Let these go on while the context is open; then they are cancelled, and their ends waited
+    for. One that fails is logged.
     """
     tasks = [asyncio.create_task(work) for work in endless]
     for task in tasks:
@@ -38,8 +38,12 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 
 
 @contextmanager
-def errors_logged(log: structlog.typing.FilteringBoundLogger, event: str, **known: str) -> Iterator[None]:
-    """Log an error that ends the block, instead of raising it; with its trace where it is not one of ours."""
+def errors_logged(
+    log: structlog.typing.FilteringBoundLogger, event: str, **known: str
+) -> Iterator[None]:
+    """Log an error that ends the block, instead of raising it; with its trace where it is not
+    one of ours.
+    """
     try:
         yield
     except RolegateError as error:
@@ -49,10 +53,11 @@ def errors_logged(log: structlog.typing.FilteringBoundLogger, event: str, **know
 
 
 class Worker:
-    """A thread for work that takes longer than one step of the event loop should, one piece at a time.
+    """A thread for work that takes longer than one step of the event loop should, one piece at a
+    time.
 
-    A thread that computes keeps the event loop from its turn for 5 ms each time, so there are few of them, however much
-    there is to do.
+    A thread that computes keeps the event loop from its turn for 5 ms each time, so there are few
+    of them, however much there is to do.
     """
 
     def __init__(self, name: str) -> None:

@@ -23,13 +23,13 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 │   └── NoKey                  there is no key, or it is unknown or revoked
 ├── StoreFailed                the run could not be written, so it is not acknowledged
 └── UpstreamError              a model or retrieval endpoint did not do its part
-    ├── UpstreamUnavailable    not reachable, overloaded or broken for now; worth another try
-    ├── UpstreamRefused        it understood and will not: wrong model name, wrong key
-    │   ├── ContextTooLong     the prompt is longer than the model's context
-    │   └── ContentRefused     the model, or a content filter, declines to answer this prompt
-    ├── UpstreamProtocolError        it answered something that is not its protocol
-    ├── ToolFailed             a tool's server is down, died, took too long, or says that the call failed
-    └── MalformedOutput        its model writes nothing that can be read as a turn of its role, corrected or not
+    ├── UpstreamUnavailable    not reachable, overloaded or broken for now; worth another try ├──
+    UpstreamRefused        it understood and will not: wrong model name, wrong key │   ├──
+    ContextTooLong     the prompt is longer than the model's context │   └── ContentRefused     the
+    model, or a content filter, declines to answer this prompt ├── UpstreamProtocolError        it
+    answered something that is not its protocol ├── ToolFailed             a tool's server is down,
+    died, took too long, or says that the call failed └── MalformedOutput        its model writes
+    nothing that can be read as a turn of its role, corrected or not
 """
 
 import msgspec
@@ -104,10 +104,14 @@ class OutOfTime(RolegateError):
 class BudgetExhausted(RolegateError):
     """The request's budget does not suffice for an answer."""
 
-    def __init__(self, message: str, *, contended: bool = False, left: Remaining | None = None) -> None:
+    def __init__(
+        self, message: str, *, contended: bool = False, left: Remaining | None = None
+    ) -> None:
         super().__init__(message)
         self.contended = contended
-        """Whether it would suffice if nothing were reserved for what is under way, so that waiting may help."""
+        """Whether it would suffice if nothing were reserved for what is under way, so that
+        waiting may help.
+        """
         self.left = left
         """What is left of what does not suffice; None where less would not help either."""
 
@@ -116,7 +120,12 @@ class QuotaExhausted(BudgetExhausted):
     """The tenant's quota does not suffice, for now."""
 
     def __init__(
-        self, message: str, *, retry_after_s: float, contended: bool = False, left: Remaining | None = None
+        self,
+        message: str,
+        *,
+        retry_after_s: float,
+        contended: bool = False,
+        left: Remaining | None = None,
     ) -> None:
         super().__init__(message, contended=contended, left=left)
         self.retry_after_s = retry_after_s
@@ -162,7 +171,9 @@ class UpstreamError(RolegateError):
         self.role: str | None = None
         """The role whose model it is; None for retrieval."""
         self.passed_on = False
-        """Whether a part of the output had been passed on by then, so that nobody else can be asked."""
+        """Whether a part of the output had been passed on by then, so that nobody else can be
+        asked.
+        """
 
     def __str__(self) -> str:
         return f"{self.role or 'retrieval'} at {self.endpoint}: {super().__str__()}"
@@ -187,7 +198,9 @@ class UpstreamUnavailable(UpstreamError):
         self.throttled = throttled
         """Whether it is well, but was asked too often."""
         self.unspent = unspent
-        """Whether the endpoint certainly did not begin: it was not reached, or told to come back later."""
+        """Whether the endpoint certainly did not begin: it was not reached, or told to come
+        back later.
+        """
         self.retry_after_s = retry_after_s
         """How long the endpoint asked to be left alone; None where it did not say."""
 

@@ -1,12 +1,12 @@
 """One folding of text: two writings of the same words fold to the same.
 
-A folded text is its words in lower case, with one space around each, so that a phrase stands in a text exactly
-where one folded string holds the other: " ann " is not in " annapolis ". Scripts that put no spaces between
-words, and Korean, whose particles cling to words, count each character as a word. So a mixed text is matched by
-words where it has them, and by characters elsewhere.
+A folded text is its words in lower case, with one space around each, so that a phrase stands in a
+text exactly where one folded string holds the other: " ann " is not in " annapolis ". Scripts that
+put no spaces between words, and Korean, whose particles cling to words, count each character as a
+word. So a mixed text is matched by words where it has them, and by characters elsewhere.
 
-The cost is linear in the text, and the folded text has a bound, whatever the text: NFKC makes 18 characters of
-some, and sorts a run of combining marks in quadratic time.
+The cost is linear in the text, and the folded text has a bound, whatever the text: NFKC makes 18
+characters of some, and sorts a run of combining marks in quadratic time.
 """
 
 import unicodedata
@@ -22,7 +22,9 @@ _RAISED = regex.compile(r"(?<=\d)(?=[²³¹⁰⁴-⁹¼-¾⅐-⅞①-⓿])")
 """Before a character that NFKC would make further digits of the number: 1871¹ is not 18711."""
 _PLAIN = str.maketrans({"İ": "i", "\ufdfa": " ", "\ufdfb": " "} | dict.fromkeys("’‘‛ʼʻʹ′´", "'"))
 _FOREIGN_DIGIT = regex.compile(r"(?![0-9])\p{Nd}")
-_UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Bopomofo}\p{Yi}\p{Line_Break=Complex_Context}]"
+_UNSPACED = (
+    r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Bopomofo}\p{Yi}\p{Line_Break=Complex_Context}]"
+)
 _CHARACTER = regex.compile(rf"{_UNSPACED}\p{{M}}*")
 """As a reader sees it: a letter with its vowel signs and tone marks."""
 _EAST_ASIAN = regex.compile(rf"{_UNSPACED}|[\uff01-\uff5e]")
@@ -33,13 +35,17 @@ _LEADING = regex.compile(r"^ a(?= )")
 
 
 def fold(text: str) -> str:
-    """Return the words of a text between spaces, without case, signs and the articles "an" and "the"."""
+    """Return the words of a text between spaces, without case, signs and the articles "an" and
+    "the".
+    """
     words = _BETWEEN.sub(" ", _INSIDE.sub("", apart(text).casefold()))
     return f" {' '.join(words.split())} "
 
 
 def apart(text: str) -> str:
-    """Return a text in plain characters, with spaces around those that count as words; case and signs stay."""
+    """Return a text in plain characters, with spaces around those that count as words; case and
+    signs stay.
+    """
     return text if text.isascii() else _CHARACTER.sub(r" \g<0> ", legible(text))
 
 
@@ -51,18 +57,24 @@ def legible(text: str) -> str:
 
 
 def sought(value: str) -> str:
-    """Return a value as it stands in folded texts; empty where it has no words, and so stands nowhere."""
+    """Return a value as it stands in folded texts; empty where it has no words, and so stands
+    nowhere.
+    """
     folded = _LEADING.sub("", fold(value))
     return folded if folded.strip() else ""
 
 
 def is_east_asian(text: str) -> bool:
-    """Return whether a text has characters of a script without spaces, of Korean, or of full width."""
+    """Return whether a text has characters of a script without spaces, of Korean, or of full
+    width.
+    """
     return not text.isascii() and _EAST_ASIAN.search(text) is not None
 
 
 def terms(folded: str) -> list[str]:
-    """Return the words of a folded text; of neighbouring characters of unspaced scripts, every pair."""
+    """Return the words of a folded text; of neighbouring characters of unspaced scripts, every
+    pair.
+    """
     words = folded.split()
     if folded.isascii():
         return words

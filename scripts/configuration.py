@@ -1,4 +1,6 @@
-"""Write docs/configuration.md from the types of `serving/config/config.py`; `--check` compares instead."""
+"""Write docs/configuration.md from the types of `serving/config/config.py`; `--check` compares
+instead.
+"""
 
 import ast
 import inspect
@@ -28,21 +30,24 @@ PAGE = Path(__file__).parent.parent / "docs/configuration.md"
 HEAD = """\
 # Configuration
 
-One TOML file; `rolegate init` writes one, `rolegate check` says what is wrong in it. Without `--config` or
-`--preset`, commands take `./rolegate.toml`, or else the preset `mini`, the demo. Complete files:
-[`serving/presets`](../serving/presets). Paths are relative to the file; `~` is the home folder, and `shipped:` what
-comes with the package, as in `shipped:prompts/full/delegation.txt`. Unknown keys are refused. Secrets come from
-environment variables, which the file names.
+One TOML file; `rolegate init` writes one, `rolegate check` says what is wrong in it. Without
+`--config` or `--preset`, commands take `./rolegate.toml`, or else the preset `mini`, the demo.
+Complete files: [`serving/presets`](../serving/presets). Paths are relative to the file; `~` is the
+home folder, and `shipped:` what comes with the package, as in
+`shipped:prompts/full/delegation.txt`. Unknown keys are refused. Secrets come from environment
+variables, which the file names.
 
-This page is made by `make docs` from the types in [`serving/config/config.py`](../serving/config/config.py).
-"""
+This page is made by `make docs` from the types in
+[`serving/config/config.py`](../serving/config/config.py). """
 
 
 def page() -> str:
     """The page: a table for each section of the file."""
     keys: dict[type, list[str]] = {}
     _collect("", Config, keys)
-    return "\n".join([HEAD, *(_section(cls, names) for cls, names in keys.items() if _fields(cls, plain=True))])
+    return "\n".join(
+        [HEAD, *(_section(cls, names) for cls, names in keys.items() if _fields(cls, plain=True))]
+    )
 
 
 def _collect(key: str, cls: type, keys: dict[type, list[str]]) -> None:
@@ -55,12 +60,17 @@ def _collect(key: str, cls: type, keys: dict[type, list[str]]) -> None:
 def _section(cls: type, keys: Sequence[str]) -> str:
     prose = _prose(cls)
     rows = [
-        f"| `{field.encode_name}` | {_kind(field.type)} | {_default(field)} | {prose.get(field.name, '')} |"
+        (
+            f"| `{field.encode_name}` | {_kind(field.type)} | {_default(field)} | "
+            f"{prose.get(field.name, '')} |"
+        )
         for field in _fields(cls, plain=True)
     ]
     title = ", ".join(f"`[{key}]`" for key in keys)
     lead = " ".join(inspect.cleandoc(cls.__doc__ or "").split())
-    return "\n".join([f"## {title}", "", lead, "", "| key | value | default | |", "|---|---|---|---|", *rows, ""])
+    return "\n".join(
+        [f"## {title}", "", lead, "", "| key | value | default | |", "|---|---|---|---|", *rows, ""]
+    )
 
 
 def _fields(cls: type, *, plain: bool = False) -> tuple[Field, ...]:
@@ -122,7 +132,9 @@ def _prose(cls: type) -> dict[str, str]:
     prose = {}
     for field, text in zip(body.body, body.body[1:], strict=False):
         match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(words))
+            ):
                 prose[name] = " ".join(words.split()).replace("|", "\\|")
     return prose
 

@@ -1,4 +1,5 @@
-"""Take pictures of the pages: `python -m scripts.pictures docs/pages [--at http://127.0.0.1:50580 --path /runs …]`.
+"""Take pictures of the pages: `python -m scripts.pictures docs/pages [--at http://127.0.0.1:50580
+--path /runs …]`.
 
 Without `--at`, of a gateway of scripted models (`tests/router/edge/pages/demo.py`). Needs Chromium.
 """
@@ -13,7 +14,8 @@ from pathlib import Path
 from tests.browser import browsing_tab
 
 PAGES = (
-    "/runs", "/runs/run-reading", "/runs/run-delegation", "/runs/run-executor", "/runs/run-answering",
+    "/runs", "/runs/run-reading", "/runs/run-delegation", "/runs/run-executor",
+    "/runs/run-answering",
     "/runs/run-reading/agents/execution-2", "/runs/run-reading/beside/run-right", "/runs/run-table",
     "/runs/run-table/cells/1/2", "/ask", "/ask/run-right",
 )  # fmt: skip
@@ -34,7 +36,9 @@ async def demo() -> AsyncIterator[str]:
         await process.wait()
 
 
-async def take(address: str, folder: Path, paths: Sequence[str], widths: Sequence[int], themes: Sequence[str]) -> None:
+async def take(
+    address: str, folder: Path, paths: Sequence[str], widths: Sequence[int], themes: Sequence[str]
+) -> None:
     """Write a PNG for each page, width and theme, and print what the console complains of."""
     async with browsing_tab() as tab:
         for path in paths:
@@ -51,7 +55,9 @@ async def main() -> None:
     """Read the options and take the pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":", maxsplit=1)[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--at", default="", help="the address of a gateway's pages; by default, of the demo")
+    parser.add_argument(
+        "--at", default="", help="the address of a gateway's pages; by default, of the demo"
+    )
     parser.add_argument("--path", nargs="*", default=PAGES)
     parser.add_argument("--width", nargs="*", type=int, default=WIDTHS)
     parser.add_argument("--theme", nargs="*", default=("light", "dark"), choices=("light", "dark"))

@@ -1,7 +1,8 @@
-"""Measure the product code against its budget: `python scripts/size.py [--json]`; status 1 where a guard is broken.
+"""Measure the product code against its budget: `python scripts/size.py [--json]`; status 1 where a
+guard is broken.
 
-Lines are those of `wc -l`, statements those of `ast` without docstrings; generated code is left out. The guards see to
-it that the budget is not met by density (docs/decisions).
+Lines are those of `wc -l`, statements those of `ast` without docstrings; generated code is left
+out. The guards see to it that the budget is not met by density (docs/decisions).
 """
 
 import argparse
@@ -30,7 +31,10 @@ LEAST_DOCUMENTED = 0.90
 MOST_EXCEPTIONS = 10
 """`noqa` and `type: ignore`, tests apart."""
 MOST_MODULES = 16
-CLAUSE = re.compile(r"^(What|Who|Whose|Whoever|Whatever|Which|Where|When|Why|How|That|As|Is|Are|Was|Were|Has|Have)\b")
+CLAUSE = re.compile(
+    r"^(What|Who|Whose|Whoever|Whatever|Which|Where|When|Why|How|That|As|Is|Are|Was|Were|"
+    r"Has|Have)\b"
+)
 """How a docstring begins that is no noun phrase and no verb."""
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -39,7 +43,12 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def docstring(node: ast.AST) -> ast.Expr | None:
     """The statement that is the docstring of a module, class or function."""
     body = getattr(node, "body", [])
-    if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+    if (
+        isinstance(body, list)
+        and body
+        and isinstance(body[0], ast.Expr)
+        and isinstance(body[0].value, ast.Constant)
+    ):
         return body[0] if isinstance(body[0].value.value, str) else None
     return None
 
@@ -47,20 +56,32 @@ def docstring(node: ast.AST) -> ast.Expr | None:
 def strings(tree: ast.AST) -> Iterator[ast.Expr]:
     """Docstrings, those of attributes included: expressions that are a string and nothing else."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield node
 
 
 def measure(files: list[Path]) -> dict[str, float]:
     """Sum up what is counted over some files."""
-    sums = dict.fromkeys(("files", "lines", "statements", "code", "exceptions", "public", "documented", "clauses"), 0)
+    sums = dict.fromkeys(
+        ("files", "lines", "statements", "code", "exceptions", "public", "documented", "clauses"), 0
+    )
     for file in files:
         text = file.read_text(encoding="utf-8")
         tree, lines = ast.parse(text), text.splitlines()
-        apart = {number for node in strings(tree) for number in range(node.lineno, (node.end_lineno or 0) + 1)}
+        apart = {
+            number
+            for node in strings(tree)
+            for number in range(node.lineno, (node.end_lineno or 0) + 1)
+        }
         sums["files"] += 1
         sums["lines"] += len(lines)
-        sums["statements"] += sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) - sum(1 for _ in strings(tree))
+        sums["statements"] += sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) - sum(
+            1 for _ in strings(tree)
+        )
         sums["code"] += sum(
             bool(line.strip()) and not line.strip().startswith("#") and number not in apart
             for number, line in enumerate(lines, 1)
@@ -71,7 +92,9 @@ def measure(files: list[Path]) -> dict[str, float]:
                 found = docstring(node)
                 sums["public"] += 1
                 sums["documented"] += found is not None
-                sums["clauses"] += found is not None and bool(CLAUSE.match(ast.get_docstring(node) or ""))
+                sums["clauses"] += found is not None and bool(
+                    CLAUSE.match(ast.get_docstring(node) or "")
+                )
     return sums
 
 
@@ -110,7 +133,10 @@ def main() -> int:
         "statements": (total["statements"], MOST_STATEMENTS),
         "lines": (total["lines"], MOST_LINES),
         "lines of tests": (tests["lines"], MOST_TEST_LINES),
-        "statements per line of code": (round(total["statements"] / total["code"], 3), MOST_DENSITY),
+        "statements per line of code": (
+            round(total["statements"] / total["code"], 3),
+            MOST_DENSITY,
+        ),
         "noqa and type: ignore": (total["exceptions"], MOST_EXCEPTIONS),
         "public definitions without a docstring": (
             round(1 - total["documented"] / total["public"], 3),
@@ -121,17 +147,31 @@ def main() -> int:
     more = {
         "docstrings that begin with a clause": total["clauses"],
         "median module, lines": lengths[len(lengths) // 2],
-        "folders of more than 16 modules": {name: n for name, n in counts.items() if n > MOST_MODULES},
+        "folders of more than 16 modules": {
+            name: n for name, n in counts.items() if n > MOST_MODULES
+        },
         "longest functions": [f"{length} {where}" for length, where in functions(everything)[:10]],
     }
-    broken = [f"{name}: {value}, at most {most}" for name, (value, most) in checks.items() if value > most]
+    broken = [
+        f"{name}: {value}, at most {most}" for name, (value, most) in checks.items() if value > most
+    ]
     if given.json:
-        print(json.dumps({"folders": figures, "tests": tests, "checks": checks, **more, "broken": broken}, indent=1))
+        print(
+            json.dumps(
+                {"folders": figures, "tests": tests, "checks": checks, **more, "broken": broken},
+                indent=1,
+            )
+        )
         return int(bool(broken))
     for name, row in {**figures, "tests": tests}.items():
-        print(f"{name:14}{row['files']:5} files {row['lines']:7} lines {row['statements']:7} statements")
+        print(
+            f"{name:14}{row['files']:5} files {row['lines']:7} lines "
+            f"{row['statements']:7} statements"
+        )
     for name, (value, most) in checks.items():
-        print(f"{name}: {value} of {most}" + (f" (budget: {BUDGET[name]})" if name in BUDGET else ""))
+        print(
+            f"{name}: {value} of {most}" + (f" (budget: {BUDGET[name]})" if name in BUDGET else "")
+        )
     for name, shown in more.items():
         print(f"{name}: {shown}")
     print("\n".join(f"over its limit: {line}" for line in broken) or "within the limits")

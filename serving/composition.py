@@ -1,4 +1,6 @@
-"""The composition root: from a config to a running gateway, and everything closed again in reverse order."""
+"""The composition root: from a config to a running gateway, and everything closed again in
+reverse order.
+"""
 
 import asyncio
 import socket
@@ -62,7 +64,14 @@ from serving.roles import all_roles, deployments, new_role
 from serving.startup import start_engines
 from serving.telemetry.observers import Watched, open_observers
 from serving.tools import ToolPool, tool_pool
-from serving.topologies import new_executor, new_host, new_search, new_tables, new_topology, new_worker
+from serving.topologies import (
+    new_executor,
+    new_host,
+    new_search,
+    new_tables,
+    new_topology,
+    new_worker,
+)
 
 _UPSTREAM_CONNECTIONS = 1000
 _GATE_ERROR, _GATE_TRIALS = 0.05, 10_000
@@ -116,13 +125,17 @@ async def running_gateway(
     retriever: IndexRetriever | None = None,
     journal: Callable[[Journal], Journal] = lambda usual: usual,
 ) -> AsyncIterator[str]:
-    """A gateway that listens at `address` while the context is open, with its engines; where it listens, host:port.
+    """A gateway that listens at `address` while the context is open, with its engines; where it
+    listens, host:port.
 
-    `http`: where its OpenAI-compatible server is to be; None for none. `key`: one that is good beside those that are
-    stored. `retriever` and `journal`: doubles, instead of the config's and around the store's; for measurements.
-    `log` gets what is being done. Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
+    `http`: where its OpenAI-compatible server is to be; None for none. `key`: one that is good
+    beside those that are stored. `retriever` and `journal`: doubles, instead of the config's and
+    around the store's; for measurements. `log` gets what is being done. Raises `BadConfig` or
+    `BadIndex`, saying what to do. Closing drains.
     """
-    for problem in missing(config, {"distillation.judge": judge} if (judge := _judge(config)) else {}):
+    for problem in missing(
+        config, {"distillation.judge": judge} if (judge := _judge(config)) else {}
+    ):
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
@@ -133,8 +146,12 @@ async def running_gateway(
             await _check_addresses(address, http, access)  # before anything slow begins
             async with (
                 _open_upstream(config, log, retriever) as upstream,
-                _open_runs(config, database, upstream, log, run_log=run_log, around=journal) as runs,
-                _listening(config, access, accounts, upstream, runs, address=address, http=http, log=log) as bound,
+                _open_runs(
+                    config, database, upstream, log, run_log=run_log, around=journal
+                ) as runs,
+                _listening(
+                    config, access, accounts, upstream, runs, address=address, http=http, log=log
+                ) as bound,
             ):
                 run_log.tell(bound)
                 yield bound
@@ -143,8 +160,8 @@ async def running_gateway(
 
 
 async def _check_addresses(address: str, http: str | None, access: Access) -> None:
-    """See that nobody but this machine gets in without a key, and that nobody else listens there. Raises `BadConfig`
-    and `StoreFailed`.
+    """See that nobody but this machine gets in without a key, and that nobody else listens there.
+    Raises `BadConfig` and `StoreFailed`.
     """
     for setting, wanted in (("server.address", address), ("server.http", http)):
         if not wanted:
@@ -152,19 +169,24 @@ async def _check_addresses(address: str, http: str | None, access: Access) -> No
         await check_listening(wanted, setting, access)
         host, _, port = wanted.rpartition(":")
         try:
-            family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+            family, kind, _, _, place = socket.getaddrinfo(
+                host.strip("[]"), int(port), type=socket.SOCK_STREAM
+            )[0]
             with socket.socket(family, kind) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(place)
         except (OSError, ValueError, OverflowError) as error:
             raise BadConfig(
-                f"{setting}: cannot listen on {wanted}; is the port in use? Name another one, or port 0 for any "
+                f"{setting}: cannot listen on {wanted}; is the port in use? Name another "
+                "one, or port 0 for any "
                 f"({error})."
             ) from None
 
 
 @asynccontextmanager
-async def _open_upstream(config: Config, log: Log, double: IndexRetriever | None) -> AsyncIterator[_Upstream]:
+async def _open_upstream(
+    config: Config, log: Log, double: IndexRetriever | None
+) -> AsyncIterator[_Upstream]:
     """Engines, roles and the retriever. Raises `BadConfig` or `BadIndex`."""
     readiness = Readiness()
     say = partial(readiness.say, "retrieval.embedder", ["retrieval"])
@@ -172,7 +194,9 @@ async def _open_upstream(config: Config, log: Log, double: IndexRetriever | None
     async with AsyncExitStack() as stack:
         opening = opened if double is None else lambda **_: nullcontext(double)
         also = [judge] if (judge := _judge(config)) else []
-        engines, retriever = await start_engines(config, stack, log, opening, also, readiness=readiness)
+        engines, retriever = await start_engines(
+            config, stack, log, opening, also, readiness=readiness
+        )
         if config.search.access:
             await check_access(retriever)
         pool = await stack.enter_async_context(ConnectionPool(_UPSTREAM_CONNECTIONS))
@@ -183,7 +207,9 @@ async def _open_upstream(config: Config, log: Log, double: IndexRetriever | None
         roles, baselines, managers = await all_roles(config, new)
         watched = WatchedRetriever(retriever, readiness)
         tools = await stack.enter_async_context(tool_pool(config.tools, readiness))
-        yield _Upstream(readiness, watched, session, engines, endpoints, new, roles, baselines, managers, tools)
+        yield _Upstream(
+            readiness, watched, session, engines, endpoints, new, roles, baselines, managers, tools
+        )
 
 
 @asynccontextmanager
@@ -196,18 +222,27 @@ async def _open_runs(
     run_log: RunLog,
     around: Callable[[Journal], Journal],
 ) -> AsyncIterator[_Runs]:
-    """The gateway proper, with its journal, its observers and the versions of its executor. Raises `BadConfig`."""
+    """The gateway proper, with its journal, its observers and the versions of its executor.
+    Raises `BadConfig`.
+    """
     admission = Admission(config.admission)
     watched = Watched(admission, upstream.endpoints, upstream.deployments)
     live, book = LiveRuns(), SQLVersionBook(database)
     async with AsyncExitStack() as stack:
-        say, keep_days = partial(upstream.readiness.say, "store", ["store"]), config.server.keep_days
-        writing = LogJournal.writing(database, run_log, on_cancel=live.cancel, keep_days=keep_days, on_health=say)
+        say, keep_days = (
+            partial(upstream.readiness.say, "store", ["store"]),
+            config.server.keep_days,
+        )
+        writing = LogJournal.writing(
+            database, run_log, on_cancel=live.cancel, keep_days=keep_days, on_health=say
+        )
         journal = await stack.enter_async_context(writing)
         archive = SQLArchive(database, journal.calls)
         observing = open_observers(config.telemetry, log, watched, config.server.http_hosts)
         observers = await stack.enter_async_context(observing)
-        retriever = ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
+        retriever = (
+            ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
+        )
         versions, executors = await _open_versions(config, database, upstream, retriever, log)
         settings, timeout_s = settings_of(upstream.roles), config.server.timeout_s
         lifecycle = RunLifecycle(
@@ -218,7 +253,10 @@ async def _open_runs(
             timeout_s,
             admission=admission,
             observer=observers,
-            conditions=lambda: {"index": retriever.index_id or "", "executor version": executors.traffic.active},
+            conditions=lambda: {
+                "index": retriever.index_id or "",
+                "executor version": executors.traffic.active,
+            },
         )
         search = partial(new_search, config.search, upstream.roles)
         judged_by = _judge(config)
@@ -232,15 +270,23 @@ async def _open_runs(
             judge=Judge(upstream.new_role("judge", judged_by)) if judged_by else None,
         )
         if config.versions.held_out:
-            versions.held_out = HeldOutTest(_held_out(config.versions.held_out), executors, search, lifecycle)
+            versions.held_out = HeldOutTest(
+                _held_out(config.versions.held_out), executors, search, lifecycle
+            )
         executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)
-        gateway = _gateway(config, upstream, retriever, executor, lifecycle=lifecycle, trials=trials)
+        gateway = _gateway(
+            config, upstream, retriever, executor, lifecycle=lifecycle, trials=trials
+        )
         usages = SQLUsages(database, journal.under_way)
         stored = Runs(archive, live, trials.judge)
         services = (
-            RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
+            RetrievalServicer(
+                retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id
+            ),
             RunServicer(stored),
-            UsageServicer(usages, Reconciler(upstream.deployments, VLLMCounts(upstream.session), usages)),
+            UsageServicer(
+                usages, Reconciler(upstream.deployments, VLLMCounts(upstream.session), usages)
+            ),
             ExecutorVersionServicer(versions),
         )
         yield _Runs(gateway, services, stored, executors, trials, observers, usages, versions)
@@ -256,7 +302,10 @@ def _gateway(
     trials: Trials,
 ) -> Gateway:
     roles, words = upstream.roles, config.search.vocabulary
-    baselines = {name: new_topology(name, config, roles, role, retriever) for name, role in upstream.baselines.items()}
+    baselines = {
+        name: new_topology(name, config, roles, role, retriever)
+        for name, role in upstream.baselines.items()
+    }
     worker = replace(roles["execution"], executor_version=None)  # it is no version of the executor
     with_tools: dict[str, Executes] = {
         name: new_worker(config, worker, None, upstream.tools.view(one.tools), manager=name)
@@ -266,11 +315,16 @@ def _gateway(
     if upstream.managers:
         baselines["host"] = new_host(config, roles, upstream.managers, executor, with_tools)
     return Gateway(
-        topologies={"factorized": Topology(new_search(config.search, roles, executor), roles), **baselines},
+        topologies={
+            "factorized": Topology(new_search(config.search, roles, executor), roles),
+            **baselines,
+        },
         executor=executor,
         roles=roles,
         lifecycle=lifecycle,
-        tables=new_tables(config, roles, executor, retriever, upstream.managers, with_tools=with_tools),
+        tables=new_tables(
+            config, roles, executor, retriever, upstream.managers, with_tools=with_tools
+        ),
         table_limits=config.table,
         max_question_chars=config.server.max_question_chars,
         vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,
@@ -281,7 +335,9 @@ def _gateway(
 async def _open_versions(
     config: Config, database: Database, upstream: _Upstream, retriever: Retriever, log: Log
 ) -> tuple[Versions, VersionRouting]:
-    """Versions, of which one is active, and the executors that work as those. Raises `BadConfig`."""
+    """Versions, of which one is active, and the executors that work as those. Raises
+    `BadConfig`.
+    """
     gate, model, book = config.versions.gate, config.roles.execution.model, SQLVersionBook(database)
     loading = Loading(config, upstream.engines, upstream.session)
     limits = gate.max_tokens_ratio, _GATE_TRIALS, gate.least_right
@@ -298,7 +354,10 @@ async def _open_versions(
     except UpstreamError as error:
         log(f"versions of the executor are not in use yet: {error}")
     if (active := executors.traffic.active) != named:
-        log(f"executor version {active} is active; the config names {named}, which `versions promote` would make it")
+        log(
+            f"executor version {active} is active; the config names {named}, which "
+            "`versions promote` would make it"
+        )
     versions.on_change = executors.refresh
     return versions, executors
 
@@ -317,17 +376,23 @@ def _held_out(path: str) -> list[HeldOutQuestion]:
         raise BadConfig(f"versions.held_out: {path} cannot be read ({error}); {advice}.") from None
 
 
-def _new_executor(config: Config, upstream: _Upstream, retriever: Retriever, version: str) -> Executor:
+def _new_executor(
+    config: Config, upstream: _Upstream, retriever: Retriever, version: str
+) -> Executor:
     """The executor of a version: what is configured, but for the model's name."""
     execution, role = config.roles.execution, upstream.roles["execution"]
     if version != execution.model:
-        made = upstream.new_role("execution", msgspec.structs.replace(execution, model=version), price=role.price)
+        made = upstream.new_role(
+            "execution", msgspec.structs.replace(execution, model=version), price=role.price
+        )
         role = replace(made, fallbacks=role.fallbacks)
     return new_executor(config, role, retriever)
 
 
 def _shared(config: Config, executors: VersionRouting, index: Callable[[], str | None]) -> Executes:
-    """The executors, shared by all who ask the same, unless that is switched off, or decoding is random."""
+    """The executors, shared by all who ask the same, unless that is switched off, or decoding
+    is random.
+    """
     execution, cache = config.roles.execution, config.report_cache
     if not cache.enabled or (execution.temperature > 0 and execution.seed is None):
         return executors
@@ -351,11 +416,19 @@ async def _listening(
     tls = config.server.tls
     tables = TableServicer(gateway, runs.stored, access)
     server = Server(
-        gateway, *runs.services, tables=tables, access=access, tls=tls, readiness=readiness, observer=observers
+        gateway,
+        *runs.services,
+        tables=tables,
+        access=access,
+        tls=tls,
+        readiness=readiness,
+        observer=observers,
     )
     pages = Frame(access)
     add_runs(pages, runs.stored)
-    add_usage(pages, runs.usages, accounts, lambda model: config.prices.get(model) or listed_price(model))
+    add_usage(
+        pages, runs.usages, accounts, lambda model: config.prices.get(model) or listed_price(model)
+    )
     add_versions(pages, runs.versions)
     asking = Asking(gateway, access, versions=runs.versions, executors=runs.executors)
     add_asking(pages, asking)
@@ -367,10 +440,19 @@ async def _listening(
         upstream.retriever,
         files_not_read=lambda: read_manifest(Path(folder)).files_not_read if folder else None,
     )
-    app = openai_app(gateway, access, readiness, observer=observers, pages=pages, chat_tasks=config.server.chat_tasks)
+    app = openai_app(
+        gateway,
+        access,
+        readiness,
+        observer=observers,
+        pages=pages,
+        chat_tasks=config.server.chat_tasks,
+    )
     limits = Limits(connections_per_address=config.server.http_connections_per_address)
     hosts = config.server.http_hosts
-    http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, limits=limits, hosts=hosts)
+    http_server = HTTPServer(
+        app, config.server.grace_s, access=access, tls=tls, limits=limits, hosts=hosts
+    )
     await upstream.retriever.probe()
     port = await server.start(address)
     try:
@@ -379,7 +461,10 @@ async def _listening(
             runs.trials.work(),
             upstream.retriever.follow(),
             _recover(config, upstream, runs.executors),
-            *(watch_role(name, role, readiness, gateway.probe) for name, role in upstream.roles.items()),
+            *(
+                watch_role(name, role, readiness, gateway.probe)
+                for name, role in upstream.roles.items()
+            ),
         ):
             if http:
                 bound = await http_server.start(http, "server.http")
@@ -390,13 +475,17 @@ async def _listening(
     finally:
         try:
             grace_s = config.server.grace_s
-            await asyncio.gather(server.drain(grace_s), http_server.drain(), asking.detached.drain(grace_s))
+            await asyncio.gather(
+                server.drain(grace_s), http_server.drain(), asking.detached.drain(grace_s)
+            )
         finally:
             await gateway.settled()
 
 
 async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:
-    """Once an engine is there again: call it again, and let the executor's load its versions; for ever."""
+    """Once an engine is there again: call it again, and let the executor's load its versions;
+    for ever.
+    """
     down: set[str] = set()
     async for _ in upstream.readiness.changes():
         up, down = down - upstream.readiness.all.keys(), set(upstream.readiness.all)

@@ -14,11 +14,15 @@ import msgspec
 from router.errors import BadConfig
 
 _OURS = "rolegate"
-_NEEDED = re.compile(r"""(?P<package>[\w.-]+)(?:\[(?P<extras>[^]]+)\])?.*extra == ["'](?P<extra>[\w-]+)["']""")
+_NEEDED = re.compile(
+    r"""(?P<package>[\w.-]+)(?:\[(?P<extras>[^]]+)\])?.*extra == ["'](?P<extra>[\w-]+)["']"""
+)
 
 
 def need(command: str, *modules: str) -> None:
-    """Raise `BadConfig` where one of the modules that a command will need is missing, before it has done anything."""
+    """Raise `BadConfig` where one of the modules that a command will need is missing, before it
+    has done anything.
+    """
     for module in modules:
         if find_spec(module) is None:
             advice = missing_extra(module, command) or "is rolegate installed as the README says?"
@@ -26,8 +30,8 @@ def need(command: str, *modules: str) -> None:
 
 
 def missing_extra(module: str | None, command: str) -> str:
-    """A shell command that installs the extra which brings a missing module: that of the command's name where it does,
-    else the smallest one; empty where none does.
+    """A shell command that installs the extra which brings a missing module: that of the command's
+    name where it does, else the smallest one; empty where none does.
     """
     try:
         lines = metadata(_OURS).get_all("Requires-Dist") or []
@@ -38,7 +42,9 @@ def missing_extra(module: str | None, command: str) -> str:
         needs.setdefault(found["extra"], []).append(found)
     wanted = (module or _OURS).partition(".")[0].replace("_", "-").lower()
     brought = {extra: _packages(extra, needs) for extra in needs}
-    bringing = [extra for extra in brought if any(_is_of(package, wanted) for package in brought[extra])]
+    bringing = [
+        extra for extra in brought if any(_is_of(package, wanted) for package in brought[extra])
+    ]
     if not bringing:
         return ""
     extra = min(bringing, key=lambda extra: (extra != command, len(brought[extra])))
@@ -47,7 +53,9 @@ def missing_extra(module: str | None, command: str) -> str:
         return shlex.join(["sh", str(setup), sys.prefix, extra])
     told = distribution(_OURS).read_text("direct_url.json")
     url = urlsplit(msgspec.json.decode(told)["url"] if told else "")
-    source = unquote(url.path) if url.scheme == "file" and Path(unquote(url.path)).exists() else _OURS
+    source = (
+        unquote(url.path) if url.scheme == "file" and Path(unquote(url.path)).exists() else _OURS
+    )
     return shlex.join([sys.executable, "-m", "pip", "install", f"{source}[{extra}]"])
 
 

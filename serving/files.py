@@ -13,10 +13,11 @@ from typing import BinaryIO
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Make every file and folder that this process creates while this is open its owner's alone, from its first byte.
+    """Make every file and folder that this process creates while this is open its owner's alone,
+    from its first byte.
 
-    It sets the process's umask, as PostgreSQL does, so that it holds for what libraries create too (SQLite, Arrow,
-    NumPy, trainers) and for child processes.
+    It sets the process's umask, as PostgreSQL does, so that it holds for what libraries create too
+    (SQLite, Arrow, NumPy, trainers) and for child processes.
     """
     before = os.umask(0o077)
     try:
@@ -26,17 +27,20 @@ def private_files() -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside `path`, flush to disk and rename over it. Raises `OSError` and then leaves `path` as it was."""
+    """Write beside `path`, flush to disk and rename over it. Raises `OSError` and then leaves
+    `path` as it was.
+    """
     with replacing(path) as unfinished:
         unfinished.write_bytes(content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The file to write to, which becomes `path` when the context is left; an error leaves `path` as it was.
+    """The file to write to, which becomes `path` when the context is left; an error leaves `path`
+    as it was.
 
-    It is an empty file at first, its owner's alone, and stays so. What a killed process has left of an earlier try is
-    removed.
+    It is an empty file at first, its owner's alone, and stays so. What a killed process has left of
+    an earlier try is removed.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
         with suppress(OSError), left.open("rb") as found:  # of others, perhaps, or gone
@@ -58,7 +62,8 @@ def _locked_beside(path: Path) -> tuple[Path, BinaryIO]:
     while True:
         unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         file = os.fdopen(os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b")
-        with suppress(OSError):  # nobody locks there, so that nothing is taken for a leftover either
+        # Nobody locks there, so that nothing is taken for a leftover either
+        with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         if unfinished.exists():  # not removed as a leftover before it was locked
             return unfinished, file

@@ -1,9 +1,10 @@
 """JSON lines that `datasets.load_dataset("json", …)` reads.
 
-It takes the types of all columns from the first ten megabytes: a column, or a field inside of one, that is null, empty
-or absent up to there fails at its first value, as does a column of integers at its first fraction. So rows that are the
-first with a type, behind the first megabytes, are moved to the top, the shortest first; all others keep their order. A
-text that Arrow would take for a time gets a space behind it, which keeps it a text.
+It takes the types of all columns from the first ten megabytes: a column, or a field inside of one,
+that is null, empty or absent up to there fails at its first value, as does a column of integers at
+its first fraction. So rows that are the first with a type, behind the first megabytes, are moved to
+the top, the shortest first; all others keep their order. A text that Arrow would take for a time
+gets a space behind it, which keeps it a text.
 """
 
 import re

@@ -19,7 +19,9 @@ def plain_tracebacks() -> None:
     structlog.configure(
         processors=[*(other for other in others if other is not _visible), _visible, renderer],
         # Behind what `print` sees, as the colours are no text from outside.
-        logger_factory=lambda *_: structlog.PrintLogger(getattr(sys.stdout, "rich_proxied_file", sys.stdout)),
+        logger_factory=lambda *_: structlog.PrintLogger(
+            getattr(sys.stdout, "rich_proxied_file", sys.stdout)
+        ),
     )
 
 
@@ -38,7 +40,9 @@ def json_lines() -> None:
 
 
 def _visible(_logger: object, _method: str, event: EventDict) -> EventDict:
-    return {name: visible(value) if isinstance(value, str) else value for name, value in event.items()}
+    return {
+        name: visible(value) if isinstance(value, str) else value for name, value in event.items()
+    }
 
 
 def _write_traceback(out: TextIO, error: ExcInfo) -> None:

@@ -28,8 +28,8 @@ _INTERVAL = 8
 async def all_roles(
     config: Config, new: Callable[..., Role]
 ) -> tuple[dict[RoleName, Role], dict[TopologyName, Role], dict[str, Role]]:
-    """The three roles, those that set baselines apart, and managers', which do not share the health of what they stand
-    for.
+    """The three roles, those that set baselines apart, and managers', which do not share the health
+    of what they stand for.
     """
     usual, own, managing = config.roles.by_name, role_configs(config), manager_configs(config)
     prices, own_prices = await prices_of(usual, config.prices), await prices_of(own, config.prices)
@@ -44,7 +44,10 @@ async def all_roles(
         for name, role in own.items()
     }
     managers = {
-        name: replace(new("delegation", role, price=managers_prices[name]), health=RoleHealth(role.max_in_flight))
+        name: replace(
+            new("delegation", role, price=managers_prices[name]),
+            health=RoleHealth(role.max_in_flight),
+        )
         for name, role in managing.items()
     }
     return _with_fallbacks(config, roles), baselines, managers
@@ -59,15 +62,17 @@ def new_role(
     price: Price | None = None,
     upstreams: Upstreams | None = None,
 ) -> Role:
-    """The role that a config describes, without its fallbacks. `engines`: base URLs by engine name. `upstreams`: what
-    it shares with other roles.
+    """The role that a config describes, without its fallbacks. `engines`: base URLs by engine name.
+    `upstreams`: what it shares with other roles.
     """
     upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
     models = _models(config, pool, [base_url, *config.replicas] if base_url else [])
     places = [f"engines.{config.engine}" if config.engine else models[0].endpoint]
     places += [model.endpoint for model in models[1:]]
-    first, *others = [Replica(*each, upstreams.endpoint(each[1])) for each in zip(models, places, strict=True)]
+    first, *others = [
+        Replica(*each, upstreams.endpoint(each[1])) for each in zip(models, places, strict=True)
+    ]
     return Role(
         name,
         first.model,
@@ -90,7 +95,9 @@ def new_role(
 
 
 def deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
-    """Places where models are served, each with the base URL of its engine; None for a provider's."""
+    """Places where models are served, each with the base URL of its engine; None for a
+    provider's.
+    """
     return {
         replica.deployment: replica.model.endpoint if role.streams else None
         for group in roles
@@ -103,15 +110,24 @@ def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) 
     """The role's model at each of these, or a provider's where there are none."""
     key = api_key(config.api_key_env)
     if not base_urls:
-        return [LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body, omit=config.omit)]
-    new = partial(OpenAIHTTP, pool, model=config.model, api_key=key, thinking=config.thinking, omit=config.omit)
+        return [
+            LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body, omit=config.omit)
+        ]
+    new = partial(
+        OpenAIHTTP,
+        pool,
+        model=config.model,
+        api_key=key,
+        thinking=config.thinking,
+        omit=config.omit,
+    )
     interval = _INTERVAL if config.engine else None
     return [new(url, extra_body=config.extra_body, interval=interval) for url in base_urls]
 
 
 def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:
-    """The roles, each with the models that are asked in its model's place: with its prompt and sampling, and with room
-    for what the other one may write at most.
+    """The roles, each with the models that are asked in its model's place: with its prompt and
+    sampling, and with room for what the other one may write at most.
     """
 
     def stand_in(role: Role, other: Role) -> Role:
@@ -127,6 +143,10 @@ def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[Role
         )
 
     return {
-        name: replace(role, fallbacks=tuple(stand_in(role, roles[other]) for other in described.fallbacks))
-        for (name, role), described in zip(roles.items(), config.roles.by_name.values(), strict=True)
+        name: replace(
+            role, fallbacks=tuple(stand_in(role, roles[other]) for other in described.fallbacks)
+        )
+        for (name, role), described in zip(
+            roles.items(), config.roles.by_name.values(), strict=True
+        )
     }

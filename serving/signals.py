@@ -9,19 +9,21 @@ from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 import structlog
 
 _YOUNG, _MIDDLE, _OLD = 10_000, 5, 2
-"""Python's own first threshold, 700 objects, is passed by a single question. Older ones are few here, and soon looked
-through: what a question leaves behind is not to wait for thousands of others.
+"""Python's own first threshold, 700 objects, is passed by a single question. Older ones are few
+here, and soon looked through: what a question leaves behind is not to wait for thousands of others.
 """
 _SWITCH_S = 1e-4
-"""How long a thread waits for the interpreter before it asks for it. Python's own 5 ms begin anew whenever the event
-loop has looked for news: one with much to do would never let go, and neither a search nor the database's thread would
-come to an end.
+"""How long a thread waits for the interpreter before it asks for it. Python's own 5 ms begin anew
+whenever the event loop has looked for news: one with much to do would never let go, and neither a
+search nor the database's thread would come to an end.
 """
 _log = structlog.get_logger("serve")
 
 
 def tune_interpreter() -> None:
-    """Look for cycles less often, and not among what is there by now; let threads have turns beside the event loop."""
+    """Look for cycles less often, and not among what is there by now; let threads have turns
+    beside the event loop.
+    """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()
@@ -39,8 +41,8 @@ def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:
 
 
 async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
-    """Keep `service`, which says where it listens, open until SIGTERM or SIGINT, also while it still starts. Another
-    signal while it closes takes away its time for that.
+    """Keep `service`, which says where it listens, open until SIGTERM or SIGINT, also while it
+    still starts. Another signal while it closes takes away its time for that.
     """
     this = asyncio.current_task()
     assert this is not None

@@ -23,8 +23,8 @@ async def start_engines(
     *,
     readiness: Readiness | None = None,
 ) -> tuple[dict[str, str], Opened]:
-    """Start the engines of all roles, and of those in `also`, and open a retriever or an embedder side by side: base
-    URLs by engine name, and that. `readiness` is told of engines that die.
+    """Start the engines of all roles, and of those in `also`, and open a retriever or an embedder
+    side by side: base URLs by engine name, and that. `readiness` is told of engines that die.
 
     `opened` takes `cpu_threads`, as `engine` does. Raises `BadConfig` or `BadIndex`.
     """
@@ -63,6 +63,7 @@ def _needed_by(config: Config, engine: str) -> list[Need]:
         NEEDS[name]
         for name, role in roles.items()
         if all(
-            each.engine == engine and not each.replicas for each in (role, *(roles[other] for other in role.fallbacks))
+            each.engine == engine and not each.replicas
+            for each in (role, *(roles[other] for other in role.fallbacks))
         )
     ]

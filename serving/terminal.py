@@ -1,4 +1,6 @@
-"""Text on a terminal: what came from outside is shown with its control characters, which the terminal does not obey."""
+"""Text on a terminal: what came from outside is shown with its control characters, which the
+terminal does not obey.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -25,17 +27,25 @@ def complain(text: str) -> None:
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress:
-    """Bars on the standard error stream while this is open; nothing at all where that is no terminal. Without
-    `columns`: what it is about, the bar, how much is done, and the time that is left.
+    """Bars on the standard error stream while this is open; nothing at all where that is no
+    terminal. Without `columns`: what it is about, the bar, how much is done, and the time that is
+    left.
     """
     console = Console(stderr=True)
     console.quiet = not console.is_interactive
-    usual = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    usual = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*(columns or usual), console=console, transient=True)
 
 
 class _Visible(FileProxy):
-    """The standard output as `print` sees it; rich, whose styles are sequences too, writes to the stream behind it."""
+    """The standard output as `print` sees it; rich, whose styles are sequences too, writes to
+    the stream behind it.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(Console(file=stream), stream)
@@ -61,9 +71,12 @@ class _Visible(FileProxy):
 
 @contextmanager
 def visible_output() -> Iterator[None]:
-    """Make everything that is printed inside, by `print` or by rich, visible; rich's own styles stay."""
+    """Make everything that is printed inside, by `print` or by rich, visible; rich's own styles
+    stay.
+    """
     before = dict(_CONTROL_STRIP_TRANSLATE)
-    _CONTROL_STRIP_TRANSLATE.update(SHOWN)  # by which rich drops five of them from all text; nothing else sets it
+    # By which rich drops five of them from all text; nothing else sets it
+    _CONTROL_STRIP_TRANSLATE.update(SHOWN)
     try:
         with redirect_stdout(cast(TextIO, _Visible(sys.stdout))):
             yield

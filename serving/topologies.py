@@ -1,4 +1,6 @@
-"""Ways to answer questions and to fill tables, from a config: the three roles, and the baselines beside them."""
+"""Ways to answer questions and to fill tables, from a config: the three roles, and the
+baselines beside them.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -39,22 +41,28 @@ _PROMPTS = Path(__file__).parent / "prompts" / "full"
 
 
 def role_configs(config: Config) -> dict[TopologyName, RoleConfig]:
-    """The role that sets each baseline apart, of those that are set up; all but `searcher` always are.
+    """The role that sets each baseline apart, of those that are set up; all but `searcher` always
+    are.
 
-    The main agent's model is the delegator's, with its sampling and its thinking; it may write as much as the delegator
-    or the answerer. So may the homogeneous executor, which has the executor's prompt.
+    The main agent's model is the delegator's, with its sampling and its thinking; it may write as
+    much as the delegator or the answerer. So may the homogeneous executor, which has the executor's
+    prompt.
     """
     roles, topologies = config.roles, config.topologies
 
     def as_well(other: RoleConfig, prompt: str, **changes: bool) -> RoleConfig:
         max_tokens = max(roles.delegation.max_tokens, other.max_tokens)
-        return replace(roles.delegation, prompt=prompt, max_tokens=max_tokens, fallbacks=(), **changes)
+        return replace(
+            roles.delegation, prompt=prompt, max_tokens=max_tokens, fallbacks=(), **changes
+        )
 
     single, alone = topologies.single_agent.prompt, topologies.no_retrieval.prompt
     found: dict[TopologyName, RoleConfig] = {
         "single_agent": as_well(roles.answer, single or str(_PROMPTS / "agent.txt")),
         "no_retrieval": as_well(roles.answer, alone or str(_PROMPTS / "no_retrieval.txt")),
-        "homogeneous": as_well(roles.execution, roles.execution.prompt, structured=roles.execution.structured),
+        "homogeneous": as_well(
+            roles.execution, roles.execution.prompt, structured=roles.execution.structured
+        ),
     }
     return found if topologies.searcher is None else {**found, "searcher": topologies.searcher}
 
@@ -63,7 +71,9 @@ def manager_configs(config: Config) -> dict[str, RoleConfig]:
     """The role of each manager: its own, or the delegator's model with a prompt for managers."""
     other = replace(config.roles.delegation, prompt=str(_PROMPTS / "manager.txt"), fallbacks=())
     found = {name: (one.role or other, one.prompt) for name, one in config.managers.items()}
-    return {name: replace(role, prompt=prompt or role.prompt) for name, (role, prompt) in found.items()}
+    return {
+        name: replace(role, prompt=prompt or role.prompt) for name, (role, prompt) in found.items()
+    }
 
 
 def new_managers(
@@ -73,8 +83,9 @@ def new_managers(
     report: Callable[[str, bool], ExecutionTurn] = parse_turn,
     with_tools: Mapping[str, Executes] = {},
 ) -> Managers:
-    """The managers of a config. `roles`: made of `manager_configs`. `workers`: those of managers without tools.
-    `report`: reads a manager's report. `with_tools`: the workers of the others, by the manager's name.
+    """The managers of a config. `roles`: made of `manager_configs`. `workers`: those of managers
+    without tools. `report`: reads a manager's report. `with_tools`: the workers of the others, by
+    the manager's name.
     """
     most = config.search.max_sub_queries
     return Managers(
@@ -98,9 +109,16 @@ def new_host(
     workers: Executes,
     with_tools: Mapping[str, Executes] = {},
 ) -> Topology:
-    """Three layers: a delegator, managers, whose roles are `own`, and their workers, as for `new_managers`."""
-    hosted, own = {**roles, "delegation": _with_managers(config, roles["delegation"])}, _with_others(config, own)
-    search = new_search(config.search, hosted, new_managers(config, own, workers, with_tools=with_tools), "host")
+    """Three layers: a delegator, managers, whose roles are `own`, and their workers, as for
+    `new_managers`.
+    """
+    hosted, own = (
+        {**roles, "delegation": _with_managers(config, roles["delegation"])},
+        _with_others(config, own),
+    )
+    search = new_search(
+        config.search, hosted, new_managers(config, own, workers, with_tools=with_tools), "host"
+    )
     return Topology(search, hosted | _named(own))
 
 
@@ -112,7 +130,9 @@ def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
 def _with_managers(config: Config, role: Role) -> Role:
     """The delegator, told of the managers."""
     listed = "\n".join(f"- {name}: {one.about}" for name, one in config.managers.items())
-    return _told_besides(role, (_PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed))
+    return _told_besides(
+        role, (_PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed)
+    )
 
 
 def _with_others(config: Config, managers: Mapping[str, Role]) -> dict[str, Role]:
@@ -122,8 +142,12 @@ def _with_others(config: Config, managers: Mapping[str, Role]) -> dict[str, Role
 
 def _others(config: Config, name: str) -> str:
     """The managers that one, or a worker of its, may name; empty where there are none."""
-    listed = "\n".join(f"- {other}: {one.about}" for other, one in config.managers.items() if other != name)
-    return listed and (_PROMPTS / "escalate.txt").read_text("utf-8").strip().replace("{managers}", listed)
+    listed = "\n".join(
+        f"- {other}: {one.about}" for other, one in config.managers.items() if other != name
+    )
+    return listed and (_PROMPTS / "escalate.txt").read_text("utf-8").strip().replace(
+        "{managers}", listed
+    )
 
 
 def _told_besides(role: Role, text: str) -> Role:
@@ -134,9 +158,15 @@ def _told_besides(role: Role, text: str) -> Role:
 
 
 def new_topology(
-    name: TopologyName, config: Config, roles: Mapping[RoleName, Role], own: Role, retriever: Retriever
+    name: TopologyName,
+    config: Config,
+    roles: Mapping[RoleName, Role],
+    own: Role,
+    retriever: Retriever,
 ) -> Topology:
-    """A baseline. `roles`: delegation and answer at least. `own`: made of its config in `role_configs`."""
+    """A baseline. `roles`: delegation and answer at least. `own`: made of its config in
+    `role_configs`.
+    """
     search, limits = config.search, executor_limits(config.search)
     if ROLE_OF[name] == "delegation":
         agent_limits = single_agent_limits(limits, search.max_rounds, search.max_sub_queries)
@@ -144,12 +174,20 @@ def new_topology(
         agent = SingleAgent(own, searched, agent_limits, require_evidence=search.require_evidence)
         return Topology(agent, {"delegation": own})
     executor = Executor(own, retriever, limits, SEARCH_R1 if name == "searcher" else EXECUTOR)
-    every: dict[RoleName, Role] = {"delegation": roles["delegation"], "execution": own, "answer": roles["answer"]}
+    every: dict[RoleName, Role] = {
+        "delegation": roles["delegation"],
+        "execution": own,
+        "answer": roles["answer"],
+    }
     return Topology(new_search(search, every, executor, name), every)
 
 
-def new_executor(config: Config, role: Role, retriever: Retriever, limits: ExecutorLimits | None = None) -> Executor:
-    """The executor of a role, for questions and for tables; with the config's limits, unless there are others."""
+def new_executor(
+    config: Config, role: Role, retriever: Retriever, limits: ExecutorLimits | None = None
+) -> Executor:
+    """The executor of a role, for questions and for tables; with the config's limits, unless
+    there are others.
+    """
     return new_worker(config, role, retriever, None, limits)
 
 
@@ -162,9 +200,14 @@ def new_worker(
     *,
     manager: str = "",
 ) -> Executor:
-    """The same with tools, with a search, or with both. `manager`: whose worker it is, if it is to know the others."""
+    """The same with tools, with a search, or with both. `manager`: whose worker it is, if it is
+    to know the others.
+    """
     others = _others(config, manager) if manager else ""
-    limits, own = limits or executor_limits(config.search), _in_tables(role, config.roles.table_execution)
+    limits, own = (
+        limits or executor_limits(config.search),
+        _in_tables(role, config.roles.table_execution),
+    )
     role, own = _told_besides(role, others), _told_besides(own, others)
     limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
@@ -173,14 +216,24 @@ def new_worker(
 
 
 def new_wide_search(
-    config: Config, roles: Mapping[RoleName, Role], executor: Executes, managers: Managers | None = None
+    config: Config,
+    roles: Mapping[RoleName, Role],
+    executor: Executes,
+    managers: Managers | None = None,
 ) -> WideSearch:
-    """The way to fill a table by the roles of the search; `managers` stand before the executor, if there are any."""
-    role, early = _in_tables(roles["delegation"], config.roles.table_delegation), config.search.early_dispatch
+    """The way to fill a table by the roles of the search; `managers` stand before the executor,
+    if there are any.
+    """
+    role, early = (
+        _in_tables(roles["delegation"], config.roles.table_delegation),
+        config.search.early_dispatch,
+    )
     role = _with_managers(config, role) if managers else role
     lead = Delegator(role, config.table.discoveries, STOP, managed=managers is not None)
     names = managers.names if managers else ()
-    return WideSearch(lead, managers or executor, config.table, early_dispatch=early, managers=names)
+    return WideSearch(
+        lead, managers or executor, config.table, early_dispatch=early, managers=names
+    )
 
 
 def new_tables(
@@ -192,17 +245,26 @@ def new_tables(
     *,
     with_tools: Mapping[str, Executes] = {},
 ) -> dict[TableTopologyName, TableTopology]:
-    """The ways to fill a table: by the roles of the search, with managers where there are any, and those to compare
-    with, which have as many turns and executors, or as many turns and searches as all of these.
+    """The ways to fill a table: by the roles of the search, with managers where there are any, and
+    those to compare with, which have as many turns and executors, or as many turns and searches as
+    all of these.
     """
     search, limits, own = config.search, config.table, config.topologies
     early, needed = search.early_dispatch, search.require_evidence
     execution = _in_tables(roles["execution"], config.roles.table_execution)
     in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
-    managing = {name: _told_besides(role, in_tables) for name, role in _with_others(config, managing).items()}
-    managers = new_managers(config, managing, executor, parse_table_turn, with_tools) if managing else None
+    managing = {
+        name: _told_besides(role, in_tables)
+        for name, role in _with_others(config, managing).items()
+    }
+    managers = (
+        new_managers(config, managing, executor, parse_table_turn, with_tools) if managing else None
+    )
     wide = new_wide_search(config, roles, executor, managers)
-    rounds, a_round = min(limits.max_rounds, limits.max_tasks), max(1, limits.max_tasks // limits.max_rounds)
+    rounds, a_round = (
+        min(limits.max_rounds, limits.max_tasks),
+        max(1, limits.max_tasks // limits.max_rounds),
+    )
     shown = _in_tables(roles["delegation"], own.wide_written_delegation, "wide_written_delegation")
     writer = _in_tables(roles["answer"], own.wide_written_answer, "wide_written_answer")
     written = FactorizedSearch(
@@ -215,19 +277,33 @@ def new_tables(
         width=limits.width,
     )
     most = own.wide_single.max_tokens or max(role.sampling.max_tokens for role in (shown, writer))
-    alone = _in_tables(roles["delegation"], replace(own.wide_single, max_tokens=most), "wide_single")
+    alone = _in_tables(
+        roles["delegation"], replace(own.wide_single, max_tokens=most), "wide_single"
+    )
     everybodys = single_agent_limits(executor_limits(search), rounds, a_round)
     single = SingleAgent(alone, retriever, everybodys, SINGLE_WRITER, require_evidence=needed)
-    by_written: dict[RoleName, Role] = {"delegation": shown, "execution": execution, "answer": writer}
+    by_written: dict[RoleName, Role] = {
+        "delegation": shown,
+        "execution": execution,
+        "answer": writer,
+    }
     return {
-        "wide": TableTopology(wide, {"delegation": wide.delegator.role, "execution": execution, **_named(managing)}),
-        "wide_written": TableTopology(WrittenTables(written, writer, "wide_written", rounds * a_round), by_written),
-        "wide_single": TableTopology(WrittenTables(single, alone, "wide_single"), {"delegation": alone}),
+        "wide": TableTopology(
+            wide, {"delegation": wide.delegator.role, "execution": execution, **_named(managing)}
+        ),
+        "wide_written": TableTopology(
+            WrittenTables(written, writer, "wide_written", rounds * a_round), by_written
+        ),
+        "wide_single": TableTopology(
+            WrittenTables(single, alone, "wide_single"), {"delegation": alone}
+        ),
     }
 
 
 def _in_tables(role: Role, config: TableRoleConfig, prompt: str = "") -> Role:
-    """The role with its prompt for tables, and its fallbacks likewise. `prompt`: the name of the shipped one."""
+    """The role with its prompt for tables, and its fallbacks likewise. `prompt`: the name of
+    the shipped one.
+    """
     path = Path(config.prompt or _PROMPTS / f"{prompt or f'table_{role.name}'}.txt")
     sampling = replace(role.sampling, max_tokens=config.max_tokens or role.sampling.max_tokens)
     fallbacks = tuple(_in_tables(other, config, prompt) for other in role.fallbacks)
@@ -238,11 +314,16 @@ def _in_tables(role: Role, config: TableRoleConfig, prompt: str = "") -> Role:
 def executor_limits(search: SearchConfig) -> ExecutorLimits:
     """Limits of an executor, by a config."""
     access_k, chars = search.access_k if search.access else 0, search.access_chars
-    return ExecutorLimits(search.max_turns, search.max_searches, search.top_k, access_k=access_k, access_chars=chars)
+    return ExecutorLimits(
+        search.max_turns, search.max_searches, search.top_k, access_k=access_k, access_chars=chars
+    )
 
 
 def new_search(
-    search: SearchConfig, roles: Mapping[RoleName, Role], executor: Executes, topology: TopologyName = "factorized"
+    search: SearchConfig,
+    roles: Mapping[RoleName, Role],
+    executor: Executes,
+    topology: TopologyName = "factorized",
 ) -> FactorizedSearch:
     """The search loop of a config, with its backbone, its answerer and whichever executor."""
     lead = Delegator(roles["delegation"], search.max_sub_queries)

@@ -19,7 +19,8 @@ import aiohttp
 CHROMIUM = shutil.which("chromium")
 """None where there is none."""
 _FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking "
     "--disable-component-update --disable-sync --hide-scrollbars --remote-debugging-port=0"
 ).split()
 
@@ -49,9 +50,15 @@ class Tab:
                 self._loaded.set()
             elif told.get("method") == "Runtime.exceptionThrown":
                 self.complaints.append(str(told["params"]["exceptionDetails"]))
-            elif told.get("method") == "Log.entryAdded" and told["params"]["entry"]["level"] == "error":
+            elif (
+                told.get("method") == "Log.entryAdded"
+                and told["params"]["entry"]["level"] == "error"
+            ):
                 self.complaints.append(str(told["params"]["entry"]))
-            elif told.get("method") == "Runtime.consoleAPICalled" and told["params"]["type"] in ("error", "assert"):
+            elif told.get("method") == "Runtime.consoleAPICalled" and told["params"]["type"] in (
+                "error",
+                "assert",
+            ):
                 self.complaints.append(str(told["params"]["args"]))
 
     async def call(self, method: str, **params: Any) -> Any:
@@ -79,7 +86,9 @@ class Tab:
 
     async def evaluate(self, script: str) -> Any:
         """The value of an expression, or of what it promises."""
-        told = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        told = await self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
 
@@ -92,7 +101,10 @@ class Tab:
     async def until(self, script: str, within_s: float = 20.0) -> Any:
         """Wait until an expression is true, be it on the page that follows."""
         async with asyncio.timeout(within_s):
-            found = f"new Promise(go => {{ const look = () => ({script}) ? go() : setTimeout(look, 50); look() }})"
+            found = (
+                f"new Promise(go => {{ const look = () => ({script}) ? go() : "
+                "setTimeout(look, 50); look() }})"
+            )
             while True:
                 with suppress(LeftPage):
                     return await self.evaluate(found)
@@ -107,8 +119,16 @@ class Tab:
     async def picture(self, most: int = 2400) -> bytes:
         """A picture of the page, at most so high, as PNG."""
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], most), "scale": 1}
-        told = await self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        clip = {
+            "x": 0,
+            "y": 0,
+            "width": size["width"],
+            "height": min(size["height"], most),
+            "scale": 1,
+        }
+        told = await self.call(
+            "Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True
+        )
         return base64.b64decode(told["data"])
 
 
@@ -150,7 +170,13 @@ def axe() -> str | None:
     """The script of axe-core, from the npm registry; None where that is not to be had."""
     kept = Path(tempfile.gettempdir()) / "axe-core-4.10.3.tgz"
     if not kept.exists() and (npm := shutil.which("npm")):
-        subprocess.run([npm, "pack", "axe-core@4.10.3"], cwd=kept.parent, capture_output=True, check=False, timeout=120)
+        subprocess.run(
+            [npm, "pack", "axe-core@4.10.3"],
+            cwd=kept.parent,
+            capture_output=True,
+            check=False,
+            timeout=120,
+        )
     if not kept.exists():
         return None
     with tarfile.open(kept) as package:
@@ -163,7 +189,9 @@ async def findings(tab: Tab, script: str) -> list[str]:
     """Serious findings of axe-core on the page that is shown."""
     await tab.evaluate(f"{script}; 0")
     told = await tab.evaluate(
-        "axe.run().then(found => found.violations.filter(one => ['serious', 'critical'].includes(one.impact))"
-        ".map(one => one.id + ': ' + one.nodes.map(node => node.html + ' ' + node.failureSummary).join('; ')))"
+        "axe.run().then(found => found.violations.filter(one => ['serious', "
+        "'critical'].includes(one.impact))"
+        ".map(one => one.id + ': ' + one.nodes.map(node => node.html + ' ' + "
+        "node.failureSummary).join('; ')))"
     )
     return list(told)

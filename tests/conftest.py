@@ -14,8 +14,10 @@ from xdist.scheduler import LoadScopeScheduling
 from serving.cli.main import main
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a process, and threads spin while they wait
-settings.register_profile("rolegate", deadline=None)  # how long an example takes depends on what else the machine does
+    # Each core has a process, and threads spin while they wait
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# How long an example takes depends on what else the machine does
+settings.register_profile("rolegate", deadline=None)
 settings.load_profile("rolegate")
 
 
@@ -34,7 +36,8 @@ Rolegate = Callable[..., Ended]
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Give each process one file after another, as a file's tests share what it sets up."""
-    config.option.loadscopereorder = False  # the files with the most tests are not those that take longest
+    # The files with the most tests are not those that take longest
+    config.option.loadscopereorder = False
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = _file
     return scheduler
@@ -45,17 +48,29 @@ _TOGETHER = {
     "gateways": ("contract/",),
     "torch": (
         *("benchmarks/test_retrieval", "executor_sft/test_dataset", "executor_sft/test_lessons"),
-        *("executor_sft/test_minimodel", "executor_sft/test_train", "serving/test_index_build", "serving/cli/test_cli"),
+        *(
+            "executor_sft/test_minimodel",
+            "executor_sft/test_train",
+            "serving/test_index_build",
+            "serving/cli/test_cli",
+        ),
         *("serving/retrieval/", "calls/test_prompt_bound"),
     ),
-    "litellm": ("benchmarks/test_cost", "models/test_litellm_model", "config/test_prices", "cli/test_keys"),
+    "litellm": (
+        "benchmarks/test_cost",
+        "models/test_litellm_model",
+        "config/test_prices",
+        "cli/test_keys",
+    ),
 }
 """Files that count as one, by what they share: it takes seconds to start or to import."""
 
 
 def _file(test: str) -> str:
     path = test.partition("::")[0]
-    return next((what for what, parts in _TOGETHER.items() if any(part in path for part in parts)), path)
+    return next(
+        (what for what, parts in _TOGETHER.items() if any(part in path for part in parts)), path
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

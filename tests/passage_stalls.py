@@ -1,7 +1,7 @@
 """Passages that cost a gateway most, for `python tests/stall.py tests.passage_stalls.py`.
 
-A table of 40 rows and 5 columns is filled, and a question answered, where every search finds the same three passages,
-or three that nobody has seen before.
+A table of 40 rows and 5 columns is filled, and a question answered, where every search finds the
+same three passages, or three that nobody has seen before.
 """
 
 import asyncio
@@ -59,7 +59,9 @@ class Poison:
     def __init__(self) -> None:
         self._numbers = itertools.count()
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         await asyncio.sleep(0)
         return [[self._passage(query, number) for number in range(3)] for query in queries]
 
@@ -81,7 +83,11 @@ def _leads(prompt: Prompt) -> str:
     if len(prompt.messages) > 2:
         return ENOUGH
     asked = re.sub(r"[^\w ]", "", prompt.messages[-1].content)[-200:]
-    return "<search>[" + ", ".join(f'"What is {number} of {asked}?"' for number in range(4)) + "]</search>"
+    return (
+        "<search>["
+        + ", ".join(f'"What is {number} of {asked}?"' for number in range(4))
+        + "]</search>"
+    )
 
 
 @asynccontextmanager
@@ -91,7 +97,9 @@ async def scene() -> AsyncIterator[Served]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         models = ScriptedModel(_reads, "small"), ScriptedModel(_leads, "backbone")
         answering = ScriptedModel(lambda _: "<answer>v1</answer>", "answerer")
-        filling, archive = await stack.enter_async_context(gateway(folder, Poison(), *models, answering))
+        filling, archive = await stack.enter_async_context(
+            gateway(folder, Poison(), *models, answering)
+        )
         runs = Runs(archive, LiveRuns())
         server = Server(filling, None, RunServicer(runs), tables=TableServicer(filling, runs))
         port = await server.start("127.0.0.1:0")
@@ -109,7 +117,9 @@ def filled(name: str) -> Input:
     request = pb.FillTableRequest(question=name, columns=columns, rows=given, closed=True)
 
     async def send(served: Served) -> str:
-        async with grpc.aio.insecure_channel(served.grpc, [("grpc.max_receive_message_length", 1 << 30)]) as channel:
+        async with grpc.aio.insecure_channel(
+            served.grpc, [("grpc.max_receive_message_length", 1 << 30)]
+        ) as channel:
             response = await TableServiceStub(channel).FillTable(request, timeout=110)
             run = await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=response.run_id))
         return f"{len(response.table.rows)} rows, {len(run.calls)} calls"
@@ -121,8 +131,12 @@ def answered(name: str) -> Input:
     """Answer a question."""
 
     async def send(served: Served) -> str:
-        async with grpc.aio.insecure_channel(served.grpc, [("grpc.max_receive_message_length", 1 << 30)]) as channel:
-            response = await AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question=f"{name} thing"))
+        async with grpc.aio.insecure_channel(
+            served.grpc, [("grpc.max_receive_message_length", 1 << 30)]
+        ) as channel:
+            response = await AnswerServiceStub(channel).Answer(
+                answer_pb.AnswerRequest(question=f"{name} thing")
+            )
         return f"{response.answer}, {len(response.results)} results"
 
     return send

@@ -1,5 +1,6 @@
-"""An OpenAI-compatible server whose one model reads by rule: it asks the question itself, searches for it, reports the
-sentence that shares the most words with it, and answers with that report. `python -m tests.reading_model [PORT]`.
+"""An OpenAI-compatible server whose one model reads by rule: it asks the question itself, searches
+for it, reports the sentence that shares the most words with it, and answers with that report.
+`python -m tests.reading_model [PORT]`.
 """
 
 import asyncio
@@ -18,7 +19,10 @@ from serving.config.file import preset
 
 MODEL = "reading-model"
 _PROMPTS = preset("local").parents[1] / "prompts" / "full"
-_SYSTEM = {role: (_PROMPTS / f"{role}.txt").read_text("utf-8").strip() for role in ("delegation", "execution")}
+_SYSTEM = {
+    role: (_PROMPTS / f"{role}.txt").read_text("utf-8").strip()
+    for role in ("delegation", "execution")
+}
 
 
 def write(messages: list[dict[str, str]]) -> str:
@@ -30,7 +34,9 @@ def write(messages: list[dict[str, str]]) -> str:
         return "<stop/>Enough evidence<stop>" if rest else f"<search>{asked}</search>"
     if system == _SYSTEM["execution"]:
         return report(asked, rest[-1]) if rest else f"<search>{asked}</search>"
-    found = re.search(r"</request><answer>(.*?)</answer><evidence>(.+?)</evidence>", asked, re.DOTALL)
+    found = re.search(
+        r"</request><answer>(.*?)</answer><evidence>(.+?)</evidence>", asked, re.DOTALL
+    )
     return f"<answer>{found[1] if found else 'not found'}</answer>"
 
 
@@ -47,7 +53,10 @@ async def complete(request: web.Request) -> web.StreamResponse:
     """Answer, whole or as a stream of words."""
     body = await request.json()
     if body["model"] != MODEL:
-        error = {"message": f"The model `{body['model']}` does not exist.", "code": "model_not_found"}
+        error = {
+            "message": f"The model `{body['model']}` does not exist.",
+            "code": "model_not_found",
+        }
         return web.json_response({"error": error}, status=404)
     if request.headers.get("Authorization") not in (None, "Bearer right"):
         return web.json_response({"error": {"message": "Incorrect API key provided."}}, status=401)
@@ -55,22 +64,40 @@ async def complete(request: web.Request) -> web.StreamResponse:
     if "response_format" in body:
         text = json.dumps({"answer": "yes"})
     read = sum(len(message["content"].split()) for message in body["messages"])
-    usage = {"prompt_tokens": read, "completion_tokens": len(text.split()), "total_tokens": read + len(text.split())}
+    usage = {
+        "prompt_tokens": read,
+        "completion_tokens": len(text.split()),
+        "total_tokens": read + len(text.split()),
+    }
     if not body.get("stream"):
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        return web.json_response({"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage})
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": "stop",
+        }
+        return web.json_response(
+            {"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage}
+        )
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
-    chunks: list[dict[str, Any]] = [{"delta": {"content": word}} for word in re.findall(r"\s*\S+", text)]
+    chunks: list[dict[str, Any]] = [
+        {"delta": {"content": word}} for word in re.findall(r"\s*\S+", text)
+    ]
     for chunk in (*chunks, {"delta": {}, "finish_reason": "stop"}):
-        await response.write(f"data: {json.dumps({'choices': [{'index': 0, **chunk}]})}\n\n".encode())
-    await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        await response.write(
+            f"data: {json.dumps({'choices': [{'index': 0, **chunk}]})}\n\n".encode()
+        )
+    await response.write(
+        f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode()
+    )
     return response
 
 
 async def models(_request: web.Request) -> web.Response:
     """The one model, with its context as vLLM tells it."""
-    return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 32768}]})
+    return web.json_response(
+        {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 32768}]}
+    )
 
 
 async def serve(port: int) -> None:

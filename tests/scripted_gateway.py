@@ -1,4 +1,6 @@
-"""A real gateway of scripted models in a process of its own, as clients meet it: `python -m tests.scripted_gateway`."""
+"""A real gateway of scripted models in a process of its own, as clients meet it: `python -m
+tests.scripted_gateway`.
+"""
 
 import asyncio
 import os
@@ -47,7 +49,9 @@ def executes(prompt: Prompt) -> Answer:
 
 
 async def serve() -> None:
-    """Listen on free ports, print the addresses of gRPC and of HTTP, and go on until the standard input ends."""
+    """Listen on free ports, print the addresses of gRPC and of HTTP, and go on until the
+    standard input ends.
+    """
     retriever = FixedRetriever(PASSAGES)
     deployment = Deployment(
         delegator=ScriptedModel(delegates, "backbone"),
@@ -78,10 +82,17 @@ def running() -> Iterator[str]:
 
 @contextmanager
 def addresses() -> Iterator[tuple[str, str]]:
-    """The addresses, host:port, of gRPC and of the OpenAI-compatible door, while the process runs."""
+    """The addresses, host:port, of gRPC and of the OpenAI-compatible door, while the process
+    runs.
+    """
     command = [sys.executable, "-m", "tests.scripted_gateway"]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         address, door = process.stdout.readline().split()

@@ -1,21 +1,25 @@
 """How long one input keeps a gateway from answering others.
 
-The gateway runs in a process of its own, and a second one asks it for `GET /health` every few milliseconds while an
-input is sent. In a test or a script:
+The gateway runs in a process of its own, and a second one asks it for `GET /health` every few
+milliseconds while an input is sent. In a test or a script:
 
-    with serving("tests.router.table.huge:scene") as served:   # an async context manager that yields `Served`
+    with serving("tests.router.table.huge:scene") as served:   # an async context manager that
+    yields `Served`
         with watched(served) as stall:
-            ...                                                # send one input, and wait until it is worked on
+            ...                                                # send one input, and wait until it
+            is worked on
     print(stall)      # GET /health 21.4 ms (control 2.1 ms), event loop held 18.0 ms of CPU
 
-`stall.health_s` is the longest wait of `GET /health`. `stall.control_s` is the longest wait, at the same time and from
-the same process, of a server that does nothing else: what other work on this machine adds. `stall.held_s` is the
-longest time of CPU of one step of the gateway's event loop, to which other processes add nothing (a step that waits for
-threads with the GIL shows in `health_s` alone).
+`stall.health_s` is the longest wait of `GET /health`. `stall.control_s` is the longest wait, at the
+same time and from the same process, of a server that does nothing else: what other work on this
+machine adds. `stall.held_s` is the longest time of CPU of one step of the gateway's event loop, to
+which other processes add nothing (a step that waits for threads with the GIL shows in `health_s`
+alone).
 
-`python tests/stall.py FILE [WORD…]` prints these for the `INPUTS` of a Python file (tests/router/edge/stalls.py), or
-for those with a word in their names; FILE may name another scene as `SCENE`. It measures the checkout of
-the working directory, so that another one can be measured with the same inputs.
+`python tests/stall.py FILE [WORD…]` prints these for the `INPUTS` of a Python file
+(tests/router/edge/stalls.py), or for those with a word in their names; FILE may name another scene
+as `SCENE`. It measures the checkout of the working directory, so that another one can be measured
+with the same inputs.
 """
 
 import asyncio
@@ -28,7 +32,13 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, redirect_stdout, suppress
+from contextlib import (
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    redirect_stdout,
+    suppress,
+)
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -61,7 +71,9 @@ class Stall:
     held_s: float = 0.0
 
     def __str__(self) -> str:
-        health, control, held = (f"{1000 * each:.1f} ms" for each in (self.health_s, self.control_s, self.held_s))
+        health, control, held = (
+            f"{1000 * each:.1f} ms" for each in (self.health_s, self.control_s, self.held_s)
+        )
         return f"GET /health {health} (control {control}), event loop held {held} of CPU"
 
 
@@ -71,7 +83,9 @@ Input = Callable[[Served], Awaitable[object]]
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Served]:
-    """All doors of a gateway that answers, and fills tables, with scripted models. There are no keys."""
+    """All doors of a gateway that answers, and fills tables, with scripted models. There are no
+    keys.
+    """
     from router.edge.grpc.server import Server
     from router.edge.grpc.services import RunServicer
     from router.edge.grpc.table_service import TableServicer
@@ -90,7 +104,12 @@ async def scene() -> AsyncIterator[Served]:
         folder, world = Path(stack.enter_context(tempfile.TemporaryDirectory())), World(4)
         filling, archive = await stack.enter_async_context(gateway(folder, world))
         runs = Runs(archive, LiveRuns())
-        server = Server(filling, RetrievalServicer(world), RunServicer(runs), tables=TableServicer(filling, runs))
+        server = Server(
+            filling,
+            RetrievalServicer(world),
+            RunServicer(runs),
+            tables=TableServicer(filling, runs),
+        )
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
         frame, asking = Frame(), Asking(filling)
@@ -124,7 +143,9 @@ def watched(served: Served) -> Iterator[Stall]:
 
 
 def held_s(served: Served) -> float:
-    """The longest step of a gateway's event loop since this was asked last, in seconds of CPU; nan once it is gone."""
+    """The longest step of a gateway's event loop since this was asked last, in seconds of CPU;
+    nan once it is gone.
+    """
     return float(_said(served.process, "held") or nan) if served.process.poll() is None else nan
 
 
@@ -140,13 +161,21 @@ def _said(process: "subprocess.Popen[str]", word: str = "") -> str:
 
 @contextmanager
 def _child(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A part of this file in a process, which ends with its standard input, and the first line that it prints."""
+    """A part of this file in a process, which ends with its standard input, and the first line
+    that it prints.
+    """
     command = [sys.executable, str(_HERE), f"--{arguments[0]}", *arguments[1:]]
     path = os.pathsep.join((str(_ROOT), str(_ROOT / "protos")))
     pipe = subprocess.PIPE
     environment = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(
-        command, cwd=_ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+        command,
+        cwd=_ROOT,
+        env=environment,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         try:
             yield process, _said(process)
@@ -257,5 +286,9 @@ if __name__ == "__main__":
             _watch(*rest)
         case _:
             given = runpy.run_path(what)
-            chosen = {name: send for name, send in given["INPUTS"].items() if all(word in name for word in rest)}
+            chosen = {
+                name: send
+                for name, send in given["INPUTS"].items()
+                if all(word in name for word in rest)
+            }
             asyncio.run(_report(chosen, given.get("SCENE", "tests.stall:scene")))

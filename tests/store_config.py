@@ -8,4 +8,6 @@ _ROLE = '[roles.{name}]\nmodel = "any"\nprompt = "prompt.txt"\n'
 def write_config(folder: Path) -> None:
     """`rolegate.toml`, which keeps its store in `rolegate.db` beside it."""
     roles = "".join(_ROLE.format(name=name) for name in ("delegation", "execution", "answer"))
-    (folder / "rolegate.toml").write_text(f'[server]\nstore = "sqlite:///rolegate.db"\n[retrieval]\n{roles}')
+    (folder / "rolegate.toml").write_text(
+        f'[server]\nstore = "sqlite:///rolegate.db"\n[retrieval]\n{roles}'
+    )

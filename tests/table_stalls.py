@@ -43,7 +43,9 @@ _CITY, _LIST = re.compile(r"City (\d+)"), re.compile(r"list (\d+)")
 class Register:
     """Pages of cities, a sentence for each column."""
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         await asyncio.sleep(0)
         return [[self._page(query)] for query in queries]
 
@@ -51,7 +53,11 @@ class Register:
     def _page(query: str) -> Passage:
         found = _CITY.search(query)
         name = f"City {found[1]}" if found else "Register"
-        said = " ".join(f"The c{at} of {name} is v{at}." for at in range(1, WIDE)) if found else "Cities are listed."
+        said = (
+            " ".join(f"The c{at} of {name} is v{at}." for at in range(1, WIDE))
+            if found
+            else "Cities are listed."
+        )
         return Passage(name, name, said, document=name)
 
 
@@ -76,30 +82,45 @@ class Reader(ScriptedModel):
         if listed := _LIST.search(asked):
             first = int(listed[1]) * LISTED
             return written("\n".join(f"- City {number}" for number in range(first, first + LISTED)))
-        columns = re.findall(r"^- (c\d+): ", asked, re.MULTILINE) or re.findall(r"the (c\d+) of", asked)
+        columns = re.findall(r"^- (c\d+): ", asked, re.MULTILINE) or re.findall(
+            r"the (c\d+) of", asked
+        )
         if len(columns) == 1:
             return written(columns[0].replace("c", "v"))
         return written("\n".join(f"{name}: {name.replace('c', 'v')}" for name in columns))
 
 
 def _leads(prompt: Prompt) -> str:
-    asks = "".join(f'<ask column="c{at}">What is the c{at} of {{city}}?</ask>' for at in range(1, 5))
+    asks = "".join(
+        f'<ask column="c{at}">What is the c{at} of {{city}}?</ask>' for at in range(1, 5)
+    )
     if len(prompt.messages) > 2:
         return ENOUGH
-    return "<search>[" + ", ".join(f'"Which cities has list {number}?"' for number in range(4)) + f"]</search>{asks}"
+    return (
+        "<search>["
+        + ", ".join(f'"Which cities has list {number}?"' for number in range(4))
+        + f"]</search>{asks}"
+    )
 
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Served]:
     """All doors of a gateway that fills such tables."""
     limits = TableLimits(
-        width=16, cells_per_ask=int(os.environ.get("CELLS", "0")), max_tasks=int(os.environ.get("TASKS", "3000"))
+        width=16,
+        cells_per_ask=int(os.environ.get("CELLS", "0")),
+        max_tasks=int(os.environ.get("TASKS", "3000")),
     )
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         filling, archive = await stack.enter_async_context(
             gateway(
-                folder, Register(), Reader(), ScriptedModel(_leads, "backbone"), limits=limits, report_chars=200_000
+                folder,
+                Register(),
+                Reader(),
+                ScriptedModel(_leads, "backbone"),
+                limits=limits,
+                report_chars=200_000,
             )
         )
         live = filling._lifecycle._live
@@ -119,16 +140,23 @@ async def scene() -> AsyncIterator[Served]:
 
 
 def wanted(rows: int = ROWS, columns: int = WIDE, **more: Any) -> pb.FillTableRequest:
-    named = [pb.Column(name="city", key=True), *(pb.Column(name=f"c{at}") for at in range(1, columns))]
+    named = [
+        pb.Column(name="city", key=True),
+        *(pb.Column(name=f"c{at}") for at in range(1, columns)),
+    ]
     given = [pb.GivenRow(values=[f"City {at}", *[""] * (columns - 1)]) for at in range(rows)]
-    return pb.FillTableRequest(question="the cities", columns=named, rows=given, closed=rows > 0, detached=True, **more)
+    return pb.FillTableRequest(
+        question="the cities", columns=named, rows=given, closed=rows > 0, detached=True, **more
+    )
 
 
 def _cpu(served: Served) -> tuple[float, float]:
     """Seconds of CPU and MB of memory at most, of the gateway."""
     stat = Path(f"/proc/{served.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     memory = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{served.process.pid}/status").read_text())
-    return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"), int(memory[1]) / 1024 if memory else 0
+    return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"), int(
+        memory[1]
+    ) / 1024 if memory else 0
 
 
 def filled(request: pb.FillTableRequest, viewers: str = "") -> Input:
@@ -139,7 +167,9 @@ def filled(request: pb.FillTableRequest, viewers: str = "") -> Input:
         views = 0
         async with (
             grpc.aio.insecure_channel(served.grpc, _LIMIT) as channel,
-            aiohttp.ClientSession(f"http://{served.http}", timeout=aiohttp.ClientTimeout(None)) as http,
+            aiohttp.ClientSession(
+                f"http://{served.http}", timeout=aiohttp.ClientTimeout(None)
+            ) as http,
         ):
             run_id = (await TableServiceStub(channel).FillTable(request)).run_id
 
@@ -150,19 +180,27 @@ def filled(request: pb.FillTableRequest, viewers: str = "") -> Input:
                     views += 1
                     await asyncio.sleep(1)
 
-            tasks = [asyncio.create_task(look()) for _ in range(VIEWERS if "running" in viewers else 0)]
-            async for _event in RunServiceStub(channel).WatchRun(run_pb.WatchRunRequest(run_id=run_id)):
+            tasks = [
+                asyncio.create_task(look()) for _ in range(VIEWERS if "running" in viewers else 0)
+            ]
+            async for _event in RunServiceStub(channel).WatchRun(
+                run_pb.WatchRunRequest(run_id=run_id)
+            ):
                 pass
             took = time.monotonic() - begun
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if "finished" in viewers:
-                await asyncio.gather(*(_view(viewers, run_id, channel, http) for _ in range(VIEWERS)))
+                await asyncio.gather(
+                    *(_view(viewers, run_id, channel, http) for _ in range(VIEWERS))
+                )
                 views = VIEWERS
         after = _cpu(served)
         whole, spent = time.monotonic() - begun, after[0] - cpu
-        return f"{took:.1f} s, {views} views, all {whole:.1f} s, CPU {spent:.1f} s, {after[1]:.0f} MB"
+        return (
+            f"{took:.1f} s, {views} views, all {whole:.1f} s, CPU {spent:.1f} s, {after[1]:.0f} MB"
+        )
 
     return send
 
@@ -179,7 +217,9 @@ async def _view(kind: str, run_id: str, channel: Any, http: aiohttp.ClientSessio
             pass
     else:
         headers = {"HX-Request": "true"} if "running" in kind else {}
-        async with http.get(f"/runs/{run_id}{_PAGES[kind.split(maxsplit=1)[0]]}", headers=headers) as response:
+        async with http.get(
+            f"/runs/{run_id}{_PAGES[kind.split(maxsplit=1)[0]]}", headers=headers
+        ) as response:
             await response.read()
 
 

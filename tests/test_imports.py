@@ -12,12 +12,17 @@ HEAVY = ("torch", "vllm", "faiss", "transformers", "sentence_transformers", "lit
 
 def _modules(package: str) -> list[str]:
     files = sorted((ROOT / package).rglob("*.py"))
-    return [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files]
+    return [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for file in files
+    ]
 
 
 @pytest.mark.parametrize("package", ["router", "serving"])
 def test_importing_loads_nothing_heavy(package: str) -> None:
-    """Every module of the gateway imports without torch, vLLM, FAISS or LiteLLM, and prints nothing."""
+    """Every module of the gateway imports without torch, vLLM, FAISS or LiteLLM, and prints
+    nothing.
+    """
     program = "\n".join(
         [
             "import importlib, sys",
@@ -25,5 +30,7 @@ def test_importing_loads_nothing_heavy(package: str) -> None:
             f"print([name for name in {HEAVY!r} if name in sys.modules])",
         ]
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert (done.stdout, done.stderr) == ("[]\n", "")

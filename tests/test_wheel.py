@@ -38,9 +38,15 @@ index = "index"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel unpacked in it, built from a copy without anything that git ignores."""
-    source, wheels, target = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "target"))
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    """A folder with the wheel unpacked in it, built from a copy without anything that git
+    ignores.
+    """
+    source, wheels, target = (
+        tmp_path_factory.mktemp(name) for name in ("source", "wheels", "target")
+    )
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     for name in tracked:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, source / name)
@@ -58,13 +64,19 @@ async def upstream() -> AsyncIterator[OpenAIServer]:
 
 
 @pytest.mark.slow
-async def test_the_wheel_answers_among_foreign_modules(installed: Path, upstream: OpenAIServer, tmp_path: Path) -> None:
-    """A wheel installed elsewhere indexes and answers while a foreign `router/` and `benchmarks/` lie around."""
+async def test_the_wheel_answers_among_foreign_modules(
+    installed: Path, upstream: OpenAIServer, tmp_path: Path
+) -> None:
+    """A wheel installed elsewhere indexes and answers while a foreign `router/` and
+    `benchmarks/` lie around.
+    """
     for name in ("router", "benchmarks", "serving"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('a foreign module')")
     (tmp_path / "prompt.txt").write_text("Do your part.")
-    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Ilmen", "text": "Ilmen is the capital of Arvo."}\n')
+    (tmp_path / "corpus.jsonl").write_text(
+        '{"id": "1", "title": "Ilmen", "text": "Ilmen is the capital of Arvo."}\n'
+    )
     (tmp_path / "config.toml").write_text(CONFIG.format(url=upstream.base_url, model=MODEL))
     upstream.plays(
         says("<search>What is the capital of Arvo?</search>"),
@@ -77,7 +89,9 @@ async def test_the_wheel_answers_among_foreign_modules(installed: Path, upstream
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     index = [*command, "index", "build", "corpus.jsonl", "--out", "index"]
     await _run(index, tmp_path, environment)
-    answered = await _run([*command, "ask", "--json", "--config", "config.toml", "Which city?"], tmp_path, environment)
+    answered = await _run(
+        [*command, "ask", "--json", "--config", "config.toml", "Which city?"], tmp_path, environment
+    )
     answer = json.loads(answered)
     assert answer["answer"] == "Ilmen"
     assert answer["results"][0]["evidence"][0]["citations"][0]["title"] == "Ilmen"
@@ -85,7 +99,11 @@ async def test_the_wheel_answers_among_foreign_modules(installed: Path, upstream
 
 async def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=folder, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command,
+        cwd=folder,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()

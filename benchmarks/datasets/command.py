@@ -1,4 +1,6 @@
-"""Read data sets as they are handed out, say what is in them, and write the plain form that all else reads."""
+"""Read data sets as they are handed out, say what is in them, and write the plain form that all
+else reads.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,20 +26,34 @@ _SHOWN = ("dataset", "question", "answers")
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    paths: Annotated[tuple[Path, ...], POSITIONAL, Meta(description="files, or folders with questions.jsonl")]
-    format: Annotated[Format, Meta(description="of all files, instead of what each looks like")] | None = None
+    paths: Annotated[
+        tuple[Path, ...], POSITIONAL, Meta(description="files, or folders with questions.jsonl")
+    ]
+    format: (
+        Annotated[Format, Meta(description="of all files, instead of what each looks like")] | None
+    ) = None
     dataset: Annotated[str, Meta(description="name of rows that do not say it")] | None = None
-    split: Annotated[str, Meta(description="of rows that do not say it, nor the file's name")] | None = None
-    sample: Annotated[int, Meta(ge=1, description="draw up to N questions of each data set")] | None = None
+    split: (
+        Annotated[str, Meta(description="of rows that do not say it, nor the file's name")] | None
+    ) = None
+    sample: (
+        Annotated[int, Meta(ge=1, description="draw up to N questions of each data set")] | None
+    ) = None
     seed: Annotated[int, Meta(description="of that")] = 42
     exclude: (
         Annotated[
-            Path, Meta(description="a file of what is left out: positions from 0, or a run's rows, where no_search")
+            Path,
+            Meta(
+                description="a file of what is left out: positions from 0, or a run's rows, where "
+                "no_search"
+            ),
         ]
         | None
     ) = None
     out: Annotated[Path, Meta(description="write what is kept, as questions.jsonl")] | None = None
-    corpus: Annotated[Path, Meta(description="write the questions' paragraphs, as corpus.jsonl")] | None = None
+    corpus: (
+        Annotated[Path, Meta(description="write the questions' paragraphs, as corpus.jsonl")] | None
+    ) = None
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -75,7 +91,9 @@ def measure(options: Options) -> Overview:
     with _corpus(options.corpus) as pool:
         read = {path: list(_questions(path, options, pool)) for path in options.paths}
     questions = [question for each in read.values() for question in each]
-    drawn = set(sample(questions, options.sample, options.seed) if options.sample else range(len(questions)))
+    drawn = set(
+        sample(questions, options.sample, options.seed) if options.sample else range(len(questions))
+    )
     left_out = excluded(options.exclude, questions) if options.exclude else set()
     corpora = {path: corpus for path in read if (corpus := path / "corpus.jsonl").is_file()}
     checked = {str(path): _checked(corpus, read[path]) for path, corpus in corpora.items()}
@@ -95,11 +113,23 @@ def shown(figures: dict[str, Any]) -> None:
     """Print the counts, and the first questions whose answers conflict."""
     ids, repeated = (figures["census"][name] for name in ("repeated_ids", "repeated_questions"))
     conflicts = [one for one in repeated if one["conflicting"]]
-    found = {"repeated ids": len(ids), "repeated questions": len(repeated), "with conflicting answers": len(conflicts)}
-    show({**figures, "census": found, "conflicts": [{name: one[name] for name in _SHOWN} for one in conflicts[:5]]})
+    found = {
+        "repeated ids": len(ids),
+        "repeated questions": len(repeated),
+        "with conflicting answers": len(conflicts),
+    }
+    show(
+        {
+            **figures,
+            "census": found,
+            "conflicts": [{name: one[name] for name in _SHOWN} for one in conflicts[:5]],
+        }
+    )
 
 
-def count(questions: Sequence[BenchmarkQuestion], drawn: set[int], left_out: set[int]) -> list[Counts]:
+def count(
+    questions: Sequence[BenchmarkQuestion], drawn: set[int], left_out: set[int]
+) -> list[Counts]:
     """Count by data set and split, in the order of the list; the sets hold positions."""
     origins = [(question.dataset, question.split) for question in questions]
     positions = set(range(len(questions)))
@@ -114,12 +144,17 @@ def count(questions: Sequence[BenchmarkQuestion], drawn: set[int], left_out: set
             {position for position in positions if questions[position].decomposition},
         )
     ]
-    return [Counts(*origin, *(column[origin] for column in columns)) for origin in dict.fromkeys(origins)]
+    return [
+        Counts(*origin, *(column[origin] for column in columns))
+        for origin in dict.fromkeys(origins)
+    ]
 
 
 @contextmanager
 def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
-    """Yield a function that writes a passage to the file, each once; 8 bytes or so of each are kept to tell."""
+    """Yield a function that writes a passage to the file, each once; 8 bytes or so of each are
+    kept to tell.
+    """
     if path is None:
         yield lambda _passage: None
         return
@@ -135,7 +170,9 @@ def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
         yield write
 
 
-def _questions(path: Path, options: Options, pool: Callable[[Passage], None]) -> Iterator[BenchmarkQuestion]:
+def _questions(
+    path: Path, options: Options, pool: Callable[[Passage], None]
+) -> Iterator[BenchmarkQuestion]:
     for entry in read_entries(path, options.format, dataset=options.dataset, split=options.split):
         for passage in entry.passages:
             pool(passage)

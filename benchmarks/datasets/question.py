@@ -18,8 +18,8 @@ class SubQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The passage that answers it; empty where the data set does not say."""
 
     def filled(self, answers: Sequence[str]) -> str:
-        """Return the question with the answers to earlier steps filled in; a number without a step stays, as in
-        "reached #1".
+        """Return the question with the answers to earlier steps filled in; a number without a step
+        stays, as in "reached #1".
         """
 
         def answer(mark: re.Match[str]) -> str:
@@ -46,6 +46,10 @@ class BenchmarkQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def sub_questions(self) -> tuple[str, ...]:
-        """The steps of the decomposition, the answers to earlier ones filled in: what a faultless delegator asks."""
+        """The steps of the decomposition, the answers to earlier ones filled in: what a
+        faultless delegator asks.
+        """
         answers = [step.answer for step in self.decomposition]
-        return tuple(step.filled(answers[:number]) for number, step in enumerate(self.decomposition))
+        return tuple(
+            step.filled(answers[:number]) for number, step in enumerate(self.decomposition)
+        )

@@ -1,5 +1,5 @@
-"""Files of questions, in the forms in which data sets are handed out: a JSON array or JSON lines, or `.gz` of these.
-Fields that are not read are ignored.
+"""Files of questions, in the forms in which data sets are handed out: a JSON array or JSON lines,
+or `.gz` of these. Fields that are not read are ignored.
 """
 
 import codecs
@@ -25,7 +25,15 @@ _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
 
 
 Format = Literal[
-    "2wikimultihopqa", "hotpotqa", "musique", "popqa", "bamboogle", "flashrag", "paper", "miniworld", "plain"
+    "2wikimultihopqa",
+    "hotpotqa",
+    "musique",
+    "popqa",
+    "bamboogle",
+    "flashrag",
+    "paper",
+    "miniworld",
+    "plain",
 ]
 
 
@@ -42,13 +50,17 @@ class Entry(msgspec.Struct, frozen=True):
 def read_entries(
     path: Path, form: Format | None = None, *, dataset: str | None = None, split: str | None = None
 ) -> Iterator[Entry]:
-    """Read the rows of a file, or of `questions.jsonl` in a folder, one at a time. `form`: one of `FORMATS`, None for
-    what a row looks like. `dataset`, `split`: for rows that do not say them, instead of what form, file and folder say.
+    """Read the rows of a file, or of `questions.jsonl` in a folder, one at a time. `form`: one of
+    `FORMATS`, None for what a row looks like. `dataset`, `split`: for rows that do not say them,
+    instead of what form, file and folder say.
 
-    Raises `BadCorpus` with file and line at the first row that cannot be used, and where there is none.
+    Raises `BadCorpus` with file and line at the first row that cannot be used, and where there is
+    none.
     """
     file = path / "questions.jsonl" if path.is_dir() else path
-    named = {_SPLITS[name] for name in re.findall(r"(?<![a-z])(train|dev|valid|test)", file.name.lower())}
+    named = {
+        _SPLITS[name] for name in re.findall(r"(?<![a-z])(train|dev|valid|test)", file.name.lower())
+    }
     split = split or (named.pop() if len(named) == 1 else "test")
     number = 0
     for number, (where, row) in enumerate(_rows(file), 1):
@@ -56,7 +68,9 @@ def read_entries(
         try:
             plain, passages = FORMATS[known][1](row)
         except msgspec.DecodeError as error:
-            raise BadCorpus(f"{where}: {error}; this was read as {known}; name its form with --format.") from None
+            raise BadCorpus(
+                f"{where}: {error}; this was read as {known}; name its form with --format."
+            ) from None
         name = dataset or (file.absolute().parent.name if known in ("flashrag", "plain") else known)
         question = BenchmarkQuestion(
             f"{plain.dataset or name}-{number}" if plain.id is None else str(plain.id),
@@ -69,7 +83,10 @@ def read_entries(
             plain.type,
         )
         if not question.answers:
-            raise BadCorpus(f"{where}: no answer, so that nothing can be scored; remove it, or take another split.")
+            raise BadCorpus(
+                f"{where}: no answer, so that nothing can be scored; remove it, or take "
+                "another split."
+            )
         if not question.question:
             raise BadCorpus(f"{where}: no question; fill it in or remove the row.")
         yield Entry(where, question, passages)
@@ -78,7 +95,9 @@ def read_entries(
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """The common fields of all forms; an answer may stand alone, and what a file does not say may be left out."""
+    """The common fields of all forms; an answer may stand alone, and what a file does not say
+    may be left out.
+    """
 
     question: str
     id: str | int | None = None
@@ -126,13 +145,17 @@ _Read = tuple[_Row, tuple[Passage, ...]]
 
 
 def _flat(row: Mapping[str, Any], **renamed: str) -> _Read:
-    """A row without paragraphs; `renamed`: fields of the plain form by the form's own names of them."""
-    return msgspec.convert({renamed.get(name, name): value for name, value in row.items()}, _Row), ()
+    """A row without paragraphs; `renamed`: fields of the plain form by the form's own names of
+    them.
+    """
+    return msgspec.convert(
+        {renamed.get(name, name): value for name, value in row.items()}, _Row
+    ), ()
 
 
 def _by_row(field: Any) -> Any:
-    """Return the rows of a field that hubs hand out by column, as `{"title": […], "sentences": […]}`; any other field
-    as it is.
+    """Return the rows of a field that hubs hand out by column, as `{"title": […], "sentences":
+    […]}`; any other field as it is.
     """
     if not isinstance(field, dict):
         return field
@@ -145,13 +168,15 @@ def _pairs(field: Any) -> Any:
 
 
 def _hotpotqa(row: Mapping[str, Any]) -> _Read:
-    """HotpotQA (Yang et al., 2018), and 2WikiMultihopQA (Ho et al., 2020) without the aliases of its version 1.1, as
-    published or in the form of hubs; a paragraph is its sentences.
+    """HotpotQA (Yang et al., 2018), and 2WikiMultihopQA (Ho et al., 2020) without the aliases of
+    its version 1.1, as published or in the form of hubs; a paragraph is its sentences.
     """
     fields = {name: _pairs(row[name]) for name in ("supporting_facts", "context") if name in row}
     said = msgspec.convert(fields, _Paragraphs)
     gold = {title for title, _ in said.supporting_facts}
-    passages = tuple(_paragraph(title, " ".join(map(str.strip, text))) for title, text in said.context)
+    passages = tuple(
+        _paragraph(title, " ".join(map(str.strip, text))) for title, text in said.context
+    )
     supporting = dict.fromkeys(passage.id for passage in passages if passage.title in gold)
     plain, _ = _flat(row, _id="id")
     return msgspec.structs.replace(plain, supporting_doc_ids=(*supporting,)), passages
@@ -166,9 +191,12 @@ def _musique(row: Mapping[str, Any]) -> _Read:
         _flat(row)[0],
         answers=(said.answer, *said.answer_aliases) if said.answerable else (),
         answer="",
-        supporting_doc_ids=(*dict.fromkeys(ids[each.idx] for each in said.paragraphs if each.is_supporting),),
+        supporting_doc_ids=(
+            *dict.fromkeys(ids[each.idx] for each in said.paragraphs if each.is_supporting),
+        ),
         decomposition=tuple(
-            SubQuestion(step.question, step.answer, ids.get(step.support, "")) for step in said.question_decomposition
+            SubQuestion(step.question, step.answer, ids.get(step.support, ""))
+            for step in said.question_decomposition
         ),
     )
     return plain, (*passages.values(),)
@@ -176,12 +204,14 @@ def _musique(row: Mapping[str, Any]) -> _Read:
 
 def _popqa(row: Mapping[str, Any]) -> _Read:
     """PopQA (Mallen et al., 2023), whose answers are JSON in a string."""
-    return _flat({**row, "answers": msgspec.json.decode(msgspec.convert(row.get("possible_answers"), str))})
+    return _flat(
+        {**row, "answers": msgspec.json.decode(msgspec.convert(row.get("possible_answers"), str))}
+    )
 
 
 def _mini_world(row: Mapping[str, Any]) -> _Read:
-    """A question of the mini world as it is exported; rounds ask about what steps before them found, most often the
-    last one, and of a sub-query's passages the last one answers it.
+    """A question of the mini world as it is exported; rounds ask about what steps before them
+    found, most often the last one, and of a sub-query's passages the last one answers it.
     """
     said = msgspec.convert(row, _MiniWorld)
     steps: list[SubQuestion] = []
@@ -192,7 +222,9 @@ def _mini_world(row: Mapping[str, Any]) -> _Read:
             for number, answer in found:
                 text = text.replace(answer, f"#{number}")
             steps.append(SubQuestion(text, each.report.answer, each.gold_passages[-1]))
-    gold = dict.fromkeys(passage for block in said.rounds for each in block for passage in each.gold_passages)
+    gold = dict.fromkeys(
+        passage for block in said.rounds for each in block for passage in each.gold_passages
+    )
     plain, _ = _flat(row, text="question")
     return msgspec.structs.replace(plain, supporting_doc_ids=(*gold,), decomposition=(*steps,)), ()
 
@@ -208,9 +240,11 @@ FORMATS: dict[Format, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
     "2wikimultihopqa": ("evidences", _hotpotqa),
     "hotpotqa": ("context", _hotpotqa),
     "popqa": ("possible_answers", _popqa),
-    "bamboogle": ("Question", partial(_flat, Question="question", Answer="answer")),  # Press et al., 2023; without ids
+    # Press et al., 2023; without ids
+    "bamboogle": ("Question", partial(_flat, Question="question", Answer="answer")),
     "flashrag": ("golden_answers", partial(_flat, golden_answers="answers")),
-    "paper": ("positive_doc_ids", partial(_flat, positive_doc_ids="supporting_doc_ids")),  # released with TBSS
+    # Released with TBSS
+    "paper": ("positive_doc_ids", partial(_flat, positive_doc_ids="supporting_doc_ids")),
     "miniworld": ("rounds", _mini_world),
     "plain": ("", _flat),
 }
@@ -246,7 +280,9 @@ def _array(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, An
             yield f"{path}, item {number}", _object(row, f"{path}, item {number}")
     except ijson.JSONError as error:
         said = error.args[0] if error.args else ""
-        reason = (said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)).partition("\n")[0]
+        reason = (
+            said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+        ).partition("\n")[0]
         raise BadCorpus(f"{path}: after item {number}: {reason}; {_FETCH}.") from None
 
 
@@ -256,7 +292,9 @@ def _lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, An
             try:
                 yield f"{path}:{number}", _object(msgspec.json.decode(line), f"{path}:{number}")
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise BadCorpus(f"{path}:{number}: {error}; {_FETCH}, or write one JSON object a line.") from None
+                raise BadCorpus(
+                    f"{path}:{number}: {error}; {_FETCH}, or write one JSON object a line."
+                ) from None
 
 
 def _object(row: Any, where: str) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Choosing questions from data sets: findings of a census, samples, and the paper's exclusion (TBSS 4.1)."""
+"""Choosing questions from data sets: findings of a census, samples, and the paper's exclusion
+(TBSS 4.1).
+"""
 
 import random
 from collections import Counter
@@ -23,7 +25,9 @@ class RepeatedId(msgspec.Struct, frozen=True):
 
 
 class RepeatedQuestion(msgspec.Struct, frozen=True):
-    """A question that stands there more than once, but for case, surplus space and closing punctuation."""
+    """A question that stands there more than once, but for case, surplus space and closing
+    punctuation.
+    """
 
     dataset: str
     """Of the first one."""
@@ -43,7 +47,9 @@ class Census(msgspec.Struct, frozen=True):
 
 
 def take_census(questions: Sequence[BenchmarkQuestion]) -> Census:
-    """Look for repeated identifiers within a data set, and for repeated questions in all of them."""
+    """Look for repeated identifiers within a data set, and for repeated questions in all of
+    them.
+    """
     by_id = Counter((question.dataset, question.id) for question in questions)
     by_text: dict[str, list[BenchmarkQuestion]] = {}
     for question in questions:
@@ -56,17 +62,26 @@ def take_census(questions: Sequence[BenchmarkQuestion]) -> Census:
 
 def _repeated(same: Sequence[BenchmarkQuestion]) -> RepeatedQuestion:
     normal = [{normal_answer(answer) for answer in question.answers} for question in same]
-    conflicting = any(one.isdisjoint(other) for at, one in enumerate(normal) for other in normal[:at])
+    conflicting = any(
+        one.isdisjoint(other) for at, one in enumerate(normal) for other in normal[:at]
+    )
     first, answers = same[0], tuple(question.answers for question in same)
-    return RepeatedQuestion(first.dataset, first.question, tuple(each.id for each in same), answers, conflicting)
+    return RepeatedQuestion(
+        first.dataset, first.question, tuple(each.id for each in same), answers, conflicting
+    )
 
 
 def sample(questions: Sequence[BenchmarkQuestion], most: int, seed: int) -> list[int]:
-    """Draw the positions of up to `most` questions of each data set, in order; no data set changes another's draw."""
+    """Draw the positions of up to `most` questions of each data set, in order; no data set
+    changes another's draw.
+    """
     positions: dict[str, list[int]] = {}
     for position, question in enumerate(questions):
         positions.setdefault(question.dataset, []).append(position)
-    drawn = (random.Random(f"{seed} {name}").sample(each, min(most, len(each))) for name, each in positions.items())
+    drawn = (
+        random.Random(f"{seed} {name}").sample(each, min(most, len(each)))
+        for name, each in positions.items()
+    )
     return sorted(position for each in drawn for position in each)
 
 
@@ -82,17 +97,20 @@ class _Ended(msgspec.Struct, frozen=True):
 
 
 def excluded(path: Path, questions: Sequence[BenchmarkQuestion]) -> set[int]:
-    """The positions in `questions` that a file leaves out. It holds positions from 0, one a line, as the paper's list
-    does, or the rows of a reference run: those without any search are left out (TBSS, appendix E). Of several runs of
-    one question, the first counts.
+    """The positions in `questions` that a file leaves out. It holds positions from 0, one a line,
+    as the paper's list does, or the rows of a reference run: those without any search are left out
+    (TBSS, appendix E). Of several runs of one question, the first counts.
 
-    Raises `BadCorpus` or `BadConfig`, with file and line, and where something of it is not among the questions.
+    Raises `BadCorpus` or `BadConfig`, with file and line, and where something of it is not among
+    the questions.
     """
     try:
         with path.open("rb") as file:
             of_a_run = file.readline().lstrip().startswith(b"{")
     except OSError as error:
-        raise BadCorpus(f"{path}: cannot be read ({error.strerror}); name positions, or a run's rows.") from error
+        raise BadCorpus(
+            f"{path}: cannot be read ({error.strerror}); name positions, or a run's rows."
+        ) from error
     if of_a_run:
         names = _without_search(path)
         own = [{question.id, normal_question(question.question)} for question in questions]
@@ -114,7 +132,10 @@ def _without_search(path: Path) -> set[str]:
         text = row.request or row.question
         name = normal_question(text) if text else row.question_id or row.id
         if not name:
-            raise BadCorpus(f"{path}:{number}: does not say which question; give question, request, or question_id.")
+            raise BadCorpus(
+                f"{path}:{number}: does not say which question; give question, request, "
+                "or question_id."
+            )
         outcomes.setdefault(name, row.outcome)
     return {name for name, outcome in outcomes.items() if outcome == "no_search"}
 
@@ -122,5 +143,7 @@ def _without_search(path: Path) -> set[str]:
 def _positions(path: Path) -> Iterator[int]:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line.strip().isdigit():
-            raise BadCorpus(f"{path}:{number}: not a position; give one whole number a line, counted from 0.")
+            raise BadCorpus(
+                f"{path}:{number}: not a position; give one whole number a line, counted from 0."
+            )
         yield int(line)

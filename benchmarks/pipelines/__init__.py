@@ -1,1 +1,3 @@
-"""Bare pipelines, which do the same calls as the gateway and nothing else: yardsticks of `benchmarks.overhead`."""
+"""Bare pipelines, which do the same calls as the gateway and nothing else: yardsticks of
+`benchmarks.overhead`.
+"""

@@ -1,13 +1,14 @@
-"""Models that are played in a process of their own, with next to no work: `python -m benchmarks.pipelines.models PACE
-TOKEN_S`, which is the seconds from one token to the next; the first comes after five times as long.
+"""Models that are played in a process of their own, with next to no work: `python -m
+benchmarks.pipelines.models PACE TOKEN_S`, which is the seconds from one token to the next; the
+first comes after five times as long.
 
 paced    writes the turns of a question (`benchmarks.gateway.canned`), a token at a time
 at-once  writes the same in two pieces, as fast as it can
 tokens   writes long streams, a token at a time, at an uneven pace
 
-It prints its base URL. For each line of its standard input it prints, by the number of the question that calls tell of,
-the seconds in which at least one of them was being worked on since the last line. It goes on until its standard input
-ends.
+It prints its base URL. For each line of its standard input it prints, by the number of the question
+that calls tell of, the seconds in which at least one of them was being worked on since the last
+line. It goes on until its standard input ends.
 """
 
 import asyncio
@@ -29,7 +30,9 @@ from serving.signals import tune_interpreter
 
 Pace = Literal["paced", "at-once", "tokens"]
 _FIRST = 5
-_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_STREAM = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 _WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 _NOTHING = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 _END = b"0\r\n\r\n"
@@ -57,7 +60,9 @@ class _Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, pace: str, token_s: float, spans: defaultdict[int, list[tuple[float, float]]]) -> None:
+    def __init__(
+        self, pace: str, token_s: float, spans: defaultdict[int, list[tuple[float, float]]]
+    ) -> None:
         """`spans`: of the calls, by the number of their question."""
         self._pace, self._token_s, self._spans = pace, token_s, spans
         self._parser, self._body = httptools.HttpRequestParser(self), list[bytes]()
@@ -90,7 +95,9 @@ class _Connection(asyncio.Protocol):
             self._last(_WHOLE % (len(text), text))
             return
         self._transport.write(_STREAM)
-        first, *others, end = (b"%x\r\n%b\r\n" % (len(event), event) for _, event in events(reply, read))
+        first, *others, end = (
+            b"%x\r\n%b\r\n" % (len(event), event) for _, event in events(reply, read)
+        )
         if self._pace == "at-once":
             self._transport.write(first)
             self._loop.call_soon(self._last, b"".join((*others, end, _END)))
@@ -117,11 +124,18 @@ class _Connection(asyncio.Protocol):
 
 async def _play(pace: str, token_s: str) -> None:
     spans, loop = defaultdict[int, list[tuple[float, float]]](list), asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Connection(pace, float(token_s), spans), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(
+        lambda: _Connection(pace, float(token_s), spans), "127.0.0.1", 0, backlog=4096
+    )
     tune_interpreter()
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
-        print(msgspec.json.encode({number: together_s(each) for number, each in spans.items()}).decode(), flush=True)
+        print(
+            msgspec.json.encode(
+                {number: together_s(each) for number, each in spans.items()}
+            ).decode(),
+            flush=True,
+        )
         spans.clear()
 
 

@@ -1,4 +1,5 @@
-"""Bare means in processes of their own: `python -m benchmarks.pipelines.process KIND BASE_URL RETRIEVAL FOLDER`.
+"""Bare means in processes of their own: `python -m benchmarks.pipelines.process KIND BASE_URL
+RETRIEVAL FOLDER`.
 
 P1            a pipeline on aiohttp and plain asyncio, retrieval by gRPC
 P2            a pipeline that reads what is pushed, on uvloop, retrieval in the process
@@ -8,10 +9,11 @@ SDK_streamed  the same, streamed
 role          a long stream, read as a role of the gateway reads it, on the event loop of gateways
 aiohttp       the same, read as P1 reads it, on plain asyncio
 
-P1 and P2 write each call to a log before it is made and when it has ended, and each run; they sync the log before they
-answer. They print the address of their `AnswerService`. The others print `driven`, and make calls as they are told to,
-by a `benchmarks.load.Order` in JSON on each line of their standard input; for each they print a line, with the seconds
-of each question. All go on until their standard input ends.
+P1 and P2 write each call to a log before it is made and when it has ended, and each run; they sync
+the log before they answer. They print the address of their `AnswerService`. The others print
+`driven`, and make calls as they are told to, by a `benchmarks.load.Order` in JSON on each line of
+their standard input; for each they print a line, with the seconds of each question. All go on until
+their standard input ends.
 """
 
 import asyncio
@@ -71,7 +73,10 @@ async def _serve(kind: str, base_url: str, retrieval: str, folder: str) -> None:
 
         async def by_address(query: str) -> Sequence[Passage]:
             found = await stub.Search(SearchRequest(queries=[query], top_k=_TOP_K), timeout=10)
-            return [Passage(each.passage_id, each.title, each.text, each.score) for each in found.results[0].passages]
+            return [
+                Passage(each.passage_id, each.title, each.text, each.score)
+                for each in found.results[0].passages
+            ]
 
         log = RunLog(Path(folder) / f"{kind}.log")
         server = grpc.aio.server(options=[*Limits().grpc_options.items(), ("grpc.so_reuseport", 0)])
@@ -83,7 +88,9 @@ async def _serve(kind: str, base_url: str, retrieval: str, folder: str) -> None:
         answers = grpc.unary_unary_rpc_method_handler(
             answer, AnswerRequest.FromString, AnswerResponse.SerializeToString
         )
-        service = grpc.method_handlers_generic_handler("rolegate.v1.AnswerService", {"Answer": answers})
+        service = grpc.method_handlers_generic_handler(
+            "rolegate.v1.AnswerService", {"Answer": answers}
+        )
         server.add_generic_rpc_handlers((service,))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -101,10 +108,14 @@ async def _obey(kind: str, base_url: str, *_: str) -> None:
         async def ask(number: int) -> object:
             match kind:
                 case "role":
-                    return await role.ask((Message("user", question(number)),), (), Ledger(f"run-{number}"))
+                    return await role.ask(
+                        (Message("user", question(number)),), (), Ledger(f"run-{number}")
+                    )
                 case "aiohttp":
                     said = [{"role": "user", "content": question(number)}]
-                    return await call({"model": "long", "messages": said, "max_tokens": TOKENS}, f"run-{number}-1")
+                    return await call(
+                        {"model": "long", "messages": said, "max_tokens": TOKENS}, f"run-{number}-1"
+                    )
             return await pipeline.answer(question(number))
 
         tune_interpreter()

@@ -1,5 +1,6 @@
-"""A question as a pipeline without a gateway answers it: the same prompts, calls and searches, read by simple means,
-with an append-only log. No ledger, budgets, retries or citations; a model that breaks the protocol fails the question.
+"""A question as a pipeline without a gateway answers it: the same prompts, calls and searches, read
+by simple means, with an append-only log. No ledger, budgets, retries or citations; a model that
+breaks the protocol fails the question.
 """
 
 import asyncio
@@ -25,8 +26,15 @@ from router.protocol import Passage, Report, prompts
 
 _PROMPTS = Path(serving.__path__[0]) / "prompts" / "full"
 _ROLES = {"delegation": ROLE_DELEGATION, "execution": ROLE_EXECUTION, "answer": ROLE_ANSWER}
-_STOP = {"delegation": ["</search>"], "execution": ["</search>", "</evidence>"], "answer": ["</answer>"]}
-_TAGS = {tag: re.compile(f"<{tag}>(.*?)(?:</{tag}>|$)", re.DOTALL) for tag in ("search", "answer", "evidence")}
+_STOP = {
+    "delegation": ["</search>"],
+    "execution": ["</search>", "</evidence>"],
+    "answer": ["</answer>"],
+}
+_TAGS = {
+    tag: re.compile(f"<{tag}>(.*?)(?:</{tag}>|$)", re.DOTALL)
+    for tag in ("search", "answer", "evidence")
+}
 _SEARCHES = 2
 """Of an executor at most; then it reports."""
 
@@ -46,7 +54,9 @@ Search = Callable[[str], Awaitable[Sequence[Passage]]]
 
 
 class RunLog:
-    """An append-only log: a record is one write on the event loop; a sync, in a thread, is shared by all who wait."""
+    """An append-only log: a record is one write on the event loop; a sync, in a thread, is
+    shared by all who wait.
+    """
 
     def __init__(self, file: Path) -> None:
         self._fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -58,7 +68,9 @@ class RunLog:
         os.write(self._fd, msgspec.json.encode(record) + b"\n")
 
     async def sync(self) -> None:
-        """Wait for a sync that begins from now on; then what was written survives a power cut, too."""
+        """Wait for a sync that begins from now on; then what was written survives a power cut,
+        too.
+        """
         loop = asyncio.get_running_loop()
         self._waiting.append(done := loop.create_future())
         if self._syncing is None:
@@ -82,18 +94,36 @@ class Pipeline:
         """`log`: None keeps nothing."""
         self._call, self._search, self._log = call, search, log
         self._numbers = itertools.count()
-        self._prompts = {role: (_PROMPTS / f"{role}.txt").read_text("utf-8").strip() for role in MODELS}
+        self._prompts = {
+            role: (_PROMPTS / f"{role}.txt").read_text("utf-8").strip() for role in MODELS
+        }
 
     async def answer(self, question: str) -> AnswerResponse:
-        """Delegate, search, and answer from the reports; on disk when this returns. Raises `RolegateError`."""
+        """Delegate, search, and answer from the reports; on disk when this returns. Raises
+        `RolegateError`.
+        """
         begun, run = time.monotonic_ns(), AnswerResponse(run_id=f"run-{next(self._numbers):016x}")
-        used = {role: run.usage.add(role=_ROLES[role], model=model) for role, model in MODELS.items()}
-        told, pairs = self._opening("delegation", prompts.request(question)), list[tuple[str, Report]]()
-        while sub_queries := _sub_queries(said := await self._ask(run.run_id, used, "delegation", told)):
+        used = {
+            role: run.usage.add(role=_ROLES[role], model=model) for role, model in MODELS.items()
+        }
+        told, pairs = (
+            self._opening("delegation", prompts.request(question)),
+            list[tuple[str, Report]](),
+        )
+        while sub_queries := _sub_queries(
+            said := await self._ask(run.run_id, used, "delegation", told)
+        ):
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._execute(run.run_id, used, each)) for each in sub_queries]
+                tasks = [
+                    group.create_task(self._execute(run.run_id, used, each)) for each in sub_queries
+                ]
             run.results.extend(results := [task.result() for task in tasks])
-            pairs += (found := [(each.sub_query, Report(each.answer, (each.evidence[0].text,))) for each in results])
+            pairs += (
+                found := [
+                    (each.sub_query, Report(each.answer, (each.evidence[0].text,)))
+                    for each in results
+                ]
+            )
             told += _turn(said, prompts.search_results(found))
         asked = self._opening("answer", prompts.answer_request(question, pairs))
         run.answer = _found("answer", await self._ask(run.run_id, used, "answer", asked))
@@ -104,25 +134,41 @@ class Pipeline:
             await self._log.sync()
         return run
 
-    async def _execute(self, run_id: str, used: dict[str, RoleUsage], sub_query: str) -> SubQueryResult:
-        report, told = SubQueryResult(sub_query=sub_query), self._opening("execution", prompts.request(sub_query))
+    async def _execute(
+        self, run_id: str, used: dict[str, RoleUsage], sub_query: str
+    ) -> SubQueryResult:
+        report, told = (
+            SubQueryResult(sub_query=sub_query),
+            self._opening("execution", prompts.request(sub_query)),
+        )
         while query := _inside("search", said := await self._ask(run_id, used, "execution", told)):
             report.search_queries.append(query)
             passages = await self._search(query)
-            told += _turn(said, prompts.documents(passages, last=len(report.search_queries) == _SEARCHES))
+            told += _turn(
+                said, prompts.documents(passages, last=len(report.search_queries) == _SEARCHES)
+            )
         report.answer, report.outcome = _found("answer", said), EXECUTION_OUTCOME_REPORTED
         report.evidence.append(EvidencePoint(text=_found("evidence", said)))
         return report
 
     def _opening(self, role: str, text: str) -> list[dict[str, str]]:
-        return [{"role": "system", "content": self._prompts[role]}, {"role": "user", "content": text}]
+        return [
+            {"role": "system", "content": self._prompts[role]},
+            {"role": "user", "content": text},
+        ]
 
-    async def _ask(self, run_id: str, used: dict[str, RoleUsage], role: str, messages: list[dict[str, str]]) -> str:
+    async def _ask(
+        self, run_id: str, used: dict[str, RoleUsage], role: str, messages: list[dict[str, str]]
+    ) -> str:
         """One call, on record before and after."""
         usage = used[role]
         usage.attempts += 1
         name = f"{run_id}-{sum(each.attempts for each in used.values())}"
-        body: dict[str, Any] = {"model": MODELS[role], "messages": messages, "max_tokens": MAX_TOKENS}
+        body: dict[str, Any] = {
+            "model": MODELS[role],
+            "messages": messages,
+            "max_tokens": MAX_TOKENS,
+        }
         body |= {"temperature": 0.0, "top_p": 1.0, "stop": _STOP[role]}
         if self._log:
             self._log.write(name, role, body["model"], time.time())

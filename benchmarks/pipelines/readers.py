@@ -1,4 +1,6 @@
-"""Ways to make a model call: by aiohttp, as most would write it; by bytes pushed into a parser; by LiteLLM's SDK."""
+"""Ways to make a model call: by aiohttp, as most would write it; by bytes pushed into a parser;
+by LiteLLM's SDK.
+"""
 
 import asyncio
 from collections.abc import Iterable
@@ -15,7 +17,10 @@ from router.models.litellm_client import load_litellm
 from router.models.openai_wire import REQUEST_ID
 
 _TIMEOUT_S = 120.0
-_STREAMED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+_STREAMED = {
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
 _DATA, _DONE = b"data: ", b"data: [DONE]"
 
 
@@ -42,7 +47,11 @@ _chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 def _chunks(events: Iterable[bytes]) -> list[_Chunk]:
-    return [_chunk(event[len(_DATA) :]) for event in events if event.startswith(_DATA) and event != _DONE]
+    return [
+        _chunk(event[len(_DATA) :])
+        for event in events
+        if event.startswith(_DATA) and event != _DONE
+    ]
 
 
 def _said(chunks: Iterable[Any]) -> Said:
@@ -56,7 +65,9 @@ def _said(chunks: Iterable[Any]) -> Said:
 
 
 class AiohttpCalls:
-    """Reads streams in a task, which wakes for each piece; one session, whose connections are kept."""
+    """Reads streams in a task, which wakes for each piece; one session, whose connections are
+    kept.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
         self._session, self._url = session, f"{base_url}/chat/completions"
@@ -81,7 +92,11 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self) -> None:
-        self._parser, self._body, self._kept = httptools.HttpResponseParser(self), list[bytes](), True
+        self._parser, self._body, self._kept = (
+            httptools.HttpResponseParser(self),
+            list[bytes](),
+            True,
+        )
         self._reply: asyncio.Future[bytes] | None = None
 
     @property
@@ -132,7 +147,8 @@ class PushCalls:
         where = urlsplit(base_url)
         self._place, self._idle = (where.hostname or "", where.port or 80), list[_Connection]()
         self._head = (
-            f"POST {where.path}/chat/completions HTTP/1.1\r\nHost: {where.netloc}\r\nAccept: */*\r\n"
+            f"POST {where.path}/chat/completions HTTP/1.1\r\nHost: {where.netloc}\r\n"
+            "Accept: */*\r\n"
             f"Content-Type: application/json\r\n{REQUEST_ID}: "
         )
 
@@ -141,9 +157,13 @@ class PushCalls:
         data = msgspec.json.encode(body | _STREAMED)
         while not self._idle or not (connection := self._idle.pop()).reusable:
             if not self._idle:
-                _, connection = await asyncio.get_running_loop().create_connection(_Connection, *self._place)
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    _Connection, *self._place
+                )
                 break
-        reply = await connection.send(f"{self._head}{name}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        reply = await connection.send(
+            f"{self._head}{name}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+        )
         if connection.reusable:
             self._idle.append(connection)
         else:
@@ -167,8 +187,15 @@ class LiteLLMCalls:
 
     async def __call__(self, body: dict[str, Any], _name: str) -> Said:
         """Make a call. Raises what LiteLLM raises."""
-        reply = await self._litellm.acompletion(**body | {"model": f"openai/{body['model']}"}, **self._fixed)
+        reply = await self._litellm.acompletion(
+            **body | {"model": f"openai/{body['model']}"}, **self._fixed
+        )
         if self._streamed:
             return _said([chunk async for chunk in reply])
         choice, usage = reply.choices[0], reply.usage
-        return Said(choice.message.content, choice.finish_reason, usage.prompt_tokens, usage.completion_tokens)
+        return Said(
+            choice.message.content,
+            choice.finish_reason,
+            usage.prompt_tokens,
+            usage.completion_tokens,
+        )

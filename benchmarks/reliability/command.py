@@ -1,15 +1,21 @@
-"""Nothing is lost and all is booked exactly, while everything around the gateway fails, and it is killed itself.
+"""Nothing is lost and all is booked exactly, while everything around the gateway fails, and it is
+killed itself.
 
 Fault proxies stand before all of its upstreams; what they do is drawn by a seed.
 
-faults   played models, of which a share of calls goes wrong: resets, storms of 429 and of 503, calls that are never
-         answered, streams that drip or are cut, lying usage, invalid UTF-8, duplicated chunks, stuck health endpoints
-kills    played models that take their time, and a gateway that is killed (SIGKILL) at random moments and started again,
-         many times; half of those whose question was cut ask it again under its name, and their runs go on
-tables   the same with tables, each asked for again until it is there, and then compared with that of an undisturbed run
-vllm     the same with the demo's models on real vLLM
-replica  models as slow as real ones, of which one replica dies again and again: the others' questions notice nothing
-gateways two and more on one PostgreSQL that many clients of one tenant ask, until its quota is spent and beyond; one of
+faults   played models, of which a share of calls goes wrong: resets, storms of 429 and of 503,
+calls that are never
+         answered, streams that drip or are cut, lying usage, invalid UTF-8, duplicated chunks,
+         stuck health endpoints
+kills    played models that take their time, and a gateway that is killed (SIGKILL) at random
+moments and started again,
+         many times; half of those whose question was cut ask it again under its name, and their
+         runs go on
+tables   the same with tables, each asked for again until it is there, and then compared with that
+of an undisturbed run vllm     the same with the demo's models on real vLLM replica  models as slow
+as real ones, of which one replica dies again and again: the others' questions notice nothing
+gateways two and more on one PostgreSQL that many clients of one tenant ask, until its quota is
+spent and beyond; one of
          them is killed or stopped for a while every few seconds, and PostgreSQL is restarted
 
 It ends with 1 where anything did not hold, which is named.
@@ -34,7 +40,16 @@ from sqlalchemy import select
 from benchmarks import harness
 from benchmarks.gateway import gateway
 from benchmarks.harness import Check, own_bytes, work_folder
-from benchmarks.load import ANSWERED, Ended, ask_until, at_rate, in_flight, quantile, question, rows_of
+from benchmarks.load import (
+    ANSWERED,
+    Ended,
+    ask_until,
+    at_rate,
+    in_flight,
+    quantile,
+    question,
+    rows_of,
+)
 from benchmarks.reliability.stand import (
     BACKBONES,
     COLUMNS,
@@ -71,20 +86,33 @@ _AGREE = {"EQUAL", "WITHIN_BOUNDS"}
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    parts: Annotated[tuple[Part, ...], Meta(description="of these, all without it")] = get_args(Part)
+    parts: Annotated[tuple[Part, ...], Meta(description="of these, all without it")] = get_args(
+        Part
+    )
     questions: Annotated[int, Meta(ge=4, description="of faults and replica")] = 2000
     in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 32
-    share: Annotated[float, Meta(ge=0, le=1, description="of calls at which something fails")] = 0.05
+    share: Annotated[float, Meta(ge=0, le=1, description="of calls at which something fails")] = (
+        0.05
+    )
     kills: Annotated[int, Meta(ge=1, description="of gateways")] = 30
     rate: Annotated[float, Meta(gt=0, description="questions a second, of replica")] = 8.0
     longest: Annotated[float, Meta(gt=0, description="seconds between kills")] = 2.0
-    store: Annotated[Literal["sqlite", "postgres"], Meta(description="where runs are kept")] = "sqlite"
-    gateways: Annotated[tuple[int, ...], Meta(description="at once, one time after the other")] = (2, 4)
+    store: Annotated[Literal["sqlite", "postgres"], Meta(description="where runs are kept")] = (
+        "sqlite"
+    )
+    gateways: Annotated[tuple[int, ...], Meta(description="at once, one time after the other")] = (
+        2,
+        4,
+    )
     clients: Annotated[int, Meta(ge=1, description="of gateways")] = 200
     quota: Annotated[int, Meta(ge=1, description="tokens that these may spend")] = 400_000
     seconds: Annotated[float, Meta(gt=0, description="that these ask")] = 60.0
-    every: Annotated[float, Meta(gt=0, description="seconds until something is done to gateways or PostgreSQL")] = 4.0
-    stop: Annotated[float, Meta(gt=0, description="seconds that a gateway is stopped at most")] = 60.0
+    every: Annotated[
+        float, Meta(gt=0, description="seconds until something is done to gateways or PostgreSQL")
+    ] = 4.0
+    stop: Annotated[float, Meta(gt=0, description="seconds that a gateway is stopped at most")] = (
+        60.0
+    )
     quick: Annotated[bool, Meta(description="a little of each part, to see that all work")] = False
     seed: Annotated[int, Meta(description="of the faults")] = 0
     folder: Annotated[Path, Meta(description="where the stores are put, and kept")] | None = None
@@ -104,15 +132,32 @@ class Figures(msgspec.Struct, frozen=True):
 async def measure(options: Options) -> Figures:
     """Run the parts. Raises `RolegateError`."""
     if options.quick:
-        few = {"questions": 40, "kills": 2, "clients": 20, "quota": 30_000, "seconds": 12.0, "every": 2.0, "stop": 5.0}
+        few = {
+            "questions": 40,
+            "kills": 2,
+            "clients": 20,
+            "quota": 30_000,
+            "seconds": 12.0,
+            "every": 2.0,
+            "stop": 5.0,
+        }
         options = msgspec.structs.replace(options, **few)
     checks, parts, on_postgres = list[Check](), list[PartFigures](), options.store == "postgres"
-    run: dict[str, _Work] = {"faults": _faults, "kills": _kills, "tables": _tables, "vllm": _vllm, "replica": _replica}
+    run: dict[str, _Work] = {
+        "faults": _faults,
+        "kills": _kills,
+        "tables": _tables,
+        "vllm": _vllm,
+        "replica": _replica,
+    }
     run = {part: work for part, work in run.items() if part in options.parts}
     needed = running_postgres() if on_postgres or "gateways" in options.parts else nullcontext()
     with work_folder(options.folder) as folder, needed as server:
         if server and "gateways" in options.parts:
-            run |= {f"{number} gateways": partial(_gateways, server, number) for number in options.gateways}
+            run |= {
+                f"{number} gateways": partial(_gateways, server, number)
+                for number in options.gateways
+            }
         for name, work in run.items():
             complain(f"reliability: {name}")
             shared = server and (on_postgres or name not in get_args(Part))
@@ -120,14 +165,20 @@ async def measure(options: Options) -> Figures:
             stand, found = await work(folder / name, store, options)
             parts.append(await stand.figures())
             late = [one for one in stand.ended if one.late_s > _LATE_S + stand.lag_s]
-            found = [*ended_and_booked(stand.ended, late, parts[-1].accounts, shared=stand.shared), *found]
+            found = [
+                *ended_and_booked(stand.ended, late, parts[-1].accounts, shared=stand.shared),
+                *found,
+            ]
             checks += [msgspec.structs.replace(one, check=f"{name}: {one.check}") for one in found]
     return Figures(checks, parts)
 
 
 async def _faults(folder: Path, store: str, options: Options) -> _Found:
     samples = list[tuple[float, float]]()
-    async with canned(folder, store, options.seed, FAULTS) as stand, gateway(stand.config) as process:
+    async with (
+        canned(folder, store, options.seed, FAULTS) as stand,
+        gateway(stand.config) as process,
+    ):
 
         async def sample() -> None:
             while True:
@@ -138,15 +189,23 @@ async def _faults(folder: Path, store: str, options: Options) -> _Found:
         async with background_tasks(sample()):
             texts = iter([question(number) for number in range(options.questions)])
             await stand.keep_asking(process.words[0], texts, options.in_flight)
-    return stand, [*_growth("memory", [mb for mb, _ in samples]), *_growth("open files", [n for _, n in samples])]
+    return stand, [
+        *_growth("memory", [mb for mb, _ in samples]),
+        *_growth("open files", [n for _, n in samples]),
+    ]
 
 
 def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
     """Compare the second quarter, when all is warm, with the last one."""
     quarter = len(samples) // 4
     if quarter:
-        first, last = statistics.median(samples[quarter : 2 * quarter]), statistics.median(samples[-quarter:])
-        yield Check(f"{name} within 10 %", last <= first * (1 + _GROWTH), f"{first:.1f}, then {last:.1f}")
+        first, last = (
+            statistics.median(samples[quarter : 2 * quarter]),
+            statistics.median(samples[-quarter:]),
+        )
+        yield Check(
+            f"{name} within 10 %", last <= first * (1 + _GROWTH), f"{first:.1f}, then {last:.1f}"
+        )
 
 
 async def _kills(folder: Path, store: str, options: Options) -> _Found:
@@ -155,7 +214,9 @@ async def _kills(folder: Path, store: str, options: Options) -> _Found:
 
 
 async def _tables(folder: Path, store: str, options: Options) -> _Found:
-    async with canned(folder, store, options.seed, CUT, timeout_s=_TABLE_S, pace=_PACE, columns=COLUMNS) as stand:
+    async with canned(
+        folder, store, options.seed, CUT, timeout_s=_TABLE_S, pace=_PACE, columns=COLUMNS
+    ) as stand:
         checks = await _killed(stand, options)
         async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
 
@@ -163,9 +224,16 @@ async def _tables(folder: Path, store: str, options: Options) -> _Found:
                 return rows_of((await client.table(text, COLUMNS, (), _TABLE_S)).message)
 
             again = await in_flight(undisturbed, stand.tables, options.in_flight)
-        other = [text for (text, rows), anew in zip(stand.tables.items(), again, strict=True) if rows != anew]
+        other = [
+            text
+            for (text, rows), anew in zip(stand.tables.items(), again, strict=True)
+            if rows != anew
+        ]
     same = named(other, f"{len(again):,}")
-    return stand, [*checks, Check("each table is what an undisturbed run makes of it", bool(again) and not other, same)]
+    return stand, [
+        *checks,
+        Check("each table is what an undisturbed run makes of it", bool(again) and not other, same),
+    ]
 
 
 async def _vllm(folder: Path, store: str, options: Options) -> _Found:
@@ -174,12 +242,16 @@ async def _vllm(folder: Path, store: str, options: Options) -> _Found:
 
 
 async def _killed(stand: Stand, options: Options) -> list[Check]:
-    """Ask gateways that are killed at random moments; the last one's ledger has to agree with the upstreams' counts."""
+    """Ask gateways that are killed at random moments; the last one's ledger has to agree with
+    the upstreams' counts.
+    """
     texts = (stand.cut.pop(0) if stand.cut else text for text in stand.questions)
     stand.fail(options.share)
     for _ in range(options.kills):
         async with gateway(stand.config) as process:
-            asking = asyncio.create_task(stand.keep_asking(process.words[0], texts, options.in_flight))
+            asking = asyncio.create_task(
+                stand.keep_asking(process.words[0], texts, options.in_flight)
+            )
             await asyncio.sleep(stand.chance.uniform(0, options.longest))
             process.process.kill()
             await asking
@@ -203,7 +275,9 @@ async def _replica(folder: Path, store: str, options: Options) -> _Found:
             for state in ("well", *_DEATHS) * _TIMES:
                 await dead.become(state)
                 texts = [f"{question(len(stand.ended))} {number}" for number in range(each)]
-                asked = await at_rate(lambda text: stand.ask(client, text, hurried_share=0.0), texts, options.rate)
+                asked = await at_rate(
+                    lambda text: stand.ask(client, text, hurried_share=0.0), texts, options.rate
+                )
                 by_state[state] += [one for one in asked if one]
         wanted = select(CALLS.c.run_id).distinct().where(CALLS.c.deployment == name)
         called = await stand.read(lambda connection: set(connection.scalars(wanted)))
@@ -222,11 +296,17 @@ def _untouched(ended: Sequence[Ended], called: set[str]) -> list[float]:
     return [one.took_s for one in ended if one.outcome == ANSWERED and one.run_id not in called]
 
 
-async def _gateways(server: Server, number: int, folder: Path, store: str, options: Options) -> _Found:
-    """Ask gateways on one database that are killed and stopped, as clients of one tenant that has a quota."""
+async def _gateways(
+    server: Server, number: int, folder: Path, store: str, options: Options
+) -> _Found:
+    """Ask gateways on one database that are killed and stopped, as clients of one tenant that
+    has a quota.
+    """
     async with canned(folder, store, options.seed, CUT, timeout_s=20.0, pace=20.0) as stand:
         async with opened(stand.store) as database:
-            await SQLAccounts(database).set_tenant(Tenant("default", tokens_per_month=options.quota))
+            await SQLAccounts(database).set_tenant(
+                Tenant("default", tokens_per_month=options.quota)
+            )
         stand.shared = True
         shared = _Shared(stand, options, server, number)
         async with shared.connections, asyncio.TaskGroup() as group:
@@ -239,7 +319,9 @@ async def _gateways(server: Server, number: int, folder: Path, store: str, optio
             for _ in range(number):
                 await stack.enter_async_context(gateway(stand.config))
         async with opened(stand.store) as database:
-            booked = max((each.tokens for each in await SQLAccounts(database).spending("default")), default=0)
+            booked = max(
+                (each.tokens for each in await SQLAccounts(database).spending("default")), default=0
+            )
     spent, left, of = stand.spent, shared.left or [0], options.quota
     seen = f"{len(shared.left):,} refusals; left of it at the first {left[0]:,}, at half of them "
     seen += f"{statistics.median(left):,.0f} or more, in the end {of - spent:,}"
@@ -251,14 +333,21 @@ async def _gateways(server: Server, number: int, folder: Path, store: str, optio
 
 
 class _Shared:
-    """Gateways on one database, of which each is started anew where it has ended, and their clients."""
+    """Gateways on one database, of which each is started anew where it has ended, and their
+    clients.
+    """
 
     def __init__(self, stand: Stand, options: Options, server: Server, number: int) -> None:
         self.stand, self.connections = stand, AsyncExitStack()
         self.begun, self.over = asyncio.Event(), asyncio.Event()
         self.left: list[int] = []
         """The part of the quota that is left at each refusal, by the upstreams' own count."""
-        self._options, self._server, self._number, self._chance = options, server, number, stand.chance
+        self._options, self._server, self._number, self._chance = (
+            options,
+            server,
+            number,
+            stand.chance,
+        )
         self._clients: dict[psutil.Process, AsyncClient] = {}
         """By the gateways that live."""
         self._stopped: set[psutil.Process] = set()
@@ -268,11 +357,16 @@ class _Shared:
         while not self.over.is_set():
             with suppress(RolegateError):  # the database is not there
                 async with gateway(self.stand.config) as process:
-                    client = await self.connections.enter_async_context(AsyncClient(process.words[0]))
+                    client = await self.connections.enter_async_context(
+                        AsyncClient(process.words[0])
+                    )
                     self._clients[process.watched] = client
                     if len(self._clients) == self._number:
                         self.begun.set()
-                    ends = [asyncio.create_task(each) for each in (process.process.wait(), self.over.wait())]
+                    ends = [
+                        asyncio.create_task(each)
+                        for each in (process.process.wait(), self.over.wait())
+                    ]
                     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                     del self._clients[process.watched]
 
@@ -284,7 +378,8 @@ class _Shared:
                 continue
             client = self._chance.choice(list(self._clients.values()))
             ended = await ask_until(client, text, self.stand.timeout_s, hurried=True)
-            if ended.outcome.startswith(("UNAVAILABLE,", "CANCELLED,")):  # the gateway has ended, or ends
+            # The gateway has ended, or ends
+            if ended.outcome.startswith(("UNAVAILABLE,", "CANCELLED,")):
                 continue
             self.stand.ended.append(ended)
             if ended.outcome == ANSWERED:
@@ -302,7 +397,9 @@ class _Shared:
                 awake = [each for each in self._clients if each not in self._stopped]
                 what = "restarted" if turn % _RESTARTS == 0 else "stopped" if turn % 2 else "killed"
                 if what == "restarted":
-                    await asyncio.to_thread(self._server.restart, self._chance.choice(("fast", "immediate")))
+                    await asyncio.to_thread(
+                        self._server.restart, self._chance.choice(("fast", "immediate"))
+                    )
                 elif what == "stopped" and len(awake) > 1:
                     group.create_task(self._stop(self._chance.choice(awake)))
                 elif what == "killed" and awake:

@@ -1,4 +1,6 @@
-"""Gateways to be asked while all fails, behind them played models or real ones; and checks of what came of it."""
+"""Gateways to be asked while all fails, behind them played models or real ones; and checks of
+what came of it.
+"""
 
 import asyncio
 import json
@@ -53,14 +55,18 @@ _WORLD, _WORLD_QUESTIONS, _WORLD_S = 31, 20_000, 60.0
 
 
 class Accounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Differences between what clients and upstreams saw and the store; all lists should be empty."""
+    """Differences between what clients and upstreams saw and the store; all lists should be
+    empty.
+    """
 
     attempts: int
     """That came to an upstream."""
     rows: dict[str, int]
     """Of the ledger, by outcome."""
     unaccounted: list[str]
-    """Attempts that came to an upstream, and that the ledger does not have, or has at another one."""
+    """Attempts that came to an upstream, and that the ledger does not have, or has at another
+    one.
+    """
     again: list[str]
     """Attempts that came more than once."""
     invented: list[str]
@@ -68,7 +74,9 @@ class Accounts(msgspec.Struct, frozen=True, kw_only=True):
     miscounted: list[str]
     """Completed calls that the upstream counted otherwise."""
     lost: list[str]
-    """Runs whose answer a client received, and which are not in the store with all that the client was told."""
+    """Runs whose answer a client received, and which are not in the store with all that the
+    client was told.
+    """
     stuck: list[str]
     """Runs and calls that have not ended."""
     gone_on: int = 0
@@ -143,8 +151,12 @@ class Stand:
             await asyncio.sleep(0.05)
             self.lag_s = max(self.lag_s, time.perf_counter() - due)
 
-    async def ask(self, client: AsyncClient, text: str, *, hurried_share: float = _HURRIED_SHARE) -> Ended | None:
-        """Ask a question, sometimes with less time than the gateway gives; None where the gateway is gone."""
+    async def ask(
+        self, client: AsyncClient, text: str, *, hurried_share: float = _HURRIED_SHARE
+    ) -> Ended | None:
+        """Ask a question, sometimes with less time than the gateway gives; None where the
+        gateway is gone.
+        """
         hurried = not self.columns and self.chance.random() < hurried_share
         deadline_s = self.chance.uniform(_LEAST_S, self.timeout_s) if hurried else self.timeout_s
         ended = await ask_until(client, text, deadline_s, hurried=hurried, columns=self.columns)
@@ -175,9 +187,19 @@ class Stand:
         """Sum up, once the gateway has ended."""
         faults = sum((plan.seen for plan in self.plans), self.happened)
         seen = {name: proxy.attempts for name, proxy in self.deployments.items()}
-        counted = {name: usage for proxy in self.deployments.values() for name, usage in proxy.counted.items()}
-        shown = {name: told for proxy in self.deployments.values() for name, told in proxy.conversations.items()}
-        found = await self.read(lambda connection: compared(connection, self.ended, seen, counted, shown))
+        counted = {
+            name: usage
+            for proxy in self.deployments.values()
+            for name, usage in proxy.counted.items()
+        }
+        shown = {
+            name: told
+            for proxy in self.deployments.values()
+            for name, told in proxy.conversations.items()
+        }
+        found = await self.read(
+            lambda connection: compared(connection, self.ended, seen, counted, shown)
+        )
         name, ended = self.config.parent.name, Outcomes.of(self.ended)
         return PartFigures(name, ended, self.lag_s * 1000, dict(faults.most_common()), found)
 
@@ -193,8 +215,9 @@ async def canned(
     pace: float = 0.0,
     columns: str = "",
 ) -> AsyncIterator[Stand]:
-    """Played models with replicas, and a retrieval, behind fault proxies. `folder` is named after the part; `store`:
-    the address of its database; `pace`: tokens a second; 0 for all at once; `columns`: as of `Stand`.
+    """Played models with replicas, and a retrieval, behind fault proxies. `folder` is named after
+    the part; `store`: the address of its database; `pace`: tokens a second; 0 for all at once;
+    `columns`: as of `Stand`.
     """
 
     def reply(asked: ChatRequest) -> Reply:
@@ -203,24 +226,42 @@ async def canned(
 
     searching = FaultPlan(f"{seed} retrieval", 0.0, SEARCH_FAULTS)
     async with AsyncExitStack() as stack:
-        models = [await stack.enter_async_context(serving(recording=False)) for _ in range(BACKBONES + EXECUTORS)]
+        models = [
+            await stack.enter_async_context(serving(recording=False))
+            for _ in range(BACKBONES + EXECUTORS)
+        ]
         for model in models:
             model.plays(writes(reply))
-        address = await stack.enter_async_context(retrieval(FaultyRetriever(OnePassage(), searching)))
+        address = await stack.enter_async_context(
+            retrieval(FaultyRetriever(OnePassage(), searching))
+        )
         upstreams = [model.base_url for model in models]
         proxies = await stack.enter_async_context(fault_proxies(upstreams, seed, faults))
         urls = [proxy.base_url for proxy in proxies]
         waits = {"first_token_timeout_s": timeout_s / 8, "call_timeout_s": timeout_s / 2}
-        waits |= {"attempts": 6} if columns else {}  # a table without a call that failed for good is another one
-        executors = {"base_url": urls[BACKBONES], "replicas": urls[BACKBONES + 1 :], "fallbacks": ["delegation"]}
-        roles: dict[str, dict[str, Any]] = {"delegation": waits, "execution": waits | executors, "answer": waits}
+        # A table without a call that failed for good is another one
+        waits |= {"attempts": 6} if columns else {}
+        executors = {
+            "base_url": urls[BACKBONES],
+            "replicas": urls[BACKBONES + 1 :],
+            "fallbacks": ["delegation"],
+        }
+        roles: dict[str, dict[str, Any]] = {
+            "delegation": waits,
+            "execution": waits | executors,
+            "answer": waits,
+        }
         settings = {"timeout_s": timeout_s, **_kept(folder, store)}
         table = {"timeout_s": timeout_s}
-        config = canned_config(folder, urls[:BACKBONES], address, roles, server=settings, table=table)
+        config = canned_config(
+            folder, urls[:BACKBONES], address, roles, server=settings, table=table
+        )
         plans = [*([searching] if faults == FAULTS else []), *(proxy.plan for proxy in proxies)]
         deployments, texts = dict(zip(urls, proxies, strict=True)), map(question, count())
         chance = random.Random(seed)
-        stand = Stand(config, deployments, plans, timeout_s, chance, store, texts, models, columns=columns)
+        stand = Stand(
+            config, deployments, plans, timeout_s, chance, store, texts, models, columns=columns
+        )
         await stack.enter_async_context(background_tasks(stand.watch()))
         yield stand
 
@@ -230,7 +271,9 @@ _ASKS = '<ask column="maker">Who made {part}?</ask><ask column="made">When was {
 
 
 def tabular(asked: ChatRequest) -> str:
-    """The text of a turn on a table of `COLUMNS`; names and values repeat the numbers of what is asked."""
+    """The text of a turn on a table of `COLUMNS`; names and values repeat the numbers of what
+    is asked.
+    """
     about, turns = asked.texts[1], len(asked.texts)
     numbers = re.findall(r"\d+", about)[:4]
     name = "-".join(numbers)
@@ -241,7 +284,10 @@ def tabular(asked: ChatRequest) -> str:
         return f"<search>{json.dumps(shelves)}</search>{_ASKS}"
     if turns == 2:
         return f"<search>{about}</search>"
-    answer = f"maker: {'Michael Mann' if int(numbers[-1]) % 3 else 'not found'}\nmade: {1943 + int(numbers[-1])}"
+    answer = (
+        f"maker: {'Michael Mann' if int(numbers[-1]) % 3 else 'not found'}\nmade: "
+        f"{1943 + int(numbers[-1])}"
+    )
     if "shelf" in about:
         answer = "\n".join(f"Part {name}-{number}" for number in range(4))
     return f"<answer>{answer}</answer>\n<evidence>Heat is a film by Michael Mann</evidence>"
@@ -251,15 +297,25 @@ def tabular(asked: ChatRequest) -> str:
 async def deployed(folder: Path, store: str, seed: int) -> AsyncIterator[Stand]:
     """The demo's models on real vLLM over a world that they have not seen, behind fault proxies."""
     world, replace = folder / "world", msgspec.structs.replace
-    texts = dict.fromkeys(one.text for one in export(World(_WORLD, "test"), world, _WORLD_QUESTIONS))
+    texts = dict.fromkeys(
+        one.text for one in export(World(_WORLD, "test"), world, _WORLD_QUESTIONS)
+    )
     async with (
         mini_deployment(over(load_config(preset("mini")), world)) as mini,
         fault_proxies(list(mini.engines.values()), seed, CUT) as proxies,
     ):
-        deployments, plans = {proxy.base_url: proxy for proxy in proxies}, [proxy.plan for proxy in proxies]
+        deployments, plans = (
+            {proxy.base_url: proxy for proxy in proxies},
+            [proxy.plan for proxy in proxies],
+        )
         engines = dict(zip(mini.engines, deployments, strict=True))
         config = replace(mini, engines=engines).config(file := folder / "rolegate.toml")
-        write_config(replace(config, server=replace(config.server, timeout_s=_WORLD_S, **_kept(folder, store))), file)
+        write_config(
+            replace(
+                config, server=replace(config.server, timeout_s=_WORLD_S, **_kept(folder, store))
+            ),
+            file,
+        )
         stand = Stand(file, deployments, plans, _WORLD_S, random.Random(seed), store, iter(texts))
         async with background_tasks(stand.watch()):
             yield stand
@@ -273,7 +329,10 @@ def ended_and_booked(
     ended: Sequence[Ended], late: Sequence[Ended], found: Accounts, *, shared: bool = False
 ) -> Iterator[Check]:
     """Checks that hold wherever questions are asked. `shared`: as for `Stand`."""
-    untyped, answered = [one.outcome for one in ended if not one.typed], sum(one.outcome == ANSWERED for one in ended)
+    untyped, answered = (
+        [one.outcome for one in ended if not one.typed],
+        sum(one.outcome == ANSWERED for one in ended),
+    )
     yield Check("none ends 100 ms after its deadline", not late, f"{len(late)} of {len(ended)}")
     yield Check("each ends in an answer or a typed error", not untyped, named(untyped))
     yield Check("some are answered", answered > 0, f"{answered} of {len(ended)}")
@@ -287,7 +346,11 @@ def ended_and_booked(
         ("completed calls are booked as upstreams counted them", found.miscounted, completed),
         ("no answer is lost", found.lost, f"{answered:,}"),
         ("nothing is left open", found.stuck, ""),
-        ("no completed call is made again", found.repeated, f"{went_on}; {found.in_flight:,} had been in flight"),
+        (
+            "no completed call is made again",
+            found.repeated,
+            f"{went_on}; {found.in_flight:,} had been in flight",
+        ),
         *([] if shared else [("who asks again goes on", found.begun_anew, went_on)]),
     ):
         yield Check(text, not names, named(names, of))
@@ -306,10 +369,18 @@ def compared(
     counted: Mapping[str, Counted],
     shown: Mapping[str, bytes],
 ) -> Accounts:
-    """`seen`: request ids by deployment, as the ledger names it. By those, `counted` and `shown` to upstreams."""
-    came, whole = Counter(chain.from_iterable(seen.values())), (*WHOLE, "refused", "content_refused", "protocol_error")
+    """`seen`: request ids by deployment, as the ledger names it. By those, `counted` and
+    `shown` to upstreams.
+    """
+    came, whole = (
+        Counter(chain.from_iterable(seen.values())),
+        (*WHOLE, "refused", "content_refused", "protocol_error"),
+    )
     rows = {f"{row.run_id}-{row.number}": row for row in connection.execute(select(CALLS))}
-    runs = {run.id: run for run in map(run_of, connection.execute(select(RUNS).order_by(RUNS.c.started_at)))}
+    runs = {
+        run.id: run
+        for run in map(run_of, connection.execute(select(RUNS).order_by(RUNS.c.started_at)))
+    }
     again = [pair for run in runs.values() for pair in _made_again(run, runs, shown)]
     return Accounts(
         attempts=came.total(),
@@ -340,7 +411,9 @@ def compared(
         begun_anew=[
             later.id
             for earlier, later in pairwise(sorted(runs.values(), key=lambda run: run.request))
-            if earlier.request == later.request and earlier.status == "interrupted" and not later.resumed_from
+            if earlier.request == later.request
+            and earlier.status == "interrupted"
+            and not later.resumed_from
         ],
     )
 
@@ -348,15 +421,26 @@ def compared(
 def _lost(connection: Connection, ended: Iterable[Ended]) -> list[str]:
     """The runs of answers that are not in the store with all that clients were told."""
     tokens = func.coalesce(func.sum(CALLS.c.prompt_tokens + CALLS.c.completion_tokens), 0)
-    summed = select(RUNS.c.run_id, RUNS.c.status, func.count(CALLS.c.number), tokens).outerjoin_from(RUNS, CALLS)
-    stored = {run_id: told for run_id, *told in connection.execute(summed.group_by(RUNS.c.run_id, RUNS.c.status))}
+    summed = select(
+        RUNS.c.run_id, RUNS.c.status, func.count(CALLS.c.number), tokens
+    ).outerjoin_from(RUNS, CALLS)
+    stored = {
+        run_id: told
+        for run_id, *told in connection.execute(summed.group_by(RUNS.c.run_id, RUNS.c.status))
+    }
     answered = [one for one in ended if one.outcome == ANSWERED]
-    return [one.run_id for one in answered if stored.get(one.run_id) != ["finished", one.attempts, one.tokens]]
+    return [
+        one.run_id
+        for one in answered
+        if stored.get(one.run_id) != ["finished", one.attempts, one.tokens]
+    ]
 
 
-def _made_again(run: Run, runs: Mapping[str, Run], shown: Mapping[str, bytes]) -> Iterator[tuple[str, bool]]:
-    """The calls of a run that show a model what one was shown in a run that it goes on with, and whether that call had
-    been completed.
+def _made_again(
+    run: Run, runs: Mapping[str, Run], shown: Mapping[str, bytes]
+) -> Iterator[tuple[str, bool]]:
+    """The calls of a run that show a model what one was shown in a run that it goes on with, and
+    whether that call had been completed.
     """
     completed = dict[bytes, bool]()
     earlier = runs.get(run.resumed_from)

@@ -50,14 +50,20 @@ class Cell(msgspec.Struct, frozen=True):
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
-        """The roles that work in it, in the order of their work, and then managers' as `managers.NAME`."""
+        """The roles that work in it, in the order of their work, and then managers' as
+        `managers.NAME`.
+        """
         roles, topology = dict[str, RoleConfig](self.config.roles.by_name.items()), self.topology
         if topology == "factorized":
             return roles
         if topology == "host":
-            return roles | {f"managers.{name}": role for name, role in manager_configs(self.config).items()}
+            return roles | {
+                f"managers.{name}": role for name, role in manager_configs(self.config).items()
+            }
         own = role_configs(self.config)[topology]
-        return {"delegation": own} if ROLE_OF[topology] == "delegation" else roles | {"execution": own}
+        return (
+            {"delegation": own} if ROLE_OF[topology] == "delegation" else roles | {"execution": own}
+        )
 
     @property
     def roles_and_judge(self) -> dict[str, RoleConfig]:
@@ -71,10 +77,16 @@ class Cell(msgspec.Struct, frozen=True):
         return frozenset(role.engine for role in self.roles.values() if role.engine)
 
     def settings(self, weights: Callable[[str], str]) -> dict[str, object]:
-        """Everything that makes its calls what they are, as JSON. `weights`: `weights_of`, remembered."""
+        """Everything that makes its calls what they are, as JSON. `weights`: `weights_of`,
+        remembered.
+        """
         roles, config = self.roles_and_judge, self.config
-        engines = {name: config.engines[role.engine].path for name, role in roles.items() if role.engine}
-        named: dict[str, RoleConfig | None] = {f"{name}, here": role for name, role in self.roles.items()}
+        engines = {
+            name: config.engines[role.engine].path for name, role in roles.items() if role.engine
+        }
+        named: dict[str, RoleConfig | None] = {
+            f"{name}, here": role for name, role in self.roles.items()
+        }
         return {
             "topology": self.topology,
             "adapter": self.adapter and digest_of(self.adapter / "adapter_model.safetensors"),
@@ -84,17 +96,24 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 def cells_of(plan: Plan) -> list[Cell]:
-    """All cells, each once, in the order of the plan. Raises `BadConfig` where a model cannot stand in a role."""
+    """All cells, each once, in the order of the plan. Raises `BadConfig` where a model cannot
+    stand in a role.
+    """
     config = load_config(Path(plan.config) if plan.config else preset(plan.preset or ""))
-    versions = msgspec.structs.replace(config.versions, start=None)  # adapters are the plan's to name
+    # Adapters are the plan's to name
+    versions = msgspec.structs.replace(config.versions, start=None)
     config, search = msgspec.structs.replace(config, versions=versions), config.search
     cells: dict[str, Cell] = {}
     for pairs in plan.pairs:
         if pairs.topology == "host" and not config.managers:
-            raise BadConfig("pairs: topology host: the config has no managers; add [managers.NAME].")
+            raise BadConfig(
+                "pairs: topology host: the config has no managers; add [managers.NAME]."
+            )
         for turns in plan.max_turns or (search.max_turns,):
             limited = msgspec.structs.replace(search, max_turns=turns, max_searches=turns - 1)
-            varied = msgspec.structs.replace(config, search=search if turns == search.max_turns else limited)
+            varied = msgspec.structs.replace(
+                config, search=search if turns == search.max_turns else limited
+            )
             for backbone, executor in product(pairs.backbone, pairs.executor or (None,)):
                 models = f"{backbone} + {executor}" if executor else backbone
                 name = models if pairs.topology == "factorized" else f"{pairs.topology}: {models}"
@@ -102,17 +121,27 @@ def cells_of(plan: Plan) -> list[Cell]:
                     name += f", K={turns}"
                 if name not in cells:
                     adapter = plan.models[executor].adapter if executor else None
-                    whole = _with_models(varied, plan, name, backbone, None if adapter else executor)
+                    whole = _with_models(
+                        varied, plan, name, backbone, None if adapter else executor
+                    )
                     beside = Path(adapter) if adapter else None
                     cells[name] = Cell(name, pairs.topology, backbone, executor, whole, beside)
     return list(cells.values())
 
 
-def _with_models(config: Config, plan: Plan, cell: str, backbone: str, executor: str | None) -> Config:
+def _with_models(
+    config: Config, plan: Plan, cell: str, backbone: str, executor: str | None
+) -> Config:
     """The config with the models of a cell."""
-    roles = {"delegation": _in_role(config.roles.delegation, plan.models[backbone], "delegation", backbone)}
+    roles = {
+        "delegation": _in_role(
+            config.roles.delegation, plan.models[backbone], "delegation", backbone
+        )
+    }
     if executor:
-        roles["execution"] = _in_role(config.roles.execution, plan.models[executor], "execution", executor)
+        roles["execution"] = _in_role(
+            config.roles.execution, plan.models[executor], "execution", executor
+        )
     config = msgspec.structs.replace(config, roles=msgspec.structs.replace(config.roles, **roles))
     for problem in problems(config):
         raise BadConfig(f"{cell}: {problem}")
@@ -121,7 +150,9 @@ def _with_models(config: Config, plan: Plan, cell: str, backbone: str, executor:
 
 def _in_role(role: RoleConfig, model: StudyModel, place: str, name: str) -> RoleConfig:
     """The role with this model."""
-    settings: dict[str, Any] = model.settings | (model.delegation if place == "delegation" else model.execution)
+    settings: dict[str, Any] = model.settings | (
+        model.delegation if place == "delegation" else model.execution
+    )
     described = msgspec.to_builtins(role)
     if settings.get("model", role.model) != role.model:
         described = {key: value for key, value in described.items() if key not in _PLACE}
@@ -132,12 +163,16 @@ def _in_role(role: RoleConfig, model: StudyModel, place: str, name: str) -> Role
 
 
 def engine_groups(cells: Sequence[Cell], at_once: int) -> list[list[Cell]]:
-    """Group cells that run with the same engines up, as starting them takes long: each is in the first group that then
-    needs at most `at_once` engines; a cell that needs more stands alone.
+    """Group cells that run with the same engines up, as starting them takes long: each is in the
+    first group that then needs at most `at_once` engines; a cell that needs more stands alone.
     """
     groups: list[list[Cell]] = []
     for cell in cells:
-        fits = (group for group in groups if len(cell.engines.union(*(one.engines for one in group))) <= at_once)
+        fits = (
+            group
+            for group in groups
+            if len(cell.engines.union(*(one.engines for one in group))) <= at_once
+        )
         if (group := next(fits, None)) is None:
             groups.append(group := [])
         group.append(cell)
@@ -145,8 +180,8 @@ def engine_groups(cells: Sequence[Cell], at_once: int) -> list[list[Cell]]:
 
 
 def weights_of(path: str) -> str:
-    """SHA-256 over the config and the weights in a model's folder; for anything but a folder, the path itself. Takes
-    seconds for every GB. Raises `OSError`.
+    """SHA-256 over the config and the weights in a model's folder; for anything but a folder, the
+    path itself. Takes seconds for every GB. Raises `OSError`.
     """
     folder = Path(path)
     if not folder.is_dir():

@@ -1,9 +1,10 @@
-"""Tokens and money by role over logged traffic, and the cost that it would have had with other models.
+"""Tokens and money by role over logged traffic, and the cost that it would have had with other
+models.
 
-`--instead execution=MODEL` gives the same tokens another price; `--instead execution=MODEL*0.628` takes into account
-that a distilled executor needs fewer (0.628 of a frontier model's, 4,758 of 7,577, in TBSS Fig. 3). The others spend
-what they spent, and the other models are taken to answer as well; machines that stand idle, and training, cost nothing
-here.
+`--instead execution=MODEL` gives the same tokens another price; `--instead execution=MODEL*0.628`
+takes into account that a distilled executor needs fewer (0.628 of a frontier model's, 4,758 of
+7,577, in TBSS Fig. 3). The others spend what they spent, and the other models are taken to answer
+as well; machines that stand idle, and training, cost nothing here.
 """
 
 from collections.abc import Mapping
@@ -25,17 +26,30 @@ from router.trace import Price, RoleName
 from router.trace.call import RoleTotal
 from serving.config.prices import listed_price
 
-_SHOWN = ("role", "model", "attempts", "attempts_without_usage", "prompt_tokens", "completion_tokens", "wasted_tokens")
+_SHOWN = (
+    "role",
+    "model",
+    "attempts",
+    "attempts_without_usage",
+    "prompt_tokens",
+    "completion_tokens",
+    "wasted_tokens",
+)
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     store: Annotated[str, Meta(description="a gateway's, such as sqlite:///rolegate.db")]
-    prices: Annotated[Path, Meta(description="TOML: of each model prompt, completion, cached; $ a million")] | None = (
-        None
-    )
-    instead: Annotated[tuple[str, ...], Meta(description="ROLE=MODEL[*SHARE]: what if this model had that role")] = ()
+    prices: (
+        Annotated[
+            Path, Meta(description="TOML: of each model prompt, completion, cached; $ a million")
+        ]
+        | None
+    ) = None
+    instead: Annotated[
+        tuple[str, ...], Meta(description="ROLE=MODEL[*SHARE]: what if this model had that role")
+    ] = ()
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -59,7 +73,11 @@ class CostReport(msgspec.Struct, frozen=True):
 async def measure(options: Options) -> CostReport:
     """Sum up. Raises `BadConfig` and `StoreFailed`."""
     advice = "write a table for each model, with prompt and completion"
-    prices = read_json(options.prices, dict[str, Price], advice, msgspec.toml.decode) if options.prices else {}
+    prices = (
+        read_json(options.prices, dict[str, Price], advice, msgspec.toml.decode)
+        if options.prices
+        else {}
+    )
     instead = dict(map(_instead, options.instead))
     known = {**prices, **{other.model: _price(other.model, prices) for other in instead.values()}}
     runs, totals = await _booked(options.store)
@@ -67,7 +85,11 @@ async def measure(options: Options) -> CostReport:
     if not instead:
         return CostReport(runs, booked, None, None)
     what_if = _costs(with_other_models(totals, known, instead))
-    saved = 1 - what_if.dollars / booked.dollars if booked.dollars and what_if.dollars is not None else None
+    saved = (
+        1 - what_if.dollars / booked.dollars
+        if booked.dollars and what_if.dollars is not None
+        else None
+    )
     return CostReport(runs, booked, what_if, saved)
 
 
@@ -75,7 +97,10 @@ def shown(figures: dict[str, Any]) -> None:
     """Print the costs, with dollars of each row."""
     for name in ("booked", "what_if"):
         if costs := figures.pop(name):
-            rows = [{key: row[key] for key in _SHOWN} | {"dollars": _dollars(row)} for row in costs.pop("rows")]
+            rows = [
+                {key: row[key] for key in _SHOWN} | {"dollars": _dollars(row)}
+                for row in costs.pop("rows")
+            ]
             show({name: rows, f"{name}, all": costs})
     show(figures)
 
@@ -101,7 +126,10 @@ async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
 def _price(model: str, prices: Mapping[str, Price]) -> Price:
     price = prices.get(model) or listed_price(model)
     if price is None:
-        where = "give it in a file with --prices, or install the extra litellm, which brings a table of prices"
+        where = (
+            "give it in a file with --prices, or install the extra litellm, which brings a "
+            "table of prices"
+        )
         raise BadConfig(f"{model}: nobody knows its price; {where}.")
     return price
 
@@ -113,6 +141,7 @@ def _instead(text: str) -> tuple[RoleName, Instead]:
     except (StopIteration, ValueError):
         roles = ", ".join(get_args(RoleName))
         raise BadConfig(
-            f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE, with a role of {roles} and a share of the tokens "
+            f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE, with a role of "
+            f"{roles} and a share of the tokens "
             "above 0."
         ) from None

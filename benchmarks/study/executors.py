@@ -1,5 +1,6 @@
-"""The paper's Tables 3 and 4 in miniature: the naive, the distilled and the teaching executor on held-out mini worlds,
-under the same backbone and answerer, through real vLLM and real retrieval, once for each limit of executor turns.
+"""The paper's Tables 3 and 4 in miniature: the naive, the distilled and the teaching executor on
+held-out mini worlds, under the same backbone and answerer, through real vLLM and real retrieval,
+once for each limit of executor turns.
 """
 
 from pathlib import Path
@@ -20,7 +21,9 @@ class Options(StudyOptions, frozen=True, kw_only=True):
     worlds: Annotated[tuple[int, ...], Meta(description="seeds")] = (11, 12)
     questions: Annotated[int, Meta(ge=1, description="of each world")] = 150
     turns: Annotated[tuple[int, ...], Meta(description="limits of executor turns")] = (3, 4)
-    version: Annotated[Path, Meta(description="the distilled one, instead of the shipped one")] | None = None
+    version: (
+        Annotated[Path, Meta(description="the distilled one, instead of the shipped one")] | None
+    ) = None
 
 
 def measure(options: Options) -> sweep.Figures:
@@ -33,7 +36,10 @@ def write_study(options: Options) -> Path:
     config = load_config(preset("mini"))
     version = options.version or config.versions.start
     if version is None:
-        raise BadConfig("--version: the preset mini starts without one; name the folder of the distilled executor.")
+        raise BadConfig(
+            "--version: the preset mini starts without one; name the folder of the "
+            "distilled executor."
+        )
     models = {
         "naive": StudyModel(),
         "distilled": StudyModel(adapter=str(Path(version).resolve())),
@@ -41,5 +47,11 @@ def write_study(options: Options) -> Path:
         "backbone": StudyModel(),
     }
     pairs = (Pairs(backbone=("backbone",), executor=("naive", "distilled", "teacher")),)
-    plan = Plan(title="Executors in miniature", questions=(), models=models, pairs=pairs, max_turns=options.turns)
+    plan = Plan(
+        title="Executors in miniature",
+        questions=(),
+        models=models,
+        pairs=pairs,
+        max_turns=options.turns,
+    )
     return write_sweep(config, options, plan)

@@ -1,8 +1,9 @@
-"""The paper's study in miniature: models of three sizes as backbones, as executors and alone, on two mini worlds whose
-names none of them has seen, through real vLLM and real retrieval (TBSS 4.2 to 4.4).
+"""The paper's study in miniature: models of three sizes as backbones, as executors and alone, on
+two mini worlds whose names none of them has seen, through real vLLM and real retrieval (TBSS 4.2 to
+4.4).
 
-The models come with the project; docs/LOG.md says how they were trained. A study that was stopped goes on in its
-folder where it was.
+The models come with the project; docs/LOG.md says how they were trained. A study that was stopped
+goes on in its folder where it was.
 """
 
 from pathlib import Path
@@ -59,12 +60,13 @@ def study(plan: Path) -> sweep.Figures:
 
 
 def write_sweep(config: Config, options: StudyOptions, plan: Plan, kind: Kind = "mini") -> Path:
-    """Write the worlds of a kind, the config over them and the sweep over both; the sweep's file. All worlds share one
-    index: no name is in two of them.
+    """Write the worlds of a kind, the config over them and the sweep over both; the sweep's file.
+    All worlds share one index: no name is in two of them.
     """
     work = options.work.resolve()
     folders = [work / f"world-{seed}" for seed in options.worlds]
-    corpora = [folder / f"{folder.name}.jsonl" for folder in folders]  # an index knows files by their names
+    # An index knows files by their names
+    corpora = [folder / f"{folder.name}.jsonl" for folder in folders]
     for seed, folder, corpus in zip(options.worlds, folders, corpora, strict=True):
         if kind == "compositional":
             world = CompositionalWorld(seed, "test", options.questions, folder.name)
@@ -72,7 +74,9 @@ def write_sweep(config: Config, options: StudyOptions, plan: Plan, kind: Kind = 
         else:
             export(World(seed, "test"), folder, options.questions, folder.name)
         (folder / "corpus.jsonl").replace(corpus)
-    retrieval = msgspec.structs.replace(config.retrieval, documents=tuple(map(str, corpora)), index=str(work / "index"))
+    retrieval = msgspec.structs.replace(
+        config.retrieval, documents=tuple(map(str, corpora)), index=str(work / "index")
+    )
     config = msgspec.structs.replace(
         config,
         retrieval=retrieval,
@@ -95,10 +99,17 @@ def write_sweep(config: Config, options: StudyOptions, plan: Plan, kind: Kind = 
 
 
 def write_study(options: Options) -> Path:
-    """Write the worlds, their config and the sweep; the sweep's file. Raises `BadConfig` where a model is missing."""
+    """Write the worlds, their config and the sweep; the sweep's file. Raises `BadConfig` where
+    a model is missing.
+    """
     config, models, largest = load_config(preset("mini")), options.models.resolve(), SIZES[-1]
-    parameters, backbone = {size: _parameters(models / size) for size in SIZES}, config.engines["backbone"]
-    engines = {size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES}
+    parameters, backbone = (
+        {size: _parameters(models / size) for size in SIZES},
+        config.engines["backbone"],
+    )
+    engines = {
+        size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES
+    }
     execution, answer = (
         msgspec.structs.replace(role, engine=largest, model=largest)
         for role in (config.roles.execution, config.roles.answer)
@@ -113,7 +124,8 @@ def write_study(options: Options) -> Path:
         title="Capacity in miniature",
         questions=(),
         models={
-            size: StudyModel(settings={"model": size, "engine": size}, parameters=parameters[size]) for size in SIZES
+            size: StudyModel(settings={"model": size, "engine": size}, parameters=parameters[size])
+            for size in SIZES
         },
         pairs=(
             Pairs(backbone=SIZES, executor=(largest,)),

@@ -27,21 +27,32 @@ def pictures(study: Study, folder: Path) -> list[Picture]:
 
 
 def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
-    """Fig. 2: how much a score moves when one role grows and the other stays: the smallest executor stays while
-    backbones grow, the largest backbone while executors do.
+    """Fig. 2: how much a score moves when one role grows and the other stays: the smallest executor
+    stays while backbones grow, the largest backbone while executors do.
     """
     delegations, executions = study.sweeps(backbones=True), study.sweeps(backbones=False)
-    both = ((one, other) for one in executions for other in delegations if one.max_turns == other.max_turns)
+    both = (
+        (one, other)
+        for one in executions
+        for other in delegations
+        if one.max_turns == other.max_turns
+    )
     if (first := next(both, None)) is None:
         return
     lines = [
         (role, color, sweep.fixed, sweep.cells)
-        for role, color, sweep in zip(("execution", "delegation"), (_EXECUTION, _DELEGATION), first, strict=True)
+        for role, color, sweep in zip(
+            ("execution", "delegation"), (_EXECUTION, _DELEGATION), first, strict=True
+        )
     ]
     models = [name for name in study.plan.parameters if any(name in cells for *_, cells in lines)]
     sizes = [study.plan.parameters[name] for name in models]
-    places = {name: size or float(at) for at, (name, size) in enumerate(zip(models, sizes, strict=True))}
-    metrics = metrics_of(row for *_, cells in lines for cell in cells.values() for row in cell.rows[:1])
+    places = {
+        name: size or float(at) for at, (name, size) in enumerate(zip(models, sizes, strict=True))
+    }
+    metrics = metrics_of(
+        row for *_, cells in lines for cell in cells.values() for row in cell.rows[:1]
+    )
     figure = new_figure(4.2 * len(metrics), 3.8)
     for number, metric in enumerate(metrics, 1):
         axes = figure.add_subplot(1, len(metrics), number, ylabel=f"{metric} (points)")
@@ -56,27 +67,40 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
         axes.set_xticks([], minor=True)
         axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     path = saved(figure, folder / "figure-2.png")
-    yield path, "Fig. 2: capacity sensitivity of each role, micro averages with 95 % intervals; ours"
+    yield (
+        path,
+        "Fig. 2: capacity sensitivity of each role, micro averages with 95 % intervals; ours",
+    )
 
 
 def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
-    """Fig. 3, under each backbone that has several executors: scores against tokens, and the executors that no other
-    one beats in both, of those that score at all, as nobody wants one that is cheap and never right.
+    """Fig. 3, under each backbone that has several executors: scores against tokens, and the
+    executors that no other one beats in both, of those that score at all, as nobody wants one that
+    is cheap and never right.
     """
     metric = "Judge" if all("Judge" in metrics_of(cell.rows) for cell in study.cells) else "EM"
     for number, sweep in enumerate(study.sweeps(backbones=False), 1):
         backbone = study.labelled(sweep.fixed, sweep.max_turns)
         figure = new_figure(8, 4.2)
-        axes = figure.add_subplot(xlabel="executor tokens a question", ylabel=f"{metric} (points)", title=backbone)
-        points = [(executor_tokens(cell), 100 * micro(cell.rows, metric).mean) for cell in sweep.cells.values()]
+        axes = figure.add_subplot(
+            xlabel="executor tokens a question", ylabel=f"{metric} (points)", title=backbone
+        )
+        points = [
+            (executor_tokens(cell), 100 * micro(cell.rows, metric).mean)
+            for cell in sweep.cells.values()
+        ]
         scoring = [point for point in points if point[1] > 0]
         front = [scoring[index] for index in pareto_front(scoring)]
-        axes.plot([cost for cost, _ in front], [score for _, score in front], "--", color="0.5", zorder=1)
+        axes.plot(
+            [cost for cost, _ in front], [score for _, score in front], "--", color="0.5", zorder=1
+        )
         for point, (executor, cell) in zip(points, sweep.cells.items(), strict=True):
             color = _DELEGATION if point in front else _EXECUTION
             _plot(axes, [point[0]], [cell], metric, fmt="o", color=color, label=executor, zorder=2)
         axes.margins(0.15)
-        figure.legend(loc="outside right upper", fontsize=7, title="red: Pareto front", title_fontsize=7)
+        figure.legend(
+            loc="outside right upper", fontsize=7, title="red: Pareto front", title_fontsize=7
+        )
         path = saved(figure, folder / (f"figure-3-{number}.png" if number > 1 else "figure-3.png"))
         yield path, f"Fig. 3: {metric} against executor tokens, backbone {backbone}; ours"
 
@@ -88,7 +112,9 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def _plot(axes: Axes, places: Sequence[float], cells: Sequence[CellRows], metric: str, **style: Any) -> None:
+def _plot(
+    axes: Axes, places: Sequence[float], cells: Sequence[CellRows], metric: str, **style: Any
+) -> None:
     """With 95 % intervals; no score is below 0 or above 100."""
     scores = [micro(cell.rows, metric) for cell in cells]
     means = [100 * score.mean for score in scores]

@@ -19,8 +19,9 @@ ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 
 
 class StudyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A model that can stand in several roles. What is not said is as in the config's role, but for where it is served:
-    a model of another name says that itself, by `engine` or `base_url`, or is a hosted one.
+    """A model that can stand in several roles. What is not said is as in the config's role, but for
+    where it is served: a model of another name says that itself, by `engine` or `base_url`, or is a
+    hosted one.
     """
 
     settings: dict[str, Any] = {}
@@ -30,9 +31,13 @@ class StudyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     execution: dict[str, Any] = {}
     """The same, as an executor."""
     adapter: str | None = None
-    """The folder of a LoRA adapter, which is loaded beside the model of the config's `[roles.execution]`."""
+    """The folder of a LoRA adapter, which is loaded beside the model of the config's
+    `[roles.execution]`.
+    """
     parameters: float | None = None
-    """Its number of them, for the axis of Fig. 2; without it, models stand there as the file orders them."""
+    """Its number of them, for the axis of Fig. 2; without it, models stand there as the file
+    orders them.
+    """
 
 
 class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -40,8 +45,12 @@ class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     backbone: Annotated[tuple[str, ...], Meta(min_length=1)]
     executor: tuple[str, ...] = ()
-    """None in topologies without one, and in `homogeneous`, where the backbone's model executes too."""
-    topology: Literal["factorized", "host", "homogeneous", "single_agent", "no_retrieval"] = "factorized"
+    """None in topologies without one, and in `homogeneous`, where the backbone's model executes
+    too.
+    """
+    topology: Literal["factorized", "host", "homogeneous", "single_agent", "no_retrieval"] = (
+        "factorized"
+    )
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,7 +61,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     models: dict[ModelName, StudyModel]
     pairs: Annotated[tuple[Pairs, ...], Meta(min_length=1)]
     config: str | None = None
-    """The config of everything that does not vary: answerer, judge, retrieval, budgets, engines, prices."""
+    """The config of everything that does not vary: answerer, judge, retrieval, budgets,
+    engines, prices.
+    """
     preset: str | None = None
     """A shipped config instead."""
     title: str = ""
@@ -77,7 +88,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def read_plan(path: Path) -> Plan:
-    """Read and check a file; its paths come back absolute. Raises `BadConfig`, saying what, where and what to do."""
+    """Read and check a file; its paths come back absolute. Raises `BadConfig`, saying what,
+    where and what to do.
+    """
     try:
         plan = msgspec.toml.decode(path.read_bytes(), type=Plan)
     except OSError as error:
@@ -108,14 +121,19 @@ def _problem(pairs: Pairs, plan: Plan) -> str | None:
         return "backbone: an adapter cannot delegate; name a model."
     if (pairs.topology in ("factorized", "host")) == bool(pairs.executor):
         return None
-    return f"executor: topology {pairs.topology!r} {'has none of its own' if pairs.executor else 'needs one'}."
+    return (
+        f"executor: topology {pairs.topology!r} "
+        f"{'has none of its own' if pairs.executor else 'needs one'}."
+    )
 
 
 def _resolved(plan: Plan, base: Path) -> Plan:
     absolute = partial(located, base)
 
     def settings(given: dict[str, Any]) -> dict[str, Any]:
-        return given | ({"prompt": absolute(given["prompt"])} if isinstance(given.get("prompt"), str) else {})
+        return given | (
+            {"prompt": absolute(given["prompt"])} if isinstance(given.get("prompt"), str) else {}
+        )
 
     models = {
         name: msgspec.structs.replace(
@@ -132,8 +150,8 @@ def _resolved(plan: Plan, base: Path) -> Plan:
 
 
 def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
-    """Read the questions of all files, each once, the first `limit` of each data set; no two have the same id. Raises
-    `BadCorpus`, naming file and line.
+    """Read the questions of all files, each once, the first `limit` of each data set; no two have
+    the same id. Raises `BadCorpus`, naming file and line.
     """
     seen, ids, of_dataset = set[tuple[str, str]](), Counter[str](), Counter[str]()
     chosen: list[BenchmarkQuestion] = []

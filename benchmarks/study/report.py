@@ -1,6 +1,8 @@
-"""The paper's tables and figures (TBSS 4) from a sweep, with what answers cost and which role loses them.
+"""The paper's tables and figures (TBSS 4) from a sweep, with what answers cost and which role loses
+them.
 
-Written as Markdown and HTML with PNG, and as JSON; the paper's own figures stand beside ours, in tables of their own.
+Written as Markdown and HTML with PNG, and as JSON; the paper's own figures stand beside ours, in
+tables of their own.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,14 +23,19 @@ from executor_sft.step import write_json
 from serving.files import write_atomically
 
 _FEW = 50
-"""Questions below which a report warns: the 95 % interval of a share is then more than 28 points wide."""
+"""Questions below which a report warns: the 95 % interval of a share is then more than 28
+points wide.
+"""
 _PUBLISHED = (
-    'From the paper "Think Big, Search Small" (TBSS). Other models, other questions and another corpus: compare '
+    'From the paper "Think Big, Search Small" (TBSS). Other models, other questions and '
+    "another corpus: compare "
     "shapes, not numbers."
 )
 _HEAD = (
-    "<!doctype html><meta charset='utf-8'><title>Study</title><style>body { font: 15px sans-serif; margin: 2em auto; "
-    "max-width: 75em } td, th { padding: 3px 9px; border-bottom: 1px solid #ddd } img { max-width: 100% }</style>\n"
+    "<!doctype html><meta charset='utf-8'><title>Study</title><style>body { font: 15px "
+    "sans-serif; margin: 2em auto; "
+    "max-width: 75em } td, th { padding: 3px 9px; border-bottom: 1px solid #ddd } img { "
+    "max-width: 100% }</style>\n"
 )
 
 
@@ -46,10 +53,15 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 Cell = str | int | float | Score | Difference | None
-"""A score or a difference is a share of 1 and is shown in points of 100, as the paper does; None is shown as a dash."""
+"""A score or a difference is a share of 1 and is shown in points of 100, as the paper does;
+None is shown as a dash.
+"""
 
 
-MICRO = "Micro averages over all questions, in points of 100, ± standard error clustered by question; ours."
+MICRO = (
+    "Micro averages over all questions, in points of 100, ± standard error clustered by "
+    "question; ours."
+)
 
 
 class ReportTable(msgspec.Struct, frozen=True):
@@ -67,16 +79,32 @@ class ReportTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, key: str, title: str, rows: Iterable[Mapping[str, Cell]], *, note: str = MICRO, digits: int = 2
+        cls,
+        key: str,
+        title: str,
+        rows: Iterable[Mapping[str, Cell]],
+        *,
+        note: str = MICRO,
+        digits: int = 2,
     ) -> "ReportTable":
         """A table of rows by column; all have the same ones."""
         found = list(rows)
         columns = tuple(found[0]) if found else ()
-        return cls(key, title, columns, tuple(tuple(row[name] for name in columns) for row in found), note, digits)
+        return cls(
+            key,
+            title,
+            columns,
+            tuple(tuple(row[name] for name in columns) for row in found),
+            note,
+            digits,
+        )
 
     def markdown(self) -> str:
         """With its title as a heading."""
-        text = [all(isinstance(row[place], str) for row in self.rows) for place in range(len(self.columns))]
+        text = [
+            all(isinstance(row[place], str) for row in self.rows)
+            for place in range(len(self.columns))
+        ]
         lines = (tuple(map(self.text, row)) for row in self.rows)
         table = markdown_table(self.columns, lines, ["---" if left else "---:" for left in text])
         return "\n".join([f"### {self.title}", "", *([self.note, ""] if self.note else []), table])
@@ -108,9 +136,19 @@ def measure(options: Options) -> Figures:
     folder.mkdir(parents=True, exist_ok=True)
     ours = tables_of(study)
     write_json(folder / "report.json", ours)
-    text = [f"# {study.plan.title or 'A study of role-factorized search'}", _lead(study), "## Our figures"]
-    text += [f"![{caption}]({path.name})\n\n*{caption}*" for path, caption in pictures(study, folder)]
-    text += [*(table.markdown() for table in ours), "## Published figures, for comparison", _PUBLISHED]
+    text = [
+        f"# {study.plan.title or 'A study of role-factorized search'}",
+        _lead(study),
+        "## Our figures",
+    ]
+    text += [
+        f"![{caption}]({path.name})\n\n*{caption}*" for path, caption in pictures(study, folder)
+    ]
+    text += [
+        *(table.markdown() for table in ours),
+        "## Published figures, for comparison",
+        _PUBLISHED,
+    ]
     text += [table.markdown() for table in published_tables()]
     page = "\n\n".join(text)
     html = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
@@ -121,12 +159,16 @@ def measure(options: Options) -> Figures:
 
 def _lead(study: Study) -> str:
     count, rows = len(study.plan.question_ids), sum(len(cell.rows) for cell in study.cells)
-    configurations = f"{len(study.cells)} configurations, {count:,} questions, mean@{study.plan.rollouts}"
+    configurations = (
+        f"{len(study.cells)} configurations, {count:,} questions, mean@{study.plan.rollouts}"
+    )
     text = [f"{configurations}: {rows:,} rollouts in all."]
     if not any(row.judged for cell in study.cells for row in cell.rows[:1]):
         text.append("No judge was asked: right is what exact match says.")
     if not study.complete:
-        text.append("**This sweep is not finished: rows are missing, and not the same ones everywhere.**")
+        text.append(
+            "**This sweep is not finished: rows are missing, and not the same ones everywhere.**"
+        )
     if count < _FEW:
         text.append(f"**Only {count:,} questions: most differences here may be chance.**")
     return " ".join(text)

@@ -1,4 +1,6 @@
-"""The results of a sweep: rows in a file that a kill at any time leaves usable, and what a report reads of them."""
+"""The results of a sweep: rows in a file that a kill at any time leaves usable, and what a
+report reads of them.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -24,9 +26,9 @@ Loss = Literal["delegation", "retrieval", "reading", "answering"]
 class Attribution(msgspec.Struct, frozen=True):
     """The role that lost a wrong answer: the first one whose right work would have saved it.
 
-    With gold sub-queries, the answer is right: delegation. With gold reports, it is: the executor's work on the gold
-    sub-queries; retrieval where no passage that it was shown holds the first answer that it missed, or else reading. If
-    not even that helps: answering.
+    With gold sub-queries, the answer is right: delegation. With gold reports, it is: the executor's
+    work on the gold sub-queries; retrieval where no passage that it was shown holds the first
+    answer that it missed, or else reading. If not even that helps: answering.
     """
 
     lost_by: Loss
@@ -66,8 +68,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     checked: tuple[str, ...]
     """Keys of the calls in `checking`, each of which stands in one row only."""
     latency_s: float | None
-    """Of the whole run, with as many others beside it as the sweep allows; None where calls of it had been made before,
-    by a sweep that was killed or for the same sub-query, so that they took no time again."""
+    """Of the whole run, with as many others beside it as the sweep allows; None where calls of it
+    had been made before, by a sweep that was killed or for the same sub-query, so that they took no
+    time again.
+    """
     attribution: Attribution | None
     """None where it was right, where nobody asked, and where no gold decomposition is known."""
     seed: int
@@ -110,7 +114,8 @@ class RowFile:
         """Raise `BadConfig` where rows were made with another index."""
         if others := self._indexes - {index}:
             raise BadConfig(
-                f"{self._file.path}: rows were made with the index {others.pop()!r}, and now it is {index!r}; go on "
+                f"{self._file.path}: rows were made with the index {others.pop()!r}, and "
+                f"now it is {index!r}; go on "
                 "with that one, or begin in a new folder."
             )
 
@@ -121,8 +126,8 @@ class RowFile:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Read a file row by row, without a last line that is still being written, or was torn. Raises `BadConfig`, naming
-    file and line.
+    """Read a file row by row, without a last line that is still being written, or was torn. Raises
+    `BadConfig`, naming file and line.
     """
     return (row for _, row in read_jsonl(path, Row, _ADVICE, growing=True))
 
@@ -138,10 +143,18 @@ class KeptPlan(msgspec.Struct, frozen=True):
     """By model, in the order of the plan, which goes from the smallest to the largest."""
 
 
-def write_plan(folder: Path, plan: Plan, cells: Sequence[str], questions: Sequence[BenchmarkQuestion]) -> None:
+def write_plan(
+    folder: Path, plan: Plan, cells: Sequence[str], questions: Sequence[BenchmarkQuestion]
+) -> None:
     """Write it into the folder of a sweep."""
     parameters = {name: model.parameters for name, model in plan.models.items()}
-    kept = KeptPlan(plan.title, tuple(question.id for question in questions), plan.rollouts, tuple(cells), parameters)
+    kept = KeptPlan(
+        plan.title,
+        tuple(question.id for question in questions),
+        plan.rollouts,
+        tuple(cells),
+        parameters,
+    )
     write_json(folder / PLAN, kept)
 
 
@@ -173,7 +186,9 @@ class RoleSweep(msgspec.Struct, frozen=True):
     fixed: str
     max_turns: int
     cells: dict[str, CellRows]
-    """By the model of the other role, in the order of the plan: at least two, of one limit of turns."""
+    """By the model of the other role, in the order of the plan: at least two, of one limit of
+    turns.
+    """
 
 
 class Study(msgspec.Struct, frozen=True):
@@ -187,7 +202,9 @@ class Study(msgspec.Struct, frozen=True):
     def complete(self) -> bool:
         """True where every cell has answered everything."""
         wanted = len(self.plan.question_ids) * self.plan.rollouts
-        return len(self.cells) == len(self.plan.cells) and all(len(cell.rows) == wanted for cell in self.cells)
+        return len(self.cells) == len(self.plan.cells) and all(
+            len(cell.rows) == wanted for cell in self.cells
+        )
 
     @property
     def places(self) -> dict[str, int]:
@@ -200,19 +217,27 @@ class Study(msgspec.Struct, frozen=True):
         return f"{model}, K={max_turns}" if several else model
 
     def sweeps(self, *, backbones: bool) -> list[RoleSweep]:
-        """With each executor its backbones, or else with each backbone its executors. Two limits of turns are two
-        sweeps. Those of the most models come first, and of these the smallest executor, or else the largest backbone.
+        """With each executor its backbones, or else with each backbone its executors. Two limits of
+        turns are two sweeps. Those of the most models come first, and of these the smallest
+        executor, or else the largest backbone.
         """
         places = self.places
         groups: dict[tuple[str, int], dict[str, CellRows]] = {}
         for cell in filter(lambda cell: cell.pair, self.cells):
-            fixed, varied = (cell.executor, cell.backbone) if backbones else (cell.backbone, cell.executor)
+            fixed, varied = (
+                (cell.executor, cell.backbone) if backbones else (cell.backbone, cell.executor)
+            )
             group = groups.setdefault((fixed, cell.max_turns), {})
             if varied not in group or cell.topology == "factorized":
                 group[varied] = cell
-        ordered = sorted(groups, key=lambda key: (-len(groups[key]), places[key[0]] * (1 if backbones else -1)))
+        ordered = sorted(
+            groups, key=lambda key: (-len(groups[key]), places[key[0]] * (1 if backbones else -1))
+        )
         return [
-            RoleSweep(*key, {name: groups[key][name] for name in sorted(groups[key], key=places.__getitem__)})
+            RoleSweep(
+                *key,
+                {name: groups[key][name] for name in sorted(groups[key], key=places.__getitem__)},
+            )
             for key in ordered
             if len(groups[key]) > 1
         ]
@@ -224,7 +249,8 @@ def read_study(folder: Path) -> Study:
     asked = frozenset(plan.question_ids)
     rows: dict[str, list[Row]] = {name: [] for name in plan.cells}
     for row in read_rows(folder / RESULTS):
-        if row.cell in rows and row.rollout < plan.rollouts and row.question_id in asked:  # a plan may have been cut
+        # A plan may have been cut
+        if row.cell in rows and row.rollout < plan.rollouts and row.question_id in asked:
             rows[row.cell].append(row)
     cells = tuple(_cell(name, found) for name, found in rows.items() if found)
     if not cells:

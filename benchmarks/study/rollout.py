@@ -1,4 +1,6 @@
-"""One rollout of a question by a cell: asked, judged, and a wrong answer traced to the role that lost it."""
+"""One rollout of a question by a cell: asked, judged, and a wrong answer traced to the role
+that lost it.
+"""
 
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
@@ -40,8 +42,8 @@ class Asker:
     """Keys of calls that rows have booked under `checking`."""
 
     async def ask(self, question: BenchmarkQuestion, rollout: int, seed: int) -> Row:
-        """Ask once, and judge the answer. Raises `UpstreamError`, `OutOfTime` and `StoreFailed`: an endpoint that fails
-        says nothing of a model.
+        """Ask once, and judge the answer. Raises `UpstreamError`, `OutOfTime` and `StoreFailed`: an
+        endpoint that fails says nothing of a model.
         """
         seeded, cell = self.bench.sampled(seed, self.temperature), self.cell
         executor = self._executor(seeded)
@@ -53,10 +55,18 @@ class Asker:
         accepted = await self._accepted(question, result.answer, judging.ledger)
         matched, calls = exact_match(result.answer, question.answers), context.ledger.calls
         right = matched if accepted is None else accepted
-        if self.attributes and not right and question.decomposition and executor and cell.topology in _TRACED:
+        if (
+            self.attributes
+            and not right
+            and question.decomposition
+            and executor
+            and cell.topology in _TRACED
+        ):
             attribution = await self._attributed(question, seeded, executor, tracing)
         memories = {"judge": self.judgements} | ({cell.name: seeded.cache} if seeded.cache else {})
-        checks = first_calls((*judging.ledger.calls, *tracing.ledger.calls), memories, self.booked, calls)
+        checks = first_calls(
+            (*judging.ledger.calls, *tracing.ledger.calls), memories, self.booked, calls
+        )
         return Row(
             cell=cell.name,
             topology=cell.topology,
@@ -90,7 +100,9 @@ class Asker:
             return None
         return seeded.executor(seeded.role("execution", config, version=self.cell.version))
 
-    async def _accepted(self, question: BenchmarkQuestion, answer: str, ledger: Ledger) -> bool | None:
+    async def _accepted(
+        self, question: BenchmarkQuestion, answer: str, ledger: Ledger
+    ) -> bool | None:
         if self.judge is None:
             return None
         return await self.judge.accepts(question.question, question.answers, answer, ledger)
@@ -119,9 +131,9 @@ async def attribute(
     right: Callable[[str], Awaitable[bool]],
     context: RunContext,
 ) -> Attribution:
-    """Tell which role lost `question`, which was answered wrong and has a gold decomposition, by doing the work of one
-    role after another right. Its steps are asked with what the executor itself found before, as a faultless delegator
-    would. Raises `UpstreamError` and `OutOfTime`.
+    """Tell which role lost `question`, which was answered wrong and has a gold decomposition, by
+    doing the work of one role after another right. Its steps are asked with what the executor
+    itself found before, as a faultless delegator would. Raises `UpstreamError` and `OutOfTime`.
     """
     executed: list[Execution] = []
     for index, step in enumerate(question.decomposition):
@@ -130,7 +142,13 @@ async def attribute(
         check_execution(execution, index, context)
         executed.append(execution)
     gold = [  # reports that could not be better; their evidence is the sub-question with its answer
-        Execution(asked, Report(step.answer, (f"{asked} {step.answer}",)), "reported", (), Conversation(()))
+        Execution(
+            asked,
+            Report(step.answer, (f"{asked} {step.answer}",)),
+            "reported",
+            (),
+            Conversation(()),
+        )
         for asked, step in zip(question.sub_questions, question.decomposition, strict=True)
     ]
     from_found, _ = await answerer.answer(question.question, executed, context.ledger)
@@ -142,13 +160,16 @@ async def attribute(
 
 
 def lost_in_execution(question: BenchmarkQuestion, executed: Sequence[Execution]) -> Loss:
-    """Tell by the first report that misses what its gold sub-query asks for: `reading` where a passage that was shown
-    holds it, or else `retrieval`. Where none does, their findings were not said clearly enough: `reading` too.
+    """Tell by the first report that misses what its gold sub-query asks for: `reading` where a
+    passage that was shown holds it, or else `retrieval`. Where none does, their findings were not
+    said clearly enough: `reading` too.
     """
     for step, execution in zip(question.decomposition, executed, strict=True):
         if not holds([execution.report.answer], step.answer):
             shown = [passage for search in execution.searches for passage in search.shown]
-            known = step.supporting_doc_id in [passage.document.partition("#")[2] or passage.id for passage in shown]
+            known = step.supporting_doc_id in [
+                passage.document.partition("#")[2] or passage.id for passage in shown
+            ]
             texts = [f"{passage.title} {passage.text}" for passage in shown]
             return "reading" if known or holds(texts, step.answer) else "retrieval"
     return "reading"

@@ -1,4 +1,6 @@
-"""Scores of a cell: means over questions of means over rollouts (mean@k), each with its standard error."""
+"""Scores of a cell: means over questions of means over rollouts (mean@k), each with its
+standard error.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +15,8 @@ METRICS: Mapping[str, Callable[[Row], float]] = {
     "F1": lambda row: row.f1,
     "Judge": lambda row: row.accepted is True,
 }
-"""Those that the paper gives: EM and F1 as the official SQuAD and HotpotQA scripts compute them; the judge's with its
-unreadable replies in the denominator.
+"""Those that the paper gives: EM and F1 as the official SQuAD and HotpotQA scripts compute them;
+the judge's with its unreadable replies in the denominator.
 """
 
 
@@ -23,7 +25,9 @@ class Score(NamedTuple):
 
     mean: float
     error: float | None
-    """Clustered by question: rollouts of one question are no independent samples. None for a single question."""
+    """Clustered by question: rollouts of one question are no independent samples. None for a
+    single question.
+    """
 
 
 def metrics_of(rows: Iterable[Row]) -> list[str]:
@@ -45,16 +49,24 @@ def compared(new: Iterable[Row], old: Iterable[Row], metric: str) -> Difference 
     both = [question for question in one if question in other]
     if not both:
         return None
-    return paired_difference([one[question] for question in both], [other[question] for question in both])
+    return paired_difference(
+        [one[question] for question in both], [other[question] for question in both]
+    )
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Choose the `(cost, score)` that no other beats at the same cost or less with a higher score, or at the same score
-    with less; in the order of their cost. Of equal ones, all.
+    """Choose the `(cost, score)` that no other beats at the same cost or less with a higher score,
+    or at the same score with less; in the order of their cost. Of equal ones, all.
     """
     front: list[int] = []
-    for index in sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1])):
-        if not front or points[index][1] > points[front[-1]][1] or points[index] == points[front[-1]]:
+    for index in sorted(
+        range(len(points)), key=lambda index: (points[index][0], -points[index][1])
+    ):
+        if (
+            not front
+            or points[index][1] > points[front[-1]][1]
+            or points[index] == points[front[-1]]
+        ):
             front.append(index)
     return front
 

@@ -1,9 +1,10 @@
-"""A grid of backbones, executors and topologies on the same questions, as often as it takes (TBSS 4.1).
+"""A grid of backbones, executors and topologies on the same questions, as often as it takes (TBSS
+4.1).
 
-First, each pair answers a few questions, and what the whole will cost is estimated from that; these answers count.
-Killed or interrupted, the same command goes on where it was: no rollout is done twice, and no call that has ended is
-paid for again. A sweep may grow: with more rollouts, a higher limit or further pairs in its file, it does what is
-missing.
+First, each pair answers a few questions, and what the whole will cost is estimated from that; these
+answers count. Killed or interrupted, the same command goes on where it was: no rollout is done
+twice, and no call that has ended is paid for again. A sweep may grow: with more rollouts, a higher
+limit or further pairs in its file, it does what is missing.
 """
 
 import asyncio
@@ -70,13 +71,26 @@ def measure(options: Options) -> Figures:
     return Figures([Check("every rollout is done", not failed, f"{len(failed)} failed")])
 
 
-async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, yes: bool) -> dict[str, str]:
-    """Run pilot and sweep; reasons of rollouts that failed. Raises `BadRequest` where it is not agreed to."""
+async def _swept(
+    plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, yes: bool
+) -> dict[str, str]:
+    """Run pilot and sweep; reasons of rollouts that failed. Raises `BadRequest` where it is not
+    agreed to.
+    """
     questions = questions_of(plan)
     with RowFile.open(step.folder) as rows, progress_bar() as bar:
         write_plan(step.folder, plan, [cell.name for cell in cells], questions)
         task = bar.add_task("pilot", visible=False)
-        sweep = Sweep(plan, cells, questions, step.folder, rows, bar.console.print, lambda: bar.advance(task), settings)
+        sweep = Sweep(
+            plan,
+            cells,
+            questions,
+            step.folder,
+            rows,
+            bar.console.print,
+            lambda: bar.advance(task),
+            settings,
+        )
         failed: dict[str, str] = {}
         if any(map(sweep.left, cells)):
             step.reopen()
@@ -116,14 +130,21 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def estimates(done: Mapping[str, Sequence[Row]], left: Mapping[str, int]) -> list[Estimate]:
-    """Estimate by role and model, then in all. `done`, `left`: rows and rollouts to be done, by cell; each takes what
-    those of its cell took on average, and nobody knows what where there was none.
+    """Estimate by role and model, then in all. `done`, `left`: rows and rollouts to be done, by
+    cell; each takes what those of its cell took on average, and nobody knows what where there was
+    none.
     """
     found: dict[tuple[str, str], tuple[float, ...]] = {}
     for cell, count in left.items():
         rows = done.get(cell, ())
-        for one in merged(one for row in rows for one in (*row.spent, *row.checking)) if count else ():
-            key, known, cost = (one.role, one.model), one.attempts - one.attempts_without_usage, dollars([one])
+        for one in (
+            merged(one for row in rows for one in (*row.spent, *row.checking)) if count else ()
+        ):
+            key, known, cost = (
+                (one.role, one.model),
+                one.attempts - one.attempts_without_usage,
+                dollars([one]),
+            )
             scale = count / len(rows)
             counted = scale * one.attempts / known if known else nan
             money = nan if cost is None else scale * cost
@@ -132,7 +153,10 @@ def estimates(done: Mapping[str, Sequence[Row]], left: Mapping[str, int]) -> lis
     if blind := sum(bool(count) and not done.get(cell) for cell, count in left.items()):
         found["all", f"of {blind:,} pairs without a pilot"] = nan, nan, nan
     found["all", ""] = _sum([_NOTHING, *found.values()])
-    return [Estimate(*key, *(None if isnan(one) else one for one in amounts)) for key, amounts in found.items()]
+    return [
+        Estimate(*key, *(None if isnan(one) else one for one in amounts))
+        for key, amounts in found.items()
+    ]
 
 
 def _sum(amounts: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
@@ -141,8 +165,8 @@ def _sum(amounts: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
 
 
 def begin(folder: Path, plan: Plan, cells: Sequence[Cell]) -> tuple[Step, Settings]:
-    """Begin a sweep, or go on. Rollouts, questions and pairs may be added later. Raises `BadConfig` where the folder
-    holds another sweep, or where a cell has begun as something else.
+    """Begin a sweep, or go on. Rollouts, questions and pairs may be added later. Raises `BadConfig`
+    where the folder holds another sweep, or where a cell has begun as something else.
     """
     inputs = {f"questions {number}": Path(path) for number, path in enumerate(plan.questions, 1)}
     own = {"seed": plan.seed, "temperature": plan.temperature, "attribution": plan.attribution}
@@ -156,11 +180,15 @@ def begin(folder: Path, plan: Plan, cells: Sequence[Cell]) -> tuple[Step, Settin
 
 
 def begin_cell(folder: Path, cell: Cell, settings: Settings) -> Path:
-    """The cell's folder in that of the sweep. Raises `BadConfig` where the cell was something else when it began."""
+    """The cell's folder in that of the sweep. Raises `BadConfig` where the cell was something
+    else when it began.
+    """
     try:
         return Step.begin(folder / CELLS / cell.folder, cell.name, {}, settings[cell.name]).folder
     except BadConfig as error:
-        raise BadConfig(f"{cell.name} is not what it was, so its rows would not go together: {error}") from None
+        raise BadConfig(
+            f"{cell.name} is not what it was, so its rows would not go together: {error}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,21 +215,23 @@ class Sweep:
         ]
 
     def pilot(self, cell: Cell) -> list[Task]:
-        """Choose some of them, to estimate the whole by; none where the cell has done something already. More than one
-        only while they are no more than a quarter of the work.
+        """Choose some of them, to estimate the whole by; none where the cell has done something
+        already. More than one only while they are no more than a quarter of the work.
         """
         left = self.left(cell)
         if len(left) < len(self.questions) * self.plan.rollouts:
             return []
         count = min(self.plan.pilot, max(1, len(left) // 4), len(self.questions))
-        return [(one, 0) for one in random.Random(self.plan.seed).sample(list(self.questions), count)]
+        return [
+            (one, 0) for one in random.Random(self.plan.seed).sample(list(self.questions), count)
+        ]
 
     async def run(self, tasks: Mapping[str, list[Task]]) -> dict[str, str]:
-        """Do these tasks, by cell; return why rollouts failed, by cell, question and rollout: their rows are missing,
-        and the same command tries them again.
+        """Do these tasks, by cell; return why rollouts failed, by cell, question and rollout: their
+        rows are missing, and the same command tries them again.
 
-        Raises `BadConfig` and `BadIndex`, `UpstreamUnavailable` once an endpoint is gone, `UpstreamError` or
-        `OutOfTime` where every question fails, and `StoreFailed`.
+        Raises `BadConfig` and `BadIndex`, `UpstreamUnavailable` once an endpoint is gone,
+        `UpstreamError` or `OutOfTime` where every question fails, and `StoreFailed`.
         """
         failed: dict[str, str] = {}
         for group in engine_groups(self.cells, self.plan.engines_at_once):
@@ -209,21 +239,31 @@ class Sweep:
                 await self._run_group(working, tasks, failed)
         return failed
 
-    async def _run_group(self, cells: Sequence[Cell], tasks: Mapping[str, list[Task]], failed: dict[str, str]) -> None:
-        # Adapters are loaded into the executor's engine, and only cells that use one are sure to have that.
+    async def _run_group(
+        self, cells: Sequence[Cell], tasks: Mapping[str, list[Task]], failed: dict[str, str]
+    ) -> None:
+        # Adapters are loaded into the executor's engine, and only cells that use one are sure to
+        # have that.
         first = next((cell for cell in cells if cell.adapter), cells[0])
         roles: dict[str, RoleConfig] = {
-            f"{cell.name}: roles.{name}": role for cell in cells for name, role in cell.roles.items()
+            f"{cell.name}: roles.{name}": role
+            for cell in cells
+            for name, role in cell.roles.items()
         }
         adapters = {cell.version: cell.adapter for cell in cells if cell.version and cell.adapter}
-        async with open_runtime(first.config, self.log, adapters=adapters, extra_roles=roles) as bench:
-            await bench.retriever.search(["warm up"], 1)  # only then does a retriever elsewhere tell its index
+        async with open_runtime(
+            first.config, self.log, adapters=adapters, extra_roles=roles
+        ) as bench:
+            # Only then does a retriever elsewhere tell its index
+            await bench.retriever.search(["warm up"], 1)
             self.rows.check_index(bench.retriever.index_id)
             with CallCache.open(self.folder / JUDGEMENTS) as judgements:
                 judge = replace(bench, cache=judgements).judge
                 for cell in cells:
                     self.log(f"{cell.name}: {len(tasks[cell.name]):,} rollouts")
-                    with CallCache.open(begin_cell(self.folder, cell, self.settings) / CALLS) as memory:
+                    with CallCache.open(
+                        begin_cell(self.folder, cell, self.settings) / CALLS
+                    ) as memory:
                         asker = Asker(
                             cell,
                             replace(bench, config=cell.config, cache=memory),

@@ -1,5 +1,5 @@
-"""The tables of a report: the paper's Tables 1 to 5 from our own rows (TBSS 4), with scores, costs, losses, how sure
-differences are; published figures stand in tables of their own.
+"""The tables of a report: the paper's Tables 1 to 5 from our own rows (TBSS 4), with scores, costs,
+losses, how sure differences are; published figures stand in tables of their own.
 """
 
 from collections import Counter
@@ -19,20 +19,30 @@ from executor_sft.rollout import search_counts
 from router.ledger.usage import dollars
 from router.trace.call import layer_of
 
-_SCORES = "Ours. EM and F1 as the official SQuAD and HotpotQA scripts compute them. Micro: over all questions alike."
+_SCORES = (
+    "Ours. EM and F1 as the official SQuAD and HotpotQA scripts compute them. Micro: over "
+    "all questions alike."
+)
 _COSTS = (
-    "Ours, for each question, without judging. Wasted: of all tokens, in calls that came to nothing. A dash is "
-    "unknown: nothing is taken for zero. Latency with the sweep's concurrency; rollouts that found calls made "
+    "Ours, for each question, without judging. Wasted: of all tokens, in calls that came "
+    "to nothing. A dash is "
+    "unknown: nothing is taken for zero. Latency with the sweep's concurrency; rollouts "
+    "that found calls made "
     "already are left out of it."
 )
 _TOKENS = "Ours, for each question. Judging and attributing stand apart, and in no other table."
 _LOSSES = (
-    "Ours. A wrong answer is asked for again with gold sub-queries, and with gold reports: one that comes right "
-    "then was lost by the role that was helped; by retrieval where no passage that was shown holds the first "
-    "answer that the executor missed, or else by reading. Shares are of the wrong answers whose question has a "
+    "Ours. A wrong answer is asked for again with gold sub-queries, and with gold "
+    "reports: one that comes right "
+    "then was lost by the role that was helped; by retrieval where no passage that was "
+    "shown holds the first "
+    "answer that the executor missed, or else by reading. Shares are of the wrong "
+    "answers whose question has a "
     "gold decomposition."
 )
-_DIFFERENCES = "Ours, in points of 100; intervals from a bootstrap over questions, paired by question."
+_DIFFERENCES = (
+    "Ours, in points of 100; intervals from a bootstrap over questions, paired by question."
+)
 _Row = dict[str, Cell]
 
 
@@ -47,14 +57,26 @@ def published_tables() -> tuple[ReportTable, ...]:
 
 
 def tables_of(study: Study) -> list[ReportTable]:
-    """Make all of our own, those that most readers look for first; those that have nothing to show are left out."""
+    """Make all of our own, those that most readers look for first; those that have nothing to
+    show are left out.
+    """
     of = ReportTable.of
     tables = (
         of("scores", "Scores by data set", _scores(study), note=_SCORES),
         of("costs", "What an answer costs", _costs(study), note=_COSTS, digits=4),
-        of("table-1", "Table 1: from a single agent to main and sub-agent of the same model", _table_1(study)),
+        of(
+            "table-1",
+            "Table 1: from a single agent to main and sub-agent of the same model",
+            _table_1(study),
+        ),
         *_tables_2_and_3(study),
-        of("table-4", "Table 4: searches of each executor run", _table_4(study), note="Ours.", digits=3),
+        of(
+            "table-4",
+            "Table 4: searches of each executor run",
+            _table_4(study),
+            note="Ours.",
+            digits=3,
+        ),
         of("table-5", "Table 5: the same executors under several backbones", _table_5(study)),
         of("tokens", "Tokens and money by layer", _tokens(study), note=_TOKENS, digits=3),
         of("losses", "Which role loses wrong answers", _losses(study), note=_LOSSES, digits=1),
@@ -69,8 +91,8 @@ def executor_tokens(cell: CellRows) -> float:
 
 
 def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
-    """First a score for each data set of any of `cells`, where there are several, by the judge, as the paper's are, or
-    else by exact match; then micro averages over all.
+    """First a score for each data set of any of `cells`, where there are several, by the judge, as
+    the paper's are, or else by exact match; then micro averages over all.
     """
     rows = [row for one in cells for row in one.rows]
     names, datasets = metrics_of(rows), sorted({row.dataset for row in rows})
@@ -87,15 +109,25 @@ def _scores(study: Study) -> Iterator[_Row]:
         groups: dict[str, list[Row]] = {}
         for row in cell.rows:
             groups.setdefault(row.dataset, []).append(row)
-        for dataset, own in (groups | ({"all, micro": [*cell.rows]} if len(groups) > 1 else {})).items():
-            known: _Row = {"pair": cell.name, "data set": dataset, "questions": len({row.question_id for row in own})}
+        for dataset, own in (
+            groups | ({"all, micro": [*cell.rows]} if len(groups) > 1 else {})
+        ).items():
+            known: _Row = {
+                "pair": cell.name,
+                "data set": dataset,
+                "questions": len({row.question_id for row in own}),
+            }
             yield known | {name: micro(own, name) for name in names}
 
 
 def _costs(study: Study) -> Iterator[_Row]:
     """In money, tokens and time, for each question."""
     for cell in study.cells:
-        money, spent, right = dollars(cell.spent), tokens(cell.spent), sum(row.right for row in cell.rows)
+        money, spent, right = (
+            dollars(cell.spent),
+            tokens(cell.spent),
+            sum(row.right for row in cell.rows),
+        )
         known_s = [row.latency_s for row in cell.rows if row.latency_s is not None]
         cuts = quantiles(known_s, n=20, method="inclusive") if len(known_s) > 1 else [None] * 19
         yield {
@@ -104,7 +136,9 @@ def _costs(study: Study) -> Iterator[_Row]:
             "dollars a right answer": money / right if money is not None and right else None,
             "executor tokens": executor_tokens(cell),
             "tokens": spent / len(cell.rows),
-            "wasted, %": 100 * sum(one.wasted_tokens for one in cell.spent) / spent if spent else None,
+            "wasted, %": 100 * sum(one.wasted_tokens for one in cell.spent) / spent
+            if spent
+            else None,
             "median latency, s": cuts[9],
             "95th percentile, s": cuts[18],
         }
@@ -112,11 +146,17 @@ def _costs(study: Study) -> Iterator[_Row]:
 
 def _table_1(study: Study) -> Iterator[_Row]:
     """From a single agent to a factorized pair of the same model."""
-    alone = {(cell.backbone, cell.max_turns): cell for cell in study.cells if cell.topology == "single_agent"}
+    alone = {
+        (cell.backbone, cell.max_turns): cell
+        for cell in study.cells
+        if cell.topology == "single_agent"
+    }
     places = study.places
     pairs = [cell for cell in study.cells if cell.pair and cell.backbone == cell.executor]
     pairs.sort(key=lambda cell: (places[cell.backbone], cell.max_turns))
-    both = [(alone[key], cell) for cell in pairs if (key := (cell.backbone, cell.max_turns)) in alone]
+    both = [
+        (alone[key], cell) for cell in pairs if (key := (cell.backbone, cell.max_turns)) in alone
+    ]
     names = metrics_of(row for cells in both for cell in cells for row in cell.rows)
     for single, pair in both:
         scores = {name: (micro(single.rows, name), micro(pair.rows, name)) for name in names}
@@ -124,7 +164,10 @@ def _table_1(study: Study) -> Iterator[_Row]:
             "model": study.labelled(_executor(pair), pair.max_turns),
             **{f"single {name}": before for name, (before, _) in scores.items()},
             **{f"factorized {name}": after for name, (_, after) in scores.items()},
-            **{f"gain {name}": f"{100 * (new.mean - old.mean):+.2f}" for name, (old, new) in scores.items()},
+            **{
+                f"gain {name}": f"{100 * (new.mean - old.mean):+.2f}"
+                for name, (old, new) in scores.items()
+            },
         }
 
 
@@ -135,7 +178,10 @@ def _tables_2_and_3(study: Study) -> Iterator[ReportTable]:
     ):
         for number, sweep in enumerate(study.sweeps(backbones=table == 2), 1):
             every = sweep.cells.values()
-            rows = ({varied: model, **_score_columns(cell, every)} for model, cell in sweep.cells.items())
+            rows = (
+                {varied: model, **_score_columns(cell, every)}
+                for model, cell in sweep.cells.items()
+            )
             label = study.labelled(sweep.fixed, sweep.max_turns)
             title = f"Table {table}: {capacity} capacity, with {label} as {fixed}"
             key = f"table-{table}-{number}" if number > 1 else f"table-{table}"
@@ -166,7 +212,10 @@ def _table_5(study: Study) -> Iterator[_Row]:
     shown = [cell for cell in pairs if len(under[cell.executor, cell.max_turns]) > 1]
     shown.sort(key=lambda cell: (places[cell.backbone], cell.max_turns, places[cell.executor]))
     for cell in shown if len({cell.executor for cell in shown}) > 1 else ():
-        known: _Row = {"backbone": study.labelled(cell.backbone, cell.max_turns), "executor": _executor(cell)}
+        known: _Row = {
+            "backbone": study.labelled(cell.backbone, cell.max_turns),
+            "executor": _executor(cell),
+        }
         yield known | _score_columns(cell, shown)
 
 
@@ -195,7 +244,12 @@ def _losses(study: Study) -> Iterator[_Row]:
         wrong = [row for row in cell.rows if not row.right]
         lost = Counter(row.attribution.lost_by for row in wrong if row.attribution)
         if traced := lost.total():
-            known: _Row = {"pair": cell.name, "rollouts": len(cell.rows), "wrong": len(wrong), "traced": traced}
+            known: _Row = {
+                "pair": cell.name,
+                "rollouts": len(cell.rows),
+                "wrong": len(wrong),
+                "traced": traced,
+            }
             yield known | {f"{role}, %": 100 * lost[role] / traced for role in get_args(Loss)}
 
 
@@ -204,7 +258,11 @@ def _differences(study: Study) -> Iterator[_Row]:
         for metric in ("EM", "Judge"):
             both = all(metric in metrics_of(cell.rows) for cell in (old, new))
             if both and (found := compared(new.rows, old.rows, metric)):
-                points: _Row = {"difference": 100 * found.mean, "from": 100 * found.low, "to (95 %)": 100 * found.high}
+                points: _Row = {
+                    "difference": 100 * found.mean,
+                    "from": 100 * found.low,
+                    "to (95 %)": 100 * found.high,
+                }
                 yield {"pair": new.name, "beside": old.name, "score": metric, **points}
 
 

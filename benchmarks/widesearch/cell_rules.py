@@ -1,4 +1,6 @@
-"""Rules for cells: WideSearch's own preprocessing and metrics, and stricter ones that know what a column holds."""
+"""Rules for cells: WideSearch's own preprocessing and metrics, and stricter ones that know what
+a column holds.
+"""
 
 import re
 from collections.abc import Callable
@@ -48,7 +50,9 @@ PREPROCESS: dict[Preprocess, Callable[[str], str]] = {
 
 
 def official_score(metric: Metric, response: str, target: str, criterion: Criterion) -> float:
-    """Score two prepared cells by WideSearch's metric. Raises `ValueError` and `TypeError` where the original does."""
+    """Score two prepared cells by WideSearch's metric. Raises `ValueError` and `TypeError`
+    where the original does.
+    """
     match metric:
         case "number_near":
             found, wanted = _number(response), _number(target)
@@ -57,9 +61,13 @@ def official_score(metric: Metric, response: str, target: str, criterion: Criter
             return float(abs(found - wanted) <= abs(wanted) * float(criterion or 0))
         case "date_near":
             day, gold = _parsed(response), _parsed(target)
-            return float(day is gold if day is None or gold is None else abs((day - gold).days) <= _MOST_DAYS)
+            return float(
+                day is gold if day is None or gold is None else abs((day - gold).days) <= _MOST_DAYS
+            )
         case "url_match":
-            hosts = [{urlparse(url).netloc for url in _URL.findall(text)} for text in (response, target)]
+            hosts = [
+                {urlparse(url).netloc for url in _URL.findall(text)} for text in (response, target)
+            ]
             return float(hosts[0] == hosts[1])
         case "in_match":
             return float(response in target)
@@ -77,14 +85,22 @@ def strict_value(metric: Metric, text: str) -> Value:
     if metric == "number_near":
         value = _number(PREPROCESS["extract_number"](text))
     elif metric == "date_near":
-        value = int(year[1]) if (year := _YEAR.fullmatch(text)) else day.date() if (day := _parsed(text)) else None
+        value = (
+            int(year[1])
+            if (year := _YEAR.fullmatch(text))
+            else day.date()
+            if (day := _parsed(text))
+            else None
+        )
     elif metric == "url_match":
         value = frozenset(host.lower() for host in _HOST.findall(text)) or None
     return normal_text(text) if value is None else value
 
 
 def strict_same(metric: Metric, response: str, target: str, criterion: Criterion) -> bool:
-    """Compare two cells by their values: days with the year, where one of them is no more than that."""
+    """Compare two cells by their values: days with the year, where one of them is no more than
+    that.
+    """
     match strict_value(metric, response), strict_value(metric, target):
         case float(found), float(wanted):
             return abs(found - wanted) <= abs(wanted) * float(criterion or 0)

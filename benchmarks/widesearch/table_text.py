@@ -1,4 +1,6 @@
-"""Tables in text, as columns of cells: as WideSearch's evaluator reads them, pandas' ways included, and plainly."""
+"""Tables in text, as columns of cells: as WideSearch's evaluator reads them, pandas' ways
+included, and plainly.
+"""
 
 import csv
 from collections.abc import Sequence
@@ -8,7 +10,9 @@ from itertools import takewhile
 Table = dict[str, list[str]]
 """Cells by column; all columns are equally long."""
 _MOST_CELLS, _MOST_COLUMNS = 1_000_000, 1_000
-"""Of a table with its missing cells filled in: a megabyte may name many columns, and begin as many rows."""
+"""Of a table with its missing cells filled in: a megabyte may name many columns, and begin as
+many rows.
+"""
 
 
 class Unreadable(ValueError):
@@ -21,8 +25,8 @@ def norm_column(name: str) -> str:
 
 
 def read_csv(text: str, delimiter: str) -> Table:
-    """Read delimited text as pandas does, without its types. A first row with more fields than the header moves all
-    columns to the right; a field without a name is `Unnamed`. Raises `Unreadable`.
+    """Read delimited text as pandas does, without its types. A first row with more fields than the
+    header moves all columns to the right; a field without a name is `Unnamed`. Raises `Unreadable`.
     """
     import pandas  # takes a second
 
@@ -37,13 +41,17 @@ def read_csv(text: str, delimiter: str) -> Table:
 
 def _check_size(rows: int, columns: int) -> None:
     if columns > _MOST_COLUMNS or rows * columns > _MOST_CELLS:
-        raise Unreadable(f"it would have more than {_MOST_COLUMNS:,} columns, or more than {_MOST_CELLS:,} cells")
+        raise Unreadable(
+            f"it would have more than {_MOST_COLUMNS:,} columns, or more than {_MOST_CELLS:,} cells"
+        )
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The columns of rows, whose missing cells at the end are empty."""
     _check_size(1 + len(rows), len(names))
-    return {name: [row[at] if at < len(row) else "" for row in rows] for at, name in enumerate(names)}
+    return {
+        name: [row[at] if at < len(row) else "" for row in rows] for at, name in enumerate(names)
+    }
 
 
 def typed(values: Sequence[str]) -> list[str]:
@@ -62,26 +70,43 @@ def official_table(response: str) -> Table:
     if not closed:
         if response.count("|") < 4:
             raise Unreadable("there is no table")
-        block = "\n".join(takewhile(lambda line: line.startswith("|"), response[response.index("|") :].split("\n")))
+        block = "\n".join(
+            takewhile(
+                lambda line: line.startswith("|"), response[response.index("|") :].split("\n")
+            )
+        )
     first, *rest = block.strip().split("\n")
     stripped = [line.strip() for line in (first.replace(" ", "").lower(), *rest)]
     lines = [line for line in stripped if "|" in line and not set(line) <= set("|- :")]
-    found = read_csv("\n".join("|".join(cell.strip() for cell in line.split("|")) for line in lines), "|")
-    columns = [(norm_column(name), cells) for name, cells in found.items() if not name.startswith("Unnamed")]
+    found = read_csv(
+        "\n".join("|".join(cell.strip() for cell in line.split("|")) for line in lines), "|"
+    )
+    columns = [
+        (norm_column(name), cells)
+        for name, cells in found.items()
+        if not name.startswith("Unnamed")
+    ]
     if len(named := dict(columns)) < len(columns):
         raise Unreadable("two columns have the same name")
     return {name: typed(cells) for name, cells in named.items()}
 
 
 def plain_table(response: str) -> Table:
-    r"""The first Markdown table of a response, in its fence or anywhere; `\|` is no border, and `<br>` a line break. Of
-    columns with the same name, the last. Raises `Unreadable`.
+    r"""The first Markdown table of a response, in its fence or anywhere; `\|` is no border, and
+    `<br>` a line break. Of columns with the same name, the last. Raises `Unreadable`.
     """
     lines = (response.partition("```markdown")[2].partition("```")[0] or response).split("\n")
     for header, border, at in zip(lines, lines[1:], range(2, len(lines) + 1), strict=False):
-        if "|" in header and "-" in border and "|" in border and set(border.strip()) <= set("|-: \t"):
+        if (
+            "|" in header
+            and "-" in border
+            and "|" in border
+            and set(border.strip()) <= set("|-: \t")
+        ):
             names = [norm_column(name.replace("*", "")) for name in _cells(header)]
-            return _columns(names, [_cells(line) for line in takewhile(lambda line: "|" in line, lines[at:])])
+            return _columns(
+                names, [_cells(line) for line in takewhile(lambda line: "|" in line, lines[at:])]
+            )
     raise Unreadable("there is no table with a line of dashes under its header")
 
 

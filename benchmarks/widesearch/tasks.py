@@ -1,4 +1,6 @@
-"""Tasks in WideSearch's form with their gold tables, and responses to them, as they stand in files."""
+"""Tasks in WideSearch's form with their gold tables, and responses to them, as they stand in
+files.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +57,13 @@ class Task(msgspec.Struct, frozen=True):
     @property
     def size(self) -> str:
         """Its class of sizes."""
-        return "up to 12 rows" if self.rows <= 12 else "13 to 40 rows" if self.rows <= 40 else "over 40 rows"
+        return (
+            "up to 12 rows"
+            if self.rows <= 12
+            else "13 to 40 rows"
+            if self.rows <= 40
+            else "over 40 rows"
+        )
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -71,7 +79,10 @@ class Response(msgspec.Struct, frozen=True):
 def read_tasks(folder: Path) -> list[Task]:
     """The tasks of a folder. Raises `BadConfig` and `BadCorpus`, with the file and what to do."""
     path = folder / "tasks.jsonl"
-    tasks = {line.instance_id: _whole(line, f"{path}:{at}", folder) for at, line in read_jsonl(path, Task, _TASK)}
+    tasks = {
+        line.instance_id: _whole(line, f"{path}:{at}", folder)
+        for at, line in read_jsonl(path, Task, _TASK)
+    }
     if not tasks:
         raise BadCorpus(f"{path}: has no tasks; {_TASK}.")
     return [*tasks.values()]
@@ -84,37 +95,61 @@ def _whole(task: Task, where: str, folder: Path) -> Task:
         raise BadCorpus(f"{where}: evaluation: {error}; {_TASK}.") from None
     rules = {name: Rule() for name in told.unique_columns} | told.eval_pipeline
     if not told.unique_columns or set(rules) != set(told.required):
-        raise BadCorpus(f"{where}: required and eval_pipeline differ, or unique_columns is empty; name every column.")
+        raise BadCorpus(
+            f"{where}: required and eval_pipeline differ, or unique_columns is empty; "
+            "name every column."
+        )
     path = folder / "gold" / f"{task.instance_id}.csv"
     try:
-        gold = {norm_column(name): cells for name, cells in read_csv(path.read_text("utf-8-sig"), ",").items()}
+        gold = {
+            norm_column(name): cells
+            for name, cells in read_csv(path.read_text("utf-8-sig"), ",").items()
+        }
     except (OSError, UnicodeError, Unreadable) as error:
-        raise BadCorpus(f"{path}: cannot be read ({error}); write the gold table of {where} there.") from None
+        raise BadCorpus(
+            f"{path}: cannot be read ({error}); write the gold table of {where} there."
+        ) from None
     if missing := [name for name in told.required if not gold.get(name)]:
-        raise BadCorpus(f"{path}: has no rows under {', '.join(missing)}; add them, as {where} requires them.")
-    rules, gold = {name: rules[name] for name in told.required}, {name: gold[name] for name in told.required}
+        raise BadCorpus(
+            f"{path}: has no rows under {', '.join(missing)}; add them, as {where} requires them."
+        )
+    rules, gold = (
+        {name: rules[name] for name in told.required},
+        {name: gold[name] for name in told.required},
+    )
     return msgspec.structs.replace(task, keys=told.unique_columns, rules=rules, gold=gold)
 
 
-_TYPES: dict[tuple[Metric, ...], str] = {("number_near",): "NUMBER", ("date_near",): "DATE", ("url_match",): "URL"}
+_TYPES: dict[tuple[Metric, ...], str] = {
+    ("number_near",): "NUMBER",
+    ("date_near",): "DATE",
+    ("url_match",): "URL",
+}
 
 
 def columns_of(task: Task) -> list[Column]:
-    """The columns that a gateway is asked for: with the type that the only metric tells, and text where in doubt."""
+    """The columns that a gateway is asked for: with the type that the only metric tells, and
+    text where in doubt.
+    """
     return [
-        Column(name=name, key=name in task.keys, type=f"COLUMN_TYPE_{_TYPES.get(rule.metric, 'TEXT')}")
+        Column(
+            name=name, key=name in task.keys, type=f"COLUMN_TYPE_{_TYPES.get(rule.metric, 'TEXT')}"
+        )
         for name, rule in task.rules.items()
     ]
 
 
 def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> dict[str, list[Response]]:
-    """The responses of a file by task. Raises `BadCorpus` where a task has fewer than `runs`, and `BadConfig`."""
+    """The responses of a file by task. Raises `BadCorpus` where a task has fewer than `runs`,
+    and `BadConfig`.
+    """
     found: dict[str, list[Response]] = {task.instance_id: [] for task in tasks}
     for _, line in read_jsonl(path, Response, RESPONSE):
         found.setdefault(line.instance_id, []).append(line)
     if missing := [task.instance_id for task in tasks if len(found[task.instance_id]) < runs]:
         raise BadCorpus(
             f"{path}: {len(missing):,} tasks have fewer than {runs} responses, {missing[0]} has "
-            f"{len(found[missing[0]])}; add them, with null where nothing was answered, or give fewer --runs."
+            f"{len(found[missing[0]])}; add them, with null where nothing was answered, "
+            "or give fewer --runs."
         )
     return found

@@ -1,4 +1,5 @@
-"""An MCP server with the pages of a corpus: its tool `fetch` reads one by its address, `mini://ID`, or by its ID alone.
+"""An MCP server with the pages of a corpus: its tool `fetch` reads one by its address, `mini://ID`,
+or by its ID alone.
 
     python examples/mcp/mini_web.py serving/demo/corpus.jsonl [--blocked REGEX] [--delay-s SECONDS]
 
@@ -16,7 +17,9 @@ from mcp.types import CallToolResult, ResourceLink, TextContent
 
 
 def mini_web(corpus: Path, blocked: str | None, delay_s: float) -> MCPServer:
-    """The server. Pages whose addresses match `blocked` are refused, each is read in `delay_s` seconds."""
+    """The server. Pages whose addresses match `blocked` are refused, each is read in `delay_s`
+    seconds.
+    """
     pages = {page["id"]: page for page in map(json.loads, corpus.read_text("utf-8").splitlines())}
     server = MCPServer("mini_web", log_level="WARNING")
 
@@ -26,9 +29,13 @@ def mini_web(corpus: Path, blocked: str | None, delay_s: float) -> MCPServer:
         await asyncio.sleep(delay_s)
         identity = url.removeprefix("mini://")
         if blocked and re.search(blocked, identity):
-            return CallToolResult(content=[TextContent(text=f"403: {url} is blocked")], is_error=True)
+            return CallToolResult(
+                content=[TextContent(text=f"403: {url} is blocked")], is_error=True
+            )
         if (page := pages.get(identity)) is None:
-            return CallToolResult(content=[TextContent(text=f"404: there is no page {url}")], is_error=True)
+            return CallToolResult(
+                content=[TextContent(text=f"404: there is no page {url}")], is_error=True
+            )
         link = ResourceLink(name=identity, title=page["title"], uri=f"mini://{identity}")
         return CallToolResult(content=[TextContent(text=page["text"]), link])
 

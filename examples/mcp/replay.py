@@ -2,8 +2,9 @@
 
     python examples/mcp/replay.py calls.jsonl --server web [--misses misses.jsonl]
 
-Each line has `server`, `tool`, `arguments` and `result`, a text. A call that is not among them fails, and is written
-to the file of misses, as a line without a result; so misses are counted, and can be recorded.
+Each line has `server`, `tool`, `arguments` and `result`, a text. A call that is not among them
+fails, and is written to the file of misses, as a line without a result; so misses are counted, and
+can be recorded.
 """
 
 import argparse
@@ -19,7 +20,11 @@ from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult, Te
 
 def replay(calls: Path, name: str, misses: Path | None) -> Server[Any]:
     """The server that stands in for the server `name`."""
-    lines = [line for line in map(json.loads, calls.read_text("utf-8").splitlines()) if line["server"] == name]
+    lines = [
+        line
+        for line in map(json.loads, calls.read_text("utf-8").splitlines())
+        if line["server"] == name
+    ]
     results = {(line["tool"], _key(line["arguments"])): line["result"] for line in lines}
     schemas: dict[str, dict[str, Any]] = {}
     for line in lines:
@@ -28,7 +33,10 @@ def replay(calls: Path, name: str, misses: Path | None) -> Server[Any]:
 
     async def list_tools(_context: object, _params: object) -> ListToolsResult:
         return ListToolsResult(
-            tools=[Tool(name=tool, input_schema={"type": "object", "properties": of}) for tool, of in schemas.items()]
+            tools=[
+                Tool(name=tool, input_schema={"type": "object", "properties": of})
+                for tool, of in schemas.items()
+            ]
         )
 
     async def call_tool(_context: object, params: CallToolRequestParams) -> CallToolResult:
@@ -39,8 +47,12 @@ def replay(calls: Path, name: str, misses: Path | None) -> Server[Any]:
         missed += 1
         if misses:
             with misses.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"server": name, "tool": params.name, "arguments": arguments}) + "\n")
-        return CallToolResult(content=[TextContent(text=f"miss {missed}: not in {calls.name}")], is_error=True)
+                file.write(
+                    json.dumps({"server": name, "tool": params.name, "arguments": arguments}) + "\n"
+                )
+        return CallToolResult(
+            content=[TextContent(text=f"miss {missed}: not in {calls.name}")], is_error=True
+        )
 
     return Server(name, on_list_tools=list_tools, on_call_tool=call_tool)
 

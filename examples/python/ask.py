@@ -1,8 +1,8 @@
 """Ask a rolegate gateway from Python.
 
-`answer` (the default) prints the answer and the sentences that it rests on, `stream` also what happens on the way. An
-error goes to the standard error stream, with exit status 1. The key, where the gateway wants one, is that of the
-environment variable ROLEGATE_API_KEY.
+`answer` (the default) prints the answer and the sentences that it rests on, `stream` also what
+happens on the way. An error goes to the standard error stream, with exit status 1. The key, where
+the gateway wants one, is that of the environment variable ROLEGATE_API_KEY.
 """
 
 import argparse
@@ -22,7 +22,9 @@ def show(answer: AnswerResponse) -> None:
 
 def main() -> int:
     """Ask; the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("question", metavar="QUESTION")
     parser.add_argument("method", nargs="?", choices=("answer", "stream"), default="answer")
@@ -32,12 +34,14 @@ def main() -> int:
             if given.method == "answer":
                 show(client.ask(given.question, timeout_s=60))
                 return 0
-            with client.stream(given.question, timeout_s=60) as events:  # leaving it early stops the work upstream
+            # Leaving it early stops the work upstream
+            with client.stream(given.question, timeout_s=60) as events:
                 for event in events:
                     print(event.event_number, event.WhichOneof("event"))
             show(event.done)
         except GatewayError as error:
-            # The code says whether to try again (UNAVAILABLE), the reason why, the role whose model failed.
+            # The code says whether to try again (UNAVAILABLE), the reason why, the role whose model
+            # failed.
             print(f"{error.code.name} {error.reason} {error.role or ''}: {error}", file=sys.stderr)
             return 1
     return 0

@@ -1,4 +1,6 @@
-"""Qwen3 in miniature, and its tokenizer: byte-level BPE, the protocol's tags as single tokens, digits apart."""
+"""Qwen3 in miniature, and its tokenizer: byte-level BPE, the protocol's tags as single tokens,
+digits apart.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,16 @@ VOCABULARY = 1280
 END_OF_TURN, END_OF_TEXT = "<|end|>", "<|endoftext|>"
 _ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 _TAGS = (
-    *(f"<{slash}{tag}>" for tag in ("search", "answer", "evidence", "question", "request") for slash in ("", "/")),
-    *(f"<{slash}{tag}>" for tag in ("search_results", "documents", "title", "text") for slash in ("", "/")),
+    *(
+        f"<{slash}{tag}>"
+        for tag in ("search", "answer", "evidence", "question", "request")
+        for slash in ("", "/")
+    ),
+    *(
+        f"<{slash}{tag}>"
+        for tag in ("search_results", "documents", "title", "text")
+        for slash in ("", "/")
+    ),
     '<result index="',
     "</result>",
     '<document index="',
@@ -26,7 +36,8 @@ _TAGS = (
     "<stop/>Enough evidence<stop>",
 )
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] "
+    "+ '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -53,7 +64,9 @@ LADDER = {
 HEAD_WIDTH = 32
 
 
-def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, max_tokens: int = 2048) -> Qwen3ForCausalLM:
+def new_model(
+    shape: Shape, tokenizer: PreTrainedTokenizerFast, max_tokens: int = 2048
+) -> Qwen3ForCausalLM:
     """A model of `shape` with random weights, fp32."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -78,8 +91,10 @@ def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, max_tokens: int 
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Learn the merges from `texts`. Every stretch between tags or lines begins with a space, so that a name is spelled
-    with the same tokens wherever it stands, and copying it is copying tokens."""
+    """Learn the merges from `texts`. Every stretch between tags or lines begins with a space, so
+    that a name is spelled with the same tokens wherever it stands, and copying it is copying
+    tokens.
+    """
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
@@ -92,7 +107,9 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     special = [END_OF_TEXT, END_OF_TURN, *_ROLES]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special]
+    )
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in _TAGS])
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(special) - len(_TAGS),

@@ -1,4 +1,6 @@
-"""An endless stream of packed training batches: fresh worlds all the time, every conversation used once."""
+"""An endless stream of packed training batches: fresh worlds all the time, every conversation
+used once.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Batch:
 
 
 def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Encoded:
-    """Token ids as the serving engine sees them, and which of them the model writes (its turns with their end)."""
+    """Token ids as the serving engine sees them, and which of them the model writes (its turns
+    with their end).
+    """
     ids: list[int] = []
     written: list[bool] = []
     for turn in dialogue:
@@ -75,40 +79,53 @@ def conversations(
     passages: int | None = None,
     tables: bool = False,
 ) -> Iterator[Dialogue]:
-    """Conversations of training worlds `first_world`, `first_world + 1`, … Unless told how many `passages` a search
-    finds, executors and generalists begin with one and go on to two, then three: in a short context copying is learnt
-    sooner. Students can copy already. `tables`: a third of the tokens are of lessons in tables, of the demo's world.
+    """Conversations of training worlds `first_world`, `first_world + 1`, … Unless told how many
+    `passages` a search finds, executors and generalists begin with one and go on to two, then
+    three: in a short context copying is learnt sooner. Students can copy already. `tables`: a third
+    of the tokens are of lessons in tables, of the demo's world.
     """
     stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     for number in itertools.count():
-        world = (CompositionalWorld if role == "compositional" else World)(first_world + number, "train")
+        world = (CompositionalWorld if role == "compositional" else World)(
+            first_world + number, "train"
+        )
         writer = DialogueWriter(world, system)
         shown = passages or min(3, 1 + number // stage)
         match role:
             case "backbone":
                 source = writer.backbone()
             case "student":
-                source = student_lessons(writer, system, random.Random(f"{first_world + number}/student"))
+                source = student_lessons(
+                    writer, system, random.Random(f"{first_world + number}/student")
+                )
             case "executor":
                 source = writer.executor(two_searches, shown)
             case "generalist" | "compositional":
-                source = generalist_lessons(writer, random.Random(f"{first_world + number}/generalist"), shown, role)
+                source = generalist_lessons(
+                    writer, random.Random(f"{first_world + number}/generalist"), shown, role
+                )
         if tables:
             taught = TableLessons(first_world + number, system)
-            lists = taught.executor(two_searches or role == "generalist", 3 if role == "student" else shown)
+            lists = taught.executor(
+                two_searches or role == "generalist", 3 if role == "student" else shown
+            )
             source = (
-                taught.among(source, taught.lead(), 0.1) if role == "backbone" else taught.among(source, lists, 0.35)
+                taught.among(source, taught.lead(), 0.1)
+                if role == "backbone"
+                else taught.among(source, lists, 0.35)
             )
         yield from itertools.islice(source, CONVERSATIONS_PER_WORLD)
 
 
 def batches(
-    source: Iterator[Dialogue], tokenizer: PreTrainedTokenizerFast, row_tokens: Sequence[int] = (ROW_TOKENS,)
+    source: Iterator[Dialogue],
+    tokenizer: PreTrainedTokenizerFast,
+    row_tokens: Sequence[int] = (ROW_TOKENS,),
 ) -> Iterator[Batch]:
-    """Pack `source` into full rows, `BATCH_TOKENS` in all. A row begins with the middle one of the waiting
-    conversations by length, has the first of the lengths `row_tokens` (ascending) that holds it, and takes the longest
-    that still fits, until none does: attention costs the square of a row, so most should be short. Conversations longer
-    than all rows are left out.
+    """Pack `source` into full rows, `BATCH_TOKENS` in all. A row begins with the middle one of the
+    waiting conversations by length, has the first of the lengths `row_tokens` (ascending) that
+    holds it, and takes the longest that still fits, until none does: attention costs the square of
+    a row, so most should be short. Conversations longer than all rows are left out.
     """
     waiting: list[Encoded] = []
     rows: dict[int, list[list[Encoded]]] = {length: [] for length in row_tokens}
@@ -117,7 +134,8 @@ def batches(
             encoded = encode(next(source), tokenizer)
             if len(encoded[0]) <= row_tokens[-1]:
                 bisect.insort(waiting, encoded, key=lambda member: len(member[0]))
-        first = waiting.pop(len(waiting) // 2)  # long ones gather until they are in the middle, so all get used
+        # Long ones gather until they are in the middle, so all get used
+        first = waiting.pop(len(waiting) // 2)
         length = row_tokens[bisect.bisect_left(row_tokens, len(first[0]))]
         rows[length].append(_fill(first, waiting, length))
         if len(rows[length]) == BATCH_TOKENS // length:

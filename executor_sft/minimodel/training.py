@@ -25,7 +25,9 @@ class Schedule:
     steps: int
     peak_rate: float = 3e-3
     context_weight: tuple[float, float] = (0.5, 0.1)
-    """Loss weight of tokens that the model does not write, first and last: predicting them teaches it to copy."""
+    """Loss weight of tokens that the model does not write, first and last: predicting them
+    teaches it to copy.
+    """
     warm_up: int = 100
     checkpoint_every: int = 100
 
@@ -36,17 +38,25 @@ class Schedule:
 
 
 def train(
-    model: Qwen3ForCausalLM, source: Iterator[Batch], schedule: Schedule, folder: Path, *, compiled: bool = True
+    model: Qwen3ForCausalLM,
+    source: Iterator[Batch],
+    schedule: Schedule,
+    folder: Path,
+    *,
+    compiled: bool = True,
 ) -> None:
-    """Train `model` in place. A killed run goes on from `folder/checkpoint.pt`, with the batches not yet seen.
+    """Train `model` in place. A killed run goes on from `folder/checkpoint.pt`, with the batches
+    not yet seen.
 
-    `compiled` costs a minute at the start and makes each step more than twice as fast. Computes in bf16 where the CPU
-    can, which is twice as fast as fp32 there, and several times slower elsewhere.
+    `compiled` costs a minute at the start and makes each step more than twice as fast. Computes in
+    bf16 where the CPU can, which is twice as fast as fp32 there, and several times slower
+    elsewhere.
     """
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
     step = _resume(model, optimizer, folder / "checkpoint.pt")
-    losses: Any = torch.compile(_loss, dynamic=False) if compiled else _loss  # a graph for each length of rows
+    # A graph for each length of rows
+    losses: Any = torch.compile(_loss, dynamic=False) if compiled else _loss
     with progress_bar() as bar, (folder / "loss.jsonl").open("a") as log:
         task = bar.add_task("training", total=schedule.steps, completed=step)
         for batch in itertools.islice(source, step, schedule.steps):
@@ -57,7 +67,12 @@ def train(
             with torch.autocast("cpu", torch.bfloat16, enabled=computes_in_bf16()):
                 weights, attention = _weights(batch, weight), batch.attention()
                 loss, own = losses(
-                    model, batch.tokens, batch.positions, attention, weights=weights, written=batch.written
+                    model,
+                    batch.tokens,
+                    batch.positions,
+                    attention,
+                    weights=weights,
+                    written=batch.written,
                 )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -66,7 +81,11 @@ def train(
             step += 1
             bar.update(task, completed=step)
             if step % 20 == 0:
-                figures = {"step": step, "loss": round(loss.item(), 4), "own_loss": round(own.item(), 4)}
+                figures = {
+                    "step": step,
+                    "loss": round(loss.item(), 4),
+                    "own_loss": round(own.item(), 4),
+                }
                 log.write(json.dumps(figures) + "\n")
                 log.flush()
             if step % schedule.checkpoint_every == 0:
@@ -81,17 +100,29 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 
 def _loss(
-    model: Qwen3ForCausalLM, tokens: Tensor, positions: Tensor, attention: Tensor, *, weights: Tensor, written: Tensor
+    model: Qwen3ForCausalLM,
+    tokens: Tensor,
+    positions: Tensor,
+    attention: Tensor,
+    *,
+    weights: Tensor,
+    written: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The weighted loss over all tokens, and the mean loss over the model's own."""
-    logits = model(input_ids=tokens, position_ids=positions, attention_mask=attention, use_cache=False).logits
-    each = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+    logits = model(
+        input_ids=tokens, position_ids=positions, attention_mask=attention, use_cache=False
+    ).logits
+    each = functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none"
+    )
     own = written[:, 1:].flatten()
     return (each * weights).sum() / weights.sum(), (each * own).sum() / own.sum()
 
 
 def _weights(batch: Batch, context_weight: float) -> Tensor:
-    """(rows * (row_tokens - 1)) float32: the weight of predicting each token from those before it."""
+    """(rows * (row_tokens - 1)) float32: the weight of predicting each token from those before
+    it.
+    """
     inside = (batch.positions[:, 1:] > 0).float()
     return (inside * torch.where(batch.written[:, 1:], 1.0, context_weight)).flatten()
 
@@ -114,7 +145,12 @@ def _resume(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, path: Pat
     return int(state["step"])
 
 
-def _checkpoint(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
+def _checkpoint(
+    model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, step: int, path: Path
+) -> None:
     """Write a checkpoint whole or not at all."""
     with replacing(path) as unfinished:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, unfinished)
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
+            unfinished,
+        )

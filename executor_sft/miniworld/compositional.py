@@ -1,4 +1,6 @@
-"""A seeded world for questions of an open-ended language, whose passages are as plain as can be: one fact each."""
+"""A seeded world for questions of an open-ended language, whose passages are as plain as can
+be: one fact each.
+"""
 
 import itertools
 import random
@@ -15,14 +17,21 @@ _ASIDES_EACH = (0, 0, 1, 1)
 
 
 class CompositionalWorld:
-    """Questions, and the passages that answer them, those of their asides and others; two worlds of different sides
-    share no name, no shape of questions, and every question of a test has a wording that is never trained on.
+    """Questions, and the passages that answer them, those of their asides and others; two worlds of
+    different sides share no name, no shape of questions, and every question of a test has a wording
+    that is never trained on.
     """
 
-    def __init__(self, seed: int, side: Side, questions: int = 400, prefix: str = "compositional") -> None:
+    def __init__(
+        self, seed: int, side: Side, questions: int = 400, prefix: str = "compositional"
+    ) -> None:
         self.seed, self.side, self._prefix = seed, side, prefix
         self._rng = random.Random(f"{seed}/{side}/compositional")
-        self._names, self._phrasing, self._shapes = Names(self._rng, side), Phrasing(self._rng, side), shapes(side)
+        self._names, self._phrasing, self._shapes = (
+            Names(self._rng, side),
+            Phrasing(self._rng, side),
+            shapes(side),
+        )
         self.passages: list[Passage] = []
         self._facts: dict[str, SubQuery] = {}
         self.questions = [self._question(number) for number in range(questions)]
@@ -36,7 +45,9 @@ class CompositionalWorld:
         return next(self._next)
 
     def retrieved(self, gold: str, count: int) -> list[Passage]:
-        """The passages that a search for `gold` finds: itself first, and others, mostly of the same names."""
+        """The passages that a search for `gold` finds: itself first, and others, mostly of the
+        same names.
+        """
         at, steps = int(gold.rpartition("-")[2]), (0, *self._rng.sample(range(1, 7), count - 1))
         return [self.passages[(at + step) % len(self.passages)] for step in steps]
 
@@ -44,8 +55,12 @@ class CompositionalWorld:
         wanted = self._rng.choice(sorted(set(map(size, self._shapes))))
         text, known = "", self._phrasing.novel
         while not text or (self.side == "test" and self._phrasing.novel == known):
-            tree = self._tree(self._rng.choice([shape for shape in self._shapes if size(shape) == wanted]))
-            asides = [self._tree(self._rng.choice(_ASIDES)) for _ in range(self._rng.choice(_ASIDES_EACH))]
+            tree = self._tree(
+                self._rng.choice([shape for shape in self._shapes if size(shape) == wanted])
+            )
+            asides = [
+                self._tree(self._rng.choice(_ASIDES)) for _ in range(self._rng.choice(_ASIDES_EACH))
+            ]
             text = self._phrasing.question(tree, asides)
         rounds: list[list[SubQuery]] = [[] for _ in range(tree.height)]
         answer = self._find(tree, rounds)
@@ -58,7 +73,9 @@ class CompositionalWorld:
         """A tree of this shape whose value is of this kind, or of any."""
         if not shape:
             return Tree(self._names.word())
-        relation = self._rng.choice([one for one in RELATIONS[len(shape)] if kind in (None, one.value)])
+        relation = self._rng.choice(
+            [one for one in RELATIONS[len(shape)] if kind in (None, one.value)]
+        )
         return Tree("", relation, tuple(self._tree(part, relation.subject) for part in shape))
 
     def _find(self, tree: Tree, rounds: list[list[SubQuery]]) -> str:
@@ -68,10 +85,14 @@ class CompositionalWorld:
         subjects = [self._find(subject, rounds) for subject in tree.subjects]
         sub_query = self._fact(tree.relation, subjects)
         rounds[tree.height - 1].append(sub_query)
-        value, kinds = sub_query.report.answer, (*(tree.relation.subject for _ in subjects), tree.relation.value)
+        value, kinds = (
+            sub_query.report.answer,
+            (*(tree.relation.subject for _ in subjects), tree.relation.value),
+        )
         for name, kind in zip((*subjects, value), kinds, strict=True):
             others = [one for one in RELATIONS[1] if one.subject == kind]
-            for other in self._rng.sample(others, min(len(others), 2)):  # which no question asks for
+            # Which no question asks for
+            for other in self._rng.sample(others, min(len(others), 2)):
                 self._fact(other, [name])
         return value
 

@@ -68,14 +68,17 @@ def report_text(report: Report) -> str:
 
 
 def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str:
-    """The answer; before a comparison, a trace of the two years with their names: a small model cannot compare in
-    silence, nor find the name that belongs to a year.
+    """The answer; before a comparison, a trace of the two years with their names: a small model
+    cannot compare in silence, nor find the name that belongs to a year.
     """
     if any(report is NO_EVIDENCE for _, report in pairs):
         return f"<answer>{NOT_FOUND}</answer>"
     trace = ""
     if question.earlier is not None:
-        dated = [f"{report.answer} {name}" for (_, report), name in zip(pairs, question.compared, strict=True)]
+        dated = [
+            f"{report.answer} {name}"
+            for (_, report), name in zip(pairs, question.compared, strict=True)
+        ]
         years = [int(report.answer) for _, report in pairs]
         chosen = dated[years.index((min if question.earlier else max)(years))]
         trace = f"{', '.join(dated)}: {'earlier' if question.earlier else 'later'} {chosen} "
@@ -85,7 +88,9 @@ def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str
 class DialogueWriter:
     """Writes gold conversations of one world's questions."""
 
-    def __init__(self, world: World | CompositionalWorld, system: RolePrompts, library: Library | None = None) -> None:
+    def __init__(
+        self, world: World | CompositionalWorld, system: RolePrompts, library: Library | None = None
+    ) -> None:
         """`library`: the pages of the world, if they are written already."""
         self._world, self._system = world, system
         self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
@@ -99,7 +104,10 @@ class DialogueWriter:
         self._library = library or Library(world)
         self._examiner = Examiner(world, self._library)
         for entity in world.entities:
-            pages = [self._library.by_id[identity] for identity in self._library.of_entity[entity.mention]]
+            pages = [
+                self._library.by_id[identity]
+                for identity in self._library.of_entity[entity.mention]
+            ]
             self._pages.setdefault(entity.kind, []).extend(pages)
         for passage in self._library.passages:
             for word in {word.strip(".,()") for word in f"{passage.title} {passage.text}".split()}:
@@ -110,13 +118,18 @@ class DialogueWriter:
         """A delegation and an answer conversation for each question, endlessly."""
         while True:
             question = self._examiner.draw()
-            missing = self._rng.randrange(len(question.rounds)) if self._rng.random() < _NOT_FOUND_SHARE else None
+            missing = (
+                self._rng.randrange(len(question.rounds))
+                if self._rng.random() < _NOT_FOUND_SHARE
+                else None
+            )
             yield self.delegation(question, missing)
             yield self.answering(question, missing)
 
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
-        """Conversations about sub-queries in all wordings, with `passages` for each search, endlessly; only those
-        that one search answers, unless `two_searches`."""
+        """Conversations about sub-queries in all wordings, with `passages` for each search,
+        endlessly; only those that one search answers, unless `two_searches`.
+        """
         world = self._world
         while isinstance(world, CompositionalWorld):
             yield self.execution(self._rng.choice(world.sub_queries), None, passages)
@@ -124,31 +137,46 @@ class DialogueWriter:
         entities = world.entities
         while True:
             entity = self._rng.choice(entities)
-            relations = [relation for relation in BY_SUBJECT[entity.kind] if relation.name in entity.values]
+            relations = [
+                relation for relation in BY_SUBJECT[entity.kind] if relation.name in entity.values
+            ]
             relation = self._rng.choice(relations)
             plain = world.facts[entity.mention, relation.name].detour is None
             by_alias = two_searches and plain and self._rng.random() < 0.5
-            sub_query = self._examiner.sub_query(entity, relation, self._rng.choice(relation.ask), by_alias)
+            sub_query = self._examiner.sub_query(
+                entity, relation, self._rng.choice(relation.ask), by_alias
+            )
             if two_searches or len(sub_query.searches) == 1:
                 yield self.execution(sub_query, entity, passages)
 
     def delegation(self, question: Question, missing: int | None = None) -> Dialogue:
-        """Question, blocks and reports by turns, then the stop; it comes early where round `missing` finds nothing."""
-        turns = [Turn("system", self._system.delegation), Turn("user", prompts.request(question.text))]
+        """Question, blocks and reports by turns, then the stop; it comes early where round
+        `missing` finds nothing.
+        """
+        turns = [
+            Turn("system", self._system.delegation),
+            Turn("user", prompts.request(question.text)),
+        ]
         for number, block in enumerate(_until(question, missing)):
             turns.append(Turn("delegate", delegate_text([sub_query.text for sub_query in block])))
-            pairs = [(sub_query.text, self._seen(sub_query, number == missing)) for sub_query in block]
+            pairs = [
+                (sub_query.text, self._seen(sub_query, number == missing)) for sub_query in block
+            ]
             turns.append(Turn("user", prompts.search_results(pairs)))
         return [*turns, Turn("stop", STOP)]
 
     def answering(self, question: Question, missing: int | None = None) -> Dialogue:
-        """The answerer's single turn, after a run in which round `missing`, if any, found nothing."""
+        """The answerer's single turn, after a run in which round `missing`, if any, found
+        nothing.
+        """
         pairs = [
             (sub_query, self._seen(sub_query, number == missing))
             for number, block in enumerate(_until(question, missing))
             for sub_query in block
         ]
-        request = prompts.answer_request(question.text, [(sub_query.text, report) for sub_query, report in pairs])
+        request = prompts.answer_request(
+            question.text, [(sub_query.text, report) for sub_query, report in pairs]
+        )
         return [
             Turn("system", self._system.answer),
             Turn("user", request),
@@ -156,9 +184,16 @@ class DialogueWriter:
         ]
 
     def execution(self, sub_query: SubQuery, entity: Entity | None, passages: int = 3) -> Dialogue:
-        """One or two searches with so many passages each, then the report; sometimes told that no search is left."""
-        turns = [Turn("system", self._system.execution), Turn("user", prompts.request(sub_query.text))]
-        for number, (query, gold) in enumerate(zip(sub_query.searches, sub_query.gold_passages, strict=True)):
+        """One or two searches with so many passages each, then the report; sometimes told that
+        no search is left.
+        """
+        turns = [
+            Turn("system", self._system.execution),
+            Turn("user", prompts.request(sub_query.text)),
+        ]
+        for number, (query, gold) in enumerate(
+            zip(sub_query.searches, sub_query.gold_passages, strict=True)
+        ):
             last = number == len(sub_query.searches) - 1 and self._rng.random() < 0.3
             found = self._shown(gold, sub_query, entity, passages)
             turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
@@ -166,7 +201,9 @@ class DialogueWriter:
         return [*turns, Turn("report", report_text(sub_query.report))]
 
     def alone(self, passages: int) -> Dialogue:
-        """A single agent's way to the answer of the next question, with so many passages, in any order, each search."""
+        """A single agent's way to the answer of the next question, with so many passages, in
+        any order, each search.
+        """
         question = self._examiner.draw()
         turns = [Turn("system", self._system.agent), Turn("user", prompts.request(question.text))]
         for sub_query in question.sub_queries:
@@ -178,29 +215,45 @@ class DialogueWriter:
         return [*turns, Turn("answer", answer_text(question, pairs))]
 
     def _seen(self, sub_query: SubQuery, missing: bool) -> Report:
-        """The gold report, with one evidence point as a single-search executor gives it or with all of them."""
+        """The gold report, with one evidence point as a single-search executor gives it or with
+        all of them.
+        """
         if missing:
             return NO_EVIDENCE
         evidence = sub_query.report.evidence
-        return Report(sub_query.report.answer, evidence if self._rng.random() < 0.5 else evidence[-1:])
+        return Report(
+            sub_query.report.answer, evidence if self._rng.random() < 0.5 else evidence[-1:]
+        )
 
-    def _shown(self, gold: str, sub_query: SubQuery, entity: Entity | None, passages: int) -> list[Passage]:
-        """The gold passage with others: alike ones in a compositional world, neighbours of `entity`, or any."""
+    def _shown(
+        self, gold: str, sub_query: SubQuery, entity: Entity | None, passages: int
+    ) -> list[Passage]:
+        """The gold passage with others: alike ones in a compositional world, neighbours of
+        `entity`, or any.
+        """
         if isinstance(self._library, CompositionalWorld):
             return self._library.retrieved(gold, passages)
         if entity:
             kind = BY_NAME[sub_query.relation].subject
             return self.retrieved(self._library.by_id[gold], kind, entity, passages - 1)
-        others = self._rng.sample([one for one in self._library.passages if one.id != gold], passages - 1)
+        others = self._rng.sample(
+            [one for one in self._library.passages if one.id != gold], passages - 1
+        )
         found = [self._library.by_id[gold], *others]
         self._rng.shuffle(found)
         return found
 
     def retrieved(self, gold: Passage, kind: Kind, entity: Entity, others: int) -> list[Passage]:
-        """The gold passage, mostly first, among `others` neighbours that a dense retriever returns: pages that mention
-        the entity, and pages of entities of this kind."""
+        """The gold passage, mostly first, among `others` neighbours that a dense retriever returns:
+        pages that mention the entity, and pages of entities of this kind.
+        """
         words = [word for word in entity.mention.split() if word[:1].isupper()]
-        relatives = [passage for word in words for passage in self._mentions.get(word, ()) if passage.id != gold.id]
+        relatives = [
+            passage
+            for word in words
+            for passage in self._mentions.get(word, ())
+            if passage.id != gold.id
+        ]
         found: list[Passage] = []
         while len(found) < others:
             draw = self._rng.random()
@@ -222,4 +275,7 @@ def _until(question: Question, missing: int | None) -> tuple[tuple[SubQuery, ...
 
 def _likeness(one: str, other: str) -> int:
     """Letter pairs in common."""
-    return len({one[at : at + 2] for at in range(len(one) - 1)} & {other[at : at + 2] for at in range(len(other) - 1)})
+    return len(
+        {one[at : at + 2] for at in range(len(one) - 1)}
+        & {other[at : at + 2] for at in range(len(other) - 1)}
+    )

@@ -1,5 +1,5 @@
-"""An open-ended language of questions: relations that nest in each other, in shapes, wordings and asides of which some
-are never trained on.
+"""An open-ended language of questions: relations that nest in each other, in shapes, wordings and
+asides of which some are never trained on.
 """
 
 import random
@@ -32,7 +32,8 @@ RELATIONS = {
         "house director head person | book author writer person | book publisher press house"
     ),
     2: _relations(
-        "person lawyer counsel person | place port market place | house school college house | book source story book"
+        "person lawyer counsel person | place port market place | house school college "
+        "house | book source story book"
     ),
 }
 """By the number of their subjects."""
@@ -44,8 +45,19 @@ _FORMS = {
         "the one who is {n} to both {x} and {y}",
     ),
 }
-_FRAMES = ("What is {}?", "Name {}.", "Tell me {}.", "Which one is {}?", "I look for {}.", "Find {}.")
-_ASIDES = {"front": "{opener} {aside}: {text}", "name": "{text} ({opener} {aside})", "end": "{text}; {opener} {aside}"}
+_FRAMES = (
+    "What is {}?",
+    "Name {}.",
+    "Tell me {}.",
+    "Which one is {}?",
+    "I look for {}.",
+    "Find {}.",
+)
+_ASIDES = {
+    "front": "{opener} {aside}: {text}",
+    "name": "{text} ({opener} {aside})",
+    "end": "{text}; {opener} {aside}",
+}
 _OPENERS = ("not", "unlike", "rather than", "apart from", "instead of", "let alone")
 _MOST_RELATIONS, _MOST_ROUNDS = 3, 3
 Shape = tuple["Shape", ...]
@@ -83,7 +95,9 @@ def _shapes(rounds: int) -> set[Shape]:
 
 def shapes(side: Side) -> list[Shape]:
     """Those that questions of this side have; a single relation is for training."""
-    fitting = (shape for shape in sorted(_shapes(_MOST_ROUNDS)) if 1 <= size(shape) <= _MOST_RELATIONS)
+    fitting = (
+        shape for shape in sorted(_shapes(_MOST_ROUNDS)) if 1 <= size(shape) <= _MOST_RELATIONS
+    )
     return [shape for shape in fitting if (size(shape) > 1 and held_out(shape)) == (side == "test")]
 
 
@@ -96,7 +110,9 @@ class Phrasing:
         """Held-out wordings that were used so far."""
 
     def question(self, tree: Tree, asides: Sequence[Tree]) -> str:
-        """A question for `tree` that mentions `asides`, too, which it does not ask for, each at another place."""
+        """A question for `tree` that mentions `asides`, too, which it does not ask for, each at
+        another place.
+        """
         placed = dict(zip(self._rng.sample(list(_ASIDES), len(asides)), asides, strict=True))
         text = self._rng.choice(_FRAMES).format(self._phrase(tree, placed))
         for place in ("front", "end"):
@@ -107,10 +123,15 @@ class Phrasing:
         """A noun phrase; an aside that belongs to a name stands at the first one."""
         if tree.relation is None:
             return self._beside(tree.name, "name", placed)
-        phrases = [self._phrase(subject, {} if number else placed) for number, subject in enumerate(tree.subjects)]
+        phrases = [
+            self._phrase(subject, {} if number else placed)
+            for number, subject in enumerate(tree.subjects)
+        ]
         nouns, (first, *_) = (tree.relation.name, tree.relation.synonym), phrases
         short = not first.startswith("the ") and "(" not in first
-        noun, form = self._chosen(product(nouns, (form for form in _FORMS[len(phrases)] if short or "'" not in form)))
+        noun, form = self._chosen(
+            product(nouns, (form for form in _FORMS[len(phrases)] if short or "'" not in form))
+        )
         return form.format(n=noun, x=first, y=phrases[-1])
 
     def _beside(self, text: str, place: str, placed: Mapping[str, Tree]) -> str:
@@ -121,6 +142,8 @@ class Phrasing:
 
     def _chosen(self, wordings: Iterable[tuple[str, str]]) -> tuple[str, str]:
         """A word and its place, one of these; a quarter of them are held out."""
-        word, form = self._rng.choice([one for one in wordings if self._side == "test" or not held_out(one, 2)])
+        word, form = self._rng.choice(
+            [one for one in wordings if self._side == "test" or not held_out(one, 2)]
+        )
         self.novel += held_out((word, form), 2)
         return word, form

@@ -1,9 +1,10 @@
 """Lessons of the models that learn several roles, each an endless mixture of conversations.
 
-The student, which is the untuned mini executor, learns as an executor to search once, and as a single agent for as long
-as it takes. A student that never saw a second search learns its examples by heart; this one has to learn a habit, as a
-pretrained model has (docs/LOG.md). A generalist, which is a rung of the study's ladder, learns every role, and to
-answer alone, so that one model can be put anywhere.
+The student, which is the untuned mini executor, learns as an executor to search once, and as a
+single agent for as long as it takes. A student that never saw a second search learns its examples
+by heart; this one has to learn a habit, as a pretrained model has (docs/LOG.md). A generalist,
+which is a rung of the study's ladder, learns every role, and to answer alone, so that one model can
+be put anywhere.
 """
 
 import random
@@ -14,15 +15,19 @@ from router.protocol.tags import element
 
 _STUDENT = {"executor": 0.40, "agent": 0.45}
 """Shares of conversations; the rest are whole questions to a single agent."""
-_MIXTURES = {"generalist": {"backbone": 0.35, "executor": 0.45}, "compositional": {"backbone": 0.70, "executor": 0.20}}
+_MIXTURES = {
+    "generalist": {"backbone": 0.35, "executor": 0.45},
+    "compositional": {"backbone": 0.70, "executor": 0.20},
+}
 """The same; a single agent's are long: 39 % of a generalist's tokens."""
 _PASSED_OVER = 0.6
 _UP_TO_FIRST_RESULT = 4
 
 
 def single_search(dialogue: Dialogue) -> Dialogue:
-    """An executor's conversation with its first search only; where that does not suffice, the report says that nothing
-    was found, and quotes the sentence that leads on."""
+    """An executor's conversation with its first search only; where that does not suffice, the
+    report says that nothing was found, and quotes the sentence that leads on.
+    """
     if not _searches_again(dialogue):
         return dialogue
     leading = dialogue[-1].text.split("<evidence>")[1].split("\n")[0]
@@ -36,7 +41,9 @@ def single_agent(dialogue: Dialogue, system: RolePrompts) -> Dialogue:
     return [Turn("system", system.agent), *dialogue[1:-1], Turn("answer", answer)]
 
 
-def student_lessons(writer: DialogueWriter, system: RolePrompts, rng: random.Random) -> Iterator[Dialogue]:
+def student_lessons(
+    writer: DialogueWriter, system: RolePrompts, rng: random.Random
+) -> Iterator[Dialogue]:
     """Conversations of an executor and of a single agent, mixed, endlessly."""
     executing = writer.executor(two_searches=True)
     while True:
@@ -52,7 +59,9 @@ def student_lessons(writer: DialogueWriter, system: RolePrompts, rng: random.Ran
             yield writer.alone(passages=rng.choice((1, 1, 2)))
 
 
-def generalist_lessons(writer: DialogueWriter, rng: random.Random, passages: int, mixture: str) -> Iterator[Dialogue]:
+def generalist_lessons(
+    writer: DialogueWriter, rng: random.Random, passages: int, mixture: str
+) -> Iterator[Dialogue]:
     """Conversations of all roles, mixed, endlessly; each search finds so many `passages`."""
     backbone, executing = writer.backbone(), writer.executor(two_searches=True, passages=passages)
     shares = _MIXTURES[mixture]

@@ -3,7 +3,15 @@
 import random
 from dataclasses import dataclass
 
-from executor_sft.miniworld.relations import ALIAS, ALIAS_USE, BY_SUBJECT, CHRONICLE, FILLER, REDIRECT, Relation
+from executor_sft.miniworld.relations import (
+    ALIAS,
+    ALIAS_USE,
+    BY_SUBJECT,
+    CHRONICLE,
+    FILLER,
+    REDIRECT,
+    Relation,
+)
 from executor_sft.miniworld.world import Entity, Fact, World
 from router.protocol import Passage
 
@@ -19,7 +27,9 @@ class Statement:
 
 
 class Library:
-    """All passages of a world, in a fixed order, with the statement behind each fact, detour and alias."""
+    """All passages of a world, in a fixed order, with the statement behind each fact, detour
+    and alias.
+    """
 
     def __init__(self, world: World, prefix: str = "mini") -> None:
         """`prefix`: what the passages' ids begin with; worlds that share an index need one each."""
@@ -31,7 +41,9 @@ class Library:
         self.of_entity: dict[str, list[str]] = {}
         """Entity mention to the ids of its own passages."""
         self.states: dict[tuple[str, str], Statement] = {}
-        """(subject mention, relation) to the sentence that gives the value, possibly in a chronicle."""
+        """(subject mention, relation) to the sentence that gives the value, possibly in a
+        chronicle.
+        """
         self.points: dict[tuple[str, str], Statement] = {}
         """(subject mention, relation) to the sentence that says where the value is to be found."""
         self.aliases: dict[str, Statement] = {}
@@ -39,7 +51,9 @@ class Library:
             self._write_entity(entity)
 
     def _write_entity(self, entity: Entity) -> None:
-        relations = [relation for relation in BY_SUBJECT[entity.kind] if relation.name in entity.values]
+        relations = [
+            relation for relation in BY_SUBJECT[entity.kind] if relation.name in entity.values
+        ]
         family = [relation for relation in relations if relation.name in _FAMILY]
         own = [relation for relation in relations if relation.name not in _FAMILY]
         title = f"{entity.name} ({entity.occupation})" if entity.occupation else entity.name
@@ -49,7 +63,9 @@ class Library:
         if entity.alias:
             sentence = self._rng.choice(ALIAS[entity.kind]).format(a=entity.alias, x=entity.mention)
             use = ALIAS_USE[entity.kind].format(a=entity.alias)
-            self.aliases[entity.alias] = Statement(self.add(entity.alias, [sentence, use]), _capital(sentence))
+            self.aliases[entity.alias] = Statement(
+                self.add(entity.alias, [sentence, use]), _capital(sentence)
+            )
 
     def _write_page(self, entity: Entity, title: str, relations: list[Relation]) -> None:
         facts = [self._world.facts[entity.mention, relation.name] for relation in relations]
@@ -59,20 +75,25 @@ class Library:
         self.of_entity.setdefault(entity.mention, []).append(identity)
         for fact, sentence in zip(facts, sentences, strict=True):
             key = (entity.mention, fact.relation.name)
-            (self.states if fact.detour is None else self.points)[key] = Statement(identity, _capital(sentence))
+            (self.states if fact.detour is None else self.points)[key] = Statement(
+                identity, _capital(sentence)
+            )
             if fact.detour == "redirect":
                 self.states[key] = self._write_chronicle(fact)
 
     def _write_chronicle(self, fact: Fact) -> Statement:
         sentence = fact.relation.anonymous.format(y=fact.value)
         return Statement(
-            self.add(f"{fact.via} Chronicle", [CHRONICLE.format(c=fact.via), sentence]), _capital(sentence)
+            self.add(f"{fact.via} Chronicle", [CHRONICLE.format(c=fact.via), sentence]),
+            _capital(sentence),
         )
 
     def _sentence(self, fact: Fact) -> str:
         subject = fact.subject.mention
         if fact.detour == "redirect":
-            return self._rng.choice(REDIRECT).format(noun=fact.relation.noun.format(x=subject), c=fact.via)
+            return self._rng.choice(REDIRECT).format(
+                noun=fact.relation.noun.format(x=subject), c=fact.via
+            )
         if fact.detour == "shared":
             return fact.relation.shared.format(x=subject, z=fact.via)
         return self._rng.choice(fact.relation.tell).format(x=subject, y=fact.value)

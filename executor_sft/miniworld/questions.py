@@ -13,8 +13,12 @@ from router.protocol import Report
 QuestionType = Literal["2-hop", "3-hop", "comparison", "compositional"]
 
 _NESTED = tuple(relation for relation in RELATIONS if relation.value != "year")
-_PAIRS = tuple((first, second) for first in _NESTED for second in RELATIONS if second.subject == first.value)
-_TRIPLES = tuple((*pair, third) for pair in _PAIRS for third in RELATIONS if third.subject == pair[1].value)
+_PAIRS = tuple(
+    (first, second) for first in _NESTED for second in RELATIONS if second.subject == first.value
+)
+_TRIPLES = tuple(
+    (*pair, third) for pair in _PAIRS for third in RELATIONS if third.subject == pair[1].value
+)
 _CHAINS: dict[int, tuple[tuple[Relation, ...], ...]] = {2: _PAIRS, 3: _TRIPLES}
 _ALIAS_SHARE = 0.75
 _COMPARED = tuple(relation for relation in RELATIONS if relation.compare)
@@ -81,7 +85,9 @@ class Examiner:
                 self._count += 1
                 return question
 
-    def sub_query(self, entity: Entity, relation: Relation, wording: str, by_alias: bool = False) -> SubQuery:
+    def sub_query(
+        self, entity: Entity, relation: Relation, wording: str, by_alias: bool = False
+    ) -> SubQuery:
         """The gold sub-query for one fact; `by_alias` asks for the entity by its other name."""
         named = _named(entity, by_alias)
         text, key = wording.format(x=named), (entity.mention, relation.name)
@@ -93,9 +99,14 @@ class Examiner:
             steps = [(text, self._library.states[key])]
         elif fact.detour == "shared":
             steps = [(text, self._library.points[key])]
-            steps.append((wording.format(x=fact.via), self._library.states[fact.via, relation.name]))
+            steps.append(
+                (wording.format(x=fact.via), self._library.states[fact.via, relation.name])
+            )
         else:
-            steps = [(text, self._library.points[key]), (f"{fact.via} Chronicle", self._library.states[key])]
+            steps = [
+                (text, self._library.points[key]),
+                (f"{fact.via} Chronicle", self._library.states[key]),
+            ]
         return SubQuery(
             text,
             tuple(search for search, _ in steps),
@@ -114,7 +125,10 @@ class Examiner:
             if not isinstance(value, Entity):
                 return None
             entities.append(value)
-        if relations[-1].name not in entities[-1].values or len({entity.mention for entity in entities}) < hops:
+        if (
+            relations[-1].name not in entities[-1].values
+            or len({entity.mention for entity in entities}) < hops
+        ):
             return None
         by_alias = self._use_alias(start, relations[0])
         wording = self._rng.choice(relations[-1].ask)
@@ -130,7 +144,11 @@ class Examiner:
         if answer in {entity.mention for entity in entities}:
             return None
         return Question(
-            self._next_id(), wording.format(x=subject), "2-hop" if hops == 2 else "3-hop", answer, tuple(steps)
+            self._next_id(),
+            wording.format(x=subject),
+            "2-hop" if hops == 2 else "3-hop",
+            answer,
+            tuple(steps),
         )
 
     def _comparison(self) -> Question | None:
@@ -142,7 +160,9 @@ class Examiner:
         wording, earlier = self._rng.choice(relation.compare)
         aliased = [self._use_alias(entity, relation) for entity in (one, other)]
         both = list(zip((one, other), aliased, strict=True))
-        asked = tuple(self.sub_query(entity, relation, relation.ask[0], by_alias) for entity, by_alias in both)
+        asked = tuple(
+            self.sub_query(entity, relation, relation.ask[0], by_alias) for entity, by_alias in both
+        )
         named = tuple(_named(entity, by_alias) for entity, by_alias in both)
         answer = named[0] if (int(years[0]) < int(years[1])) == earlier else named[1]
         text = wording.format(a=named[0], b=named[1])

@@ -17,7 +17,9 @@ class Relation:
     subject: Kind
     value: Value
     noun: str
-    """Noun phrase of the value: `the author of {x}`; for years, of the event: `the birth of {x}`."""
+    """Noun phrase of the value: `the author of {x}`; for years, of the event: `the birth of
+    {x}`.
+    """
     ask: tuple[str, ...]
     """Questions; the first one is the wording that the delegator uses between hops."""
     tell: tuple[str, ...]
@@ -30,7 +32,9 @@ class Relation:
     """For years: a question about `{a}` and `{b}`, and whether it asks for the earlier one."""
 
 
-def _relation(parts: str, *, ask: str, tell: str, anonymous: str, shared: str = "", noun: str = "") -> Relation:
+def _relation(
+    parts: str, *, ask: str, tell: str, anonymous: str, shared: str = "", noun: str = ""
+) -> Relation:
     """A relation of subject, name and value, whose wordings are written with ` | ` between them."""
     subject, name, value = parts.split()
     asked, told = tuple(ask.split(" | ")), tuple(tell.split(" | "))
@@ -41,8 +45,10 @@ def _relation(parts: str, *, ask: str, tell: str, anonymous: str, shared: str = 
 def _parent(name: str) -> Relation:
     return _relation(
         f"person {name} person",
-        ask=f"Who is the {name} of {{x}}? | Who was the {name} of {{x}}? | What is the name of the {name} of {{x}}?",
-        tell=f"The {name} of {{x}} was {{y}}. | {{x}} had {{y}} as {name}. | {{y}} was the {name} of {{x}}.",
+        ask=f"Who is the {name} of {{x}}? | Who was the {name} of {{x}}? | What is the name "
+        f"of the {name} of {{x}}?",
+        tell=f"The {name} of {{x}} was {{y}}. | {{x}} had {{y}} as {name}. | {{y}} was the "
+        f"{name} of {{x}}.",
         anonymous=f"The {name} of the person told of here was {{y}}.",
         shared=f"{{x}} had the same {name} as {{z}}.",
     )
@@ -54,7 +60,11 @@ def _year(name: str, subject: Kind, noun: str, verb: str, *, asked: str) -> Rela
         subject,
         "year",
         f"the {noun} of {{x}}",
-        (f"When was {{x}} {verb}?", f"In which year was {{x}} {verb}?", f"In what year was {{x}} {verb}?"),
+        (
+            f"When was {{x}} {verb}?",
+            f"In which year was {{x}} {verb}?",
+            f"In what year was {{x}} {verb}?",
+        ),
         (
             f"{{x}} was {verb} in {{y}}.",
             f"In {{y}}, {{x}} was {verb}.",
@@ -78,7 +88,8 @@ RELATIONS: tuple[Relation, ...] = (
     _relation(
         "person birthplace city",
         ask="Where was {x} born? | In which city was {x} born? | What is the birthplace of {x}?",
-        tell="{x} was born in the city of {y}. | {x} came from {y}. | The birthplace of {x} is {y}. | "
+        tell="{x} was born in the city of {y}. | {x} came from {y}. | The birthplace of {x} "
+        "is {y}. | "
         "{y} is the city where {x} was born.",
         anonymous="The person told of here came from {y}.",
         shared="{x} was born in the same city as {z}.",
@@ -92,7 +103,8 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     _relation(
         "city country country",
-        ask="In which country is {x}? | Which country is {x} located in? | In what country does {x} lie?",
+        ask="In which country is {x}? | Which country is {x} located in? | In what country "
+        "does {x} lie?",
         tell="{x} is a city in {y}. | {x} lies in {y}. | The city of {x} belongs to {y}.",
         anonymous="The city told of here lies in {y}.",
         shared="{x} lies in the same country as {z}.",
@@ -100,20 +112,24 @@ RELATIONS: tuple[Relation, ...] = (
     _year("city_year", "city", "founding", "founded", asked="Which city"),
     _relation(
         "country capital city",
-        ask="What is the capital of {x}? | Which city is the capital of {x}? | What is the name of the capital of {x}?",
-        tell="The capital of {x} is {y}. | {x} has {y} as its capital. | {y} is the capital of {x}.",
+        ask="What is the capital of {x}? | Which city is the capital of {x}? | What is the "
+        "name of the capital of {x}?",
+        tell="The capital of {x} is {y}. | {x} has {y} as its capital. | {y} is the capital "
+        "of {x}.",
         anonymous="The capital of the country told of here is {y}.",
     ),
     _relation(
         "book author person",
         ask="Who is the author of {x}? | Who wrote {x}? | Which author wrote {x}?",
-        tell="{x} is a book by {y}. | {x} was written by {y}. | {y} wrote the book {x}. | The author of {x} is {y}.",
+        tell="{x} is a book by {y}. | {x} was written by {y}. | {y} wrote the book {x}. | The "
+        "author of {x} is {y}.",
         anonymous="The book told of here was written by {y}.",
         shared="{x} is by the same author as {z}.",
     ),
     _relation(
         "book publisher company",
-        ask="Who is the publisher of {x}? | Which company published {x}? | What is the publisher of {x}?",
+        ask="Who is the publisher of {x}? | Which company published {x}? | What is the "
+        "publisher of {x}?",
         tell="{x} was published by {y}. | The publisher of {x} is {y}. | {y} brought out {x}.",
         anonymous="The book told of here was published by {y}.",
         shared="{x} came out at the same publisher as {z}.",
@@ -137,7 +153,8 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     _relation(
         "company headquarters city",
-        ask="Where is the seat of {x}? | In which city is {x} based? | Which city is the seat of {x}?",
+        ask="Where is the seat of {x}? | In which city is {x} based? | Which city is the "
+        "seat of {x}?",
         tell="{x} is based in {y}. | The seat of {x} is in {y}. | {x} has its offices in {y}.",
         anonymous="The company told of here is based in {y}.",
         shared="{x} is based in the same city as {z}.",
@@ -158,14 +175,33 @@ ALIAS: dict[Kind, tuple[str, ...]] = {
         "{x} was also known as {a}.",
         "The name {a} was used by {x}.",
     ),
-    "city": ("{a} is the former name of {x}.", "The city of {x} was once called {a}.", "{a} is now called {x}."),
-    "book": ("{a} was the working title of {x}.", "{x} was first called {a}.", "{a} later became known as {x}."),
-    "film": ("{a} was the working title of {x}.", "{x} was first called {a}.", "{a} later became known as {x}."),
-    "company": ("{a} is the former name of {x}.", "{x} was once called {a}.", "{a} is now called {x}."),
+    "city": (
+        "{a} is the former name of {x}.",
+        "The city of {x} was once called {a}.",
+        "{a} is now called {x}.",
+    ),
+    "book": (
+        "{a} was the working title of {x}.",
+        "{x} was first called {a}.",
+        "{a} later became known as {x}.",
+    ),
+    "film": (
+        "{a} was the working title of {x}.",
+        "{x} was first called {a}.",
+        "{a} later became known as {x}.",
+    ),
+    "company": (
+        "{a} is the former name of {x}.",
+        "{x} was once called {a}.",
+        "{a} is now called {x}.",
+    ),
 }
 
 ALIAS_USE: dict[Kind, str] = {
-    "person": "The person {a} was read by many, and the birth, family and marriage of {a} were often discussed.",
+    "person": (
+        "The person {a} was read by many, and the birth, family and marriage of {a} were "
+        "often discussed."
+    ),
     "city": "The city {a} stood on old maps.",
     "book": "The book {a} was announced by a publisher and an author.",
     "film": "The film {a} was announced by a director before its release.",
@@ -195,7 +231,43 @@ FILLER: tuple[str, ...] = (
     "A stone marks the place.",
 )
 
-OCCUPATIONS: tuple[str, ...] = ("painter", "lawyer", "sailor", "teacher", "baker", "surgeon", "printer", "gardener")
-BOOK_NOUNS: tuple[str, ...] = ("Letters", "Garden", "Winter", "Ballads", "Diary", "Tales", "Lanterns", "Voyage")
-FILM_NOUNS: tuple[str, ...] = ("Nights", "Road", "Harbour", "Shadows", "Summer", "Bridge", "Return", "Echo")
-COMPANY_NOUNS: tuple[str, ...] = ("Press", "Works", "Mills", "Group", "Brothers", "Trading", "Motors", "House")
+OCCUPATIONS: tuple[str, ...] = (
+    "painter",
+    "lawyer",
+    "sailor",
+    "teacher",
+    "baker",
+    "surgeon",
+    "printer",
+    "gardener",
+)
+BOOK_NOUNS: tuple[str, ...] = (
+    "Letters",
+    "Garden",
+    "Winter",
+    "Ballads",
+    "Diary",
+    "Tales",
+    "Lanterns",
+    "Voyage",
+)
+FILM_NOUNS: tuple[str, ...] = (
+    "Nights",
+    "Road",
+    "Harbour",
+    "Shadows",
+    "Summer",
+    "Bridge",
+    "Return",
+    "Echo",
+)
+COMPANY_NOUNS: tuple[str, ...] = (
+    "Press",
+    "Works",
+    "Mills",
+    "Group",
+    "Brothers",
+    "Trading",
+    "Motors",
+    "House",
+)

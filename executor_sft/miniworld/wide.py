@@ -1,7 +1,8 @@
-"""Tables over a world: sets of entities with gold for each column, and registers, which name a part of a set.
+"""Tables over a world: sets of entities with gold for each column, and registers, which name a part
+of a set.
 
-Facts are true as everywhere: pages that disturb are written beside those of the entities. Only `unstated` ones are
-taken out, and their gold is blank.
+Facts are true as everywhere: pages that disturb are written beside those of the entities. Only
+`unstated` ones are taken out, and their gold is blank.
 """
 
 import itertools
@@ -30,16 +31,27 @@ _YEARS, _OWNERS, _EVERY = range(900, 2000, 10), 20, 10**6
 
 
 class Knobs(msgspec.Struct, frozen=True, kw_only=True):
-    """The hardness of tables: shares, each drawn by the world's seed. Second pages are of plainly stated cells alone,
-    and nothing is unstated that a set or another page rests on.
+    """The hardness of tables: shares, each drawn by the world's seed. Second pages are of plainly
+    stated cells alone, and nothing is unstated that a set or another page rests on.
     """
 
-    hubs: Annotated[int, Meta(ge=1, le=20, description="to which most things of a kind belong")] | None = 5
+    hubs: (
+        Annotated[int, Meta(ge=1, le=20, description="to which most things of a kind belong")]
+        | None
+    ) = 5
     """None: everyone has their share."""
-    listed: Annotated[float, Meta(ge=0, le=1, description="members of a set that its registers name")] = 0.9
-    stale: Annotated[float, Meta(ge=0, le=1, description="registers that name one that does not belong")] = 0.1
-    twice: Annotated[float, Meta(ge=0, le=1, description="names in two registers, cells on two pages")] = 0.15
-    conflict: Annotated[float, Meta(ge=0, le=1, description="cells of which an old page, corrected, differs")] = 0.05
+    listed: Annotated[
+        float, Meta(ge=0, le=1, description="members of a set that its registers name")
+    ] = 0.9
+    stale: Annotated[
+        float, Meta(ge=0, le=1, description="registers that name one that does not belong")
+    ] = 0.1
+    twice: Annotated[
+        float, Meta(ge=0, le=1, description="names in two registers, cells on two pages")
+    ] = 0.15
+    conflict: Annotated[
+        float, Meta(ge=0, le=1, description="cells of which an old page, corrected, differs")
+    ] = 0.05
     unstated: Annotated[float, Meta(ge=0, le=1, description="facts that no page states")] = 0.04
 
 
@@ -59,14 +71,24 @@ FORMS: dict[Kind, Form] = {
     "city": Form("country", "cities of {x}", "founded", (1250, 1050, 1450, 950, 1350)),
     "book": Form("publisher", "books from {x}", "published", (1800, 1740, 1860, 1710, 1890)),
     "film": Form("director", "films by {x}", "released", (1945, 1915, 1975, 1930, 1960)),
-    "company": Form("headquarters", "companies based in {x}", "set up", (1800, 1740, 1860, 1710, 1890)),
+    "company": Form(
+        "headquarters", "companies based in {x}", "set up", (1800, 1740, 1860, 1710, 1890)
+    ),
     "person": Form("birthplace", "people from {x}", "born", (1715, 1655, 1775, 1680, 1740)),
 }
-_COLUMNS = {kind: [one for one in BY_SUBJECT[kind] if kind != "person" or "birth" in one.name] for kind in FORMS}
-_ASKED = ("List the {n} with {c}.", "Which are the {n}? Give {c} of each.", "Name all {n}, each with {c}.")
+_COLUMNS = {
+    kind: [one for one in BY_SUBJECT[kind] if kind != "person" or "birth" in one.name]
+    for kind in FORMS
+}
+_ASKED = (
+    "List the {n} with {c}.",
+    "Which are the {n}? Give {c} of each.",
+    "Name all {n}, each with {c}.",
+)
 _TAIL = (
     "\n\nGive the result as one Markdown table with the following columns:\n{columns}\n"
-    "Leave no cell out that can be known. The output format is \n```markdown\n{{data_content}}\n```."
+    "Leave no cell out that can be known. The output format is \n```markdown\n"
+    "{{data_content}}\n```."
 )
 
 
@@ -92,19 +114,29 @@ class EntitySet:
     """Their passages, from A on: letters are told apart by search better than numbers."""
 
     def discoveries(self, turn: int, registers: int) -> list[str]:
-        """Questions of the lead's turn `turn`, from 0: about so many registers, and about own pages."""
+        """Questions of the lead's turn `turn`, from 0: about so many registers, and about own
+        pages.
+        """
         form, places = FORMS[self.kind], range(turn * registers, (turn + 1) * registers)
         year = form.years[turn % len(form.years)]
         asked = [f"Which {self.noun} are in register {_letter(place)}?" for place in places]
         return [*asked, f"Which {self.noun} were {form.verb} about {year}?"]
 
     def register_in(self, question: str) -> list[str] | None:
-        """The register that a question asks for, if there is such a one; None where it asks for none."""
+        """The register that a question asks for, if there is such a one; None where it asks for
+        none.
+        """
         letter = question.rstrip("?").rpartition(" in register ")[2]
-        return [one for at, one in enumerate(self.registers) if _letter(at) == letter] if len(letter) == 1 else None
+        return (
+            [one for at, one in enumerate(self.registers) if _letter(at) == letter]
+            if len(letter) == 1
+            else None
+        )
 
     def named_in(self, question: str, passages: list[str]) -> list[Stated]:
-        """The answer that passages give to a question about the set: six names at most, none twice."""
+        """The answer that passages give to a question about the set: six names at most, none
+        twice.
+        """
         asked, known, found = self.register_in(question), set[str](), list[Stated]()
         for identity in passages if asked is None else set(asked).intersection(passages):
             names, sentence = self.stated.get(identity, ((), ""))
@@ -192,7 +224,12 @@ class WideWorld:
 
     def listed(self, task: TableTask) -> set[str]:
         """All names in the registers of a task's sets."""
-        return {name for one in task.sets for register in one.registers for name in one.stated[register].names}
+        return {
+            name
+            for one in task.sets
+            for register in one.registers
+            for name in one.stated[register].names
+        }
 
     def reach(self, task: TableTask) -> list[list[Reach]]:
         """The place at which each cell of each gold row is found, the key first."""
@@ -200,7 +237,10 @@ class WideWorld:
         for row in task.rows:
             facts = [self.world.facts.get((row.mention, one.name)) for one in task.relations]
             table.append(["register" if row.mention in listed else "own_page"])
-            table[-1] += ["unstated" if not fact else "two_searches" if fact.detour else "own_page" for fact in facts]
+            table[-1] += [
+                "unstated" if not fact else "two_searches" if fact.detour else "own_page"
+                for fact in facts
+            ]
         return table
 
     def _rng(self, what: str) -> random.Random:
@@ -211,7 +251,9 @@ class WideWorld:
         needed = {(fact.via, fact.relation.name) for fact in facts.values()}
         for key, fact in list(facts.items()):
             kind, relation = fact.subject.kind, fact.relation
-            free = kind in FORMS and relation in _COLUMNS[kind] and relation.name != FORMS[kind].link
+            free = (
+                kind in FORMS and relation in _COLUMNS[kind] and relation.name != FORMS[kind].link
+            )
             if free and key not in needed and rng.random() < self._knobs.unstated:
                 self.unstated.append((fact.subject, relation))
                 del facts[key], fact.subject.values[relation.name]
@@ -222,17 +264,32 @@ class WideWorld:
             groups: dict[str, list[Entity]] = {}
             for one in (one for one in self.world.entities if one.kind == kind):
                 groups.setdefault(self.world.facts[one.mention, form.link].value, []).append(one)
-            groups = {owner: members for owner, members in groups.items() if len(members) >= ROWS["small"].start}
+            groups = {
+                owner: members
+                for owner, members in groups.items()
+                if len(members) >= ROWS["small"].start
+            }
             for owner, members in itertools.islice(groups.items(), _OWNERS):
-                sets.append(EntitySet(kind, form.noun.format(x=owner), (form.link,), tuple(members)))
+                sets.append(
+                    EntitySet(kind, form.noun.format(x=owner), (form.link,), tuple(members))
+                )
         large = [one for one in sets if len(one.members) not in ROWS["small"]]
-        candidates = [(one,) for one in (*sets, *filter(None, (self._early(one, rng) for one in large)))]
+        candidates = [
+            (one,) for one in (*sets, *filter(None, (self._early(one, rng) for one in large)))
+        ]
         pairs = [pair for pair in itertools.combinations(large, 2) if pair[0].kind == pair[1].kind]
         tasks: list[TableTask] = []
         for size, rows in ROWS.items():
-            fitting = [any_ for any_ in (*candidates, *pairs) if sum(len(one.members) for one in any_) in rows]
+            fitting = [
+                any_
+                for any_ in (*candidates, *pairs)
+                if sum(len(one.members) for one in any_) in rows
+            ]
             for chosen in rng.sample(fitting, min(number, len(fitting))):
-                identity, columns = f"mini_wide_{self.world.seed}_{len(tasks) + 1:03d}", _COLUMNS[chosen[0].kind]
+                identity, columns = (
+                    f"mini_wide_{self.world.seed}_{len(tasks) + 1:03d}",
+                    _COLUMNS[chosen[0].kind],
+                )
                 shown = rng.sample(columns, rng.randint(2, len(columns)))
                 relations = tuple(one for one in columns if one in shown)
                 *names, last = map(column_name, relations)
@@ -254,37 +311,61 @@ class WideWorld:
         return EntitySet(whole.kind, noun, (*whole.rests_on, year.name), members)
 
     def _register(self, one: EntitySet, rng: random.Random) -> None:
-        """Write the registers of a set, and note its members' own pages that say that they belong to it."""
+        """Write the registers of a set, and note its members' own pages that say that they
+        belong to it.
+        """
         facts, knobs, number = self.world.facts, self._knobs, len(one.members)
-        plain = [row for row in one.members if not any(facts[row.mention, name].detour for name in one.rests_on)]
+        plain = [
+            row
+            for row in one.members
+            if not any(facts[row.mention, name].detour for name in one.rests_on)
+        ]
         for row in plain:
             page = self.library.states[row.mention, one.rests_on[0]]
             one.stated[page.passage_id] = Stated((row.mention,), page.sentence)
         unlisted = rng.sample(plain, min(len(plain), round((1 - knobs.listed) * number)))
         listed = [row.mention for row in one.members if row not in unlisted]
-        strangers = [row.mention for row in self.world.entities if row.kind == one.kind and row not in one.members]
+        strangers = [
+            row.mention
+            for row in self.world.entities
+            if row.kind == one.kind and row not in one.members
+        ]
         wrong = sum(rng.random() < knobs.stale for _ in range(math.ceil(number / MOST_NAMES)))
         names = rng.sample([*listed, *rng.sample(strangers, wrong)], len(listed) + wrong)
         parts = math.ceil(len(names) * (1 + knobs.twice) / MOST_NAMES)
         registers = [names[at::parts] for at in range(parts)]
         for name in rng.sample(listed, round(knobs.twice * len(listed))):
-            shortest = min((register for register in registers if name not in register), key=len, default=[])
+            shortest = min(
+                (register for register in registers if name not in register), key=len, default=[]
+            )
             if 0 < len(shortest) < MOST_NAMES:
                 shortest.append(name)
         for at, register in enumerate(registers):
             sentence = f"This is register {_letter(at)} of the {one.noun}."
-            text = f"It names {' and '.join(filter(None, (', '.join(register[:-1]), register[-1])))}."
-            one.registers.append(self.library.add(f"Register {_letter(at)} of the {one.noun}", [sentence, text]))
+            text = (
+                f"It names {' and '.join(filter(None, (', '.join(register[:-1]), register[-1])))}."
+            )
+            one.registers.append(
+                self.library.add(f"Register {_letter(at)} of the {one.noun}", [sentence, text])
+            )
             one.stated[one.registers[-1]] = Stated(tuple(register), sentence)
 
     def _write_beside(self, rng: random.Random) -> None:
-        """Write second pages: old accounts, which state another value, and notes, which state the same."""
+        """Write second pages: old accounts, which state another value, and notes, which state
+        the same.
+        """
         rows = {row.mention: row for one in self.sets for row in one.members}
-        facts = [self.world.facts.get((name, one.name)) for name, row in rows.items() for one in _COLUMNS[row.kind]]
+        facts = [
+            self.world.facts.get((name, one.name))
+            for name, row in rows.items()
+            for one in _COLUMNS[row.kind]
+        ]
         for fact in (fact for fact in facts if fact and not fact.detour):
             draw, name, tell = rng.random(), fact.subject.mention, rng.choice(fact.relation.tell)
             if draw < self._knobs.conflict:
-                others = [one.value for one in self.world.facts.values() if one.relation is fact.relation]
+                others = [
+                    one.value for one in self.world.facts.values() if one.relation is fact.relation
+                ]
                 wrong = rng.choice([value for value in others if value != fact.value])
                 cites = f"The corrected account is on the page {name}."
                 self.library.add(f"Old account of {name}", [tell.format(x=name, y=wrong), cites])

@@ -40,7 +40,9 @@ class Names:
         """A fresh capitalised word of two or three syllables."""
         while True:
             syllables = self._rng.choice((2, 2, 3))
-            word = "".join(self._syllable(last=number == syllables - 1) for number in range(syllables)).capitalize()
+            word = "".join(
+                self._syllable(last=number == syllables - 1) for number in range(syllables)
+            ).capitalize()
             if word not in self._taken and side_of(word) == self._side and 4 <= len(word) <= 11:
                 self._taken.add(word)
                 return word
@@ -94,15 +96,18 @@ class World:
     """Entities and facts drawn from one seed; two worlds of different sides share no name word."""
 
     def __init__(self, seed: int, side: Side, hubs: int | None = None) -> None:
-        """`hubs`: how many countries have all the cities between them but for the capitals, and likewise publishers
-        the books, directors the films, and seats the companies; None: everyone has their share.
+        """`hubs`: how many countries have all the cities between them but for the capitals, and
+        likewise publishers the books, directors the films, and seats the companies; None: everyone
+        has their share.
         """
         self.seed, self.side, self._hubs = seed, side, hubs
         self._rng = random.Random(f"{seed}/{side}")
         self.names = Names(self._rng, side)
         self.countries = [Entity("country", self.names.word()) for _ in range(_COUNTRIES)]
         self.cities = [self._city() for _ in range(_CITIES)]
-        for country, capital in zip(self.countries, self._rng.sample(self.cities, len(self.countries)), strict=True):
+        for country, capital in zip(
+            self.countries, self._rng.sample(self.cities, len(self.countries)), strict=True
+        ):
             country.values["capital"] = capital
             capital.values["country"] = country
         self.people = self._people()
@@ -123,20 +128,35 @@ class World:
     @property
     def entities(self) -> Sequence[Entity]:
         """Every entity, in a fixed order."""
-        return [*self.people, *self.cities, *self.countries, *self.books, *self.films, *self.companies]
+        return [
+            *self.people,
+            *self.cities,
+            *self.countries,
+            *self.books,
+            *self.films,
+            *self.companies,
+        ]
 
     def _city(self) -> Entity:
         values: dict[str, str | Entity] = {"country": self._owner(self.countries)}
-        return Entity("city", self.names.word(), values=values | {"city_year": self._year(900, 1600)})
+        return Entity(
+            "city", self.names.word(), values=values | {"city_year": self._year(900, 1600)}
+        )
 
     def _company(self) -> Entity:
         company = Entity("company", self._new_name("company"), values={"founder": self._person()})
-        company.values |= {"headquarters": self._owner(self.cities), "company_year": self._year(1700, 1900)}
+        company.values |= {
+            "headquarters": self._owner(self.cities),
+            "company_year": self._year(1700, 1900),
+        }
         return company
 
     def _book(self) -> Entity:
         book = Entity("book", self._new_name("book"), values={"author": self._person()})
-        book.values |= {"publisher": self._owner(self.companies), "book_year": self._year(1700, 1900)}
+        book.values |= {
+            "publisher": self._owner(self.companies),
+            "book_year": self._year(1700, 1900),
+        }
         return book
 
     def _film(self) -> Entity:
@@ -145,7 +165,9 @@ class World:
         return film
 
     def _people(self) -> list[Entity]:
-        """Three generations; children take the surname of their father, and couples never share one."""
+        """Three generations; children take the surname of their father, and couples never share
+        one.
+        """
         everyone: list[Entity] = []
         parents: list[tuple[Entity, Entity]] = []
         for generation in range(3):
@@ -176,7 +198,9 @@ class World:
         return person
 
     def _make_namesakes(self, people: list[Entity]) -> None:
-        """Give some childless people of the last generation one name between two, told apart by occupation."""
+        """Give some childless people of the last generation one name between two, told apart by
+        occupation.
+        """
         count = int(len(people) * _NAMESAKE_SHARE) // 2
         young = [person for person in people[-2 * _COUPLES :] if "spouse" not in person.values]
         young += [person for person in people[-2 * _COUPLES :] if "spouse" in person.values]
@@ -202,8 +226,12 @@ class World:
                 return f"{word} {self._rng.choice(FILM_NOUNS if kind == 'film' else COMPANY_NOUNS)}"
         return word
 
-    def _fact(self, entity: Entity, relation: Relation, told: dict[tuple[str, str], list[Entity]]) -> Fact:
-        """State a value plainly or by a detour; `told` holds the subjects whose own pages state each value."""
+    def _fact(
+        self, entity: Entity, relation: Relation, told: dict[tuple[str, str], list[Entity]]
+    ) -> Fact:
+        """State a value plainly or by a detour; `told` holds the subjects whose own pages state
+        each value.
+        """
         value = entity.values[relation.name]
         text = value if isinstance(value, str) else value.mention
         draw = self._rng.random()

@@ -1,4 +1,6 @@
-"""Attempts of one call: where each goes, when another is made, how long it may take, and its row in the ledger."""
+"""Attempts of one call: where each goes, when another is made, how long it may take, and its
+row in the ledger.
+"""
 
 import asyncio
 import math
@@ -16,7 +18,13 @@ from router.amount import NOTHING, Amount
 from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RoleHealth
 from router.calls.replicas import Replica, chosen
 from router.calls.timeouts import Timeouts
-from router.errors import BudgetExhausted, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    BudgetExhausted,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.ledger import Ledger
 from router.ledger.ledger import Attempt, Caller
 from router.models import Completion, Delta, Model, Prompt
@@ -24,10 +32,13 @@ from router.trace.call import Purpose
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 _LONGEST_WAIT_S = 30.0
-"""The longest pause that an endpoint may ask for; a caller that is told of a longer one in time can go elsewhere."""
+"""The longest pause that an endpoint may ask for; a caller that is told of a longer one in time
+can go elsewhere.
+"""
 _LEAST_TOKENS, _LEAST_SHARE = 64, 4
-"""Where the rest of a budget has room for fewer tokens to write than these, and than the fourth part of what the role
-may write, a call is not worth it."""
+"""Where the rest of a budget has room for fewer tokens to write than these, and than the fourth
+part of what the role may write, a call is not worth it.
+"""
 BYTES_PER_TOKEN = 4
 """In most text; good enough to compare replicas."""
 _PROBE_S = 5.0
@@ -51,7 +62,9 @@ class Attempts:
     timeouts: Timeouts
     health: RoleHealth
     worst: Callable[[int, int], Amount]
-    """The most that an attempt may cost, by the tokens of its prompt and by those that it may write."""
+    """The most that an attempt may cost, by the tokens of its prompt and by those that it may
+    write.
+    """
     streams: bool
     most: int
     until: float = math.inf
@@ -59,7 +72,9 @@ class Attempts:
     on_text: OnText | None = None
     """Gets the text of a streamed attempt as it is written."""
     on_delta: Callable[[Delta], None] | None = None
-    """Gets what is written, and keeps it: once there is a first token, there is no other attempt."""
+    """Gets what is written, and keeps it: once there is a first token, there is no other
+    attempt.
+    """
     _made: int = field(default=0, init=False)
     _unstopped: bool = field(default=False, init=False)
     """Whether this prompt is asked without stop strings."""
@@ -67,8 +82,9 @@ class Attempts:
     """Deployments that did not do their part."""
 
     async def completion(self) -> Completion:
-        """Return the whole output of the first attempt that comes to it, at another replica at once, or at the same one
-        after pauses that grow. Raises `UpstreamError` and `BudgetExhausted`; of several errors, the last one.
+        """Return the whole output of the first attempt that comes to it, at another replica at
+        once, or at the same one after pauses that grow. Raises `UpstreamError` and
+        `BudgetExhausted`; of several errors, the last one.
         """
         self.health.retries.called()
         for number in count(1):
@@ -76,14 +92,25 @@ class Attempts:
                 if output := await self._once():
                     return output
                 pause_s: float | None = 0.0
-            except UpstreamRefused as error:  # a replica whose key or model's name is wrong adds no load by refusing
-                if error.passed_on or number >= self.most or not error.lasting or not self._elsewhere():
+            except UpstreamRefused as error:
+                # A replica whose key or model's name is wrong adds no load by refusing.
+                if (
+                    error.passed_on
+                    or number >= self.most
+                    or not error.lasting
+                    or not self._elsewhere()
+                ):
                     raise
                 pause_s = 0.0
             except (UpstreamUnavailable, UpstreamProtocolError) as error:
                 pause_s = 0.0 if self._elsewhere() else _pause_s(error, number)
                 late = pause_s is None or asyncio.get_running_loop().time() + pause_s > self.until
-                if error.passed_on or number >= self.most or late or not self.health.retries.spend():
+                if (
+                    error.passed_on
+                    or number >= self.most
+                    or late
+                    or not self.health.retries.spend()
+                ):
                     raise
             await asyncio.sleep(pause_s or 0.0)
         raise AssertionError("the last attempt returns or raises")
@@ -94,12 +121,17 @@ class Attempts:
         return any(not replica.endpoint.breaker.wait_s for replica in there)
 
     async def _once(self) -> Completion | None:
-        """The output of one attempt; None where its endpoint met a stop string within its reasoning, and is to be asked
-        once more without them; where that brings text, it is asked so from then on. Its worst case is that of the
-        prompt's bytes or, where that is too much, of its tokens, or of fewer tokens to write.
+        """The output of one attempt; None where its endpoint met a stop string within its
+        reasoning, and is to be asked once more without them; where that brings text, it is asked so
+        from then on. Its worst case is that of the prompt's bytes or, where that is too much, of
+        its tokens, or of fewer tokens to write.
         """
         async with self.health:
-            replica, bound, most = await self._chosen(), self.caller.prompt_bound, self.caller.max_tokens
+            replica, bound, most = (
+                await self._chosen(),
+                self.caller.prompt_bound,
+                self.caller.max_tokens,
+            )
             self._made += 1
             try:
                 try:
@@ -107,10 +139,14 @@ class Attempts:
                     completion = await self._booked(replica, bound, most, worst, waits=False)
                 except BudgetExhausted:
                     tokens = await prompt_tokens(replica.model, self.prompt, self.health.counts)
-                    call, worst_of = partial(self._booked, replica, tokens), partial(self.worst, tokens)
+                    call, worst_of = (
+                        partial(self._booked, replica, tokens),
+                        partial(self.worst, tokens),
+                    )
                     completion = await affordable(call, worst_of, most)
             except UpstreamError as error:
-                works = isinstance(error, UpstreamRefused) and not error.lasting  # but not with this prompt
+                # But not with this prompt
+                works = isinstance(error, UpstreamRefused) and not error.lasting
                 (self.health.succeeded if works else self.health.failed)()
                 self._failed.add(replica.deployment)
                 raise
@@ -133,22 +169,33 @@ class Attempts:
         attempt: Attempt | None = None
         if len(self.replicas) > 1 and replica.endpoint.breaker.state != "closed":
             timeouts = replace(timeouts, first_token_s=min(timeouts.first_token_s, _PROBE_S))
-        caller = replace(self.caller, deployment=replica.deployment, prompt_bound=prompt_tokens, max_tokens=max_tokens)
+        caller = replace(
+            self.caller,
+            deployment=replica.deployment,
+            prompt_bound=prompt_tokens,
+            max_tokens=max_tokens,
+        )
         purpose: Purpose = "retry" if self._made > 1 else self.purpose
         outstanding = self.caller.prompt_bound // BYTES_PER_TOKEN + self.prompt.sampling.max_tokens
         with replica.endpoint.calling(outstanding, lambda: _silent(attempt, timeouts)) as spoke:
-            async with self.ledger.attempt(caller, purpose, self._made, worst, waits=waits) as attempt:
+            async with self.ledger.attempt(
+                caller, purpose, self._made, worst, waits=waits
+            ) as attempt:
                 attempt.spoke, attempt.count = spoke, partial(replica.model.count, self.prompt)
                 try:
                     return await self._call(replica, attempt, timeouts)
                 except UpstreamError as error:
-                    error.passed_on = self.on_delta is not None and attempt.first_token_s is not None
+                    error.passed_on = (
+                        self.on_delta is not None and attempt.first_token_s is not None
+                    )
                     raise
 
     async def _call(self, replica: Replica, attempt: Attempt, timeouts: Timeouts) -> Completion:
         """Ask the model. One timer is set: for the first token, and from then on for the end."""
         model = replica.model
-        sampling = msgspec.structs.replace(self.prompt.sampling, max_tokens=attempt.opened.max_tokens)
+        sampling = msgspec.structs.replace(
+            self.prompt.sampling, max_tokens=attempt.opened.max_tokens
+        )
         prompt = msgspec.structs.replace(
             self.prompt,
             sampling=sampling,
@@ -184,11 +231,18 @@ class Attempts:
     async def _chosen(self) -> Replica:
         if len(self.replicas) == 1 and self.replicas[0].endpoint.breaker.state == "closed":
             return self.replicas[0]
-        # All executors of a run share a replica's cache; other conversations are told apart by how they begin.
+        # All executors of a run share a replica's cache; other conversations are told apart by how
+        # they begin.
         stay = self.caller.role == "execution"
-        key = self.ledger.run_id if stay else "\0".join(message.content for message in self.prompt.messages[:2])
+        key = (
+            self.ledger.run_id
+            if stay
+            else "\0".join(message.content for message in self.prompt.messages[:2])
+        )
         tokens = self.caller.prompt_bound // BYTES_PER_TOKEN
-        return await chosen(self.replicas, key, tokens, stay=stay, avoid=self._failed, until=self.until)
+        return await chosen(
+            self.replicas, key, tokens, stay=stay, avoid=self._failed, until=self.until
+        )
 
 
 def _pause_s(error: UpstreamError, number: int) -> float | None:
@@ -201,7 +255,9 @@ def _pause_s(error: UpstreamError, number: int) -> float | None:
 
 
 async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> int:
-    """Return the most tokens that `prompt` can have, by its tokenizer, or by earlier counts and its bytes."""
+    """Return the most tokens that `prompt` can have, by its tokenizer, or by earlier counts and
+    its bytes.
+    """
     usage, bound = await model.count(prompt, ""), counts.bound(prompt.texts)
     if usage is None:
         return bound
@@ -211,13 +267,17 @@ async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> i
 
 
 def least_tokens(max_tokens: int) -> int:
-    """The fewest tokens that are worth a call which may write `max_tokens` where there is room for them."""
+    """The fewest tokens that are worth a call which may write `max_tokens` where there is room
+    for them.
+    """
     return min(max_tokens, max(_LEAST_TOKENS, max_tokens // _LEAST_SHARE))
 
 
-async def affordable(take: Callable[..., Awaitable[T]], worst: Callable[[int], Amount], max_tokens: int) -> T:
-    """Return `take(tokens, worst(tokens), waits=…)` for `max_tokens` to write or, where the budget has no room
-    for as many, for as many as it has room for. Raises `BudgetExhausted`.
+async def affordable(
+    take: Callable[..., Awaitable[T]], worst: Callable[[int], Amount], max_tokens: int
+) -> T:
+    """Return `take(tokens, worst(tokens), waits=…)` for `max_tokens` to write or, where the budget
+    has no room for as many, for as many as it has room for. Raises `BudgetExhausted`.
     """
     least, waits = least_tokens(max_tokens), True
     while True:
@@ -230,7 +290,10 @@ async def affordable(take: Callable[..., Awaitable[T]], worst: Callable[[int], A
             # What others hold back has been waited for once.
             waits = not error.contended
         fewer = range(least, max_tokens)
-        max_tokens = max(least, least - 1 + bisect_left(fewer, True, key=lambda tokens: not left.holds(worst(tokens))))
+        max_tokens = max(
+            least,
+            least - 1 + bisect_left(fewer, True, key=lambda tokens: not left.holds(worst(tokens))),
+        )
 
 
 def _silent(attempt: Attempt | None, timeouts: Timeouts) -> bool:

@@ -23,7 +23,9 @@ class Readiness:
         self._news = asyncio.Event()
 
     def say(self, source: str, needs: Collection[Need], why: str | None) -> None:
-        """`source`, such as `engines.executor`, which `needs` depend on, is down, and `why`; None: it is there."""
+        """`source`, such as `engines.executor`, which `needs` depend on, is down, and `why`;
+        None: it is there.
+        """
         before = self._down.pop(source, None)
         if why is not None:
             self._down[source] = list(needs), why
@@ -38,7 +40,14 @@ class Readiness:
 
     def down(self, needs: Collection[Need]) -> str | None:
         """The reason why one of `needs` cannot be met; None where nothing is in the way."""
-        return next((f"{source}: {why}" for source, (of, why) in self._down.items() if set(of) & set(needs)), None)
+        return next(
+            (
+                f"{source}: {why}"
+                for source, (of, why) in self._down.items()
+                if set(of) & set(needs)
+            ),
+            None,
+        )
 
     @property
     def all(self) -> dict[str, tuple[list[Need], str]]:
@@ -55,22 +64,31 @@ class Readiness:
 
 _EVERY_S = 0.5
 _FIRST_S, _LONGEST_S = 1.0, 30.0
-NEEDS: dict[RoleName, Need] = {"delegation": "delegation", "execution": "execution", "answer": "answer"}
+NEEDS: dict[RoleName, Need] = {
+    "delegation": "delegation",
+    "execution": "execution",
+    "answer": "answer",
+}
 """What is missing where a role of a gateway is."""
 
 
 async def watch_role(
     name: RoleName, role: Role, readiness: Readiness, probe: Callable[[RoleName], Awaitable[object]]
 ) -> None:
-    """Say when no breaker of its replicas and of its fallbacks is closed, or its own calls keep failing, and when a
-    call that worked has changed that; for ever. As nobody calls a gateway whose health is bad, `probe` does, as soon as
-    a breaker lets a call through, and after pauses that double.
+    """Say when no breaker of its replicas and of its fallbacks is closed, or its own calls keep
+    failing, and when a call that worked has changed that; for ever. As nobody calls a gateway whose
+    health is bad, `probe` does, as soon as a breaker lets a call through, and after pauses that
+    double.
     """
     loop, pause_s, due = asyncio.get_running_loop(), _FIRST_S, 0.0
     while True:
         models = (role, *role.fallbacks)
         taken = [each for each in models if each.health.works]
-        works = any(replica.endpoint.breaker.state == "closed" for each in taken for replica in each.replicas)
+        works = any(
+            replica.endpoint.breaker.state == "closed"
+            for each in taken
+            for replica in each.replicas
+        )
         readiness.say(f"roles.{name}", [NEEDS[name]], None if works else "all its calls fail")
         waits_s = [replica.endpoint.breaker.wait_s for each in models for replica in each.replicas]
         if works:

@@ -1,4 +1,6 @@
-"""Limits that all calls of a role share, whichever version of it makes them: places and retries; bounds of prompts."""
+"""Limits that all calls of a role share, whichever version of it makes them: places and
+retries; bounds of prompts.
+"""
 
 import asyncio
 from collections import Counter
@@ -30,7 +32,9 @@ class RetryBudget:
         """Whether a retry may be made; then it is counted."""
         now = asyncio.get_running_loop().time()
         if self.balance < _RESERVE:
-            self.balance = min(self.balance + now - self._seen, _RESERVE) if self._seen else self.balance
+            self.balance = (
+                min(self.balance + now - self._seen, _RESERVE) if self._seen else self.balance
+            )
         self._seen = now
         allowed = self.balance >= 1
         self.balance -= allowed
@@ -42,17 +46,21 @@ _TEMPLATE_TOKENS, MESSAGE_TOKENS = 128, 16
 
 
 def prompt_bound(messages: Iterable[Message]) -> int:
-    """A true bound for every tokenizer whose smallest pieces are bytes, that is, byte-level ones and SentencePiece with
-    byte fallback: each token stands for at least one byte of the text, be it as it is or in normal form C or KC. What a
-    chat template adds is taken to be no more than 16 tokens a message and 128 in all.
+    """A true bound for every tokenizer whose smallest pieces are bytes, that is, byte-level ones
+    and SentencePiece with byte fallback: each token stands for at least one byte of the text, be it
+    as it is or in normal form C or KC. What a chat template adds is taken to be no more than 16
+    tokens a message and 128 in all.
     """
-    sizes = [(_known_bytes if message.role == "system" else _most_bytes)(message.content) for message in messages]
+    sizes = [
+        (_known_bytes if message.role == "system" else _most_bytes)(message.content)
+        for message in messages
+    ]
     return _TEMPLATE_TOKENS + MESSAGE_TOKENS * len(sizes) + sum(sizes)
 
 
 def _most_bytes(text: str) -> int:
-    """The bytes of each character's longest form: composing makes no pair longer. So nothing is normalized as a whole,
-    which takes quadratic time where combining marks follow each other.
+    """The bytes of each character's longest form: composing makes no pair longer. So nothing is
+    normalized as a whole, which takes quadratic time where combining marks follow each other.
     """
     if text.isascii():
         return len(text)
@@ -61,7 +69,9 @@ def _most_bytes(text: str) -> int:
 
 def _longest(character: str) -> int:
     # Hangul syllables, of which Unicode lists no decomposition, are always composed again.
-    forms = [normalize(form, character) for form in ("NFD", "NFKD")] if decomposition(character) else []
+    forms = (
+        [normalize(form, character) for form in ("NFD", "NFKD")] if decomposition(character) else []
+    )
     return max(len(form.encode(errors="surrogatepass")) for form in (character, *forms))
 
 
@@ -70,8 +80,9 @@ _known_bytes = lru_cache(maxsize=8)(_most_bytes)
 
 
 class PromptCounts:
-    """Counts of prompts by a model's engine, for models whose tokenizer is not to be had: a prompt has no more
-    tokens than another one with the same system prompt, and what else stands in it. Chat templates keep messages apart.
+    """Counts of prompts by a model's engine, for models whose tokenizer is not to be had: a prompt
+    has no more tokens than another one with the same system prompt, and what else stands in it.
+    Chat templates keep messages apart.
     """
 
     def __init__(self) -> None:
@@ -85,19 +96,31 @@ class PromptCounts:
 
     def bound(self, messages: Sequence[Message]) -> int:
         """The most tokens that `messages` can have."""
-        known = self._tokens.get(messages[0].content) if messages and messages[0].role == "system" else None
+        known = (
+            self._tokens.get(messages[0].content)
+            if messages and messages[0].role == "system"
+            else None
+        )
         bound = prompt_bound(messages)
         if known is None:
             return bound
-        return min(bound, known + sum([MESSAGE_TOKENS + _most_bytes(message.content) for message in messages[1:]]))
+        return min(
+            bound,
+            known
+            + sum([MESSAGE_TOKENS + _most_bytes(message.content) for message in messages[1:]]),
+        )
 
 
 _MOST_FAILURES, _FAILING_S = 5, 2.0
-"""As many in a row open a breaker, which is an endpoint's and may have other roles' successes between them."""
+"""As many in a row open a breaker, which is an endpoint's and may have other roles' successes
+between them.
+"""
 
 
 class RoleHealth:
-    """Places and retries of a role's calls, and the counts of its prompts. As a context, one of the places."""
+    """Places and retries of a role's calls, and the counts of its prompts. As a context, one of
+    the places.
+    """
 
     def __init__(self, max_in_flight: int | None = None) -> None:
         """`max_in_flight`: attempts under way at a time, over all replicas; None for any number."""
@@ -107,7 +130,9 @@ class RoleHealth:
         self.fallbacks = 0
         """Calls that went to a fallback."""
         self.failures = 0
-        """Attempts in a row that failed, or were refused as every other would be, for the key or the model's name."""
+        """Attempts in a row that failed, or were refused as every other would be, for the key
+        or the model's name.
+        """
         self._failing_since = 0.0
 
     def succeeded(self) -> None:
@@ -116,12 +141,16 @@ class RoleHealth:
 
     def failed(self) -> None:
         """Count one more failure in a row."""
-        self._failing_since = self._failing_since if self.failures else asyncio.get_running_loop().time()
+        self._failing_since = (
+            self._failing_since if self.failures else asyncio.get_running_loop().time()
+        )
         self.failures += 1
 
     @property
     def works(self) -> bool:
-        """False where calls fail again and again, and for some time: a burst that is throttled is over soon."""
+        """False where calls fail again and again, and for some time: a burst that is throttled
+        is over soon.
+        """
         lasting = asyncio.get_running_loop().time() - self._failing_since >= _FAILING_S
         return self.failures < _MOST_FAILURES or not lasting
 

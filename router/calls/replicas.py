@@ -22,8 +22,8 @@ BreakerState = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
-    """Opens after five failures in a row, for a second; for twice as long, up to half a minute, after each probe that
-    fails. What was begun before it opened decides nothing.
+    """Opens after five failures in a row, for a second; for twice as long, up to half a minute,
+    after each probe that fails. What was begun before it opened decides nothing.
     """
 
     def __init__(self) -> None:
@@ -79,13 +79,15 @@ class Endpoint:
         self.outstanding_tokens = 0
         """What the calls under way may read and write, by estimate."""
         self.unstopped = False
-        """True once it met a stop string within its reasoning, so that none is sent there any more."""
+        """True once it met a stop string within its reasoning, so that none is sent there any
+        more.
+        """
 
     @contextmanager
     def calling(self, tokens: int, silent: Callable[[], bool]) -> Iterator[Callable[[], None]]:
-        """A call of so many tokens; what it yields is to be called once it says something, as a probe need not be over
-        to have shown that others may follow. `silent`: whether it has not said anything for suspiciously long; then
-        that it is given up tells as much as a failure.
+        """A call of so many tokens; what it yields is to be called once it says something, as a
+        probe need not be over to have shown that others may follow. `silent`: whether it has not
+        said anything for suspiciously long; then that it is given up tells as much as a failure.
         """
         breaker = self.breaker  # while the call is under way there may come a new one
         probe = breaker.begin()
@@ -115,7 +117,9 @@ class Endpoint:
 
 
 def _good(error: UpstreamError) -> bool | None:
-    """What an error says of its endpoint: one that refuses works, and one that is asked too often may."""
+    """What an error says of its endpoint: one that refuses works, and one that is asked too
+    often may.
+    """
     if isinstance(error, UpstreamUnavailable):
         return None if error.throttled else False
     return not isinstance(error, UpstreamProtocolError)
@@ -136,31 +140,51 @@ class Replica:
 
 
 def choose(
-    replicas: Sequence[Replica], key: str, prompt_tokens: int, *, stay: bool, avoid: Collection[str] = ()
+    replicas: Sequence[Replica],
+    key: str,
+    prompt_tokens: int,
+    *,
+    stay: bool,
+    avoid: Collection[str] = (),
 ) -> Replica:
-    """The one to call. Every `key` has a home (rendezvous hashing), which has its prefix in its cache.
+    """The one to call. Every `key` has a home (rendezvous hashing), which has its prefix in its
+    cache.
 
-    `stay`: whether the call goes home, whatever is under way there. Otherwise it goes where the least tokens are
-    outstanding, counting `prompt_tokens` more wherever they would have to be read anew. `avoid`: deployments that have
-    just failed; called only where there is no other. Raises `UpstreamUnavailable` where all are to be left alone.
+    `stay`: whether the call goes home, whatever is under way there. Otherwise it goes where the
+    least tokens are outstanding, counting `prompt_tokens` more wherever they would have to be read
+    anew. `avoid`: deployments that have just failed; called only where there is no other. Raises
+    `UpstreamUnavailable` where all are to be left alone.
     """
     working = [replica for replica in replicas if not replica.endpoint.breaker.wait_s]
     if not working:
         wait_s = min(replica.endpoint.breaker.wait_s for replica in replicas)
         model = replicas[0].model
         said = f"model {model.name!r}: left alone for {wait_s:.1f} s, because its last calls failed"
-        raise UpstreamUnavailable(said, endpoint=model.endpoint, retry_after_s=wait_s, unspent=True, repeatable=False)
+        raise UpstreamUnavailable(
+            said, endpoint=model.endpoint, retry_after_s=wait_s, unspent=True, repeatable=False
+        )
     fresh = [replica for replica in working if replica.deployment not in avoid] or working
     if len(fresh) == 1:
         return fresh[0]
-    home = max(fresh, key=lambda one: blake2b(f"{key}\0{one.deployment}".encode(), digest_size=8).digest())
+    home = max(
+        fresh, key=lambda one: blake2b(f"{key}\0{one.deployment}".encode(), digest_size=8).digest()
+    )
     if stay:
         return home
-    return min((home, *fresh), key=lambda one: one.endpoint.outstanding_tokens + (0 if one is home else prompt_tokens))
+    return min(
+        (home, *fresh),
+        key=lambda one: one.endpoint.outstanding_tokens + (0 if one is home else prompt_tokens),
+    )
 
 
 async def chosen(
-    replicas: Sequence[Replica], key: str, prompt_tokens: int, *, stay: bool, avoid: Collection[str] = (), until: float
+    replicas: Sequence[Replica],
+    key: str,
+    prompt_tokens: int,
+    *,
+    stay: bool,
+    avoid: Collection[str] = (),
+    until: float,
 ) -> Replica:
     """Try `choose` again for a moment, but not beyond `until`, in the event loop's time."""
     clock = asyncio.get_running_loop().time
@@ -176,7 +200,9 @@ async def chosen(
 
 
 class Upstreams:
-    """One endpoint for each deployment, and one health for each role, whichever of its versions calls."""
+    """One endpoint for each deployment, and one health for each role, whichever of its versions
+    calls.
+    """
 
     def __init__(self) -> None:
         self.endpoints: dict[str, Endpoint] = {}

@@ -21,5 +21,11 @@ class Timeouts:
 
     def passed(self, model: Model, *, wrote: bool) -> UpstreamUnavailable:
         """The error for a call that took too long. `wrote`: it had its first token."""
-        said = f"not at its end within {self.call_s:g} s" if wrote else f"no token within {self.silent_s:g} s"
-        return UpstreamUnavailable(f"model {model.name!r}: {said}", endpoint=model.endpoint, repeatable=False)
+        said = (
+            f"not at its end within {self.call_s:g} s"
+            if wrote
+            else f"no token within {self.silent_s:g} s"
+        )
+        return UpstreamUnavailable(
+            f"model {model.name!r}: {said}", endpoint=model.endpoint, repeatable=False
+        )

@@ -1,4 +1,6 @@
-"""The table of a run: by what the run came to, or, while it goes on, by what has been told of it."""
+"""The table of a run: by what the run came to, or, while it goes on, by what has been told of
+it.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -44,14 +46,18 @@ class TableEvents:
 class FoundTable:
     """A table with the work behind it."""
 
-    def __init__(self, table: Table, asks: Sequence[Ask], executions: Mapping[int, Execution]) -> None:
+    def __init__(
+        self, table: Table, asks: Sequence[Ask], executions: Mapping[int, Execution]
+    ) -> None:
         """`asks`: by the numbers of their sub-queries."""
         self.table, self.asks, self.executions = table, asks, executions
 
     @cached_property
     def completeness(self) -> Completeness:
         """Its state, in counts."""
-        looked = occasions((self.asks[number], execution) for number, execution in self.executions.items())
+        looked = occasions(
+            (self.asks[number], execution) for number, execution in self.executions.items()
+        )
         return completeness(self.table, looked)
 
 
@@ -66,7 +72,9 @@ class _Fold:
         """The table by what the run came to, or, while it goes on, by its events."""
         result, events = run.result, run.events[self._taken :]
         if isinstance(result, TableRun):
-            found = self._found or FoundTable(table_of(result), result.asks, dict(enumerate(result.executions)))
+            found = self._found or FoundTable(
+                table_of(result), result.asks, dict(enumerate(result.executions))
+            )
         elif events or not self._found:
             self._taken += len(events)
             found = self._so_far(events)
@@ -80,7 +88,8 @@ class _Fold:
         for event in events:
             told.take(event)
         last = max((*told.asks.values(), *told.executions), default=-1)
-        asks = [Ask("fill", ())] * (1 + last)  # gaps: of a run that is gone on with, or whose executors have no asks
+        # Gaps: of a run that is gone on with, or whose executors have no asks
+        asks = [Ask("fill", ())] * (1 + last)
         for ask, number in told.asks.items():
             asks[number] = ask
         table = Table(Schema(told.columns), tuple(told.rows.values()))
@@ -92,8 +101,8 @@ _FOLDS: LRUCache[int, tuple[object, _Fold]] = LRUCache(4)
 
 
 def found_table(run: Run) -> FoundTable:
-    """Return the table of a run. To be called by `in_viewer` alone: so there is one fold at a time, which all who look
-    at the run share.
+    """Return the table of a run. To be called by `in_viewer` alone: so there is one fold at a time,
+    which all who look at the run share.
     """
     source = run.result if isinstance(run.result, TableRun) else next(iter(run.events), run)
     _, fold = _FOLDS.setdefault(id(source), (source, _Fold()))
@@ -107,7 +116,9 @@ def is_contradicted(cell: Cell, column: Column) -> bool:
 
 
 def is_of(claim: Claim, value: str, column: Column) -> bool:
-    """True for a claim of this value: all names of a row are, and a date that is as precise as it, or less, or more."""
+    """True for a claim of this value: all names of a row are, and a date that is as precise as
+    it, or less, or more.
+    """
     form, other = canonical(column, value), claim.canonical
     dates = column.type == "date" and (form.startswith(f"{other}-") or other.startswith(f"{form}-"))
     return column.key or form == other or dates

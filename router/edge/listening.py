@@ -57,9 +57,13 @@ def _naming(setting: str, path: str, wanted: str) -> Iterator[None]:
     try:
         yield
     except ssl.SSLError as error:
-        raise BadConfig(f"server.tls.{setting}: {path} is not {wanted} ({error.reason or error}).") from None
+        raise BadConfig(
+            f"server.tls.{setting}: {path} is not {wanted} ({error.reason or error})."
+        ) from None
     except OSError as error:
-        raise BadConfig(f"server.tls.{setting}: {path} cannot be read ({error.strerror}); name a PEM file.") from None
+        raise BadConfig(
+            f"server.tls.{setting}: {path} cannot be read ({error.strerror}); name a PEM file."
+        ) from None
 
 
 _log = structlog.get_logger("edge")
@@ -83,24 +87,30 @@ def is_loopback(address: str) -> bool:
 
 
 def host_of(text: str) -> str:
-    """The name or IP address in a `Host` header or an address, in lower case; empty where there is none."""
+    """The name or IP address in a `Host` header or an address, in lower case; empty where there
+    is none.
+    """
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]*)?", text)
     return found[1].lower().strip("[]").removesuffix(".") if found else ""
 
 
 def is_named(header: str, names: Collection[str]) -> bool:
-    """Tell whether a `Host` header holds one of `names` or, as no web page can have a name of its own made to be one,
-    an IP address or localhost.
+    """Tell whether a `Host` header holds one of `names` or, as no web page can have a name of its
+    own made to be one, an IP address or localhost.
     """
     host = host_of(header)
     try:
-        return bool(host) and (host in names or host == "localhost" or bool(ipaddress.ip_address(host)))
+        return bool(host) and (
+            host in names or host == "localhost" or bool(ipaddress.ip_address(host))
+        )
     except ValueError:
         return False
 
 
 async def wait_for_port(address: str) -> None:
-    """Wait a few seconds while another process, such as the gateway that this one replaces, holds the port."""
+    """Wait a few seconds while another process, such as the gateway that this one replaces,
+    holds the port.
+    """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     for _ in range(_BUSY_TRIES):
@@ -118,10 +128,13 @@ async def wait_for_port(address: str) -> None:
 
 
 async def check_listening(address: str, setting: str, access: Access) -> None:
-    """See that without keys nobody but this machine gets in. Raises `BadConfig`, naming `setting`; `StoreFailed`."""
+    """See that without keys nobody but this machine gets in. Raises `BadConfig`, naming
+    `setting`; `StoreFailed`.
+    """
     if not is_loopback(address) and not await access.required():
         raise BadConfig(
-            f"{setting}: {address} can be reached from other machines, and nobody needs a key yet; make one with "
+            f"{setting}: {address} can be reached from other machines, and nobody needs "
+            "a key yet; make one with "
             "`rolegate keys create`, or listen on 127.0.0.1:PORT."
         )
 
@@ -129,4 +142,6 @@ async def check_listening(address: str, setting: str, access: Access) -> None:
 def warn_unencrypted(address: str, tls: TLS | None) -> None:
     """Log where questions, answers and keys can be read on their way."""
     if tls is None and not is_loopback(address):
-        _log.warning("serve.unencrypted", address=address, advice="set server.tls, or put a proxy in front")
+        _log.warning(
+            "serve.unencrypted", address=address, advice="set server.tls, or put a proxy in front"
+        )

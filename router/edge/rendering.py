@@ -1,4 +1,6 @@
-"""An answer or a table with its sources: values for programs, and a text that a person in any chat tool can check."""
+"""An answer or a table with its sources: values for programs, and a text that a person in any
+chat tool can check.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,7 +20,14 @@ from router.trace.citation import Citation, cite_answer
 from router.trace.export import output_of
 from router.trace.values import Reported, TableRun
 
-_UNANSWERED = ("not_found", "no_search", "no_report", "timed_out", "model_failed", "retrieval_failed")
+_UNANSWERED = (
+    "not_found",
+    "no_search",
+    "no_report",
+    "timed_out",
+    "model_failed",
+    "retrieval_failed",
+)
 
 
 UNSUPPORTED = "Unsupported: no retrieved passage holds all of this answer; check it."
@@ -34,11 +43,15 @@ class SubAnswer(msgspec.Struct, frozen=True):
 
 
 class CitedAnswer(msgspec.Struct, frozen=True):
-    """The answer to a question, the report on a sub-query, a table in Markdown, or what a model was let write."""
+    """The answer to a question, the report on a sub-query, a table in Markdown, or what a model
+    was let write.
+    """
 
     run_id: str
     outcome: str
-    """A name of `AnswerOutcome`, `ExecutionOutcome` or `TableOutcome`, in small letters and without the prefix."""
+    """A name of `AnswerOutcome`, `ExecutionOutcome` or `TableOutcome`, in small letters and
+    without the prefix.
+    """
     answer: str
     citations: tuple[Citation, ...]
     """The sentences that the answer rests on, each once."""
@@ -49,11 +62,14 @@ class CitedAnswer(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The answer and, below it, its numbered sources, or why there are none, and what could not be looked up, as
-        Markdown. Images, links and HTML of the answer, and all markup of other texts, are shown as they were written.
+        """The answer and, below it, its numbered sources, or why there are none, and what could not
+        be looked up, as Markdown. Images, links and HTML of the answer, and all markup of other
+        texts, are shown as they were written.
         """
         doubt = UNSUPPORTED if self.unsupported else ""
-        return "\n\n".join(filter(None, (self._shown(), doubt, self._below(), markdown(missed(self.results)))))
+        return "\n\n".join(
+            filter(None, (self._shown(), doubt, self._below(), markdown(missed(self.results))))
+        )
 
     def _shown(self) -> str:
         return model_markdown(self.answer)
@@ -63,11 +79,19 @@ class CitedAnswer(msgspec.Struct, frozen=True):
             return ""
         if self.outcome in _UNANSWERED:
             searched = "; ".join(f"“{result.sub_query}”" for result in self.results)
-            return f"Searched for: {markdown(searched)}." if searched else "Nothing was searched for."
+            return (
+                f"Searched for: {markdown(searched)}." if searched else "Nothing was searched for."
+            )
         if not self.citations:
             return "" if self.unsupported else "No retrieved passage holds this answer."
         return "\n".join(
-            ["Sources:", *(f"[{number}] {markdown(source_line(at))}" for number, at in enumerate(self.citations, 1))]
+            [
+                "Sources:",
+                *(
+                    f"[{number}] {markdown(source_line(at))}"
+                    for number, at in enumerate(self.citations, 1)
+                ),
+            ]
         )
 
 
@@ -79,7 +103,9 @@ class _CitedTable(CitedAnswer, frozen=True):
 
 
 def missed(results: Iterable[SubAnswer]) -> str:
-    """Return the sub-queries that have no report, each with the reason; empty where all have one."""
+    """Return the sub-queries that have no report, each with the reason; empty where all have
+    one.
+    """
     without = [
         f"“{result.sub_query}” ({_words(result.outcome)})"
         for result in results
@@ -93,8 +119,8 @@ def _words(outcome: str) -> str:
 
 
 async def cited_answer(run: Run) -> CitedAnswer:
-    """Return the answer, the report or the table of a finished run with its sources. Others get their turns in between,
-    as citing takes milliseconds for each execution where passages are long.
+    """Return the answer, the report or the table of a finished run with its sources. Others get
+    their turns in between, as citing takes milliseconds for each execution where passages are long.
     """
     result = run.result
     if isinstance(result, TableRun):
@@ -112,7 +138,9 @@ async def cited_answer(run: Run) -> CitedAnswer:
             citations.update(dict.fromkeys(cited))
     for search in searches:
         citations.update(dict.fromkeys(await in_worker(cite_answer, answer, search.shown)))
-    results = tuple(SubAnswer(each.sub_query, each.report.answer, each.outcome) for each in executions)
+    results = tuple(
+        SubAnswer(each.sub_query, each.report.answer, each.outcome) for each in executions
+    )
     return CitedAnswer(run.id, result.outcome, answer, tuple(citations), results, run.unsupported)
 
 
@@ -126,7 +154,9 @@ def _cited_table(run: Run, found: TableRun) -> CitedAnswer:
 
 
 def _fenced(columns: Iterable[Any], rows: Iterable[Any]) -> str:
-    """Return a table as a block of code, where nothing is markup; no line of it can end the block."""
+    """Return a table as a block of code, where nothing is markup; no line of it can end the
+    block.
+    """
     table = to_markdown(tuple(columns), ([cell.value for cell in row.cells] for row in rows))
     return f"```markdown\n{visible(table)}```"
 
@@ -134,8 +164,12 @@ def _fenced(columns: Iterable[Any], rows: Iterable[Any]) -> str:
 def table_from_proto(table: table_pb.Table) -> CitedAnswer:
     """A table."""
     outcome = table_pb.TableOutcome.Name(table.outcome).removeprefix("TABLE_OUTCOME_").lower()
-    citations = dict.fromkeys(_citation(at) for row in table.rows for cell in row.cells for at in cell.citations)
-    return _CitedTable(table.run_id, outcome, _fenced(table.columns, table.rows), tuple(citations), ())
+    citations = dict.fromkeys(
+        _citation(at) for row in table.rows for cell in row.cells for at in cell.citations
+    )
+    return _CitedTable(
+        table.run_id, outcome, _fenced(table.columns, table.rows), tuple(citations), ()
+    )
 
 
 def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
@@ -143,7 +177,9 @@ def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
     outcome = pb.AnswerOutcome.Name(response.outcome).removeprefix("ANSWER_OUTCOME_").lower()
     results = tuple(map(sub_answer_from_proto, response.results))
     citations = tuple(map(_citation, response.citations))
-    return CitedAnswer(response.run_id, outcome, response.answer, citations, results, response.unsupported)
+    return CitedAnswer(
+        response.run_id, outcome, response.answer, citations, results, response.unsupported
+    )
 
 
 def _citation(at: evidence_pb2.Citation) -> Citation:
@@ -152,12 +188,18 @@ def _citation(at: evidence_pb2.Citation) -> Citation:
 
 def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
     """The report on a sub-query, from the wire."""
-    outcome = evidence_pb2.ExecutionOutcome.Name(result.outcome).removeprefix("EXECUTION_OUTCOME_").lower()
+    outcome = (
+        evidence_pb2.ExecutionOutcome.Name(result.outcome)
+        .removeprefix("EXECUTION_OUTCOME_")
+        .lower()
+    )
     return SubAnswer(result.sub_query, result.answer, outcome)
 
 
 def progress_line(event: Event) -> str | None:
-    """Rounds, sub-queries, searches and reports, each under what it belongs to; None for other events."""
+    """Rounds, sub-queries, searches and reports, each under what it belongs to; None for other
+    events.
+    """
     execution = event.execution if isinstance(event, Reported) else None
     if execution is None or execution.failed:
         return _line(event, None, _words(execution.outcome) if execution else "")
@@ -171,12 +213,14 @@ def event_line(response: pb.StreamAnswerResponse | table_pb.StreamTableResponse)
     kind = response.WhichOneof("event")
     if kind is None:
         return None
-    return _line(getattr(response, kind), result.answer if reported else None, _words(result.outcome))
+    return _line(
+        getattr(response, kind), result.answer if reported else None, _words(result.outcome)
+    )
 
 
 def _line(event: Any, answer: str | None, failure: str = "") -> str | None:
-    """`event`: a value, or a message, whose fields have the same names. `answer`: of a report. `failure`: the reason
-    why there is no report.
+    """`event`: a value, or a message, whose fields have the same names. `answer`: of a report.
+    `failure`: the reason why there is no report.
     """
     match type(event).__name__:
         case "RoundStarted":

@@ -1,4 +1,6 @@
-"""Work in a task of its own: its news is passed on while it goes on, or it outlives whoever asked for it."""
+"""Work in a task of its own: its news is passed on while it goes on, or it outlives whoever
+asked for it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -13,13 +15,16 @@ Result = TypeVar("Result")
 
 
 class Running(Generic[Item, Result]):
-    """Runs work in a task of its own while the context is open; leaving it cancels the work and waits for its end.
+    """Runs work in a task of its own while the context is open; leaving it cancels the work and
+    waits for its end.
 
-    Not a TaskGroup, because the streams yield inside it: a task that failed there would cancel whoever sends, and the
-    client would get CANCELLED instead of the error (PEP 789).
+    Not a TaskGroup, because the streams yield inside it: a task that failed there would cancel
+    whoever sends, and the client would get CANCELLED instead of the error (PEP 789).
     """
 
-    def __init__(self, work: Callable[[Callable[[Item], None]], Coroutine[Any, Any, Result]]) -> None:
+    def __init__(
+        self, work: Callable[[Callable[[Item], None]], Coroutine[Any, Any, Result]]
+    ) -> None:
         """`work` is given a function to tell with, and waits for no reader."""
         self._told: list[Item] = []
         self._news = asyncio.Event()
@@ -62,7 +67,9 @@ class Detached:
         self._tasks: set[asyncio.Task[Run]] = set()
 
     async def start(self, work: Callable[[OnEvent], Coroutine[Any, Any, Run]]) -> str:
-        """Begin to work; the run's identifier, once it is on record. Raises what comes in between."""
+        """Begin to work; the run's identifier, once it is on record. Raises what comes in
+        between.
+        """
         begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def on_event(event: Event) -> None:

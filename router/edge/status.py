@@ -46,7 +46,12 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     code_pb2.ABORTED: (errors.SlowReader,),
     code_pb2.PERMISSION_DENIED: (errors.AccessDenied,),
     code_pb2.UNAUTHENTICATED: (errors.NoKey,),
-    code_pb2.UNAVAILABLE: (errors.StoreFailed, UpstreamUnavailable, UpstreamProtocolError, errors.ToolFailed),
+    code_pb2.UNAVAILABLE: (
+        errors.StoreFailed,
+        UpstreamUnavailable,
+        UpstreamProtocolError,
+        errors.ToolFailed,
+    ),
 }
 _REASONS: dict[type[RolegateError], str] = {errors.NotFound: "RUN_NOT_FOUND"}
 """Reasons that are not the class's name."""
@@ -84,17 +89,25 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     errors.StoreInUse: "The gateway is not set up for this; tell its operator.",
     errors.BadIndex: "The gateway's index cannot be used; tell its operator.",
     errors.BadVersion: "The gateway is not set up for this; tell its operator.",
-    errors.PriceUnknown: "Your limit is in dollars, and what a model costs is not known; tell the gateway's operator.",
+    errors.PriceUnknown: (
+        "Your limit is in dollars, and what a model costs is not known; tell the gateway's "
+        "operator."
+    ),
     UpstreamUnavailable: "{who} is not available for now; try again later.",
     errors.UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
     errors.ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",
     errors.ContentRefused: "{who} declines this: {said}",
-    UpstreamProtocolError: "{who} answered something that cannot be used; try again, or tell the gateway's operator.",
+    UpstreamProtocolError: (
+        "{who} answered something that cannot be used; try again, or tell the gateway's operator."
+    ),
     errors.ToolFailed: "A tool of the gateway's failed; try again, or tell its operator.",
-    errors.MalformedOutput: "{who} does not follow the gateway's protocol, so it cannot do its work; tell the "
-    "operator.",
+    errors.MalformedOutput: (
+        "{who} does not follow the gateway's protocol, so it cannot do its work; tell the operator."
+    ),
 }
-"""Public messages for tenants, instead of texts that name addresses, files, or what engines said."""
+"""Public messages for tenants, instead of texts that name addresses, files, or what engines
+said.
+"""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -112,10 +125,14 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
-    """The failure as `identity` is told of it; what is not ours becomes INTERNAL without a word of its text."""
+    """The failure as `identity` is told of it; what is not ours becomes INTERNAL without a word
+    of its text.
+    """
     error = _innermost(error)
     if not isinstance(error, RolegateError):
-        return Failure(code_pb2.INTERNAL, "An internal error; the gateway's log has the details.", "INTERNAL")
+        return Failure(
+            code_pb2.INTERNAL, "An internal error; the gateway's log has the details.", "INTERNAL"
+        )
     code, reason = STATUS[type(error)]
     role = error.role if isinstance(error, UpstreamError) else None
     message = str(error)
@@ -128,16 +145,23 @@ def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
 def _retry_after_s(error: BaseException) -> float | None:
     """The pause before coming back, in seconds, where the error says it or coming back may help."""
     said: float | None = getattr(error, "retry_after_s", None)
-    return COME_BACK_S if said is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError) else said
+    return (
+        COME_BACK_S
+        if said is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError)
+        else said
+    )
 
 
 def logged_failure(error: BaseException) -> Failure:
-    """The failure as the caller is told of an error that ends a request. Its whole text is logged, and of what is not
-    ours the traceback, without the values of variables: there may be keys among them.
+    """The failure as the caller is told of an error that ends a request. Its whole text is logged,
+    and of what is not ours the traceback, without the values of variables: there may be keys among
+    them.
     """
     error, failure = _innermost(error), failure_of(error, caller())
     if not isinstance(error, RolegateError):
-        _log.error("edge.failed", error=str(error), exception="".join(traceback.format_exception(error)))
+        _log.error(
+            "edge.failed", error=str(error), exception="".join(traceback.format_exception(error))
+        )
     else:
         _log.warning("edge.refused", code=code_pb2.Code.Name(failure.code), error=str(error))
     return failure
@@ -154,19 +178,23 @@ _ROWS = {kind.__name__: row for kind, row in STATUS.items()}
 
 
 def as_seen_by(run: Run, identity: Identity) -> Run:
-    """`run` without what is the operator's alone: addresses, and errors that may name them, those of tools included."""
+    """`run` without what is the operator's alone: addresses, and errors that may name them,
+    those of tools included.
+    """
     if identity.tenant is None:
         return run
     name = run.error.partition(":")[0]
     words = _words(name).lower() if name in _ROWS else "internal error"
     calls = tuple(msgspec.structs.replace(call, deployment="") for call in run.calls)
     result, events = map(_without_tools_errors, (run.result, run.events))
-    return msgspec.structs.replace(run, calls=calls, error=words if run.error else "", result=result, events=events)
+    return msgspec.structs.replace(
+        run, calls=calls, error=words if run.error else "", result=result, events=events
+    )
 
 
 def _without_tools_errors(value: Value) -> Value:
-    """The same without the texts of tools' failures, which may be a server's last words, or name paths; the very same
-    where there is none, so that it is known again.
+    """The same without the texts of tools' failures, which may be a server's last words, or name
+    paths; the very same where there is none, so that it is known again.
     """
     if isinstance(value, tuple):
         parts = [*map(_without_tools_errors, value)]
@@ -189,4 +217,9 @@ def failure_of_run(run: Run, identity: Identity) -> Failure:
         return Failure(code_pb2.UNAVAILABLE, text, "RUN_INTERRUPTED")
     code, reason = _ROWS.get(run.error.partition(":")[0], (code_pb2.INTERNAL, "INTERNAL"))
     wait_s = COME_BACK_S if code == code_pb2.UNAVAILABLE else None
-    return Failure(code, f"Run {run.id} failed: {as_seen_by(run, identity).error}", reason, retry_after_s=wait_s)
+    return Failure(
+        code,
+        f"Run {run.id} failed: {as_seen_by(run, identity).error}",
+        reason,
+        retry_after_s=wait_s,
+    )

@@ -42,7 +42,9 @@ class Allowance:
         return self._budget != UNLIMITED
 
     def reserve(self, role: RoleName, amount: Amount) -> None:
-        """Take `amount` from what is left. Raises `BudgetExhausted`, and takes nothing, where that is too little."""
+        """Take `amount` from what is left. Raises `BudgetExhausted`, and takes nothing, where
+        that is too little.
+        """
         held = NOTHING if role == "answer" else self._held
         self._check(role, amount, self._taken + held + amount)
         self._taken += amount
@@ -62,7 +64,9 @@ class Allowance:
         self._under_way -= 1
 
     def reserve_for_answer(self, amount: Amount) -> Amount:
-        """Keep `amount` for the answerer; what was kept before. Raises `BudgetExhausted`; then that still is."""
+        """Keep `amount` for the answerer; what was kept before. Raises `BudgetExhausted`; then
+        that still is.
+        """
         self._check("answer", amount, self._taken + amount)
         before, self._held = self._held, amount
         return before
@@ -70,11 +74,20 @@ class Allowance:
     def _check(self, role: RoleName, amount: Amount, wanted: Amount) -> None:
         """`amount`: what is new. `wanted`: all that would then be taken or held."""
         budget, of_role = self._budget, self._by_role[role] + amount.tokens
-        cap, tokens, nano_usd = budget.role_tokens.get(role), budget.max_total_tokens, budget.max_nano_usd
+        cap, tokens, nano_usd = (
+            budget.role_tokens.get(role),
+            budget.max_total_tokens,
+            budget.max_nano_usd,
+        )
         limits: tuple[tuple[Literal["tokens", "nano_usd"], str, int | None, int | None], ...] = (
             ("tokens", f"role_budgets: {cap} tokens for {role}", cap, of_role),
             ("tokens", f"max_total_tokens: {tokens} tokens", tokens, wanted.tokens),
-            ("nano_usd", f"max_cost_nano_usd: {(nano_usd or 0) / 1e9:.9f} dollars", nano_usd, wanted.nano_usd),
+            (
+                "nano_usd",
+                f"max_cost_nano_usd: {(nano_usd or 0) / 1e9:.9f} dollars",
+                nano_usd,
+                wanted.nano_usd,
+            ),
         )
         for of, said, limit, total in limits:
             if limit is None or (total is not None and total <= limit):

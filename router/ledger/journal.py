@@ -1,7 +1,8 @@
-"""The journal: runs are written as they happen, each call before it is made and again when it has ended.
+"""The journal: runs are written as they happen, each call before it is made and again when it has
+ended.
 
-What a call may cost at most is reserved before anything is spent, and what it did cost replaces it. So a tenant's
-spending never exceeds its quota, and a crash leaves behind what was under way.
+What a call may cost at most is reserved before anything is spent, and what it did cost replaces it.
+So a tenant's spending never exceeds its quota, and a crash leaves behind what was under way.
 """
 
 from typing import Any, Protocol
@@ -29,7 +30,9 @@ class RunStart(msgspec.Struct, frozen=True):
     """The client's; empty for none."""
     request: str
     fingerprint: str
-    """Equal for two requests that ask the same: it tells a repeated request from a name used twice."""
+    """Equal for two requests that ask the same: it tells a repeated request from a name used
+    twice.
+    """
     started_at: float
     """Unix time, seconds."""
     hold: Amount = NOTHING
@@ -46,7 +49,9 @@ class RunStart(msgspec.Struct, frozen=True):
 
     def ended(self, **known: Any) -> Run:
         """The run that has come of it. `known`: the fields that tell how."""
-        fields = {name: value for name, value in asdict(self).items() if name in Run.__struct_fields__}
+        fields = {
+            name: value for name, value in asdict(self).items() if name in Run.__struct_fields__
+        }
         return Run(**fields, resumed_from=self.resumes, **known)
 
 
@@ -72,7 +77,9 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class EarlierRun(msgspec.Struct, frozen=True):
-    """The tenant has used this `request_id` within the last day, for a run that is running or has finished."""
+    """The tenant has used this `request_id` within the last day, for a run that is running or
+    has finished.
+    """
 
     run_id: str
     status: RunStatus
@@ -84,29 +91,35 @@ class Journal(Protocol):
     """Writes in the order of the calls. What is awaited is on record when it returns."""
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """Put a run on record and count it against its tenant's quotas. An `EarlierRun` that did not finish lets its
-        `request_id` go; one that was interrupted is gone on with, if it can be. Raises `BudgetExhausted`, `StoreFailed`
-        and, where it cannot go on with what it `resumes`, `BadRequest`; then there is no such run.
+        """Put a run on record and count it against its tenant's quotas. An `EarlierRun` that did
+        not finish lets its `request_id` go; one that was interrupted is gone on with, if it can be.
+        Raises `BudgetExhausted`, `StoreFailed` and, where it cannot go on with what it `resumes`,
+        `BadRequest`; then there is no such run.
         """
 
     def unfinished(self, run_id: str) -> RunStart | None:
-        """The beginning of an interrupted run that can be gone on with here; None where there is no such run."""
+        """The beginning of an interrupted run that can be gone on with here; None where there
+        is no such run.
+        """
 
     async def open(self, call: OpenedCall) -> None:
-        """Put a call on record and reserve its worst case; a call of the answer role takes what `hold` keeps instead.
+        """Put a call on record and reserve its worst case; a call of the answer role takes what
+        `hold` keeps instead.
 
         Raises `BudgetExhausted` and `StoreFailed`; then there is no such call.
         """
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
-        """Keep `amount` for the run's answer, instead of what was kept before. Raises `BudgetExhausted`; then what was
-        kept before is still kept. And `StoreFailed`.
+        """Keep `amount` for the run's answer, instead of what was kept before. Raises
+        `BudgetExhausted`; then what was kept before is still kept. And `StoreFailed`.
         """
 
     def settle(self, call: Call) -> None:
         """Replace an opened call by how it ended. Written before whatever is awaited next."""
 
-    def turn(self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
+    def turn(
+        self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion
+    ) -> None:
         """Keep a completed turn. `messages`: all that the agent was shown."""
 
     def note(self, run_id: str, record: Searched | Decided | Asked) -> None:
@@ -116,8 +129,9 @@ class Journal(Protocol):
         """Take back a run that never began, whether or not it was on record by then."""
 
     async def finish(self, run: Run) -> None:
-        """Write how the run ended, its trace and all its calls. Raises `StoreFailed`; then the answer must be withheld,
-        and the run will be on record as failed, unless it was written and only word of that was lost.
+        """Write how the run ended, its trace and all its calls. Raises `StoreFailed`; then the
+        answer must be withheld, and the run will be on record as failed, unless it was written and
+        only word of that was lost.
         """
 
 

@@ -34,8 +34,9 @@ from router.trace.values import SearchRecord
 
 _log = structlog.get_logger("ledger")
 _FIRST_WAIT_S, _LATER_WAIT_S = 10.0, 1.0
-"""How long a run waits for others' reservations: before its first call, when it may well wait, and later, when it
-holds something that others may be waiting for."""
+"""How long a run waits for others' reservations: before its first call, when it may well wait, and
+later, when it holds something that others may be waiting for.
+"""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 Granted = TypeVar("Granted")
 
@@ -71,14 +72,18 @@ class _Books:
 
 
 class Attempt:
-    """An attempt, while it is under way and until it is booked; whoever makes the call notes here what comes of it."""
+    """An attempt, while it is under way and until it is booked; whoever makes the call notes
+    here what comes of it.
+    """
 
     def __init__(self, opened: OpenedCall, price: Price | None = None) -> None:
         self.opened, self.request_id, self.price = opened, opened.request_id, price
         self.usage: Usage | None = None
         """As the engine tells it."""
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
-        """Counts the call's tokens by the model's tokenizer, given what was written; None where that is not known."""
+        """Counts the call's tokens by the model's tokenizer, given what was written; None where
+        that is not known.
+        """
         self.spoke: Callable[[], None] = lambda: None
         """Called at its first token."""
         self.first_token_s: float | None = None
@@ -155,8 +160,9 @@ class Ledger:
         shadow: bool = False,
         resumed: Resumed | None = None,
     ) -> None:
-        """`limited`: whether the tenant has quotas. `shadow`: whether nobody asked for what is done. Without a journal,
-        nothing is written down. `resumed`: the run that is gone on with, which has spent a part of the budget.
+        """`limited`: whether the tenant has quotas. `shadow`: whether nobody asked for what is
+        done. Without a journal, nothing is written down. `resumed`: the run that is gone on with,
+        which has spent a part of the budget.
         """
         self.run_id, self.tenant = run_id, tenant
         self._journal: Journal = journal or NoJournal()
@@ -170,8 +176,8 @@ class Ledger:
             self._allowance.take(call.role, call.charged)
 
     def within(self, sub_query: int, manager: str) -> "Ledger":
-        """The ledger of a manager at work on a sub-query: numbers of sub-queries are those of its workers. It decides
-        nothing early, and keeps nothing back for an answer, which is the run's.
+        """The ledger of a manager at work on a sub-query: numbers of sub-queries are those of its
+        workers. It decides nothing early, and keeps nothing back for an answer, which is the run's.
         """
         ledger = copy(self)
         ledger._lead, ledger._run = Agent("delegation", sub_query, manager), self
@@ -189,7 +195,9 @@ class Ledger:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The rows so far, in the order in which the attempts were settled: those that `close` counts at the end."""
+        """The rows so far, in the order in which the attempts were settled: those that `close`
+        counts at the end.
+        """
         return tuple(self._books.calls)
 
     @property
@@ -204,16 +212,27 @@ class Ledger:
 
     @asynccontextmanager
     async def attempt(
-        self, caller: Caller, purpose: Purpose, number: int, worst: Amount = NOTHING, *, waits: bool = True
+        self,
+        caller: Caller,
+        purpose: Purpose,
+        number: int,
+        worst: Amount = NOTHING,
+        *,
+        waits: bool = True,
     ) -> AsyncIterator[Attempt]:
-        """Book what happens inside as one row, however it ends. `worst`: what it may cost at most. `waits`: wait a
-        little for what calls that are under way may give back.
+        """Book what happens inside as one row, however it ends. `worst`: what it may cost at most.
+        `waits`: wait a little for what calls that are under way may give back.
 
-        Raises `BudgetExhausted` or `StoreFailed` before anything happens inside; then there is no row.
+        Raises `BudgetExhausted` or `StoreFailed` before anything happens inside; then there is no
+        row.
         """
         agent = Agent(caller.role, caller.sub_query).within(self._lead)
-        caller = replace(caller, sub_query=agent.sub_query, manager=agent.manager, worker=agent.worker)
-        opened = await self._granted(lambda: self._open(caller, purpose, number, worst), waits=waits)
+        caller = replace(
+            caller, sub_query=agent.sub_query, manager=agent.manager, worker=agent.worker
+        )
+        opened = await self._granted(
+            lambda: self._open(caller, purpose, number, worst), waits=waits
+        )
         attempt = Attempt(opened, caller.price)
         outcome: Outcome = "cancelled"
         try:
@@ -226,7 +245,8 @@ class Ledger:
             attempt.end(outcome)
             first, sub_query = self._books.early_from, caller.sub_query
             early = first is not None and sub_query is not None and sub_query >= first
-            countable = attempt.count is not None and attempt.first_token_s is not None  # by the model's tokenizer
+            # By the model's tokenizer
+            countable = attempt.count is not None and attempt.first_token_s is not None
             if outcome == "completed" and early:
                 self._books.early.append(attempt)
             elif outcome != "completed" and attempt.believed is None and countable:
@@ -258,16 +278,21 @@ class Ledger:
         self._journal.turn(self.run_id, agent.within(self._lead), messages, output)
 
     def turn_before(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
-        """The turn that an agent has completed in the run that is gone on with, where it was shown just this."""
+        """The turn that an agent has completed in the run that is gone on with, where it was
+        shown just this.
+        """
         of_run = agent.within(self._lead)
-        outputs = [turns.next_turn(of_run, messages) for turns in self._resumed]  # they all go on to the next
+        # They all go on to the next
+        outputs = [turns.next_turn(of_run, messages) for turns in self._resumed]
         output = next((one for one in outputs if one is not None), None)
         if output is not None:
             self.turn(agent, messages, output)
         return output
 
     def search_before(self, agent: Agent, query: str) -> SearchRecord | None:
-        """The search that an agent has done next in the run that is gone on with, if it was this one."""
+        """The search that an agent has done next in the run that is gone on with, if it was
+        this one.
+        """
         searches = [turns.next_search(agent.within(self._lead), query) for turns in self._resumed]
         return next((one for one in searches if one is not None), None)
 
@@ -277,15 +302,19 @@ class Ledger:
 
     def asks_before(self) -> dict[Ask, int]:
         """The numbers of sub-queries in the run that is gone on with, by what they ask for."""
-        return {ask: number for turns in reversed(self._resumed) for ask, number in turns.asks.items()}
+        return {
+            ask: number for turns in reversed(self._resumed) for ask, number in turns.asks.items()
+        }
 
     def asked(self, number: int, ask: Ask) -> None:
-        """Put on record what a sub-query asks for, so that it has its number again where the run is gone on with."""
+        """Put on record what a sub-query asks for, so that it has its number again where the
+        run is gone on with.
+        """
         self._journal.note(self.run_id, Asked(number, ask))
 
     def await_decision(self, first: int) -> None:
-        """From now on, completed calls for sub-queries from number `first` on are booked once it is known whether
-        anybody wants what they wrote.
+        """From now on, completed calls for sub-queries from number `first` on are booked once it is
+        known whether anybody wants what they wrote.
         """
         self._books.early_from = first
 
@@ -300,11 +329,15 @@ class Ledger:
         self._books.early = []
 
     def worked_on(self, sub_query: int) -> set[str]:
-        """The executor versions that have completed calls for a sub-query, those that await their decision included;
-        empty where a model was none.
+        """The executor versions that have completed calls for a sub-query, those that await their
+        decision included; empty where a model was none.
         """
         booked = [call for call in self._calls_for(sub_query) if call.outcome == "completed"]
-        early = [cut.opened for cut in self._books.early if _agent_of(cut.opened) == self._executor(sub_query)]
+        early = [
+            cut.opened
+            for cut in self._books.early
+            if _agent_of(cut.opened) == self._executor(sub_query)
+        ]
         return {call.executor_version or "" for call in (*booked, *early)}
 
     def last_outcome(self, sub_query: int) -> Outcome | None:
@@ -317,7 +350,9 @@ class Ledger:
         self._books.early = [cut for cut in self._books.early if cut.opened.sub_query != sub_query]
 
     async def close(self, within_s: float) -> None:
-        """Count what cut streams spent, as far as the models' tokenizers tell within `within_s` seconds."""
+        """Count what cut streams spent, as far as the models' tokenizers tell within `within_s`
+        seconds.
+        """
         cuts, self._books.cut = self._books.cut, []
         usages: list[Usage | None] = [None] * len(cuts)
 
@@ -333,7 +368,9 @@ class Ledger:
             for cut, usage in zip(cuts, usages, strict=True):
                 self._settle(cut, usage)
 
-    async def _open(self, caller: Caller, purpose: Purpose, attempt: int, worst: Amount) -> OpenedCall:
+    async def _open(
+        self, caller: Caller, purpose: Purpose, attempt: int, worst: Amount
+    ) -> OpenedCall:
         opened = OpenedCall(
             run_id=self.run_id,
             tenant=self.tenant,
@@ -361,7 +398,9 @@ class Ledger:
             raise
         return opened
 
-    async def _granted(self, ask: Callable[[], Awaitable[Granted]], *, waits: bool = True) -> Granted:
+    async def _granted(
+        self, ask: Callable[[], Awaitable[Granted]], *, waits: bool = True
+    ) -> Granted:
         """What `ask` returns, asked again while only what is under way stands in its way."""
         wait_s = (_LATER_WAIT_S if self._books.opened else _FIRST_WAIT_S) if waits else 0.0
         until, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
@@ -390,11 +429,20 @@ class Ledger:
 
     def _settle(self, attempt: Attempt, usage: Usage | None) -> None:
         opened, price = attempt.opened, attempt.price
-        if usage is not None and attempt.outcome not in (*WHOLE, "content_refused") and not usage.estimated:
+        if (
+            usage is not None
+            and attempt.outcome not in (*WHOLE, "content_refused")
+            and not usage.estimated
+        ):
             usage = msgspec.structs.replace(usage, lower_bound=True)
         impossible = attempt.usage is not None and attempt.believed is None
         if impossible:
-            _log.warning("call.impossible_usage", call=opened.request_id, model=opened.model, told=repr(attempt.usage))
+            _log.warning(
+                "call.impossible_usage",
+                call=opened.request_id,
+                model=opened.model,
+                told=repr(attempt.usage),
+            )
         call = Call(
             **msgspec.structs.asdict(opened),
             outcome=attempt.outcome,

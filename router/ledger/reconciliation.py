@@ -35,11 +35,17 @@ class LedgerSum(msgspec.Struct, frozen=True):
 
     completed_calls: int
     uncertain_calls: tuple[str, ...]
-    """Calls that were cut, that failed, or that are running, by `OpenedCall.request_id`; at most 1000."""
+    """Calls that were cut, that failed, or that are running, by `OpenedCall.request_id`; at
+    most 1000.
+    """
     least: Tokens
-    """The counts of completed calls, and what cut ones are known to have spent. Estimates are not known."""
+    """The counts of completed calls, and what cut ones are known to have spent. Estimates are
+    not known.
+    """
     most: Tokens
-    """The most that all calls can have spent: of each uncertain one, its prompt's bound and all it may write."""
+    """The most that all calls can have spent: of each uncertain one, its prompt's bound and all
+    it may write.
+    """
     complete: bool = True
     """False where calls of that time have been deleted."""
 
@@ -55,7 +61,9 @@ class LedgerSums(Protocol):
     """Sums the ledger."""
 
     async def since(self, deployment: str, start: float) -> LedgerSum:
-        """The calls of `deployment` that started at the Unix time `start` or later. Raises `StoreFailed`."""
+        """The calls of `deployment` that started at the Unix time `start` or later. Raises
+        `StoreFailed`.
+        """
 
 
 class ReconciledTokens(msgspec.Struct, frozen=True):
@@ -86,7 +94,9 @@ class Reconciliation(msgspec.Struct, frozen=True):
     """The Unix time at which the engine began to count."""
     completed_calls: int = 0
     uncertain_calls: tuple[str, ...] = ()
-    """Calls that may have spent more than the ledger has for certain, by the name that the engine got."""
+    """Calls that may have spent more than the ledger has for certain, by the name that the
+    engine got.
+    """
     prompt_tokens: ReconciledTokens | None = None
     completion_tokens: ReconciledTokens | None = None
 
@@ -94,8 +104,12 @@ class Reconciliation(msgspec.Struct, frozen=True):
 class Reconciler:
     """Compares all deployments that the roles use."""
 
-    def __init__(self, deployments: Mapping[str, str | None], engines: EngineCounts, ledger: LedgerSums) -> None:
-        """`deployments`: as the ledger names them, each with the base URL of its engine; None for a provider's."""
+    def __init__(
+        self, deployments: Mapping[str, str | None], engines: EngineCounts, ledger: LedgerSums
+    ) -> None:
+        """`deployments`: as the ledger names them, each with the base URL of its engine; None
+        for a provider's.
+        """
         self._deployments, self._engines, self._ledger = deployments, engines, ledger
 
     async def reconcile(self) -> list[Reconciliation]:
@@ -104,22 +118,30 @@ class Reconciler:
 
     async def _compare(self, deployment: str, base_url: str | None) -> Reconciliation:
         if base_url is None:
-            return Reconciliation(deployment, "unknown", "a provider's models have no counters that can be read")
+            return Reconciliation(
+                deployment, "unknown", "a provider's models have no counters that can be read"
+            )
         try:
             began = await self._engines.read(base_url)
-            # What is certain is read before the engine, and what is possible after it, so that calls which go on
-            # meanwhile lie in between.
+            # What is certain is read before the engine, and what is possible after it, so that
+            # calls which go on meanwhile lie in between.
             before = await self._ledger.since(deployment, began.start)
             engine = await self._engines.read(base_url)
         except UpstreamError as error:
             return Reconciliation(deployment, "unknown", str(error.args[0]))
         after = await self._ledger.since(deployment, began.start)
         if engine.start != began.start:
-            return Reconciliation(deployment, "unknown", "the engine was restarted meanwhile; ask again")
+            return Reconciliation(
+                deployment, "unknown", "the engine was restarted meanwhile; ask again"
+            )
         if not after.complete:
-            return Reconciliation(deployment, "unknown", "calls since the engine's start have been deleted")
+            return Reconciliation(
+                deployment, "unknown", "calls since the engine's start have been deleted"
+            )
         prompt = ReconciledTokens(engine.tokens.prompt, before.least.prompt, after.most.prompt)
-        completion = ReconciledTokens(engine.tokens.completion, before.least.completion, after.most.completion)
+        completion = ReconciledTokens(
+            engine.tokens.completion, before.least.completion, after.most.completion
+        )
         return Reconciliation(
             deployment=deployment,
             verdict=max(prompt.verdict, completion.verdict, key=_WORSE.index),
@@ -133,7 +155,8 @@ class Reconciler:
 
 _TIMEOUT = aiohttp.ClientTimeout(total=10)
 _SAMPLE = re.compile(
-    r"^(vllm:(?:prompt|generation)_tokens_total|vllm:prompt_tokens_created|process_start_time_seconds)"
+    r"^(vllm:(?:prompt|generation)_tokens_total|vllm:prompt_tokens_created|"
+    r"process_start_time_seconds)"
     r"(?:\{.*\})? +(\d[\d.e+]*)",
     re.MULTILINE,
 )
@@ -142,22 +165,27 @@ _SAMPLE = re.compile(
 class VLLMCounts:
     """Reads `{root}/metrics`.
 
-    vLLM counts a request's prompt when its first token is there, once, and each token as it is written: a request that
-    is dropped before its first token adds nothing, and one that is dropped later what was written by then.
+    vLLM counts a request's prompt when its first token is there, once, and each token as it is
+    written: a request that is dropped before its first token adds nothing, and one that is dropped
+    later what was written by then.
     """
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def read(self, base_url: str) -> EngineCount:
-        """The counters of the engine at `base_url`, such as `http://127.0.0.1:8000/v1`. Raises `UpstreamError`."""
+        """The counters of the engine at `base_url`, such as `http://127.0.0.1:8000/v1`. Raises
+        `UpstreamError`.
+        """
         url = f"{base_url.rstrip('/').removesuffix('/v1')}/metrics"
         shown = without_userinfo(url)
         try:
             async with self._session.get(url, timeout=_TIMEOUT, allow_redirects=True) as response:
                 said = (await read_body(response)).decode(errors="replace")
         except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamUnavailable(f"{shown} cannot be read: {type(error).__name__}", endpoint=shown) from error
+            raise UpstreamUnavailable(
+                f"{shown} cannot be read: {type(error).__name__}", endpoint=shown
+            ) from error
         return _count(said, shown)
 
 
@@ -167,7 +195,9 @@ def _count(metrics: str, endpoint: str) -> EngineCount:
     for name, value in _SAMPLE.findall(metrics):
         samples.setdefault(name, []).append(float(value))
     try:
-        prompt, completion = (samples[f"vllm:{kind}_tokens_total"] for kind in ("prompt", "generation"))
+        prompt, completion = (
+            samples[f"vllm:{kind}_tokens_total"] for kind in ("prompt", "generation")
+        )
         begun = samples.get("vllm:prompt_tokens_created") or samples["process_start_time_seconds"]
     except KeyError as missing:
         raise UpstreamProtocolError(

@@ -52,7 +52,9 @@ class Usages(Protocol):
     """Sums over stored calls."""
 
     async def usage(self, query: UsageQuery) -> UsageReport:
-        """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and `StoreFailed`."""
+        """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and
+        `StoreFailed`.
+        """
 
 
 def dollars(many: Sequence[RoleTotal]) -> float | None:
@@ -73,15 +75,17 @@ class Instead(NamedTuple):
         model, _, share = text.partition("*")
         found = cls(model.strip(), float(share or 1))
         if not found.model or not 0 < found.token_share <= 1000:
-            raise ValueError("write MODEL or MODEL*SHARE, with a share of the tokens above 0, 1000 at most")
+            raise ValueError(
+                "write MODEL or MODEL*SHARE, with a share of the tokens above 0, 1000 at most"
+            )
         return found
 
 
 def with_other_models(
     many: Iterable[RoleTotal], prices: Mapping[str, Price], instead: Mapping[RoleName, Instead] = {}
 ) -> list[RoleTotal]:
-    """Price the totals anew: models in `prices` cost what stands there, others what was booked. `instead`: by role; all
-    of its models are in `prices`.
+    """Price the totals anew: models in `prices` cost what stands there, others what was booked.
+    `instead`: by role; all of its models are in `prices`.
     """
     return [_priced(one, prices, instead.get(one.role, Instead(one.model))) for one in many]
 

@@ -1,5 +1,25 @@
 """Clients of language models, behind one protocol."""
 
-from router.models.model import Completion, Delta, Message, Model, OnDelta, Prompt, Sampling, ScriptedModel, Usage
+from router.models.model import (
+    Completion,
+    Delta,
+    Message,
+    Model,
+    OnDelta,
+    Prompt,
+    Sampling,
+    ScriptedModel,
+    Usage,
+)
 
-__all__ = ["Completion", "Delta", "Message", "Model", "OnDelta", "Prompt", "Sampling", "ScriptedModel", "Usage"]
+__all__ = [
+    "Completion",
+    "Delta",
+    "Message",
+    "Model",
+    "OnDelta",
+    "Prompt",
+    "Sampling",
+    "ScriptedModel",
+    "Usage",
+]

@@ -32,18 +32,20 @@ class _Models(msgspec.Struct):
 
 
 class Adapters:
-    """Loads adapters into one engine, each under a name that is never used for another one: an engine keeps what it
-    has computed with an adapter by its name.
+    """Loads adapters into one engine, each under a name that is never used for another one: an
+    engine keeps what it has computed with an adapter by its name.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, base_url: str, api_key: str | None = None) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, base_url: str, api_key: str | None = None
+    ) -> None:
         """`base_url`: as of `OpenAIHTTP`."""
         self._session, self._base_url = session, base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def load(self, name: str, folder: Path) -> bool:
-        """Load the adapter in `folder`; False where it was there. Raises `BadVersion` where the engine refuses it, and
-        `UpstreamUnavailable`.
+        """Load the adapter in `folder`; False where it was there. Raises `BadVersion` where the
+        engine refuses it, and `UpstreamUnavailable`.
         """
         try:
             async with asyncio.timeout(_LOADING_S):
@@ -53,8 +55,12 @@ class Adapters:
                 status, said = await self._post(self._base_url, wanted)
                 if status == 404 and b"adapter" not in said:  # SGLang's stands at the root
                     status, said = await self._post(self._base_url.removesuffix("/v1"), wanted)
-                if status != 200 and not await self._knows(name):  # another gateway may have been quicker
-                    raise BadVersion(f"{name}: the engine at {self._base_url} refuses it: {_reason(said, folder)}")
+                # Another gateway may have been quicker
+                if status != 200 and not await self._knows(name):
+                    raise BadVersion(
+                        f"{name}: the engine at {self._base_url} refuses it: "
+                        f"{_reason(said, folder)}"
+                    )
                 return status == 200
         except (aiohttp.ClientError, TimeoutError, *JSON_ERRORS) as error:
             raise UpstreamUnavailable(
@@ -71,7 +77,9 @@ class Adapters:
         with suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(_LOADING_S):
                 url = f"{self._base_url}/unload_lora_adapter"
-                async with self._session.post(url, json={"lora_name": name}, headers=self._headers) as reply:
+                async with self._session.post(
+                    url, json={"lora_name": name}, headers=self._headers
+                ) as reply:
                     await read_body(reply)
 
     async def names(self) -> list[str]:
@@ -82,14 +90,18 @@ class Adapters:
         return []
 
     async def served(self) -> list[Served]:
-        """All models of the endpoint. Raises aiohttp's errors, and `JSON_ERRORS` for what is no list of them."""
+        """All models of the endpoint. Raises aiohttp's errors, and `JSON_ERRORS` for what is no
+        list of them.
+        """
         async with self._session.get(f"{self._base_url}/models", headers=self._headers) as reply:
             return msgspec.json.decode(await read_body(reply), type=_Models).data
 
     async def _knows(self, name: str) -> bool:
         known = next((model for model in await self.served() if model.id == name), None)
         if known and known.parent is None:
-            raise BadVersion(f"{name}: the engine at {self._base_url} serves a model of that name already.")
+            raise BadVersion(
+                f"{name}: the engine at {self._base_url} serves a model of that name already."
+            )
         return known is not None
 
 
@@ -99,13 +111,23 @@ def _reason(body: bytes, folder: Path) -> str:
         reply = msgspec.json.decode(body, type=FailureReply)
     if not isinstance(reply.error, ErrorReply):  # there is no such route
         return (
-            "it loads no adapters while it runs; set engines.….adapter_rank, or start it with --enable-lora and "
+            "it loads no adapters while it runs; set engines.….adapter_rank, or start it "
+            "with --enable-lora and "
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
         )
     message = reply.error.message
     if rank := _RANK.search(message):
-        return f"its rank is {rank[1]}, and the engine takes {rank[2]} at most; raise engines.….adapter_rank."
+        return (
+            f"its rank is {rank[1]}, and the engine takes {rank[2]} at most; raise "
+            "engines.….adapter_rank."
+        )
     if "No adapter found" in message:
-        return f"it finds no adapter in {folder}; the folder must be there where the engine runs, too."
+        return (
+            f"it finds no adapter in {folder}; the folder must be there where the engine runs, too."
+        )
     said = " ".join(message.split())[:_MOST_CHARS]
-    return f"its weights do not fit the model that the engine serves: {said}" if "size of tensor" in said else said
+    return (
+        f"its weights do not fit the model that the engine serves: {said}"
+        if "size of tensor" in said
+        else said
+    )

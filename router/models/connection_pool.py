@@ -1,4 +1,6 @@
-"""HTTP/1.1 to models' endpoints: what arrives is pushed to a reader at once, and the caller wakes at the end."""
+"""HTTP/1.1 to models' endpoints: what arrives is pushed to a reader at once, and the caller
+wakes at the end.
+"""
 
 import asyncio
 import socket
@@ -17,10 +19,14 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
 IDLE_S = 4.0
-"""vLLM's server closes connections after 5 idle seconds; a call that is sent at that moment is lost."""
+"""vLLM's server closes connections after 5 idle seconds; a call that is sent at that moment is
+lost.
+"""
 _CONNECT_S, _NEXT_ADDRESS_S = 5.0, 0.25
 _MOST_HEAD, _STEP = 64 << 10, 16 << 10
-"""Bytes that may come without any of a body, and bytes of a reply that are read in one turn of the event loop."""
+"""Bytes that may come without any of a body, and bytes of a reply that are read in one turn of
+the event loop.
+"""
 _DEFLATED = 32 + zlib.MAX_WBITS
 """Either of zlib's formats."""
 _MOST_HELD, _MUCH, _END = 32, 2 << 10, b"\r\n\r\n"
@@ -45,7 +51,9 @@ class Reader(Protocol):
 
     @property
     def patient(self) -> bool:
-        """Whether a few pieces may be held back, to come at once: a task that wakes costs more than what it reads."""
+        """Whether a few pieces may be held back, to come at once: a task that wakes costs more
+        than what it reads.
+        """
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
         """Take the head; the headers' names are in lower case."""
@@ -80,7 +88,9 @@ class Target:
 
 
 class ConnectionPool:
-    """Connections to any number of endpoints, kept for further calls, but not for longer than the other side does."""
+    """Connections to any number of endpoints, kept for further calls, but not for longer than
+    the other side does.
+    """
 
     def __init__(self, most: int = 0) -> None:
         """`most`: calls that are under way at a time; 0 for any number."""
@@ -100,8 +110,8 @@ class ConnectionPool:
         await asyncio.sleep(0)  # which closes their sockets
 
     async def post(self, target: Target, request: Callable[[], bytes], reader: Reader) -> None:
-        """Send one request, and return once its reply has ended, or once its reader wants no more. `request`: makes
-        it when it can leave, so that it is kept neither before nor afterwards.
+        """Send one request, and return once its reply has ended, or once its reader wants no more.
+        `request`: makes it when it can leave, so that it is kept neither before nor afterwards.
 
         Raises `TransportError`, `httptools.HttpParserError`, and whatever `reader` raises.
         """
@@ -143,9 +153,13 @@ class ConnectionPool:
         loop, where = asyncio.get_running_loop(), f"cannot connect to {target.host}:{target.port}"
         try:
             async with asyncio.timeout(_CONNECT_S):
-                sock = await start_connection(await _addresses(target), happy_eyeballs_delay=_NEXT_ADDRESS_S)
+                sock = await start_connection(
+                    await _addresses(target), happy_eyeballs_delay=_NEXT_ADDRESS_S
+                )
                 tls, name = (self._tls, target.host) if target.secure else (None, None)
-                _, connection = await loop.create_connection(_Connection, sock=sock, ssl=tls, server_hostname=name)
+                _, connection = await loop.create_connection(
+                    _Connection, sock=sock, ssl=tls, server_hostname=name
+                )
         except TimeoutError as error:
             raise ConnectError(f"{where} within {_CONNECT_S:g} s") from error
         except ssl.SSLCertVerificationError as error:
@@ -164,19 +178,27 @@ class ConnectionPool:
 async def _addresses(target: Target) -> Sequence[AddrInfoType]:
     """What the host's name stands for; an address is looked up nowhere."""
     with suppress(socket.gaierror):
-        return socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    return await asyncio.get_running_loop().getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        return socket.getaddrinfo(
+            target.host, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+    return await asyncio.get_running_loop().getaddrinfo(
+        target.host, target.port, type=socket.SOCK_STREAM
+    )
 
 
 class _Connection(asyncio.Protocol):
-    """One call at a time. Its methods are called by the event loop, and those with `on_` by the parser."""
+    """One call at a time. Its methods are called by the event loop, and those with `on_` by the
+    parser.
+    """
 
     _parser: httptools.HttpResponseParser
     _ended: asyncio.Future[None]
 
     def __init__(self) -> None:
         self.free, self.since = True, 0.0
-        """Whether the reply of the last call has come to its end; when that call was over, in the loop's time."""
+        """Whether the reply of the last call has come to its end; when that call was over, in
+        the loop's time.
+        """
         self.kept: dict[_Connection, None] = {}
         """Those among which it is kept."""
         self._reader: Reader | None = None
@@ -233,7 +255,9 @@ class _Connection(asyncio.Protocol):
             self._parse()
 
     def _parse(self) -> None:
-        """Hand on the next `_STEP` bytes of what has come; later turns of the loop go on with the rest."""
+        """Hand on the next `_STEP` bytes of what has come; later turns of the loop go on with
+        the rest.
+        """
         if not (self._held or self._deflated):
             return
         if self.free and not self._deflated:  # nobody has asked for anything
@@ -287,7 +311,9 @@ class _Connection(asyncio.Protocol):
             self._begun = True
             self._chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
             coding = self._headers.get("content-encoding", "identity")
-            self._inflates = zlib.decompressobj(_DEFLATED) if coding in ("gzip", "x-gzip", "deflate") else None
+            self._inflates = (
+                zlib.decompressobj(_DEFLATED) if coding in ("gzip", "x-gzip", "deflate") else None
+            )
             if self._inflates is None and coding != "identity":
                 raise httptools.HttpParserError(f"a body in the encoding {coding!r}")
             reader.begun(self._status, self._headers)

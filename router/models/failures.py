@@ -1,4 +1,6 @@
-"""Failures of upstreams as our errors: HTTP statuses and exceptions of the connection, mapped here and nowhere else."""
+"""Failures of upstreams as our errors: HTTP statuses and exceptions of the connection, mapped
+here and nowhere else.
+"""
 
 import re
 import time
@@ -36,10 +38,14 @@ def without_userinfo(text: str) -> str:
 class Secrets:
     """Keeps a key, and what a table of settings holds, out of texts."""
 
-    def __init__(self, key: str | None, settings: Mapping[str, object] | None = None, address: str = "") -> None:
+    def __init__(
+        self, key: str | None, settings: Mapping[str, object] | None = None, address: str = ""
+    ) -> None:
         """`address`: what is asked, perhaps with user and password in it."""
         nested = (text for text in _strings(settings or {}) if len(text) >= _SHORTEST_NESTED)
-        self._words = sorted({*filter(None, [key]), *nested, *_passwords(address)}, key=len, reverse=True)
+        self._words = sorted(
+            {*filter(None, [key]), *nested, *_passwords(address)}, key=len, reverse=True
+        )
 
     def hidden(self, text: str) -> str:
         """`text` without them, and without users and passwords in addresses."""
@@ -73,9 +79,12 @@ _MOST_READ = 4096
 
 _TOO_LARGE = 413
 _BROKEN, _THROTTLED = 500, 429
-_UNAVAILABLE = frozenset({408, 425, _THROTTLED, _BROKEN, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+_UNAVAILABLE = frozenset(
+    {408, 425, _THROTTLED, _BROKEN, 502, 503, 504, 520, 521, 522, 523, 524, 529}
+)
 _REFUSED = {
-    400: "perhaps the prompt is too long for the model's context, or the model knows no system role "
+    400: "perhaps the prompt is too long for the model's context, or the model knows no "
+    "system role "
     "(`system_role = false`)",
     401: "check the API key",
     402: "check the account's credit",
@@ -88,64 +97,96 @@ _LASTING = frozenset({401, 402, 403, 404})
 
 _TOO_LONG = re.compile(
     "context_length_exceeded|ContextWindowExceededError|exceed_context_size_error"
-    "|(?:maximum|model's|available|input length exceeds the|greater than the) context (?:length|size)"
+    "|(?:maximum|model's|available|input length exceeds the|greater than the) context "
+    "(?:length|size)"
     "|context (?:length of only|window of|window exceeds|limit:)|`inputs` (?:tokens|must have less)"
-    "|maximum (?:model length|prompt length|allowed length|number of tokens allowed)|only supports up to"
+    "|maximum (?:model length|prompt length|allowed length|number of tokens allowed)|"
+    "only supports up to"
     "|(?:prompt|input) is too long|prompt exceeds max length|exceeded model token limit"
-    "|tokens in the (?:prompt|request) cannot exceed|range of input length should be|must be reduced in order to run",
+    "|tokens in the (?:prompt|request) cannot exceed|range of input length should be|"
+    "must be reduced in order to run",
     re.IGNORECASE,
 )
-"""Words of engines and providers for a prompt that is longer than the model's context; each says it with a status of
-its own, and of nothing else. The tests have their words.
+"""Words of engines and providers for a prompt that is longer than the model's context; each says it
+with a status of its own, and of nothing else. The tests have their words.
 """
 
 _DECLINED = re.compile(
-    "content.?(?:filter|policy|management)|responsible.?ai.?policy|data.?inspection.?failed|content.exists.risk"
+    "content.?(?:filter|policy|management)|responsible.?ai.?policy|"
+    "data.?inspection.?failed|content.exists.risk"
     "|prohibited.content|moderation_blocked",
     re.IGNORECASE,
 )
 """Words of providers whose filters decline a prompt."""
 _OMITTED = (
-    "temperature|top_p|seed|stop|stream_options|chat_template_kwargs|add_generation_prompt|continue_final_message"
+    "temperature|top_p|seed|stop|stream_options|chat_template_kwargs|add_generation_prompt|"
+    "continue_final_message"
 )
 _PARAMETER = re.compile(
-    rf"\b({_OMITTED})\b|(?:parameter|argument|field)s?(?: supplied)?[: ]{{1,2}}['\"`]?(?!{_OMITTED})(\w+_\w+)"
+    rf"\b({_OMITTED})\b|(?:parameter|argument|field)s?(?: supplied)?[: ]{{1,"
+    rf"2}}['\"`]?(?!{_OMITTED})(\w+_\w+)"
 )
 """Parameters of a request in an endpoint's words: those that may be left out, and others."""
 _NAMED = re.compile(
-    "(?P<_429>rate.?limit|too.?many|throttl|exhausted|quota)|(?P<_503>overload|unavailable|capacity|not.?ready|loading)"
+    "(?P<_429>rate.?limit|too.?many|throttl|exhausted|quota)|(?P<_503>overload|"
+    "unavailable|capacity|not.?ready|loading)"
     "|(?P<_504>time.?out|deadline)|(?P<_401>authentication|unauthori|invalid.?(?:api.?key|token))"
-    "|(?P<_402>billing|payment|insufficient.?(?:balance|credit))|(?P<_403>permission|forbidden|access.?denied)"
-    "|(?P<_404>[a-z_]*not.?found)|(?P<_413>[a-z_]*too.?large)|(?P<_400>invalid|bad.?request|unsupported|unprocess|content)",
+    "|(?P<_402>billing|payment|insufficient.?(?:balance|credit))|(?P<_403>permission|"
+    "forbidden|access.?denied)"
+    "|(?P<_404>[a-z_]*not.?found)|(?P<_413>[a-z_]*too.?large)|(?P<_400>invalid|"
+    "bad.?request|unsupported|unprocess|content)",
     re.IGNORECASE,
 )
 """Names of failures, by the status that stands for each."""
 _LONGEST_PAUSE_S = 86_400.0
 
 ForeignError = aiohttp.ClientError | HttpProcessingError | httptools.HttpParserError | OSError
-"""All that aiohttp and our connections raise for the outside world's sake; timeouts are `OSError`s."""
+"""All that aiohttp and our connections raise for the outside world's sake; timeouts are
+`OSError`s.
+"""
 
 _TURNED_AWAY = frozenset({_THROTTLED, 503})
 """Statuses of a server that did not begin."""
 _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.RedirectClientError)
-_WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch, CertificateError)
+_WRONG_CERTIFICATE = (
+    aiohttp.ClientConnectorCertificateError,
+    aiohttp.ServerFingerprintMismatch,
+    CertificateError,
+)
 _SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
-"""The note that aiohttp puts behind a host: how its certificate is checked, by name or as an object."""
-_BROKEN_PROTOCOL = (aiohttp.ClientResponseError, HttpProcessingError, httptools.HttpParserError, BodyTooLong)
+"""The note that aiohttp puts behind a host: how its certificate is checked, by name or as an
+object.
+"""
+_BROKEN_PROTOCOL = (
+    aiohttp.ClientResponseError,
+    HttpProcessingError,
+    httptools.HttpParserError,
+    BodyTooLong,
+)
 
 
 class Upstream:
-    """Names one model at one endpoint in the errors that it makes, and keeps what is secret out of them."""
+    """Names one model at one endpoint in the errors that it makes, and keeps what is secret out
+    of them.
+    """
 
     def __init__(
-        self, model: str, address: str, api_key: str | None, extra_body: Mapping[str, object] | None = None
+        self,
+        model: str,
+        address: str,
+        api_key: str | None,
+        extra_body: Mapping[str, object] | None = None,
     ) -> None:
         """`extra_body`: what is sent beside the prompt, which an endpoint may repeat."""
         self._model, self._endpoint = model, without_userinfo(address)
         self._secrets = Secrets(api_key, extra_body, address)
 
-    def from_status(self, status: int, said: str, headers: Mapping[str, str] | None = None) -> UpstreamError:
-        """The error for an HTTP status. `said`: the server's words. `headers`: its reply's, in lower case or in any."""
+    def from_status(
+        self, status: int, said: str, headers: Mapping[str, str] | None = None
+    ) -> UpstreamError:
+        """The error for an HTTP status. `said`: the server's words. `headers`: its reply's, in
+        lower case or in any.
+        """
         said = said[:_MOST_READ]
         message = f"model {self._model!r}: HTTP {status}: {self._short(said)}"
         if status == _TOO_LARGE or _TOO_LONG.search(said):
@@ -169,9 +210,11 @@ class Upstream:
             return UpstreamRefused(f"{message}; {hint}", endpoint=self._endpoint, lasting=lasting)
         return self.protocol_error(f"HTTP {status}: {said}")
 
-    def from_report(self, code: str | int | None, said: str, kind: str | None = None) -> UpstreamError:
-        """The error that a reply of status 200 reports, by its code or its kind; without a known one it counts as the
-        server's own.
+    def from_report(
+        self, code: str | int | None, said: str, kind: str | None = None
+    ) -> UpstreamError:
+        """The error that a reply of status 200 reports, by its code or its kind; without a known
+        one it counts as the server's own.
         """
         named = _NAMED.search(f"{code} {kind}")
         status = int(((named and named.lastgroup) or "")[1:] or _BROKEN)
@@ -182,12 +225,16 @@ class Upstream:
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
         """It is elsewhere, where nobody has said that the prompt and the key may go."""
-        return self._refused(f"HTTP {status}: the endpoint sends callers to {target}; name that in base_url")
+        return self._refused(
+            f"HTTP {status}: the endpoint sends callers to {target}; name that in base_url"
+        )
 
     def declined(self, said: str) -> ContentRefused:
         """The model, or a filter before or behind it, will not answer this prompt."""
         words = self._short(said)
-        return ContentRefused(f"model {self._model!r} declines: {words}", endpoint=self._endpoint, said=words)
+        return ContentRefused(
+            f"model {self._model!r} declines: {words}", endpoint=self._endpoint, said=words
+        )
 
     def from_transport(self, error: ForeignError) -> UpstreamError:
         """The error for whatever aiohttp or the socket raised."""
@@ -196,9 +243,13 @@ class Upstream:
             return self._refused(f"{said}; check its address")
         if isinstance(error, _WRONG_CERTIFICATE):
             return self._refused(f"{said}; check its certificate")
-        if isinstance(error, _BROKEN_PROTOCOL) and not isinstance(error, aiohttp.ClientHttpProxyError):
+        if isinstance(error, _BROKEN_PROTOCOL) and not isinstance(
+            error, aiohttp.ClientHttpProxyError
+        ):
             return self.protocol_error(said)
-        return self.unavailable(said, unspent=isinstance(error, aiohttp.ClientConnectorError | ConnectError))
+        return self.unavailable(
+            said, unspent=isinstance(error, aiohttp.ClientConnectorError | ConnectError)
+        )
 
     def unavailable(self, said: str, *, unspent: bool = False) -> UpstreamUnavailable:
         """Not reachable, or broken for now."""
@@ -207,10 +258,14 @@ class Upstream:
 
     def protocol_error(self, said: str) -> UpstreamProtocolError:
         """Not the protocol."""
-        return UpstreamProtocolError(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint)
+        return UpstreamProtocolError(
+            f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint
+        )
 
     def _refused(self, said: str) -> UpstreamRefused:
-        return UpstreamRefused(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint, lasting=True)
+        return UpstreamRefused(
+            f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint, lasting=True
+        )
 
     def _short(self, said: str) -> str:
         said = self._secrets.hidden(" ".join(said[:_MOST_READ].split())) or "(no message)"
@@ -219,8 +274,14 @@ class Upstream:
 
 def _hint(parameter: re.Match[str]) -> str:
     if parameter[1]:
-        return f'the endpoint does not take the parameter {parameter[1]}; leave it out with omit = ["{parameter[1]}"]'
-    return f"the endpoint does not take the parameter {parameter[2]}; see the role's settings and extra_body"
+        return (
+            f"the endpoint does not take the parameter {parameter[1]}; leave it out with "
+            f'omit = ["{parameter[1]}"]'
+        )
+    return (
+        f"the endpoint does not take the parameter {parameter[2]}; see the role's settings "
+        "and extra_body"
+    )
 
 
 def _pause_s(headers: Mapping[str, str]) -> float | None:
@@ -230,5 +291,7 @@ def _pause_s(headers: Mapping[str, str]) -> float | None:
         if re.fullmatch(r"[0-9]+(?:\.[0-9]*)?", said, re.ASCII):
             return min(float(said) * unit_s, _LONGEST_PAUSE_S)
         with suppress(ValueError, OverflowError):
-            return min(max(0.0, parsedate_to_datetime(said).timestamp() - time.time()), _LONGEST_PAUSE_S)
+            return min(
+                max(0.0, parsedate_to_datetime(said).timestamp() - time.time()), _LONGEST_PAUSE_S
+            )
     return None

@@ -1,4 +1,6 @@
-"""A model of a hosted provider, through LiteLLM, which is imported by the first call and not before."""
+"""A model of a hosted provider, through LiteLLM, which is imported by the first call and not
+before.
+"""
 
 import asyncio
 import importlib
@@ -21,9 +23,10 @@ from router.models.streaming import StreamedReply
 class LiteLLMModel:
     """One model of one provider, such as `deepseek/deepseek-chat`.
 
-    Parameters that a provider does not know are dropped: stop strings are enforced here anyway, and a seed or a
-    temperature is a wish. A stream does not tell which stop string the provider met and left out, so that string is
-    missing from the text there. Usage that LiteLLM estimates is not passed on.
+    Parameters that a provider does not know are dropped: stop strings are enforced here anyway, and
+    a seed or a temperature is a wish. A stream does not tell which stop string the provider met and
+    left out, so that string is missing from the text there. Usage that LiteLLM estimates is not
+    passed on.
     """
 
     def __init__(
@@ -35,15 +38,19 @@ class LiteLLMModel:
         extra_body: Mapping[str, Any] | None = None,
         omit: Collection[str] = (),
     ) -> None:
-        """`model`: with LiteLLM's prefix for the provider. `api_base`: its address; None for the provider's own.
+        """`model`: with LiteLLM's prefix for the provider. `api_base`: its address; None for the
+        provider's own.
 
-        `extra_body`: further keyword arguments of every call, which win over those that are set here, but for model,
-        messages and stream, and for the number of retries, which is none. `omit`: as for `OpenAIHTTP`.
+        `extra_body`: further keyword arguments of every call, which win over those that are set
+        here, but for model, messages and stream, and for the number of retries, which is none.
+        `omit`: as for `OpenAIHTTP`.
         """
         self._omit = omit
         self.name = model
         self.endpoint = without_userinfo(api_base or "") or f"litellm:{model.partition('/')[0]}"
-        self._upstream = Upstream(model, api_base or self.endpoint, api_key and api_key.strip(), extra_body)
+        self._upstream = Upstream(
+            model, api_base or self.endpoint, api_key and api_key.strip(), extra_body
+        )
         self._settings = {
             "api_key": api_key and api_key.strip(),
             "api_base": api_base,
@@ -59,7 +66,8 @@ class LiteLLMModel:
         reply = self._read(await self._call(prompt))
         if reply.choice is None:
             raise self._upstream.protocol_error("a reply without choices")
-        # LiteLLM fills in zeros where the provider does not count; a real prompt has at least one token.
+        # LiteLLM fills in zeros where the provider does not count; a real prompt has at least one
+        # token.
         if reply.told and not reply.told.prompt_tokens:
             reply = msgspec.structs.replace(reply, usage=None)
         streamed = StreamedReply(prompt)
@@ -85,9 +93,13 @@ class LiteLLMModel:
             await chunks.aclose()
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """LiteLLM's estimate, for models of OpenAI; of the others it does not have the tokenizers."""
+        """LiteLLM's estimate, for models of OpenAI; of the others it does not have the
+        tokenizers.
+        """
         self._litellm = await asyncio.to_thread(load_litellm)
-        return await asyncio.to_thread(_count, self._litellm, self.name.removeprefix("openai/"), prompt, text)
+        return await asyncio.to_thread(
+            _count, self._litellm, self.name.removeprefix("openai/"), prompt, text
+        )
 
     def _completion(self, streamed: StreamedReply) -> Completion:
         output = streamed.end()
@@ -95,11 +107,15 @@ class LiteLLMModel:
             raise self._upstream.declined(words)
         return output
 
-    async def _call(self, prompt: Prompt, *, stream: bool = False, options: Mapping[str, bool] | None = None) -> Any:
+    async def _call(
+        self, prompt: Prompt, *, stream: bool = False, options: Mapping[str, bool] | None = None
+    ) -> Any:
         """LiteLLM's reply, or its iterator of chunks."""
         if self._litellm is None:
             self._litellm = await asyncio.to_thread(load_litellm)
-        body = chat_body(self.name, prompt, stream=stream, options=options, extra=self._settings, omit=self._omit)
+        body = chat_body(
+            self.name, prompt, stream=stream, options=options, extra=self._settings, omit=self._omit
+        )
         body["messages"] = msgspec.to_builtins(body["messages"])
         if prompt.request_id:
             body["extra_headers"] = {REQUEST_ID: prompt.request_id, **body.get("extra_headers", {})}
@@ -116,7 +132,8 @@ class LiteLLMModel:
         before = sys.exception()  # a fallback works while its primary's error is being handled
         try:
             yield
-        except Exception as error:  # LiteLLM has no common base class, but all that come from a provider have a status
+        except Exception as error:
+            # LiteLLM's errors have no common base class, but those of a provider have a status.
             happened = _happened(error, before)
             if isinstance(happened, aiohttp.ClientError):
                 raise self._upstream.from_transport(happened) from error
@@ -128,35 +145,49 @@ class LiteLLMModel:
 
 
 async def close_clients() -> None:
-    """Close the connections that LiteLLM keeps for all models; nothing happens where it was never used."""
+    """Close the connections that LiteLLM keeps for all models; nothing happens where it was
+    never used.
+    """
     if litellm := sys.modules.get("litellm"):
         await litellm.close_litellm_async_clients()
 
 
 def load_litellm() -> Any:
-    """LiteLLM, set up. Takes seconds the first time, so call it in a thread; any number of threads may."""
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import calls the network otherwise
-    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")  # and reads a .env file of the working directory
+    """LiteLLM, set up. Takes seconds the first time, so call it in a thread; any number of
+    threads may.
+    """
+    # Its import calls the network otherwise
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    # And reads a .env file of the working directory
+    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
     try:
         litellm: Any = importlib.import_module("litellm")
     except ModuleNotFoundError as error:
-        raise BadConfig("hosted models need the package litellm; install the extra rolegate[hosted]") from error
+        raise BadConfig(
+            "hosted models need the package litellm; install the extra rolegate[hosted]"
+        ) from error
     litellm.telemetry = False
     litellm.suppress_debug_info = True
     return litellm
 
 
-def _happened(error: BaseException, before: BaseException | None) -> aiohttp.ClientError | int | None:
-    """The status of the reply, or what went wrong with the connection, that LiteLLM made `error` of, whose own status
-    may be one that no server said; None where neither is behind it. `before`: what was handled when the call began.
+def _happened(
+    error: BaseException, before: BaseException | None
+) -> aiohttp.ClientError | int | None:
+    """The status of the reply, or what went wrong with the connection, that LiteLLM made `error`
+    of, whose own status may be one that no server said; None where neither is behind it. `before`:
+    what was handled when the call began.
     """
     seen: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each is not before and each not in seen:
         status = getattr(getattr(each, "response", None), "status_code", None)
-        if isinstance(status, int) and not type(each).__module__.startswith("litellm"):  # which makes up responses
+        # Which makes up responses
+        if isinstance(status, int) and not type(each).__module__.startswith("litellm"):
             return status
-        if isinstance(each, aiohttp.ClientError) and not isinstance(each, aiohttp.ClientResponseError):
+        if isinstance(each, aiohttp.ClientError) and not isinstance(
+            each, aiohttp.ClientResponseError
+        ):
             return each
         seen.append(each)
         each = each.__cause__ or each.__context__
@@ -176,13 +207,17 @@ def _count(litellm: Any, name: str, prompt: Prompt, text: str) -> Usage | None:
 
 
 def _is_made_up(chunks: Any, chunk: ChatReply) -> bool:
-    """Tell whether LiteLLM gives a finish reason of its own, as it does for a stream that was cut."""
+    """Tell whether LiteLLM gives a finish reason of its own, as it does for a stream that was
+    cut.
+    """
     finished = chunk.choice is not None and chunk.choice.finish_reason is not None
     return finished and not (chunks.received_finish_reason or chunks.intermittent_finish_reason)
 
 
 def _counted(chunks: Any, usage: Any) -> Any:
-    """The usage, as far as the provider reported it; LiteLLM counts the rest with a tokenizer of its own choice."""
+    """The usage, as far as the provider reported it; LiteLLM counts the rest with a tokenizer
+    of its own choice.
+    """
     reported = [chunk.usage for chunk in chunks.chunks if getattr(chunk, "usage", None)]
     if usage is None or not reported:
         return None

@@ -11,7 +11,9 @@ import msgspec
 from router.errors import UpstreamError
 
 _TOOLS_CHARS = 1500
-"""Characters in which chat templates say how tools are called, at most; Hermes' and Llama's take less than half."""
+"""Characters in which chat templates say how tools are called, at most; Hermes' and Llama's
+take less than half.
+"""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -51,19 +53,27 @@ class Prompt(msgspec.Struct, frozen=True):
     request_id: str = ""
     """The name under which the endpoint may log the call; empty for none."""
     pattern: str | None = None
-    """A regular expression that the output has to match, reasoning apart, where the endpoint can see to that."""
+    """A regular expression that the output has to match, reasoning apart, where the endpoint
+    can see to that.
+    """
     tools: tuple[Function, ...] = ()
-    """For models with tool calls of their own. In messages and outputs these stand as text, `<call tool="…">…</call>`,
-    whatever the endpoint makes of them.
+    """For models with tool calls of their own. In messages and outputs these stand as text, `<call
+    tool="…">…</call>`, whatever the endpoint makes of them.
     """
     unstopped: bool = False
-    """Whether the endpoint is not sent the stop strings, because it meets them within its reasoning."""
+    """Whether the endpoint is not sent the stop strings, because it meets them within its
+    reasoning.
+    """
     raw: bool = False
-    """Whether thoughts that the model writes stay in its text; otherwise they are a part of the reasoning."""
+    """Whether thoughts that the model writes stay in its text; otherwise they are a part of the
+    reasoning.
+    """
 
     @property
     def texts(self) -> tuple[Message, ...]:
-        """The messages, with the tools as one more, in JSON as long as that of any template: all that is read."""
+        """The messages, with the tools as one more, in JSON as long as that of any template:
+        all that is read.
+        """
         if not self.tools:
             return self.messages
         told = [(tool.name, tool.description, json.loads(tool.parameters)) for tool in self.tools]
@@ -71,8 +81,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of one call, as its engine counts them; None where it did not say. `OpenedCall.allows` tells whether that
-    can be.
+    """Tokens of one call, as its engine counts them; None where it did not say. `OpenedCall.allows`
+    tells whether that can be.
     """
 
     prompt_tokens: int
@@ -82,9 +92,13 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     reasoning_tokens: int | None = None
     """A part of `completion_tokens`."""
     lower_bound: bool = False
-    """True where the client left the engine before its last count, so that more may have been spent."""
+    """True where the client left the engine before its last count, so that more may have been
+    spent.
+    """
     estimated: bool = False
-    """True where the engine did not say, and the model's tokenizer counted what had come by then."""
+    """True where the engine did not say, and the model's tokenizer counted what had come by
+    then.
+    """
 
     @property
     def total_tokens(self) -> int:
@@ -92,7 +106,9 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         return self.prompt_tokens + self.completion_tokens
 
 
-TOKEN_COUNTS = tuple(field.name for field in msgspec.structs.fields(Usage) if field.type is not bool)
+TOKEN_COUNTS = tuple(
+    field.name for field in msgspec.structs.fields(Usage) if field.type is not bool
+)
 """The fields of `Usage` that are counts."""
 
 
@@ -120,7 +136,9 @@ class Completion(msgspec.Struct, frozen=True, gc=False):
     tokens: TokenIds | msgspec.UnsetType = msgspec.UNSET
     """Set where they were asked for, which is not done in service."""
     unclosed: Literal[True] | msgspec.UnsetType = msgspec.UNSET
-    """Set where the endpoint stopped before any content or within a thought, perhaps at a stop string there."""
+    """Set where the endpoint stopped before any content or within a thought, perhaps at a stop
+    string there.
+    """
 
     @property
     def stopped_thinking(self) -> bool:
@@ -131,8 +149,8 @@ class Completion(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a streamed output. The last one has the usage, also where the stream is cut: what the engine counted
-    by then.
+    """A piece of a streamed output. The last one has the usage, also where the stream is cut: what
+    the engine counted by then.
     """
 
     text: str = ""
@@ -141,14 +159,17 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 
 
 OnDelta = Callable[[Delta], None]
-"""Gets each piece as it arrives, in the context of the call but in no task; what it raises ends the call."""
+"""Gets each piece as it arrives, in the context of the call but in no task; what it raises ends
+the call.
+"""
 
 
 class Model(Protocol):
     """One model at one endpoint.
 
-    Both methods raise `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`, and stop the work upstream
-    when cancelled. They make exactly one attempt: retries and the ledger are the caller's.
+    Both methods raise `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`, and stop
+    the work upstream when cancelled. They make exactly one attempt: retries and the ledger are the
+    caller's.
     """
 
     @property
@@ -163,13 +184,13 @@ class Model(Protocol):
         """The whole output at once."""
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """The same, passed on as it is written. `live`: whether each piece is wanted at once; otherwise those after the
-        first one may come a few at a time.
+        """The same, passed on as it is written. `live`: whether each piece is wanted at once;
+        otherwise those after the first one may come a few at a time.
         """
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """The tokens of `prompt`, template included, and of `text` as its output, by the model's own tokenizer; None
-        where that is not to be had. Raises nothing.
+        """The tokens of `prompt`, template included, and of `text` as its output, by the model's
+        own tokenizer; None where that is not to be had. Raises nothing.
         """
 
 
@@ -185,10 +206,14 @@ def _larger(one: int | None, other: int | None) -> int | None:
     return max((count for count in (one, other) if count is not None), default=None)
 
 
-def end_at_stop(text: str, stop: tuple[str, ...], finish_reason: str, matched: str | None) -> tuple[str, str]:
-    """`text` as if the engine had honoured `stop` and kept the string that was met; and its finish reason.
+def end_at_stop(
+    text: str, stop: tuple[str, ...], finish_reason: str, matched: str | None
+) -> tuple[str, str]:
+    """`text` as if the engine had honoured `stop` and kept the string that was met; and its finish
+    reason.
 
-    Engines differ: some ignore stop strings, some leave the matched one out, few say which it was (`matched`).
+    Engines differ: some ignore stop strings, some leave the matched one out, few say which it was
+    (`matched`).
     """
     ends = [at + len(string) for string in stop if (at := text.find(string)) != -1]
     if ends:
@@ -204,7 +229,9 @@ Answer = Completion | UpstreamError | str
 class ScriptedModel:
     """Gives its answers in order, or by a function of the prompt; an error among them is raised."""
 
-    def __init__(self, answers: Iterable[Answer] | Callable[[Prompt], Answer], name: str = "scripted") -> None:
+    def __init__(
+        self, answers: Iterable[Answer] | Callable[[Prompt], Answer], name: str = "scripted"
+    ) -> None:
         self._answer = answers if callable(answers) else None
         self._queue = iter(()) if callable(answers) else iter(answers)
         self.name = name
@@ -226,7 +253,9 @@ class ScriptedModel:
 
     async def count(self, prompt: Prompt, text: str) -> Usage:
         """Its tokens are words."""
-        return Usage(sum(len(message.content.split()) for message in prompt.messages), len(text.split()))
+        return Usage(
+            sum(len(message.content.split()) for message in prompt.messages), len(text.split())
+        )
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The next answer, word by word."""

@@ -12,7 +12,13 @@ import httptools
 import msgspec
 from yarl import URL
 
-from router.errors import JSON_ERRORS, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    JSON_ERRORS,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.models.connection_pool import ConnectionPool, Target, TransportError
 from router.models.failures import Upstream, without_userinfo
 from router.models.model import Completion, OnDelta, Prompt, Sampling, TokenIds, Usage
@@ -30,7 +36,13 @@ from router.models.openai_wire import (
 from router.models.streaming import StreamedReply
 
 _FOREIGN = (aiohttp.InvalidURL, httptools.HttpParserError, TransportError)
-_RENDERED = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_RENDERED = (
+    "messages",
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 _NOT_THERE = frozenset({401, 403, 404, 405, 501})
 _TOKENIZING_S = 5.0
 _NOTHING = Prompt((), Sampling())
@@ -40,10 +52,15 @@ _EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
 """The beginning of a stream of events."""
 _RETURNS = "return_token_ids"
 _MOST_BYTES, _MOST_STREAMED, _MOST_SAID, _MOST_A_TOKEN = 8 << 20, 64 << 20, 64 << 10, 2 << 10
-"""Bytes of a whole reply, of a stream with all that stands around its pieces, of what a server says of a failure, and
-of a stream for each token. No model writes as much, and what does not end must not be kept.
+"""Bytes of a whole reply, of a stream with all that stands around its pieces, of what a server says
+of a failure, and of a stream for each token. No model writes as much, and what does not end must
+not be kept.
 """
-_STREAM_OPTIONS = ({"include_usage": True, "continuous_usage_stats": True}, {"include_usage": True}, None)
+_STREAM_OPTIONS = (
+    {"include_usage": True, "continuous_usage_stats": True},
+    {"include_usage": True},
+    None,
+)
 """Options of a stream, from vLLM's count with every chunk down to what any endpoint takes."""
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
@@ -82,9 +99,9 @@ class _TokensReply(msgspec.Struct, frozen=True):
 class OpenAIHTTP:
     """One model at `{base_url}/chat/completions`.
 
-    The pool is the caller's, who closes it; its limit is the limit of concurrent calls. There is no timeout but that of
-    connecting: deadlines are the caller's. A call that is cancelled, or a stream that is left, closes its connection,
-    upon which the engine drops the request.
+    The pool is the caller's, who closes it; its limit is the limit of concurrent calls. There is no
+    timeout but that of connecting: deadlines are the caller's. A call that is cancelled, or a
+    stream that is left, closes its connection, upon which the engine drops the request.
     """
 
     def __init__(
@@ -99,15 +116,21 @@ class OpenAIHTTP:
         interval: int | None = None,
         omit: Collection[str] = (),
     ) -> None:
-        """`base_url`: such as `http://127.0.0.1:8000/v1`. `thinking`: for chat templates that know `enable_thinking`; a
-        model that thinks is not held to patterns, which would be in its way. `extra_body`: further fields of every
-        request, which win over those that are set here, but for model, messages and stream. `interval`: how many tokens
-        at a time vLLM sends of a stream that nobody follows live; None where the endpoint need not know the option.
-        `omit`: parameters that are left out of requests, as the endpoint does not take them; stop strings end the
-        output all the same.
+        """`base_url`: such as `http://127.0.0.1:8000/v1`. `thinking`: for chat templates that know
+        `enable_thinking`; a model that thinks is not held to patterns, which would be in its way.
+        `extra_body`: further fields of every request, which win over those that are set here, but
+        for model, messages and stream. `interval`: how many tokens at a time vLLM sends of a stream
+        that nobody follows live; None where the endpoint need not know the option. `omit`:
+        parameters that are left out of requests, as the endpoint does not take them; stop strings
+        end the output all the same.
         """
         base_url, api_key = base_url.rstrip("/"), api_key and api_key.strip()
-        self._pool, self._thinking, self._extra, self._interval = pool, thinking, extra_body, interval
+        self._pool, self._thinking, self._extra, self._interval = (
+            pool,
+            thinking,
+            extra_body,
+            interval,
+        )
         self._structures, self._tokenizes, self._options = not thinking, True, 0
         self._omit, self._opened = omit, thinking is True
         self.name, self.endpoint = model, without_userinfo(base_url)
@@ -125,11 +148,14 @@ class OpenAIHTTP:
         return await self._ask(prompt, on_delta, live=live)
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """vLLM's count (`POST /tokenize`) of the prompt, its template included, and the text; None where there is none,
-        and where there was none it is not asked for again.
+        """vLLM's count (`POST /tokenize`) of the prompt, its template included, and the text; None
+        where there is none, and where there was none it is not asked for again.
         """
         body = self._body(prompt)
-        chat = {"add_generation_prompt": True, **{name: body[name] for name in _RENDERED if name in body}}
+        chat = {
+            "add_generation_prompt": True,
+            **{name: body[name] for name in _RENDERED if name in body},
+        }
         read = await self._tokens(chat)
         written = await self._tokens({"prompt": text, "add_special_tokens": False}) if text else 0
         return None if read is None or written is None else Usage(read, written)
@@ -150,15 +176,20 @@ class OpenAIHTTP:
             async with asyncio.timeout(_TOKENIZING_S):
                 await self._pool.post(target, partial(target.request, body), reply)
             self._tokenizes = reply.status not in _NOT_THERE
-            return msgspec.json.decode(reply.body, type=_Tokens).count if reply.status == 200 else None
+            return (
+                msgspec.json.decode(reply.body, type=_Tokens).count if reply.status == 200 else None
+            )
         return None
 
-    async def _ask(self, prompt: Prompt, on_delta: OnDelta | None, *, live: bool = True) -> Completion:
+    async def _ask(
+        self, prompt: Prompt, on_delta: OnDelta | None, *, live: bool = True
+    ) -> Completion:
         """The output, streamed where `on_delta` is given.
 
-        A stream is asked for its usage, and for the count so far with every chunk, which a stream that is left early
-        needs. An endpoint that does not know these options, or no patterns, is asked without them, now and later; vLLM
-        looks at a stream's pattern only once it has begun to answer.
+        A stream is asked for its usage, and for the count so far with every chunk, which a stream
+        that is left early needs. An endpoint that does not know these options, or no patterns, is
+        asked without them, now and later; vLLM looks at a stream's pattern only once it has begun
+        to answer.
         """
         target: Target | None = None
         hops = 0
@@ -176,10 +207,18 @@ class OpenAIHTTP:
             try:
                 with streamed:
                     interval = None if live else self._interval
-                    body = partial(self._body, prompt, stream=on_delta is not None, options=options, interval=interval)
+                    body = partial(
+                        self._body,
+                        prompt,
+                        stream=on_delta is not None,
+                        options=options,
+                        interval=interval,
+                    )
                     await self._post(target, prompt, body, reply)
                     if reply.location:
-                        target = self._redirected(target or self._chat, reply, follow=hops < _MOST_HOPS)
+                        target = self._redirected(
+                            target or self._chat, reply, follow=hops < _MOST_HOPS
+                        )
                         hops += 1
                         continue
                     reply.finish()
@@ -198,13 +237,21 @@ class OpenAIHTTP:
         self._opened = streamed.opened
         with suppress(*JSON_ERRORS):  # others than vLLM may not know the option
             if _RETURNS in (self._extra or ()):
-                return msgspec.structs.replace(output, tokens=msgspec.json.decode(reply.body, type=_TokensReply).tokens)
+                return msgspec.structs.replace(
+                    output, tokens=msgspec.json.decode(reply.body, type=_TokensReply).tokens
+                )
         return output
 
     async def _post(
-        self, target: Target | None, prompt: Prompt, body: Callable[[], dict[str, Any]], reply: "_Reply"
+        self,
+        target: Target | None,
+        prompt: Prompt,
+        body: Callable[[], dict[str, Any]],
+        reply: "_Reply",
     ) -> None:
-        """Send a request, and let `reply` take what comes. Raises for every status but 200, and those that redirect."""
+        """Send a request, and let `reply` take what comes. Raises for every status but 200, and
+        those that redirect.
+        """
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
         try:
             to = target or self._chat
@@ -218,10 +265,16 @@ class OpenAIHTTP:
             raise self._upstream.from_status(reply.status, reply.said, reply.headers)
 
     def _redirected(self, target: Target, reply: "_Reply", *, follow: bool) -> Target:
-        """The target that the endpoint sends to. Raises where that is another host, port or scheme."""
+        """The target that the endpoint sends to. Raises where that is another host, port or
+        scheme.
+        """
         with suppress(ValueError):
             url = target.url.join(URL(reply.location))
-            here = (url.scheme, url.host, url.port) == (target.url.scheme, target.url.host, target.url.port)
+            here = (url.scheme, url.host, url.port) == (
+                target.url.scheme,
+                target.url.host,
+                target.url.port,
+            )
             if here and follow and reply.status in _KEEPS_METHOD:
                 path = target.url.with_path(url.raw_path, encoded=True).with_query(url.query)
                 return Target(str(path), self._headers)
@@ -229,17 +282,38 @@ class OpenAIHTTP:
         raise self._upstream.moved(reply.status, reply.location)
 
     def _body(self, prompt: Prompt, **streaming: Any) -> dict[str, Any]:
-        return chat_body(self.name, prompt, thinking=self._thinking, extra=self._extra, omit=self._omit, **streaming)
+        return chat_body(
+            self.name,
+            prompt,
+            thinking=self._thinking,
+            extra=self._extra,
+            omit=self._omit,
+            **streaming,
+        )
 
     def _gives_up(
-        self, prompt: Prompt, options: Mapping[str, bool] | None, reply: "_Reply", failure: UpstreamError
+        self,
+        prompt: Prompt,
+        options: Mapping[str, bool] | None,
+        reply: "_Reply",
+        failure: UpstreamError,
     ) -> bool:
-        """Tell whether it is the prompt's pattern or an option that is refused; it is not sent from then on."""
-        refused = {name for name in (_RETURNS, "logprobs") if name in (self._extra or ()) and name in reply.said}
+        """Tell whether it is the prompt's pattern or an option that is refused; it is not sent
+        from then on.
+        """
+        refused = {
+            name
+            for name in (_RETURNS, "logprobs")
+            if name in (self._extra or ()) and name in reply.said
+        }
         if refused and reply.status in (400, 422):
-            self._extra = {name: value for name, value in (self._extra or {}).items() if name not in refused}
+            self._extra = {
+                name: value for name, value in (self._extra or {}).items() if name not in refused
+            }
             return True
-        structure = isinstance(failure, UpstreamRefused) and _STRUCTURE.search(str(failure)) is not None
+        structure = (
+            isinstance(failure, UpstreamRefused) and _STRUCTURE.search(str(failure)) is not None
+        )
         if prompt.pattern is not None and structure:
             self._structures = False
             return True
@@ -254,10 +328,19 @@ class _Left(Exception):
 
 
 class _Reply:
-    """One reply as it arrives: a stream's events are taken one by one, anything else is kept as a whole."""
+    """One reply as it arrives: a stream's events are taken one by one, anything else is kept as
+    a whole.
+    """
 
-    def __init__(self, upstream: Upstream, streamed: StreamedReply, max_tokens: int = 0, *, live: bool = True) -> None:
-        self._upstream, self.streamed, self._max_tokens, self._live = upstream, streamed, max_tokens, live
+    def __init__(
+        self, upstream: Upstream, streamed: StreamedReply, max_tokens: int = 0, *, live: bool = True
+    ) -> None:
+        self._upstream, self.streamed, self._max_tokens, self._live = (
+            upstream,
+            streamed,
+            max_tokens,
+            live,
+        )
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.body, self._size, self._most = bytearray(), 0, 0
@@ -300,12 +383,18 @@ class _Reply:
         return self._take(self.events, data)
 
     def finish(self) -> None:
-        """Take what is left once all has come: a reply as a whole, or the last event of a stream."""
+        """Take what is left once all has come: a reply as a whole, or the last event of a
+        stream.
+        """
         if self.events is None and not _EVENTS.match(self.body):
             replies = self._decoded(self.body)
             for reply in replies:
-                if reply.choice is None or (reply.choice.said == MessageReply() and not reply.choice.finish_reason):
-                    raise self._upstream.protocol_error(f"a reply without an output: {bytes(self.body[:100])!r}")
+                if reply.choice is None or (
+                    reply.choice.said == MessageReply() and not reply.choice.finish_reason
+                ):
+                    raise self._upstream.protocol_error(
+                        f"a reply without an output: {bytes(self.body[:100])!r}"
+                    )
                 if len(replies) == 1 and not reply.choice.delta:
                     self.streamed.take_whole(reply)
                 else:  # chunks, one in a line
@@ -335,7 +424,9 @@ class _Reply:
         return False
 
     def _decoded(self, body: bytes | bytearray) -> tuple[ChatReply, ...]:
-        """The replies in these bytes. Raises `UpstreamError` for what is none, or reports a failure."""
+        """The replies in these bytes. Raises `UpstreamError` for what is none, or reports a
+        failure.
+        """
         try:
             replies = read_replies(body)
         except JSON_ERRORS as error:

@@ -1,4 +1,6 @@
-"""The replies of OpenAI's chat completions API, whole or in chunks, as vLLM and others really write them."""
+"""The replies of OpenAI's chat completions API, whole or in chunks, as vLLM and others really
+write them.
+"""
 
 import json
 import re
@@ -17,7 +19,16 @@ _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_r
 """Names for an output that was ended before its end: OpenAI's, and what others write."""
 FILTERED = "content_filter"
 _FILTERED = frozenset(
-    {FILTERED, "content_filtered", "refusal", "recitation", "safety", "prohibited_content", "blocklist", "sensitive"}
+    {
+        FILTERED,
+        "content_filtered",
+        "refusal",
+        "recitation",
+        "safety",
+        "prohibited_content",
+        "blocklist",
+        "sensitive",
+    }
 )
 """Names for an output that a filter ended, or that the model refused to write."""
 
@@ -50,7 +61,9 @@ class UsageReply(msgspec.Struct, frozen=True, gc=False):
     """DeepSeek's name for the cached tokens."""
 
     def usage(self) -> Usage | None:
-        """The same as our value, possible or not; None where a total is missing, because unknown is not zero."""
+        """The same as our value, possible or not; None where a total is missing, because
+        unknown is not zero.
+        """
         if self.prompt_tokens is None or self.completion_tokens is None:
             return None
         cached = (self.prompt_tokens_details or PromptDetails()).cached_tokens
@@ -101,10 +114,17 @@ class MessageReply(msgspec.Struct, frozen=True, gc=False):
         for part in self.content if isinstance(self.content, list) else [self.content]:
             fields = part if isinstance(part, dict) else {"text": part}
             thinks = bool(_THINKING.search(str(fields.get("type"))))
-            for name, kind in (("text", thinks), ("thinking", True), ("reasoning", True), ("refusal", 2)):
+            for name, kind in (
+                ("text", thinks),
+                ("thinking", True),
+                ("reasoning", True),
+                ("refusal", 2),
+            ):
                 value = fields.get(name)
                 if isinstance(value, list):  # Mistral's thoughts have parts of their own
-                    value = "".join(str(inner.get("text", "")) for inner in value if isinstance(inner, dict))
+                    value = "".join(
+                        str(inner.get("text", "")) for inner in value if isinstance(inner, dict)
+                    )
                 found[kind].append(value if isinstance(value, str) else "")
         text, thought, refusal = map("".join, found)
         return text, thought, refusal
@@ -129,13 +149,17 @@ class _Call:
 
     @property
     def text(self) -> str:
-        """The call without its end. No tag stands in its arguments, as `<` stands in strings of JSON only."""
+        """The call without its end. No tag stands in its arguments, as `<` stands in strings of
+        JSON only.
+        """
         arguments = _last_object(self.arguments).replace("<", r"\u003c")
         return f'{CALL_BEGIN}{self.name}">{arguments}'
 
 
 class Calls:
-    """Puts the pieces of tool calls together, by their ids, or else by their indices, or else by their order."""
+    """Puts the pieces of tool calls together, by their ids, or else by their indices, or else
+    by their order.
+    """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -160,7 +184,9 @@ class Calls:
         last = self._by.get(index) or (self._calls[-1] if self._calls and not name else None)
         call = self._by.get(piece.id) if piece.id else None
         begins = name and arguments.lstrip()[:1] in ("", "{")
-        if call is None and not (begins and (piece.id or (not index and last and last.arguments not in ([], ["{}"])))):
+        if call is None and not (
+            begins and (piece.id or (not index and last and last.arguments not in ([], ["{}"])))
+        ):
             call = last
         if call is None:
             call = _Call()
@@ -182,8 +208,8 @@ _MOST_VALUES = 4_096
 
 
 def _json_values(text: str) -> list[tuple[int, Any]]:
-    """The values of JSON that follow each other, each with its start; UNSET for a rest that is none, or comes
-    after `_MOST_VALUES`.
+    """The values of JSON that follow each other, each with its start; UNSET for a rest that is
+    none, or comes after `_MOST_VALUES`.
     """
     values: list[tuple[int, Any]] = []
     end = 0
@@ -198,7 +224,9 @@ def _json_values(text: str) -> list[tuple[int, Any]]:
 
 
 def _last_object(pieces: Sequence[str]) -> str:
-    """The arguments in `pieces`, which may begin again once they were complete, or with the last piece."""
+    """The arguments in `pieces`, which may begin again once they were complete, or with the
+    last piece.
+    """
     text = "".join(pieces)[:_LONGEST_ARGUMENTS]
     start, value = (_json_values(text) or [(0, None)])[-1]
     again = start == 0 and value is msgspec.UNSET and _is_object(pieces[-1])
@@ -206,8 +234,8 @@ def _last_object(pieces: Sequence[str]) -> str:
 
 
 def _messages(prompt: Prompt) -> Sequence[Message | dict[str, Any]]:
-    """The messages of a prompt with tools, in which the calls that stand as text are tool calls, and what was said to
-    them their results.
+    """The messages of a prompt with tools, in which the calls that stand as text are tool calls,
+    and what was said to them their results.
     """
     found: list[Message | dict[str, Any]] = []
     call_id = ""
@@ -272,7 +300,9 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     @property
     def matched(self) -> str | None:
         """The stop string that was met, where the engine names it."""
-        reason = self.stop_reason or (self.provider_specific_fields and self.provider_specific_fields.stop_reason)
+        reason = self.stop_reason or (
+            self.provider_specific_fields and self.provider_specific_fields.stop_reason
+        )
         return reason if isinstance(reason, str) else None
 
 
@@ -299,7 +329,9 @@ _DEEPEST_FAILURE = 4
 
 
 def _reported(raw: Any) -> ErrorReply | None:
-    """Return the failure that a server reports: an object, maybe within others or in a list, words, or a status."""
+    """Return the failure that a server reports: an object, maybe within others or in a list,
+    words, or a status.
+    """
     for _ in range(_DEEPEST_FAILURE):
         if isinstance(raw, list):
             raw = raw[0] if raw else None
@@ -316,7 +348,9 @@ def _reported(raw: Any) -> ErrorReply | None:
 
 
 class ChatReply(msgspec.Struct, frozen=True, gc=False):
-    """A whole reply or one chunk of a stream; or an error, which some servers send with status 200."""
+    """A whole reply or one chunk of a stream; or an error, which some servers send with status
+    200.
+    """
 
     choices: tuple[Choice, ...] | None = None
     usage: Any = None
@@ -338,7 +372,11 @@ class ChatReply(msgspec.Struct, frozen=True, gc=False):
         reason = self.choice.finish_reason if self.choice else None
         if isinstance(reason, str) and reason.lower() in _BROKEN:
             return ErrorReply(f"the engine gave the output up: {reason}", "server_error")
-        return ErrorReply(self.message, self.type, self.code) if self.message and not self.choices else None
+        return (
+            ErrorReply(self.message, self.type, self.code)
+            if self.message and not self.choices
+            else None
+        )
 
     @property
     def choice(self) -> Choice | None:
@@ -350,7 +388,9 @@ class ChatReply(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def told(self) -> UsageReply | None:
-        """The usage, possible or not; None where there is none. What is no count at all is one that cannot be."""
+        """The usage, possible or not; None where there is none. What is no count at all is one
+        that cannot be.
+        """
         if self.usage is None or isinstance(self.usage, UsageReply):
             return self.usage
         try:
@@ -367,8 +407,8 @@ _read_usual = msgspec.json.Decoder(_UsualReply).decode
 
 
 def read_replies(body: bytes | bytearray) -> tuple[ChatReply, ...]:
-    """The replies in these bytes, which are nearly always one. What is none, and fields that are no such, are left out.
-    Raises `JSON_ERRORS`.
+    """The replies in these bytes, which are nearly always one. What is none, and fields that are no
+    such, are left out. Raises `JSON_ERRORS`.
     """
     try:
         return (_read_usual(body),)
@@ -390,19 +430,27 @@ def readable(kind: Any, raw: Any) -> Any:
             items = (readable(get_args(inner)[0], item) for item in raw)
             return tuple(item for item in items if item is not None)
         if isinstance(raw, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            fields = [(field.name, field.type) for field in msgspec.structs.fields(inner) if field.name in raw]
+            fields = [
+                (field.name, field.type)
+                for field in msgspec.structs.fields(inner)
+                if field.name in raw
+            ]
             values = ((name, readable(of, raw[name])) for name, of in fields)
             return inner(**{name: value for name, value in values if value is not None})
     return None
 
 
 def convert_usage(raw: object) -> UsageReply:
-    """The usage in a table, or in an object with such attributes. Raises `msgspec.ValidationError`."""
+    """The usage in a table, or in an object with such attributes. Raises
+    `msgspec.ValidationError`.
+    """
     return msgspec.convert(raw, UsageReply, from_attributes=True)
 
 
 class FailureReply(msgspec.Struct, frozen=True):
-    """The body of a reply with an error status: OpenAI's shape, that of older vLLMs, or FastAPI's."""
+    """The body of a reply with an error status: OpenAI's shape, that of older vLLMs, or
+    FastAPI's.
+    """
 
     error: ErrorReply | str | None = None
     message: str | None = None
@@ -431,15 +479,23 @@ def chat_body(
     extra: Mapping[str, Any] | None = None,
     omit: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The request for `prompt`, ready for JSON; what is not set is not sent. `options`: what a stream tells beside its
-    text. `interval`: tokens that vLLM sends at a time. `thinking`: vLLM's `enable_thinking` of the chat template; None
-    leaves it alone. A last message of the assistant's is continued.
+    """The request for `prompt`, ready for JSON; what is not set is not sent. `options`: what a
+    stream tells beside its text. `interval`: tokens that vLLM sends at a time. `thinking`: vLLM's
+    `enable_thinking` of the chat template; None leaves it alone. A last message of the assistant's
+    is continued.
 
-    `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged. `omit`:
-    fields that are left out.
+    `extra`: further fields. They win over those here, but for model, messages and stream; tables
+    are merged. `omit`: fields that are left out.
     """
-    body: dict[str, Any] = {"model": model, "messages": _messages(prompt) if prompt.tools else prompt.messages}
-    body |= {name: value for name, value in msgspec.structs.asdict(prompt.sampling).items() if value is not None}
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": _messages(prompt) if prompt.tools else prompt.messages,
+    }
+    body |= {
+        name: value
+        for name, value in msgspec.structs.asdict(prompt.sampling).items()
+        if value is not None
+    }
     if prompt.messages and prompt.messages[-1].role == "assistant":
         body |= {"add_generation_prompt": False, "continue_final_message": True}
     further = {
@@ -474,20 +530,30 @@ class EventTooLong(ValueError):
 class EventReader:
     """Feed it what arrives; it returns the data of every event that is complete by then.
 
-    Comments, fields other than `data` and events without data are passed over; what stands after the last blank line
-    is no event, as the standard has it.
+    Comments, fields other than `data` and events without data are passed over; what stands after
+    the last blank line is no event, as the standard has it.
     """
 
     def __init__(self) -> None:
         self._line, self._data = bytearray(), bytearray()
         self._returned = False
-        """Whether the last byte was a carriage return, which ends a line with or without a line feed behind it."""
+        """Whether the last byte was a carriage return, which ends a line with or without a line
+        feed behind it.
+        """
 
     def feed(self, received: bytes) -> list[bytes]:
         """The data of the events that `received` completes. Raises `EventTooLong`."""
-        if received.startswith(b"data: ") and received.endswith(b"\n\n") and not (self._line or self._data):
+        if (
+            received.startswith(b"data: ")
+            and received.endswith(b"\n\n")
+            and not (self._line or self._data)
+        ):
             events = received[6:-2].split(b"\n\ndata: ")
-            if received.count(b"\n") == 2 * len(events) and b"\r" not in received and b"" not in events:
+            if (
+                received.count(b"\n") == 2 * len(events)
+                and b"\r" not in received
+                and b"" not in events
+            ):
                 return events  # whole events of one line each, as nearly always
         events = []
         if received:

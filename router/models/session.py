@@ -1,4 +1,6 @@
-"""A session for all that is asked of endpoints beside their models' calls, and bounds for what comes."""
+"""A session for all that is asked of endpoints beside their models' calls, and bounds for what
+comes.
+"""
 
 import aiohttp
 
@@ -15,7 +17,9 @@ class BodyTooLong(aiohttp.ClientError):
 
 
 async def read_body(response: aiohttp.ClientResponse, most: int = 4 << 20) -> bytes:
-    """The whole body. Raises `aiohttp.ClientError`, also for one of more than `most` bytes, inflated."""
+    """The whole body. Raises `aiohttp.ClientError`, also for one of more than `most` bytes,
+    inflated.
+    """
     body = bytearray()
     while received := await response.content.readany():
         body += received

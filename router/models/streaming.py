@@ -5,14 +5,22 @@ from typing import Self
 from msgspec.structs import replace
 
 from router.models.model import Completion, Delta, OnDelta, Prompt, Usage, end_at_stop
-from router.models.openai_wire import CALL_BEGIN, FILTERED, Calls, ChatReply, MessageReply, UsageReply
+from router.models.openai_wire import (
+    CALL_BEGIN,
+    FILTERED,
+    Calls,
+    ChatReply,
+    MessageReply,
+    UsageReply,
+)
 from router.models.thoughts import Thoughts
 
 
 class StopCut:
     """Passes text on up to the end of the first stop string, however the pieces are split.
 
-    Nothing is held back: the string that is met belongs to the text, so what could be its beginning does too.
+    Nothing is held back: the string that is met belongs to the text, so what could be its beginning
+    does too.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
@@ -41,17 +49,20 @@ class StopCut:
         return piece
 
     def end(self, finish_reason: str, matched: str | None) -> tuple[str, str]:
-        """The rest of the text at its end, and its finish reason. `matched`: as for `end_at_stop`."""
+        """The rest of the text at its end, and its finish reason. `matched`: as for
+        `end_at_stop`.
+        """
         return ("", "stop") if self.met else end_at_stop("", self._stop, finish_reason, matched)
 
 
 class StreamedReply:
     """Takes the chunks in order; knows when the output is whole and when to stop listening.
 
-    After a stop string the engine gets one chunk to show whether it stopped by itself. If so, its final usage is still
-    on its way and worth the wait. If it writes on, it ignores stop strings: the stream is `abandoned`, which saves the
-    tokens but forgoes the final usage, so that the last one that was reported is marked as a lower bound. So it is
-    where the engine writes on after it has counted more tokens than it was to write, or more than they can hold.
+    After a stop string the engine gets one chunk to show whether it stopped by itself. If so, its
+    final usage is still on its way and worth the wait. If it writes on, it ignores stop strings:
+    the stream is `abandoned`, which saves the tokens but forgoes the final usage, so that the last
+    one that was reported is marked as a lower bound. So it is where the engine writes on after it
+    has counted more tokens than it was to write, or more than they can hold.
 
     Leaving it as a context tells the usage so far where the stream was cut.
     """
@@ -64,8 +75,8 @@ class StreamedReply:
         thinks: bool = True,
         opened: bool = False,
     ) -> None:
-        """`thinks`: False for a model whose thinking is switched off; what its engine took for reasoning is then the
-        output, and comes with the last delta. `opened`: as for `Thoughts`.
+        """`thinks`: False for a model whose thinking is switched off; what its engine took for
+        reasoning is then the output, and comes with the last delta. `opened`: as for `Thoughts`.
         """
         self._stop, self._max_tokens = prompt.stop, prompt.sampling.max_tokens
         self._on_delta, self._thinks = on_delta, thinks
@@ -77,7 +88,9 @@ class StreamedReply:
         self._calls = Calls()
         self._refusal = ""
         self._half = ""
-        """The first half of a character beyond 16 bits, as JSON escapes it, whose second half is to come."""
+        """The first half of a character beyond 16 bits, as JSON escapes it, whose second half
+        is to come.
+        """
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: UsageReply | None = None
@@ -92,7 +105,11 @@ class StreamedReply:
         self.opened = False
         """True where the template has opened a thought, as far as the output tells."""
         self._writes_on = self._over = self._exceeded = self._ended = False
-        self._chars, self._room, self._check_at = 0, _room(self._max_tokens), self._max_tokens // _BYTES_A_CHARACTER
+        self._chars, self._room, self._check_at = (
+            0,
+            _room(self._max_tokens),
+            self._max_tokens // _BYTES_A_CHARACTER,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -113,12 +130,16 @@ class StreamedReply:
 
     @property
     def overran(self) -> bool:
-        """True where the engine writes on past a stop string, so that nothing that still comes is wanted."""
+        """True where the engine writes on past a stop string, so that nothing that still comes
+        is wanted.
+        """
         return self._writes_on and self._finish_reason is None
 
     @property
     def abandoned(self) -> bool:
-        """True where it does so, or past what it may write; then what has come already may tell its usage."""
+        """True where it does so, or past what it may write; then what has come already may tell
+        its usage.
+        """
         return self._exceeded or self.overran
 
     def take(self, chunk: ChatReply) -> None:
@@ -166,7 +187,9 @@ class StreamedReply:
         return written, thought if thought.isascii() else _valid(thought)
 
     def _joined(self, written: str) -> str:
-        """Return the next piece with the first half of a character from the piece before; a half at its end waits."""
+        """Return the next piece with the first half of a character from the piece before; a
+        half at its end waits.
+        """
         written = self._half + written
         self._half = written[-1:] if "\ud800" <= written[-1:] <= "\udbff" else ""
         return _valid(written[: len(written) - len(self._half)])
@@ -201,7 +224,9 @@ class StreamedReply:
             self._on_delta(Delta(text, reasoning, usage))
 
     def end(self) -> Completion:
-        """The whole output, once the stream has ended or is abandoned; its rest is passed on with the usage."""
+        """The whole output, once the stream has ended or is abandoned; its rest is passed on
+        with the usage.
+        """
         finish_reason = self._finish_reason or ""
         rest, thought, within = "", "", False
         if self._thoughts:
@@ -239,13 +264,17 @@ class StreamedReply:
         self._texts.append(text)
         self._reasoning.append(thought)
         self.tell(usage)
-        output = Completion("".join(self._texts), finish_reason, "".join(self._reasoning), usage, self._writes_on)
+        output = Completion(
+            "".join(self._texts), finish_reason, "".join(self._reasoning), usage, self._writes_on
+        )
         return replace(output, unclosed=True) if unclosed else output
 
     @property
     def refused(self) -> str | None:
         """The words with which the model, or a filter, declined; None where none did."""
-        if self._finish_reason == FILTERED or (self._refusal and not self._calls and not any(self._texts)):
+        if self._finish_reason == FILTERED or (
+            self._refusal and not self._calls and not any(self._texts)
+        ):
             return self._refusal or "".join(self._texts)
         return None
 
@@ -263,13 +292,17 @@ class StreamedReply:
             self._finish_reason, self._exceeded = "length", True
         elif self._chars >= self._check_at:  # no earlier can more have been counted
             self._over = self._max_tokens < self._most_counted <= self._chars * _BYTES_A_CHARACTER
-            self._check_at = self._chars + (self._max_tokens - self._most_counted) // _BYTES_A_CHARACTER
+            self._check_at = (
+                self._chars + (self._max_tokens - self._most_counted) // _BYTES_A_CHARACTER
+            )
         self._texts.append(text)
         self._reasoning.append(reasoning)
 
 
 _CHARACTERS_A_TOKEN, _CHARACTERS_MORE = 32, 256
-"""No output has as many: words have six, and long tokens, of spaces or dashes, are evened out by others."""
+"""No output has as many: words have six, and long tokens, of spaces or dashes, are evened out
+by others.
+"""
 _BYTES_A_CHARACTER = 4
 """At most; a token has at least one byte."""
 
@@ -279,12 +312,16 @@ def _room(max_tokens: int) -> int:
 
 
 def _held(usage: Usage | None, written: int, max_tokens: int) -> Usage | None:
-    """The usage, with what was asked for as a lower bound where more was counted and can have been written."""
+    """The usage, with what was asked for as a lower bound where more was counted and can have
+    been written.
+    """
     if usage is None or not max_tokens < usage.completion_tokens <= written * _BYTES_A_CHARACTER:
         return usage
     return replace(usage, completion_tokens=max_tokens, reasoning_tokens=None, lower_bound=True)
 
 
 def _valid(text: str) -> str:
-    """Return a text with its halves of characters joined, and with U+FFFD for those that stand alone."""
+    """Return a text with its halves of characters joined, and with U+FFFD for those that stand
+    alone.
+    """
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,31 +1,43 @@
 """Tell what a model thinks from what it says, in whichever spelling it marks its reasoning.
 
-A mark opens a thought, closes one, or belongs to a message of the harmony format. Three rules decide what is unclear:
+A mark opens a thought, closes one, or belongs to a message of the harmony format. Three rules
+decide what is unclear:
 
-- Where a thought is closed that nothing opened, the template opened it: all text before it was reasoning.
-- A mark in quotes is text. So is an opening one behind words and a space (`The <think> tag`), unless it is closed.
-- Behind a nested thought's end the outer one goes on; where that is never closed, it was a mention, and this is text.
+- Where a thought is closed that nothing opened, the template opened it: all text before it was
+  reasoning.
+- A mark in quotes is text. So is an opening one behind words and a space (`The <think> tag`),
+  unless it is closed.
+- Behind a nested thought's end the outer one goes on; where that is never closed, it was a mention,
+  and this is text.
 """
 
 import re
 
 _NAME = (
-    r"(?:[^\W_]{1,12}[:|_]|ant)?(?:(?:chain_of_)?th(?:ink(?:ing)?|oughts?)|reason(?:ing|s)?|reflect(?:ion)?|analysis|scratchpad"
+    r"(?:[^\W_]{1,12}[:|_]|ant)?(?:(?:chain_of_)?th(?:ink(?:ing)?|oughts?)|reason(?:ing|"
+    r"s)?|reflect(?:ion)?|analysis|scratchpad"
     r"|(?:inner_)?monologue|cot)(?:[:_]\w{0,64})?(?:\s[^<>◁▷]{0,80})?\s{0,3}[/|]?[>▷]"
 )
 _AFTER_ANGLE = (
-    rf"(?P<open>(?!\|?\w{{1,40}}_end\|)\s{{0,3}}\|?{_NAME}|\|channel>|unused94>|\|(?:START_THINKING|begin_of_thought|inner_prefix)\|>)"
-    rf"|(?P<close>\|(?=\w{{1,40}}_end\|){_NAME}|\s{{0,3}}\|?/\s{{0,3}}\|?{_NAME}|channel\|>|unused95>"
+    rf"(?P<open>(?!\|?\w{{1,40}}_end\|)\s{{0,3}}\|?{_NAME}|\|channel>|unused94>|"
+    rf"\|(?:START_THINKING|begin_of_thought|inner_prefix)\|>)"
+    rf"|(?P<close>\|(?=\w{{1,40}}_end\|){_NAME}|\s{{0,3}}\|?/\s{{0,3}}\|?{_NAME}|"
+    rf"channel\|>|unused95>"
     r"|\|(?:END_THINKING|end_of_thought|inner_suffix)\|>)"
     r"|\|(?:(?P<head>start|begin|channel|constrain)|(?P<message>message|content)"
-    r"|(?P<end>end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|end)_of_(?:solution|text)))\|>"
+    r"|(?P<end>end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|"
+    r"end)_of_(?:solution|text)))\|>"
 )
-_BRACKETS = r"(?<=\[)(?:(?P<opens>THINK(?:ING)?\])|(?P<closes>/THINK(?:ING)?\])|(?P<ends>END FINAL RESPONSE\]))"
+_BRACKETS = (
+    r"(?<=\[)(?:(?P<opens>THINK(?:ING)?\])|(?P<closes>/THINK(?:ING)?\])|(?P<ends>END FINAL "
+    r"RESPONSE\]))"
+)
 _MARKS = rf"(?=[\s|/]{{0,8}}\w)(?:(?<=[<◁])(?:{_AFTER_ANGLE})|{_BRACKETS}"
 _MARK = re.compile(rf"[<◁\[]{_MARKS})", re.IGNORECASE)
 _IN_WORDS = re.compile(
     rf"[<◁\[ah]{_MARKS}"
-    r"|(?P<closed>(?<=a)ssistantfinal|(?<=h)ere(?:'s| is) my response:|(?<=\[)BEGIN FINAL RESPONSE\]))",
+    r"|(?P<closed>(?<=a)ssistantfinal|(?<=h)ere(?:'s| is) my response:|(?<=\[)BEGIN "
+    r"FINAL RESPONSE\]))",
     re.IGNORECASE,
 )
 """The same, with words that close a thought which words have begun."""
@@ -53,12 +65,18 @@ _BEFORE, _AFTER = "\"'`“‘«(*", "\"'`”’»)*"
 
 
 class Thoughts:
-    """Takes one output, in any pieces; each call returns the text and the thoughts that are known since the last."""
+    """Takes one output, in any pieces; each call returns the text and the thoughts that are
+    known since the last.
+    """
 
     def __init__(self, *, opened: bool = False) -> None:
-        """`opened`: whether the template has opened a thought; an output that begins with a tag has none."""
+        """`opened`: whether the template has opened a thought; an output that begins with a tag
+        has none.
+        """
         self.revoked = False
-        """True once all that came as text before turns out to be reasoning; the caller takes note and resets it."""
+        """True once all that came as text before turns out to be reasoning; the caller takes
+        note and resets it.
+        """
         self.opened = opened
         self._begins = True
         self._marks = 0
@@ -87,7 +105,9 @@ class Thoughts:
         return self._read(self._held + piece)
 
     def end(self, *, cut: bool = False) -> tuple[str, str]:
-        """Return the rest. `cut`: the length limit ended the output, so that an open thought is one."""
+        """Return the rest. `cut`: the length limit ended the output, so that an open thought is
+        one.
+        """
         text, thought = self._read(self._held, last=True)
         return text + "".join(() if cut else self._unsure or ()), thought
 

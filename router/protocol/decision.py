@@ -23,7 +23,9 @@ class Dispatch:
     over_limit: tuple[str, ...]
     """Too many for one block: to be reported back as not dispatched."""
     managers: tuple[str, ...] = ()
-    """For each of `sub_queries`, the manager that it is for, or empty; none at all where no block names one."""
+    """For each of `sub_queries`, the manager that it is for, or empty; none at all where no
+    block names one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,12 @@ Decision = Dispatch | Stop | Malformed
 
 
 def parse_decision(text: str, *, limit: int, cut: bool = False, managed: bool = False) -> Decision:
-    """Read the delegator's decision. At most `limit` sub-queries are dispatched; `cut`: the length limit ended `text`;
-    `managed`: whether a block may name a manager, as `<search manager="browser">`.
+    """Read the delegator's decision. At most `limit` sub-queries are dispatched; `cut`: the length
+    limit ended `text`; `managed`: whether a block may name a manager, as `<search
+    manager="browser">`.
 
-    A search wins over a stop. Where its block holds no question, the stop counts if it is the later of the two or if
-    every block is empty.
+    A search wins over a stop. Where its block holds no question, the stop counts if it is the later
+    of the two or if every block is empty.
     """
     attribute = "manager" if managed else ""
     own, cut = own_text(text, cut=cut, attribute=attribute)
@@ -47,7 +50,9 @@ def parse_decision(text: str, *, limit: int, cut: bool = False, managed: bool = 
     asked = _distinct((question, block.manager) for block in found for question in block.questions)
     if asked:
         questions, managers = zip(*asked, strict=True)
-        return Dispatch(questions[:limit], questions[limit:], managers[:limit] if any(managers[:limit]) else ())
+        return Dispatch(
+            questions[:limit], questions[limit:], managers[:limit] if any(managers[:limit]) else ()
+        )
     stop = max((mark.start() for mark in _STOP.finditer(own)), default=-1)
     if stop != -1 and all(block.empty or block.start < stop for block in found):
         return Stop()
@@ -59,7 +64,9 @@ def parse_decision(text: str, *, limit: int, cut: bool = False, managed: bool = 
 
 
 def _distinct(asked: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The first spelling of each question, with its manager; case and closing punctuation make no difference."""
+    """The first spelling of each question, with its manager; case and closing punctuation make
+    no difference.
+    """
     first: dict[tuple[str, str], tuple[str, str]] = {}
     for question, manager in asked:
         first.setdefault((normal_question(question), manager), (question, manager))
@@ -76,21 +83,25 @@ _ASKED = re.compile("""[?？؟]["'”]\\s*+\\Z""")
 _IN_A_LIST, _IN_LINES = ', "query": "x y"', "\n- x y?\n"
 _MORE = "x"
 _LONGEST_BLOCK, _MOST_READ = 20_000, 50_000
-"""Characters of a block that is read early, and of all looks at it together: beyond, the end of the turn is waited for,
-so that the time is linear in the text whatever it holds."""
+"""Characters of a block that is read early, and of all looks at it together: beyond, the end of the
+turn is waited for, so that the time is linear in the text whatever it holds.
+"""
 
 
 class EarlyReader:
     """Takes one output piece by piece; `parse_decision`, which reads it whole, stays the judge.
 
-    Only the first search block outside of thinking is read, and none if that names a manager. Certain are the sub-
-    queries that `parse_decision` finds first in it in whichever way it may go on: in a list or an object from the
-    closing quote on or, where no question mark stands before it, so that it may stand within the string, from what
-    follows it; in numbered or bulleted questions from the end of the line on; otherwise from the closing tag on.
+    Only the first search block outside of thinking is read, and none if that names a manager.
+    Certain are the sub- queries that `parse_decision` finds first in it in whichever way it may go
+    on: in a list or an object from the closing quote on or, where no question mark stands before
+    it, so that it may stand within the string, from what follows it; in numbered or bulleted
+    questions from the end of the line on; otherwise from the closing tag on.
     """
 
     def __init__(self, limit: int, tell: Callable[[tuple[str, ...]], None]) -> None:
-        """`limit`: as for `parse_decision`. `tell` gets all that are certain whenever there are more."""
+        """`limit`: as for `parse_decision`. `tell` gets all that are certain whenever there are
+        more.
+        """
         self._limit, self._tell = limit, tell
         self._tail, self._block = "", ""
         self._thoughts = Thoughts()
@@ -140,17 +151,24 @@ class EarlyReader:
         before = _BEFORE_BODY.match(block)
         start = before.end() if before else 0
         if block[start : start + 1] in ("[", "{"):
-            if sum(map(block.count, "\"'“”")) < 2 * (self._known + 1):  # each has a quote on either side
+            # Each has a quote on either side
+            if sum(map(block.count, "\"'“”")) < 2 * (self._known + 1):
                 return ()
             found = self._questions(block if _ASKED.search(block) else block + _MORE)
             other = _IN_A_LIST
         elif _ITEM.match(block, start):
             found = self._questions(block + _MORE)
-            found = found[: next((at for at, text in enumerate(found) if not text.endswith("?")), len(found))]
+            found = found[
+                : next((at for at, text in enumerate(found) if not text.endswith("?")), len(found))
+            ]
             other = _IN_LINES
         else:
             return ()
-        return found[: agreeing(found, self._questions(block + other))] if len(found) > self._known else ()
+        return (
+            found[: agreeing(found, self._questions(block + other))]
+            if len(found) > self._known
+            else ()
+        )
 
     def _questions(self, block: str) -> tuple[str, ...]:
         decision = parse_decision(block, limit=self._limit, cut=True)
@@ -159,4 +177,7 @@ class EarlyReader:
 
 def agreeing(one: Sequence[str], other: Sequence[str]) -> int:
     """The number of texts that both begin with."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )

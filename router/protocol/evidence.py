@@ -12,19 +12,23 @@ class Report(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     lost_lines: int = 0
     """Lines of an answer of several lines that were cut off, be it in part."""
     escalate_to: str = ""
-    """The manager that could do what the executor could not, which `answer` says if there is no evidence; empty where
-    it names none.
+    """The manager that could do what the executor could not, which `answer` says if there is no
+    evidence; empty where it names none.
     """
 
     def within(self, chars: int) -> "Report":
-        """The same, its answer and each point cut to `chars` characters; an answer of several lines, after a line."""
+        """The same, its answer and each point cut to `chars` characters; an answer of several
+        lines, after a line.
+        """
         if max(map(len, (self.answer, *self.evidence))) <= chars:
             return self
         answer = self.answer[:chars]
         if "\n" in answer and answer != self.answer:
             answer = answer[: answer.rindex("\n")]
         lost = self.lost_lines + self.answer.count("\n") - answer.count("\n")
-        return Report(answer, tuple(point[:chars] for point in self.evidence), lost, self.escalate_to)
+        return Report(
+            answer, tuple(point[:chars] for point in self.evidence), lost, self.escalate_to
+        )
 
 
 NO_EVIDENCE = Report("no evidence found", ())
@@ -40,7 +44,9 @@ class Passage(msgspec.Struct, frozen=True, gc=False):
     score: float = 0.0
     """Similarity to the query; comparable within one search only."""
     document: str = ""
-    """The file that the passage was cut from, with a row's id (`people.jsonl#ada`); empty where it is not known."""
+    """The file that the passage was cut from, with a row's id (`people.jsonl#ada`); empty where
+    it is not known.
+    """
     page: int | None = None
     """Its page there, from 1."""
 

@@ -15,8 +15,8 @@ _CLOSED = ("yes", "no", "noanswer")
 def normal_answer(text: str) -> str:
     """Return a text in lower case, without ASCII punctuation, articles and surplus space.
 
-    The official scripts know English. Text of a script without spaces is folded, and each of its characters counts as
-    a word.
+    The official scripts know English. Text of a script without spaces is folded, and each of its
+    characters counts as a word.
     """
     if is_east_asian(text):
         return fold(text).strip()
@@ -29,14 +29,21 @@ def exact_match(answer: str, golds: Sequence[str]) -> bool:
 
 
 def token_f1(answer: str, golds: Sequence[str]) -> float:
-    """The best token F1 against any of `golds`, 0 to 1; yes, no and noanswer count whole or not (HotpotQA)."""
+    """The best token F1 against any of `golds`, 0 to 1; yes, no and noanswer count whole or not
+    (HotpotQA).
+    """
     return max((_f1(normal_answer(answer), normal_answer(gold)) for gold in golds), default=0.0)
 
 
 def holds(texts: Iterable[str], answer: str) -> bool:
-    """Return whether all words of `answer` stand in a row in any text, once folded, or a text is an exact match."""
+    """Return whether all words of `answer` stand in a row in any text, once folded, or a text
+    is an exact match.
+    """
     wanted, normal = sought(answer), normal_answer(answer)
-    return any((wanted and wanted in fold(text)) or (normal and normal == normal_answer(text)) for text in texts)
+    return any(
+        (wanted and wanted in fold(text)) or (normal and normal == normal_answer(text))
+        for text in texts
+    )
 
 
 def _f1(answer: str, gold: str) -> float:

@@ -12,7 +12,8 @@ _CLOSING = {
     "'": re.compile(r"\\.|'", re.DOTALL),
     "“": re.compile(r"\\.|”", re.DOTALL),
 }
-# A quote closes its string only before what may follow a string, so a bare quote within a question does no harm.
+# A quote closes its string only before what may follow a string, so a bare quote within a question
+# does no harm.
 _FOLLOWS = re.compile(
     r"""\s*+(?:\Z|[\]}]|(?P<key>:)|\)\s*+(?:\Z|[\],])|,\s*+(?:\Z|["'“\[{(\]}]|-?\d|null|none|true|false))"""
     r"""|[^\S\n]*+\n\s*+["'“]""",
@@ -30,15 +31,21 @@ class QuotedString(NamedTuple):
     key: str
     """The key that it stands under; empty in a list."""
     closed: bool
-    """False where the text ended before the closing quote, or where it may be a key whose colon is missing."""
+    """False where the text ended before the closing quote, or where it may be a key whose colon
+    is missing.
+    """
     exact: bool
-    """False where it holds an unescaped quote of its own kind, so that it may not be one string at all."""
+    """False where it holds an unescaped quote of its own kind, so that it may not be one string
+    at all.
+    """
 
 
 def quoted_strings(text: str) -> Iterator[QuotedString]:
-    """Every value, nested ones too, in order and in linear time; the latest key of an object governs what follows.
+    """Every value, nested ones too, in order and in linear time; the latest key of an object
+    governs what follows.
 
-    Valid JSON is read as its own parser reads it, and so are Python lists but for their rarer escapes.
+    Valid JSON is read as its own parser reads it, and so are Python lists but for their rarer
+    escapes.
     """
     text = "\n" + text
     position, key = 0, ""
@@ -55,11 +62,15 @@ def quoted_strings(text: str) -> Iterator[QuotedString]:
         elif end == len(text):
             yield QuotedString(string.rstrip(" \n]})"), key, False, exact)
         else:
-            yield QuotedString(string, key, not _may_be_key(text, opening.start("quote"), end, key), exact)
+            yield QuotedString(
+                string, key, not _may_be_key(text, opening.start("quote"), end, key), exact
+            )
 
 
 def _end(text: str, start: int, quote: str) -> tuple[int, bool]:
-    """The end of the string that begins at `start` (that of `text` if nothing closes it), and whether it is certain."""
+    """The end of the string that begins at `start` (that of `text` if nothing closes it), and
+    whether it is certain.
+    """
     exact = True
     for mark in _CLOSING[quote].finditer(text, start):
         if len(mark[0]) == 1:
@@ -90,28 +101,43 @@ LONGEST_QUESTION = 2000
 """Characters; what is longer is not a question."""
 
 _KEYS = frozenset(
-    {"query", "queries", "question", "questions", "subquery", "subqueries", "subquestion", "subquestions", "search"}
+    {
+        "query",
+        "queries",
+        "question",
+        "questions",
+        "subquery",
+        "subqueries",
+        "subquestion",
+        "subquestions",
+        "search",
+    }
     | {"searches", "searchquery", "searchqueries", "request", "requests", "text", "input", "q"}
 )
 _NOTHING = frozenset({"none", "null", "n/a"})
 _FENCE = re.compile(
-    r"^[^\S\n]*+```(?:json|python|text|plaintext|markdown|xml)?|```[^\S\n]*+$", re.IGNORECASE | re.MULTILINE
+    r"^[^\S\n]*+```(?:json|python|text|plaintext|markdown|xml)?|```[^\S\n]*+$",
+    re.IGNORECASE | re.MULTILINE,
 )
-_ITEM_TAG = re.compile(r"<\s*+/?\s*+(?:sub[-_]?)?(?:query|queries|questions?|request)\s*+>", re.IGNORECASE)
+_ITEM_TAG = re.compile(
+    r"<\s*+/?\s*+(?:sub[-_]?)?(?:query|queries|questions?|request)\s*+>", re.IGNORECASE
+)
 _OPENS_TEXT = re.compile(r"""\(?\s*+["'“]""")
 _OPENS_LIST = re.compile(r"""[\[{]\s*+["'“]""")
 _MARKER = re.compile(
-    r"(?:[-*+•–—]\s+|\(?\d{1,2}[.)]\s+|\(?[a-h]\)\s+|(?:Q|(?:sub[-_ ]?)?(?:query|question))\s*+\d*+\s*+[:.)]\s*+)+",
+    r"(?:[-*+•–—]\s+|\(?\d{1,2}[.)]\s+|\(?[a-h]\)\s+|(?:Q|(?:sub[-_ ]?)?(?:query|"
+    r"question))\s*+\d*+\s*+[:.)]\s*+)+",
     re.IGNORECASE,
 )
 _NEXT_ON_LINE = re.compile(r"(?<=\?)\s++(?=\(?\d{1,2}[.)]\s)")
 
 
 def read_questions(body: str, *, partial: bool) -> list[str]:
-    """The questions in order, repeated ones included; unescaped, each on one line. Never raises, in linear time.
+    """The questions in order, repeated ones included; unescaped, each on one line. Never raises, in
+    linear time.
 
-    With `partial` the block ended before its closing tag, so its last question counts only where its end can be seen:
-    by its closing quote, or by a question mark.
+    With `partial` the block ended before its closing tag, so its last question counts only where
+    its end can be seen: by its closing quote, or by a question mark.
     """
     body = (_FENCE.sub("\n", body) if "```" in body else body).strip()
     if not (_OPENS_TEXT.match(body) or _OPENS_LIST.search(body)):
@@ -120,7 +146,11 @@ def read_questions(body: str, *, partial: bool) -> list[str]:
 
 
 def _is_question(text: str) -> bool:
-    return len(text) <= LONGEST_QUESTION and any(map(str.isalpha, text)) and text.casefold().rstrip(".") not in _NOTHING
+    return (
+        len(text) <= LONGEST_QUESTION
+        and any(map(str.isalpha, text))
+        and text.casefold().rstrip(".") not in _NOTHING
+    )
 
 
 def _texts(body: str, partial: bool) -> list[str]:
@@ -140,7 +170,9 @@ def _texts(body: str, partial: bool) -> list[str]:
 
 
 def _asked(strings: Sequence[QuotedString], partial: bool) -> list[str]:
-    """Strings of a list or under a key that names questions; failing those, whatever ends in a question mark."""
+    """Strings of a list or under a key that names questions; failing those, whatever ends in a
+    question mark.
+    """
     whole = [string for string in strings if string.closed or not partial]
     named = [_unwrapped(string.text) for string in whole if _names_questions(string.key)]
     return named or [string.text for string in whole if string.text.rstrip().endswith("?")]
@@ -170,7 +202,9 @@ def _from_lines(body: str, partial: bool) -> list[str]:
 
 
 def _grouped(lines: Sequence[str], marked: bool) -> list[str]:
-    """Lines joined to items: an item goes on to its question mark, to an empty line, or to the next marker."""
+    """Lines joined to items: an item goes on to its question mark, to an empty line, or to the
+    next marker.
+    """
     items: list[list[str]] = []
     unfinished = False
     for line in lines:
@@ -190,7 +224,9 @@ def _asks(line: str) -> bool:
 
 
 def _item(text: str) -> str:
-    """An item without its marker, its trailing comma and the quotes around it (or the one that opened it)."""
+    """An item without its marker, its trailing comma and the quotes around it (or the one that
+    opened it).
+    """
     text = _MARKER.sub("", text, count=1) if _MARKER.match(text) else text
     text = text.strip().rstrip(",;")
     text = text[:-1] if text.endswith("?*") else text
@@ -200,13 +236,19 @@ def _item(text: str) -> str:
     return text[1:-1] if quoted else text
 
 
-_RESULTS = re.compile(r"<\s*+(?:search_results|results?|documents?|information|tool_response)\b", re.IGNORECASE)
+_RESULTS = re.compile(
+    r"<\s*+(?:search_results|results?|documents?|information|tool_response)\b", re.IGNORECASE
+)
 _OTHER_TAG = re.compile(r"<\s*+/?\s*+(?:stop|answer)\s*+/?\s*+>", re.IGNORECASE)
 _CLOSING_TAG = "</search>"
-_FIRST_TAG = re.compile(r"<\s{0,9}+/?+\s{0,9}+(?:search|stop|answer|evidence|escalate)\b", re.IGNORECASE)
+_FIRST_TAG = re.compile(
+    r"<\s{0,9}+/?+\s{0,9}+(?:search|stop|answer|evidence|escalate)\b", re.IGNORECASE
+)
 _FURTHEST_TAG, _LONGEST_OWN = 200_000, 20_000
-"""Characters: where the first tag stands at the latest, and how much is read from there on; far more than any decision
-or report has, and so little that no text takes longer than some milliseconds."""
+"""Characters: where the first tag stands at the latest, and how much is read from there on; far
+more than any decision or report has, and so little that no text takes longer than some
+milliseconds.
+"""
 
 
 class SearchBlock(NamedTuple):
@@ -225,9 +267,10 @@ class SearchBlock(NamedTuple):
 def own_text(text: str, *, cut: bool, attribute: str = "") -> tuple[str, bool]:
     """The text that the model itself decided by, and whether that was cut by the length limit.
 
-    Thinking is left out, and so is what stands before the first tag. So is everything from the first result tag after a
-    search on: a model that was not halted there goes on to invent the results, and what it decides upon them is not
-    about anything that was found. A text without an end is cut. `attribute`: that of searches, as for `blocks`.
+    Thinking is left out, and so is what stands before the first tag. So is everything from the
+    first result tag after a search on: a model that was not halted there goes on to invent the
+    results, and what it decides upon them is not about anything that was found. A text without an
+    end is cut. `attribute`: that of searches, as for `blocks`.
     """
     visible = without_thinking(text)
     tag = _FIRST_TAG.search(visible, 0, _FURTHEST_TAG)
@@ -239,13 +282,20 @@ def own_text(text: str, *, cut: bool, attribute: str = "") -> tuple[str, bool]:
 
 
 def search_blocks(own: str, *, cut: bool, attribute: str = "") -> list[SearchBlock]:
-    """All blocks of `own_text`. Unless `cut`, an unclosed last one counts as closed: a stop string ended it."""
+    """All blocks of `own_text`. Unless `cut`, an unclosed last one counts as closed: a stop
+    string ended it.
+    """
     found = list(blocks(own, "search", attribute))
-    return [_read(block, ended=number == len(found) and not cut) for number, block in enumerate(found, start=1)]
+    return [
+        _read(block, ended=number == len(found) and not cut)
+        for number, block in enumerate(found, start=1)
+    ]
 
 
 def _read(block: Block, *, ended: bool) -> SearchBlock:
-    """A block that another tag ended is often a mere mention of the tag, so it is read as a partial one."""
+    """A block that another tag ended is often a mere mention of the tag, so it is read as a
+    partial one.
+    """
     body, ended = block.body, ended or block.closed
     other = _OTHER_TAG.search(body)
     if other is not None and (not block.closed or other.start() == 0):
@@ -253,7 +303,9 @@ def _read(block: Block, *, ended: bool) -> SearchBlock:
     tail = "".join(body[body.rfind("<") :].split()).casefold() if "<" in body[-20:] else ""
     if len(tail) > 1 and _CLOSING_TAG.startswith(tail):
         body, ended = body[: body.rfind("<")], True
-    return SearchBlock(block.start, not body.strip(), tuple(read_questions(body, partial=not ended)), block.named)
+    return SearchBlock(
+        block.start, not body.strip(), tuple(read_questions(body, partial=not ended)), block.named
+    )
 
 
 def normal_question(question: str) -> str:

@@ -1,7 +1,8 @@
 """The tags of the search protocol, and text that can never be mistaken for one.
 
-Everything that goes into a prompt from outside (question, sub-query, passage, report) is escaped on the way in, and
-what a model copies out of its prompt is unescaped on the way out. So no tag in a document is ever parsed.
+Everything that goes into a prompt from outside (question, sub-query, passage, report) is escaped on
+the way in, and what a model copies out of its prompt is unescaped on the way out. So no tag in a
+document is ever parsed.
 """
 
 import html
@@ -32,12 +33,16 @@ class Block(NamedTuple):
 
 
 def escape(text: str) -> str:
-    """Make `text` inert: `&`, `<` and `>` become entities, control tokens such as `<|im_end|>` included."""
+    """Make `text` inert: `&`, `<` and `>` become entities, control tokens such as `<|im_end|>`
+    included.
+    """
     return html.escape(text, quote=False)
 
 
 def unescape(text: str) -> str:
-    """Undo `escape`, and the entities for quotes that models add; all else stays, such as `&copy=` in an address."""
+    """Undo `escape`, and the entities for quotes that models add; all else stays, such as
+    `&copy=` in an address.
+    """
     return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
 
 
@@ -48,7 +53,11 @@ def readable(text: str) -> str:
 
 def encodable(text: str) -> str:
     """The same without halves of surrogate pairs, which no encoding can hold."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return (
+        text
+        if text.isascii()
+        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )
 
 
 def one_line(text: str) -> str:
@@ -64,8 +73,9 @@ def without_thinking(text: str) -> str:
 
 
 def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:
-    """Every block of `tag`, in order and in linear time; a second opening tag ends an unclosed block. `attribute`: the
-    one that an opening tag may have; with any other one, and where this is empty with any, it is none.
+    """Every block of `tag`, in order and in linear time; a second opening tag ends an unclosed
+    block. `attribute`: the one that an opening tag may have; with any other one, and where this is
+    empty with any, it is none.
     """
     opening, closing = _tags(tag, attribute)
     start = opening.search(text)
@@ -81,10 +91,14 @@ def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:
 @cache
 def _tags(tag: str, attribute: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """The opening and the closing one."""
-    may = rf"""(?:\s{{1,9}}{attribute}\s{{0,9}}=\s{{0,9}}["'“]?(?P<named>[^"'”<>]{{0,100}})["'”]?)?"""
+    may = (
+        rf"""(?:\s{{1,9}}{attribute}\s{{0,9}}=\s{{0,9}}["'“]?(?P<named>[^"'”<>]{{0,100}})["'”]?)?"""
+    )
     if not attribute:
         may = "(?P<named>)"
-    return re.compile(rf"<\s*{tag}{may}\s*>", re.IGNORECASE), re.compile(rf"<\s*/\s*{tag}\s*>", re.IGNORECASE)
+    return re.compile(rf"<\s*{tag}{may}\s*>", re.IGNORECASE), re.compile(
+        rf"<\s*/\s*{tag}\s*>", re.IGNORECASE
+    )
 
 
 def element(tag: str, text: str) -> str:

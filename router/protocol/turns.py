@@ -59,17 +59,24 @@ ExecutionTurn = SearchTurn | AccessTurn | CallTurn | ReportTurn | Malformed
 def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
     """Read an executor's turn; `cut`: the length limit ended `text`.
 
-    Of a search and a report in one turn, the one that comes first counts, provided that it is complete: a report that
-    follows a search rests on results that the model has not seen. One that names a manager who could do it is that,
-    with the report that stands before the name, if any does.
+    Of a search and a report in one turn, the one that comes first counts, provided that it is
+    complete: a report that follows a search rests on results that the model has not seen. One that
+    names a manager who could do it is that, with the report that stands before the name, if any
+    does.
     """
     own, cut = own_text(text, cut=cut)
     found, search = _search(own, cut)
     for block in blocks(own[: search[0]] if search else own, "escalate", "to"):
         if block.named:
             written = _report(own[: block.start], cut=False)  # which may have been found before
-            said = written.report if isinstance(written, ReportTurn) else Report(one_line(block.body), ())
-            return ReportTurn(Report(said.answer or NO_EVIDENCE.answer, said.evidence, escalate_to=block.named))
+            said = (
+                written.report
+                if isinstance(written, ReportTurn)
+                else Report(one_line(block.body), ())
+            )
+            return ReportTurn(
+                Report(said.answer or NO_EVIDENCE.answer, said.evidence, escalate_to=block.named)
+            )
     turn = _report(own[: search[0]], cut=False) if search else _report(own, cut=cut)
     if isinstance(turn, Malformed) and found:
         return search[1] if search else Malformed("no complete query in the search block")
@@ -85,9 +92,11 @@ _FURTHEST_HAND, _LONGEST_BODY = 200_000, 20_000
 """Characters: where the first one begins at the latest, and how long it is at most."""
 
 
-def parse_hands(usual: Callable[[str, bool], ExecutionTurn], text: str, cut: bool = False) -> ExecutionTurn:
-    """Read the turn of an executor that may open documents and call tools. What comes first counts, provided that it
-    is complete; `usual` reads the rest.
+def parse_hands(
+    usual: Callable[[str, bool], ExecutionTurn], text: str, cut: bool = False
+) -> ExecutionTurn:
+    """Read the turn of an executor that may open documents and call tools. What comes first counts,
+    provided that it is complete; `usual` reads the rest.
     """
     visible = without_thinking(text)
     hand = _HAND.search(visible, 0, _FURTHEST_HAND)
@@ -105,11 +114,17 @@ def parse_hands(usual: Callable[[str, bool], ExecutionTurn], text: str, cut: boo
         for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
             body = body.replace(entity, character)
         return CallTurn(name, encodable(body).strip("`").removeprefix("json").strip())
-    return AccessTurn(name, query) if (query := one_line(body)) else Malformed("nothing to look for in the document")
+    return (
+        AccessTurn(name, query)
+        if (query := one_line(body))
+        else Malformed("nothing to look for in the document")
+    )
 
 
 def _search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
-    """Find out whether there is any search block, and where the first search with a query begins."""
+    """Find out whether there is any search block, and where the first search with a query
+    begins.
+    """
     found = search_blocks(own, cut=cut)
     searches = [block for block in found if block.questions]
     if not searches:
@@ -122,12 +137,16 @@ def _report(own: str, *, cut: bool) -> ReportTurn | Malformed:
     evidence = list(blocks(own, "evidence"))
     if not evidence:
         written = next(blocks(own, "answer"), None)
-        return Malformed("the report has no evidence" if written else "neither a search block nor a report")
+        return Malformed(
+            "the report has no evidence" if written else "neither a search block nor a report"
+        )
     # Up to the evidence, so that an answer that was not closed ends there.
     answers = [block.body for block in blocks(own[: evidence[0].start], "answer")]
     answer = next(filter(None, map(one_line, answers)), "")
     if not answer:
-        return Malformed("the answer is empty" if answers else "the report has no answer before its evidence")
+        return Malformed(
+            "the answer is empty" if answers else "the report has no answer before its evidence"
+        )
     later = next((block.start for block in blocks(own[evidence[0].start :], "answer")), len(own))
     evidence = [block for block in evidence if block.start < evidence[0].start + later]
     if cut and not evidence[-1].closed:
@@ -137,7 +156,11 @@ def _report(own: str, *, cut: bool) -> ReportTurn | Malformed:
 
 
 def _points(evidence: Sequence[Block]) -> tuple[str, ...]:
-    points = (one_line(point) for block in evidence for point in _split(_ANSWER_TAG.split(block.body, 1)[0]))
+    points = (
+        one_line(point)
+        for block in evidence
+        for point in _split(_ANSWER_TAG.split(block.body, 1)[0])
+    )
     return tuple(point for point in points if any(map(str.isalnum, point)))[:MOST_POINTS]
 
 
@@ -160,7 +183,9 @@ def _split(body: str) -> list[str]:
 
 
 def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """Read the turn of a model that answers instead of reporting, by the same rule; its report has no evidence."""
+    """Read the turn of a model that answers instead of reporting, by the same rule; its report
+    has no evidence.
+    """
     own, cut = own_text(text, cut=cut)
     found, search = _search(own, cut)
     answers = [block for block in blocks(own, "answer") if block.closed or not cut]
@@ -176,11 +201,14 @@ def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
 
 _FENCE = re.compile(r"```(?:json|text|plaintext|markdown|xml|html)?", re.IGNORECASE)
 _TAG = re.compile(r"<\s*+/?\s*+answer\s*+>", re.IGNORECASE)
-_LABEL = re.compile(r"[\s*#_]*+(?:(?:the|final|short)\s+){0,2}answer(?:\s+is)?[\s*_]*+:[\s*_]*+", re.IGNORECASE)
+_LABEL = re.compile(
+    r"[\s*#_]*+(?:(?:the|final|short)\s+){0,2}answer(?:\s+is)?[\s*_]*+:[\s*_]*+", re.IGNORECASE
+)
 
 
 def parse_answer(text: str) -> str:
-    """The last closed `<answer>`, else the rest after an unclosed one, else all that is not thinking.
+    """The last closed `<answer>`, else the rest after an unclosed one, else all that is not
+    thinking.
 
     Unescaped and on one line; empty where there is nothing. Never raises, in linear time.
     """
@@ -188,7 +216,9 @@ def parse_answer(text: str) -> str:
     found = list(blocks(visible, "answer"))
     for candidates in ([block for block in found if block.closed], found):
         if candidates:
-            return next((answer for block in reversed(candidates) if (answer := one_line(block.body))), "")
+            return next(
+                (answer for block in reversed(candidates) if (answer := one_line(block.body))), ""
+            )
     bare = _TAG.sub(" ", _FENCE.sub(" ", visible))
     return one_line(_LABEL.sub("", bare, count=1) if _LABEL.match(bare) else bare)
 
@@ -199,7 +229,9 @@ _REPORT = rf"<answer>{_TEXT}</answer>\s?<evidence>{_TEXT}</evidence>"
 
 
 def turn_pattern(*, searched: bool, may_search: bool) -> str:
-    """A regular expression for the next turn: first a search, at last a report, in between either."""
+    """A regular expression for the next turn: first a search, at last a report, in between
+    either.
+    """
     if not searched:
         return _SEARCH
     return f"({_SEARCH}|{_REPORT})" if may_search else _REPORT

@@ -1,4 +1,6 @@
-"""The words that a deployment's models know. A question beyond it is refused instead of guessed at."""
+"""The words that a deployment's models know. A question beyond it is refused instead of guessed
+at.
+"""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +9,9 @@ _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 
 class Vocabulary:
-    """A closed set of words and names, case folded; for models that speak one small language only."""
+    """A closed set of words and names, case folded; for models that speak one small language
+    only.
+    """
 
     def __init__(self, words: Iterable[str], names: Iterable[str]) -> None:
         self._words = frozenset(word.casefold() for word in words)
@@ -21,8 +25,9 @@ class Vocabulary:
         return cls(words.split(), names.splitlines())
 
     def outside(self, question: str) -> list[str]:
-        """The words of `question` that are neither words nor part of a name in the set, each once; and where it
-        names nothing at all, every word of it."""
+        """The words of `question` that are neither words nor part of a name in the set, each once;
+        and where it names nothing at all, every word of it.
+        """
         written = _WORD.findall(question)
         folded = [word.casefold() for word in written]
         strange: list[str] = []
@@ -39,7 +44,9 @@ class Vocabulary:
     def _name_at(self, folded: list[str], at: int) -> int:
         """The number of words of the longest name at this place; 0 where none begins."""
         lengths = range(min(self._longest, len(folded) - at), 0, -1)
-        return next((length for length in lengths if tuple(folded[at : at + length]) in self._names), 0)
+        return next(
+            (length for length in lengths if tuple(folded[at : at + length]) in self._names), 0
+        )
 
 
 def words(text: str) -> set[str]:

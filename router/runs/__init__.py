@@ -7,4 +7,12 @@ from router.runs.lifecycle import RequestOptions, RunLifecycle
 from router.runs.observers import Observer
 from router.runs.queries import Runs
 
-__all__ = ["Admission", "Gateway", "Observer", "RequestOptions", "RunFilter", "RunLifecycle", "Runs"]
+__all__ = [
+    "Admission",
+    "Gateway",
+    "Observer",
+    "RequestOptions",
+    "RunFilter",
+    "RunLifecycle",
+    "Runs",
+]

@@ -1,4 +1,6 @@
-"""Admission: so many runs at a time, a short queue that is fair to tenants, and a word at once to everybody else."""
+"""Admission: so many runs at a time, a short queue that is fair to tenants, and a word at once
+to everybody else.
+"""
 
 import asyncio
 from collections import Counter, deque
@@ -17,7 +19,9 @@ _Runs = Annotated[int, Meta(ge=1, le=10**9)]
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Runs that a gateway works on at a time; beyond that, and a short queue, requests are turned away."""
+    """Runs that a gateway works on at a time; beyond that, and a short queue, requests are
+    turned away.
+    """
 
     max_runs: _Runs = 4000
     max_runs_per_tenant: _Runs | None = None
@@ -25,7 +29,9 @@ class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     queue: Annotated[int, Meta(ge=0, le=10**9)] = 400
     """Runs that may wait for others to end; tenants take turns."""
     queue_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0
-    """The longest wait, and the time after which those that are turned away are told to come back."""
+    """The longest wait, and the time after which those that are turned away are told to come
+    back.
+    """
 
 
 class Admission:
@@ -43,7 +49,9 @@ class Admission:
         self._spare.set()
 
     async def spare(self) -> None:
-        """Wait until there is room and nobody waits: for work that gives way to clients'. It takes no place."""
+        """Wait until there is room and nobody waits: for work that gives way to clients'. It
+        takes no place.
+        """
         await self._spare.wait()
 
     async def enter(self, tenant: str) -> None:
@@ -106,7 +114,9 @@ class Admission:
         self._see_to_spare()
 
     def _displace(self, tenant: str) -> None:
-        """Make room in a full queue, where another tenant has more in it; its latest goes. Raises `Overloaded`."""
+        """Make room in a full queue, where another tenant has more in it; its latest goes.
+        Raises `Overloaded`.
+        """
         longest = max(self._queues, key=lambda name: len(self._queues[name]), default=tenant)
         if len(self._queues.get(longest, ())) <= len(self._queues.get(tenant, ())) + 1:
             raise self._overloaded(tenant)
@@ -119,9 +129,14 @@ class Admission:
         most = self._limits.max_runs
         what = f"{self.running} of {most} runs are under way here (admission.max_runs)"
         if self.running < most:
-            what = f"{self._running[tenant]} of this tenant's runs are under way (admission.max_runs_per_tenant)"
+            what = (
+                f"{self._running[tenant]} of this tenant's runs are under way "
+                "(admission.max_runs_per_tenant)"
+            )
         wait_s = max(_LEAST_RETRY_S, self._limits.queue_s)
-        return Overloaded(f"{what}, and {self.waiting} wait; come back later.", retry_after_s=wait_s)
+        return Overloaded(
+            f"{what}, and {self.waiting} wait; come back later.", retry_after_s=wait_s
+        )
 
     def _see_to_spare(self) -> None:
         if self.running < self._limits.max_runs and not self.waiting:

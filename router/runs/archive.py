@@ -38,7 +38,9 @@ class RunSummary(msgspec.Struct, frozen=True):
     """The beginning of its answer, report or text."""
     topology: str = ""
     nano_usd: int | None = None
-    """Billionths of a dollar of its calls, as far as they are known; None where none is, and while it runs."""
+    """Billionths of a dollar of its calls, as far as they are known; None where none is, and
+    while it runs.
+    """
     unsupported: bool = False
     """True for an answer whose names or numbers stand in no evidence that a passage holds."""
     good: bool | None = None
@@ -57,8 +59,9 @@ class RunFilter(msgspec.Struct, frozen=True):
     end: float | None = None
     """Started before this Unix time."""
     text: str = ""
-    """Stands in its request or in the beginning of its answer, in large or small letters; SQLite knows those of English
-    alone."""
+    """Stands in its request or in the beginning of its answer, in large or small letters; SQLite
+    knows those of English alone.
+    """
     outcome: AnswerOutcome | TableOutcome | None = None
     topology: TopologyName | TableTopologyName | None = None
     executor_version: str | None = None
@@ -69,7 +72,9 @@ class RunFilter(msgspec.Struct, frozen=True):
     least_nano_usd: int | None = None
     most_nano_usd: int | None = None
     training: bool = False
-    """Leave out what must not train: runs of tenants who do not want it, and shadows of whomever's."""
+    """Leave out what must not train: runs of tenants who do not want it, and shadows of
+    whomever's.
+    """
 
 
 class RunPage(msgspec.Struct, frozen=True):
@@ -96,21 +101,27 @@ class Archive(Protocol):
     """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
-        """A run; one that runs or was interrupted has the calls that have ended by then. Raises `NotFound`."""
+        """A run; one that runs or was interrupted has the calls that have ended by then. Raises
+        `NotFound`.
+        """
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
 
     def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
-        """All runs that have ended, with their feedback, oldest first, read in pieces; redacted ones too."""
+        """All runs that have ended, with their feedback, oldest first, read in pieces; redacted
+        ones too.
+        """
 
     async def add_feedback(self, feedback: Feedback) -> str:
-        """Keep feedback; its identifier. Raises `NotFound`, where its tenant does not see the run, and `BadRequest`
-        where the run has `MAX_A_RUN` already.
+        """Keep feedback; its identifier. Raises `NotFound`, where its tenant does not see the run,
+        and `BadRequest` where the run has `MAX_A_RUN` already.
         """
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        """The first `MAX_A_RUN` that were said of a run, oldest first; nothing of one that is not there."""
+        """The first `MAX_A_RUN` that were said of a run, oldest first; nothing of one that is
+        not there.
+        """
 
     async def request_cancel(self, run_id: str) -> None:
         """Ask the process that works on it to cancel a run; of no effect on one that has ended."""

@@ -38,8 +38,10 @@ _FOLDING_SHARE = 0.1
 _SHORT = 4_000
 """Characters of passages that are read in less time than a thread takes to start."""
 OUT_OF_SCOPE = (
-    "not in the demo world: the demo's models know a small fictional world only, and nothing of {words}. "
-    "To ask about other things, name real models in a config (docs/documents.md says how) and give it to --config."
+    "not in the demo world: the demo's models know a small fictional world only, and "
+    "nothing of {words}. "
+    "To ask about other things, name real models in a config (docs/documents.md says "
+    "how) and give it to --config."
 )
 
 
@@ -53,8 +55,14 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     """0 takes the role's own limit."""
 
 
-_GRAVITY: dict[type[UpstreamError], int] = {UpstreamUnavailable: 1, UpstreamProtocolError: 1, MalformedOutput: 2}
-"""Of several failures the first in this order is told: a refusal, which lasts, before all of these."""
+_GRAVITY: dict[type[UpstreamError], int] = {
+    UpstreamUnavailable: 1,
+    UpstreamProtocolError: 1,
+    MalformedOutput: 2,
+}
+"""Of several failures the first in this order is told: a refusal, which lasts, before all of
+these.
+"""
 
 
 class Gateway:
@@ -73,9 +81,10 @@ class Gateway:
         vocabulary: Vocabulary | None = None,
         on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
-        """`topologies`: the ways to answer, `factorized` among them. `tables`: the ways to fill tables. `vocabulary`:
-        what questions may be about; None for models that know the language. `on_answered` gets every question that was
-        answered here, unless its texts must not be kept or nothing may be learnt from it.
+        """`topologies`: the ways to answer, `factorized` among them. `tables`: the ways to fill
+        tables. `vocabulary`: what questions may be about; None for models that know the language.
+        `on_answered` gets every question that was answered here, unless its texts must not be kept
+        or nothing may be learnt from it.
         """
         self._topologies, self._executor, self._roles = topologies, executor, roles
         self._tables, self._table_limits = tables, table_limits or TableLimits()
@@ -94,8 +103,9 @@ class Gateway:
         on_event: OnEvent = lambda _event: None,
         topology: TopologyName = "factorized",
     ) -> Run:
-        """Answer a question. The run's result is a `Trajectory`. Raises `BadConfig` for a topology that is not set
-        up, `UpstreamError` where nothing was found because something failed, and what `RunLifecycle.open` raises.
+        """Answer a question. The run's result is a `Trajectory`. Raises `BadConfig` for a topology
+        that is not set up, `UpstreamError` where nothing was found because something failed, and
+        what `RunLifecycle.open` raises.
         """
         if options.resume:
             before, options = await self._lifecycle.going_on("answer", options)
@@ -106,7 +116,9 @@ class Gateway:
         request = RunRequest("answer", question, question, topology=topology)
         if topology != "factorized":
             settings = settings_of(chosen.roles)
-            request = RunRequest("answer", question, (question, topology), settings=settings, topology=topology)
+            request = RunRequest(
+                "answer", question, (question, topology), settings=settings, topology=topology
+            )
         async with self._lifecycle.open(request, options, on_event) as run:
             if isinstance(run, Run):
                 return run
@@ -128,23 +140,33 @@ class Gateway:
         return run.stored
 
     async def fill_table(
-        self, request: TableRequest, options: RequestOptions, on_event: OnEvent = lambda _event: None
+        self,
+        request: TableRequest,
+        options: RequestOptions,
+        on_event: OnEvent = lambda _event: None,
     ) -> Run:
-        """Fill a table. The run's result is a `TableRun`, whose table `table_of` makes. Raises `BadRequest` for what
-        is no table, `UpstreamError` where there is no row because something failed, and what `answer` raises besides.
+        """Fill a table. The run's result is a `TableRun`, whose table `table_of` makes. Raises
+        `BadRequest` for what is no table, `UpstreamError` where there is no row because something
+        failed, and what `answer` raises besides.
         """
         if options.resume:
             before, options = await self._lifecycle.going_on("table", options)
             request = msgspec.json.decode(before.content, type=TableRequest)
         question = self.readable("question", request.question)
         limits = self._table_limits
-        request = msgspec.structs.replace(await in_worker(request.checked, limits), question=question)
+        request = msgspec.structs.replace(
+            await in_worker(request.checked, limits), question=question
+        )
         if request.topology not in self._tables:
-            raise BadConfig(f"topology {request.topology}: is not set up here; use wide, or leave it out.")
+            raise BadConfig(
+                f"topology {request.topology}: is not set up here; use wide, or leave it out."
+            )
         chosen = self._tables[request.topology]
         self._check_prices(options, chosen.roles)
         settings, topology = settings_of(chosen.roles), request.topology
-        opened = RunRequest("table", question, request, settings, _FOLDING_SHARE, topology, limits.timeout_s)
+        opened = RunRequest(
+            "table", question, request, settings, _FOLDING_SHARE, topology, limits.timeout_s
+        )
         async with self._lifecycle.open(opened, options, on_event) as run:
             if isinstance(run, Run):
                 return run
@@ -160,8 +182,8 @@ class Gateway:
         return run.stored
 
     async def execute(self, sub_query: str, options: RequestOptions) -> Run:
-        """Work on one sub-query. The run's result is an `Execution`. Raises `UpstreamError` where something failed, and
-        what `RunLifecycle.open` raises.
+        """Work on one sub-query. The run's result is an `Execution`. Raises `UpstreamError` where
+        something failed, and what `RunLifecycle.open` raises.
         """
         sub_query = self.readable("sub_query", sub_query)
         self._check_prices(options, self._roles)
@@ -181,27 +203,41 @@ class Gateway:
         return run.stored
 
     async def complete(
-        self, request: CompletionRequest, options: RequestOptions, on_delta: Callable[[Delta], None] | None = None
+        self,
+        request: CompletionRequest,
+        options: RequestOptions,
+        on_delta: Callable[[Delta], None] | None = None,
     ) -> Run:
-        """Continue a conversation with a role's model, passing each piece to `on_delta`, if given, as it is written.
-        The run's result is a `Conversation`. Raises what `RunLifecycle.open` raises.
+        """Continue a conversation with a role's model, passing each piece to `on_delta`, if given,
+        as it is written. The run's result is a `Conversation`. Raises what `RunLifecycle.open`
+        raises.
         """
         messages = request.messages
         if not messages or messages[-1].role == "assistant":
             raise BadRequest("messages must end with a message of role `user` or `system`.")
         self._check_prices(options, self._roles)
-        async with self._lifecycle.open(RunRequest("complete", messages[-1].content, request), options) as run:
+        async with self._lifecycle.open(
+            RunRequest("complete", messages[-1].content, request), options
+        ) as run:
             if isinstance(run, Run):
                 return run
             context = run.context
-            role = self._executor.role(context) if request.role == "execution" else self._roles[request.role]
+            role = (
+                self._executor.role(context)
+                if request.role == "execution"
+                else self._roles[request.role]
+            )
             role = role.limited(request.max_tokens)
-            output = await role.ask(messages, request.stop, context.ledger, until=context.deadline, on_delta=on_delta)
+            output = await role.ask(
+                messages, request.stop, context.ledger, until=context.deadline, on_delta=on_delta
+            )
             context.draft.result = Conversation(messages, (output,))
         return run.stored
 
     async def probe(self, role: RoleName) -> None:
-        """See by a call of a few tokens whether a role's model works, booked as any other. Raises as `complete`."""
+        """See by a call of a few tokens whether a role's model works, booked as any other.
+        Raises as `complete`.
+        """
         request = CompletionRequest(role, (Message("user", "Hello."),), (), _PROBE_TOKENS)
         await self.complete(request, RequestOptions(SHADOW, _PROBE_S))
 
@@ -212,7 +248,9 @@ class Gateway:
     def _topology(self, name: TopologyName) -> Topology:
         if name not in self._topologies:
             table = "managers.NAME" if name == "host" else f"topologies.{name}"
-            raise BadConfig(f"topology {name}: is not set up here; add [{table}] to the gateway's config.")
+            raise BadConfig(
+                f"topology {name}: is not set up here; add [{table}] to the gateway's config."
+            )
         return self._topologies[name]
 
     def _check_prices(self, options: RequestOptions, roles: Mapping[Any, Role]) -> None:
@@ -220,30 +258,41 @@ class Gateway:
         unpriced = [role.model.name for role in roles.values() if role.price is None]
         if options.budget.max_nano_usd is not None and unpriced:
             raise BadRequest(
-                f'budget.max_cost_nano_usd: what {unpriced[0]} costs is not known; set [prices."{unpriced[0]}"] in the '
+                f"budget.max_cost_nano_usd: what {unpriced[0]} costs is not known; set "
+                f'[prices."{unpriced[0]}"] in the '
                 "config, or limit tokens instead."
             )
 
     def readable(self, field: str, text: str) -> str:
-        """Return a question without white space around it. Raises `BadRequest` where it is empty or too long."""
+        """Return a question without white space around it. Raises `BadRequest` where it is
+        empty or too long.
+        """
         text = text.strip()
         if not text:
             raise BadRequest(f"{field} is empty; put a question in plain words into it.")
         if len(text) > self._max_question_chars:
             allowed = self._max_question_chars
             raise BadRequest(
-                f"{field} has {len(text)} characters; at most {allowed} are allowed (server.max_question_chars)."
+                f"{field} has {len(text)} characters; at most {allowed} are allowed "
+                "(server.max_question_chars)."
             )
         return text
 
 
 def _in_the_way(found: Trajectory, context: RunContext) -> UpstreamError | None:
-    """The failure for which nothing was found; None where there is an answer, or where there just is none."""
+    """The failure for which nothing was found; None where there is an answer, or where there
+    just is none.
+    """
     if found.answer != NOT_FOUND or found.outcome not in ("not_found", "no_search"):
         return None
     executions = enumerate(found.executions)
-    failed = [context.failures[index] for index, one in executions if one.failed and index in context.failures]
-    if any(one.every_search or not one.failed for one in found.executions):  # who follows the protocol may slip
+    failed = [
+        context.failures[index]
+        for index, one in executions
+        if one.failed and index in context.failures
+    ]
+    # Who follows the protocol may slip
+    if any(one.every_search or not one.failed for one in found.executions):
         failed = [error for error in failed if not isinstance(error, MalformedOutput)]
     if None in context.failures:
         failed.append(context.failures[None])
@@ -251,10 +300,14 @@ def _in_the_way(found: Trajectory, context: RunContext) -> UpstreamError | None:
 
 
 def _nothing_but(found: TableRun, context: RunContext) -> UpstreamError | None:
-    """The failure for which there is no row; None where there is one, or where there just is none."""
+    """The failure for which there is no row; None where there is one, or where there just is
+    none.
+    """
     if found.given or any(not one.failed for one in found.executions):
         return None
-    return min(context.failures.values(), key=lambda error: _GRAVITY.get(type(error), 0), default=None)
+    return min(
+        context.failures.values(), key=lambda error: _GRAVITY.get(type(error), 0), default=None
+    )
 
 
 def _out_of_scope(outside: Sequence[str]) -> str:

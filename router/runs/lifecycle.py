@@ -1,4 +1,6 @@
-"""The lifecycle of a run: on record before anything is spent, stored before anyone hears of its result."""
+"""The lifecycle of a run: on record before anything is spent, stored before anyone hears of its
+result.
+"""
 
 import asyncio
 import hashlib
@@ -45,15 +47,20 @@ class RequestOptions(msgspec.Struct, frozen=True):
     time_s: float | None = None
     """The client's deadline, in seconds from now; None leaves it to the gateway."""
     request_id: str = ""
-    """The client's name for the request, which makes a second one return the first one's answer; empty for none."""
+    """The client's name for the request, which makes a second one return the first one's
+    answer; empty for none.
+    """
     budget: Budget = UNLIMITED
     no_cache: bool = False
-    """Whether every sub-query is to be worked on anew: no report of another run is used, nor any of this one by others.
+    """Whether every sub-query is to be worked on anew: no report of another run is used, nor any of
+    this one by others.
     """
     executor: str = ""
     """The version of the executor that is to work, loaded; empty for the one whose turn it is."""
     resume: str = ""
-    """The interrupted run to go on with; empty for none. Its question, topology and budget are those of this one."""
+    """The interrupted run to go on with; empty for none. Its question, topology and budget are
+    those of this one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +137,8 @@ class RunLifecycle:
         observer: Observer | None = None,
         conditions: Callable[[], dict[str, str]] = dict,
     ) -> None:
-        """`timeout_s`: the longest a request may take, whatever its deadline. `admission`: None for its defaults.
-        `conditions`: all that turns depend on beside models and prompts, by name.
+        """`timeout_s`: the longest a request may take, whatever its deadline. `admission`: None for
+        its defaults. `conditions`: all that turns depend on beside models and prompts, by name.
         """
         self._further = conditions
         self._journal, self._archive, self._live = journal, archive, live
@@ -142,11 +149,12 @@ class RunLifecycle:
     async def open(
         self, request: RunRequest, options: RequestOptions, on_event: OnEvent = lambda _event: None
     ) -> AsyncIterator[OpenRun | Run]:
-        """Put a run on record and store it once the context is left; the work inside leaves its result in
-        `context.draft`. A request whose `request_id` was answered before yields the earlier run instead.
+        """Put a run on record and store it once the context is left; the work inside leaves its
+        result in `context.draft`. A request whose `request_id` was answered before yields the
+        earlier run instead.
 
-        Raises what the work raises, `OutOfTime`, `RunCancelled`, `BudgetExhausted`, `RequestIdTaken`, `Overloaded` and
-        `StoreFailed`.
+        Raises what the work raises, `OutOfTime`, `RunCancelled`, `BudgetExhausted`,
+        `RequestIdTaken`, `Overloaded` and `StoreFailed`.
         """
         shadow = request.kind == "shadow"
         if shadow:  # it gives way to clients, and takes no place of theirs
@@ -172,22 +180,29 @@ class RunLifecycle:
             ):
                 self._observer.run_began()
                 live.on_event(RunStarted(start.id))
-                run = self._running(request, start, began, live, deadline, executor=options.executor)
+                run = self._running(
+                    request, start, began, live, deadline, executor=options.executor
+                )
                 async with self._stored_at_the_end(run, ends_at):
                     yield run
             for event in run.last_events:
                 on_event(event)
 
-    async def going_on(self, kind: RunKind, options: RequestOptions) -> tuple[RunStart, RequestOptions]:
-        """The beginning of the interrupted run that is to be gone on with, and the options, which are then its own.
-        Raises `NotFound`, and `BadRequest` for another kind and for a run that cannot be gone on with.
+    async def going_on(
+        self, kind: RunKind, options: RequestOptions
+    ) -> tuple[RunStart, RequestOptions]:
+        """The beginning of the interrupted run that is to be gone on with, and the options, which
+        are then its own. Raises `NotFound`, and `BadRequest` for another kind and for a run that
+        cannot be gone on with.
         """
         start = self._journal.unfinished(options.resume)
         if start is None or start.kind != kind or not options.identity.sees(start.tenant):
             run = await self._archive.load(options.resume, options.identity.tenant)
             raise BadRequest(
-                f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; an answer or a table interrupted at "
-                "this gateway in the last hour can be gone on with here, once. GetRun tells what this run came to."
+                f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; an answer "
+                "or a table interrupted at "
+                "this gateway in the last hour can be gone on with here, once. GetRun "
+                "tells what this run came to."
             )
         request_id = options.request_id or start.request_id
         executor = start.conditions.get("executor", "")
@@ -207,9 +222,12 @@ class RunLifecycle:
             topology=request.topology,
             budget=options.budget,
             no_cache=options.no_cache,
-            conditions=self._conditions(request) | ({"executor": options.executor} if options.executor else {}),
+            conditions=self._conditions(request)
+            | ({"executor": options.executor} if options.executor else {}),
             resumes=options.resume,
-            content=msgspec.json.encode(request.content).decode() if request.kind == "table" else "",
+            content=msgspec.json.encode(request.content).decode()
+            if request.kind == "table"
+            else "",
         )
 
     def _running(
@@ -227,7 +245,15 @@ class RunLifecycle:
         if resumed:  # also where nobody has named it
             start = replace(start, resumes=resumed.start.id)
         budget = Allowance(start.budget)
-        ledger = Ledger(start.id, start.tenant, self._journal, budget, limited=limited, shadow=shadow, resumed=resumed)
+        ledger = Ledger(
+            start.id,
+            start.tenant,
+            self._journal,
+            budget,
+            limited=limited,
+            shadow=shadow,
+            resumed=resumed,
+        )
         left_s, share = deadline - asyncio.get_running_loop().time(), request.answering_share
         sharing = _sharing(start, began)
         context = RunContext.lasting(
@@ -241,7 +267,10 @@ class RunLifecycle:
         if request.kind not in ("answer", "table"):
             return {}
         roles = (request.settings or self._settings).items()
-        found = {f"model or prompt of {name}": f"{role.model} {role.prompt_sha256}" for name, role in roles}
+        found = {
+            f"model or prompt of {name}": f"{role.model} {role.prompt_sha256}"
+            for name, role in roles
+        }
         return {**found, **self._further()}
 
     async def settled(self) -> None:
@@ -269,7 +298,8 @@ class RunLifecycle:
                 return began
             if not began.same:
                 raise RequestIdTaken(
-                    f"request_id {start.request_id!r}: names another request, run {began.run_id}; make up a new one."
+                    f"request_id {start.request_id!r}: names another request, run "
+                    f"{began.run_id}; make up a new one."
                 )
             run = None
             with suppress(NotFound):
@@ -278,7 +308,8 @@ class RunLifecycle:
                 continue
             if run.redacted:
                 raise RequestIdTaken(
-                    f"request_id {start.request_id!r}: was answered by run {run.id}, whose texts are not kept."
+                    f"request_id {start.request_id!r}: was answered by run {run.id}, "
+                    "whose texts are not kept."
                 )
             return run
 
@@ -324,11 +355,15 @@ class RunLifecycle:
             self._observer.run_ended(stored, private=run.private)
         run.live.end(stored)
         calls, duration_s = len(stored.calls), round(stored.duration_s, 3)
-        _log.info("run.stored", kind=stored.kind, status=stored.status, calls=calls, duration_s=duration_s)
+        _log.info(
+            "run.stored", kind=stored.kind, status=stored.status, calls=calls, duration_s=duration_s
+        )
         return stored
 
 
-async def ended_run(run_id: str, archive: Archive, live: LiveRuns, tenant: str | None = None) -> Run | None:
+async def ended_run(
+    run_id: str, archive: Archive, live: LiveRuns, tenant: str | None = None
+) -> Run | None:
     """Return the run once it has ended; None where it could not be stored. Raises `NotFound`."""
     if here := live.find(run_id):
         return await asyncio.shield(here.ended)
@@ -347,7 +382,9 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
 
 
 def _sharing(start: RunStart, began: Admitted) -> Sharing:
-    """Tell who may use the run's reports: what nobody may train on must not stand in other tenants' runs either."""
+    """Tell who may use the run's reports: what nobody may train on must not stand in other
+    tenants' runs either.
+    """
     if start.no_cache or began.redact or start.kind == "shadow":
         return "nobody"
     return "everybody" if began.training else "tenant"

@@ -20,8 +20,12 @@ Value = TypeVar("Value")
 class LiveRun:
     """A run under way: what has happened so far, who works on it, and what it comes to."""
 
-    def __init__(self, run_id: str, kind: RunKind, tenant: str, task: asyncio.Task[Any], on_event: OnEvent) -> None:
-        """`task`: the one that works on it. `on_event`: hears of its events beside those who watch."""
+    def __init__(
+        self, run_id: str, kind: RunKind, tenant: str, task: asyncio.Task[Any], on_event: OnEvent
+    ) -> None:
+        """`task`: the one that works on it. `on_event`: hears of its events beside those who
+        watch.
+        """
         self.run_id, self.kind, self.tenant, self._on_event = run_id, kind, tenant, on_event
         self.events: list[Event] = []
         self.ended: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
@@ -50,21 +54,25 @@ class LiveRun:
             self._task.cancel()
 
     def reason(self, cancelled: asyncio.CancelledError) -> BaseException:
-        """Return the error for those who wait for it: `cancelled` itself where it was they who left."""
+        """Return the error for those who wait for it: `cancelled` itself where it was they who
+        left.
+        """
         if not self._cancelled:
             return cancelled
         self._task.uncancel()
         return RunCancelled(f"Run {self.run_id} was cancelled.")
 
     async def until_ended(self, ending: Coroutine[Any, Any, Value], until: float) -> Value:
-        """Return what `ending` comes to, however often the task is cancelled meanwhile. Raises `TimeoutError` at
-        `until`, in the event loop's time; `ending` goes on, and only then is the run over.
+        """Return what `ending` comes to, however often the task is cancelled meanwhile. Raises
+        `TimeoutError` at `until`, in the event loop's time; `ending` goes on, and only then is the
+        run over.
         """
         self._ending = future = asyncio.ensure_future(ending)
         loop, cancelled = asyncio.get_running_loop(), None
         while not future.done() and (left_s := until - loop.time()) > 0:
             try:
-                await asyncio.wait([future], timeout=left_s)  # unlike awaiting the future, this never cancels it
+                # Unlike awaiting the future, this never cancels it
+                await asyncio.wait([future], timeout=left_s)
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None and self.reason(cancelled) is cancelled:
@@ -74,12 +82,16 @@ class LiveRun:
         return future.result()
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call `call` now, or else once its end, which nobody waits for any more, is stored or cannot be."""
+        """Call `call` now, or else once its end, which nobody waits for any more, is stored or
+        cannot be.
+        """
 
         def ended(ending: asyncio.Future[Any]) -> None:
             error = None if ending.cancelled() else ending.exception()
             if error is not None:
-                _log.error("run.not_stored", run_id=self.run_id, error=f"{type(error).__name__}: {error}")
+                _log.error(
+                    "run.not_stored", run_id=self.run_id, error=f"{type(error).__name__}: {error}"
+                )
             call()
 
         if self._ending is None or self._ending.done():

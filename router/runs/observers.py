@@ -10,10 +10,14 @@ from router.trace import Run
 
 
 class Observer(Protocol):
-    """Hears of requests, runs and searches, in the task that works on them. It must be quick, and raise nothing."""
+    """Hears of requests, runs and searches, in the task that works on them. It must be quick,
+    and raise nothing.
+    """
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
-        """A request of `method`, such as `/rolegate.v1.AnswerService/Answer`. `metadata`: what came with it."""
+        """A request of `method`, such as `/rolegate.v1.AnswerService/Answer`. `metadata`: what
+        came with it.
+        """
 
     def request_ended(self, method: str, code: str, duration_s: float) -> None:
         """It was answered. `code`: as gRPC or HTTP names it, such as `OK` or `404`."""
@@ -25,8 +29,8 @@ class Observer(Protocol):
         """It has ended, with all its calls. `private`: whether its texts must not be kept."""
 
     def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
-        """A query was searched for. `began_at`: Unix time, seconds. `error`: the error's class; None where it went
-        well.
+        """A query was searched for. `began_at`: Unix time, seconds. `error`: the error's class;
+        None where it went well.
         """
 
 
@@ -77,7 +81,9 @@ class ObservedRetriever:
         """See `IndexRetriever.index_id`."""
         return self._retriever.index_id
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         """See `Retriever.search`."""
         began_at, begun, error = time.time(), time.monotonic(), "CancelledError"
         try:

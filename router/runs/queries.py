@@ -1,4 +1,6 @@
-"""Runs as their owners see them: what became of them, what happens in them, what is thought of them."""
+"""Runs as their owners see them: what became of them, what happens in them, what is thought of
+them.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,7 +41,9 @@ class Runs:
         """Of the runs that are being read: by one, while all others who want the same wait."""
 
     async def get(self, run_id: str, identity: Identity) -> Run:
-        """A run, ended or running, then with its events so far where that is here. Raises `NotFound`."""
+        """A run, ended or running, then with its events so far where that is here. Raises
+        `NotFound`.
+        """
         async with self._loading.setdefault(run_id, asyncio.Lock()):
             run = self._ended.get(run_id)
             if run is None or not identity.sees(run.tenant):
@@ -47,7 +51,11 @@ class Runs:
             if len(run.calls) >= _LARGE and run.status not in ("running", "interrupted"):
                 self._ended[run_id] = run
         live = self._live.find(run_id)
-        return msgspec.structs.replace(run, events=tuple(live.events)) if live and run.status == "running" else run
+        return (
+            msgspec.structs.replace(run, events=tuple(live.events))
+            if live and run.status == "running"
+            else run
+        )
 
     async def feedback_on(self, run: Run) -> tuple[Feedback, ...]:
         """Feedback on it, oldest first."""
@@ -56,23 +64,33 @@ class Runs:
     async def list(self, wanted: RunFilter, size: int, page: str, identity: Identity) -> RunPage:
         """Runs, newest first. Raises `BadRequest` for a page that there is not."""
         return (
-            await self._archive.list(_own(wanted, identity), size, page) if _may(wanted, identity) else RunPage((), "")
+            await self._archive.list(_own(wanted, identity), size, page)
+            if _may(wanted, identity)
+            else RunPage((), "")
         )
 
     def export(self, wanted: RunFilter, identity: Identity) -> AsyncIterator[ExportedRun]:
         """All runs that have ended, with their feedback, oldest first."""
-        return self._archive.export(_own(wanted, identity)) if _may(wanted, identity) else _nothing()
+        return (
+            self._archive.export(_own(wanted, identity)) if _may(wanted, identity) else _nothing()
+        )
 
-    async def watch(self, run_id: str, after: int, identity: Identity) -> AsyncIterator[tuple[int, Event | Run]]:
-        """Events of an answer or a table, from event `after` + 1 on; the last item is the run, with the number of the
-        event that tells it. Raises `NotFound`, `BadRequest` for other kinds of run and for numbers that there are not,
-        and `StoreFailed`.
+    async def watch(
+        self, run_id: str, after: int, identity: Identity
+    ) -> AsyncIterator[tuple[int, Event | Run]]:
+        """Events of an answer or a table, from event `after` + 1 on; the last item is the run, with
+        the number of the event that tells it. Raises `NotFound`, `BadRequest` for other kinds of
+        run and for numbers that there are not, and `StoreFailed`.
         """
         run = await self._archive.load(run_id, identity.tenant)
         if after < 0:
-            raise BadRequest(f"after_event_number is {after}; it must be 0 or the number of an event.")
+            raise BadRequest(
+                f"after_event_number is {after}; it must be 0 or the number of an event."
+            )
         if run.kind not in ("answer", "table"):
-            raise BadRequest(f"run_id {run_id!r}: is no answer and no table; others have no events.")
+            raise BadRequest(
+                f"run_id {run_id!r}: is no answer and no table; others have no events."
+            )
         ended: Run | None = run
         if live := self._live.find(run_id):
             async for number, event in live.watch(after):
@@ -92,21 +110,29 @@ class Runs:
         yield last, run
 
     async def cancel(self, run_id: str, identity: Identity) -> None:
-        """Stop a run, also one of another process; one that has ended stays as it is. Raises `NotFound`."""
+        """Stop a run, also one of another process; one that has ended stays as it is. Raises
+        `NotFound`.
+        """
         if (live := self._live.find(run_id)) and identity.sees(live.tenant):
             live.cancel()
         elif (await self._archive.load(run_id, identity.tenant)).status == "running":
             await self._archive.request_cancel(run_id)
 
     async def feedback(self, feedback: Feedback, identity: Identity) -> str:
-        """Keep what a client thinks of a run; the feedback's identifier. Raises `BadRequest` and `NotFound`."""
+        """Keep what a client thinks of a run; the feedback's identifier. Raises `BadRequest`
+        and `NotFound`.
+        """
         if feedback.empty:
-            raise BadRequest("the feedback is empty; give a verdict, a score, a right_answer or a comment.")
+            raise BadRequest(
+                "the feedback is empty; give a verdict, a score, a right_answer or a comment."
+            )
         if feedback.score is not None and not 0 <= feedback.score <= 1:
             raise BadRequest(f"score is {feedback.score}; it must be from 0 to 1.")
         for name, text in (("right_answer", feedback.right_answer), ("comment", feedback.comment)):
             if len(text) > MAX_CHARS:
-                raise BadRequest(f"{name} has {len(text)} characters; at most {MAX_CHARS} are kept.")
+                raise BadRequest(
+                    f"{name} has {len(text)} characters; at most {MAX_CHARS} are kept."
+                )
         feedback = msgspec.structs.replace(feedback, tenant=identity.tenant)
         feedback_id = await self._archive.add_feedback(feedback)
         await self._heard(feedback)
@@ -118,7 +144,11 @@ def _may(wanted: RunFilter, identity: Identity) -> bool:
 
 
 def _own(wanted: RunFilter, identity: Identity) -> RunFilter:
-    return wanted if identity.tenant is None else msgspec.structs.replace(wanted, tenant=identity.tenant)
+    return (
+        wanted
+        if identity.tenant is None
+        else msgspec.structs.replace(wanted, tenant=identity.tenant)
+    )
 
 
 async def _nothing() -> AsyncIterator[ExportedRun]:

@@ -1,4 +1,6 @@
-"""Whether an answer is supported: its names and numbers stand in evidence that retrieved passages hold."""
+"""Whether an answer is supported: its names and numbers stand in evidence that retrieved
+passages hold.
+"""
 
 import re
 
@@ -8,30 +10,40 @@ from router.trace import Trajectory
 from router.trace.table import Column
 
 _SHORT_WORDS = 4
-"""Of an answer that has no more words, all count; of a longer one, names and numbers, and words of unspaced scripts."""
+"""Of an answer that has no more words, all count; of a longer one, names and numbers, and words
+of unspaced scripts.
+"""
 _STRANGE_SHARE = 0.25
 """Share of other words that stand nowhere, from which on an answer is unsupported."""
 _DATE, _NUMBER = Column("", "date"), Column("", "number")
-_FIGURE = re.compile(r"\d|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|[mb]illion|thousand)", re.IGNORECASE)
+_FIGURE = re.compile(
+    r"\d|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|[mb]illion|thousand)", re.IGNORECASE
+)
 _NOTHING_KNOWN = re.compile(
-    r"\bnot (?:found|stated|mentioned|known|enough|available|specified|possible|contain|provide|say)"
+    r"\bnot (?:found|stated|mentioned|known|enough|available|specified|possible|contain|"
+    r"provide|say)"
     r"|\b(?:insufficient|unknown|unclear|cannot be|unable to|no (?:evidence|information))\b"
     r"|无法|不足|未知|未提及|没有提到|找不到|不明",
     re.IGNORECASE,
 )
 _PLAIN = (
-    " yes no both neither none all same equal true false former latter 是 的 否 不 对 都 没 有 相 同"
-    " 在 和 与 了 为 于 年 月 日 it in on at by of for from and or as to a he she they his her its their"
-    " this that these those there according based since while because however therefore thus so when where which what "
+    " yes no both neither none all same equal true false former latter"
+    " 是 的 否 不 对 都 没 有 相 同"
+    " 在 和 与 了 为 于 年 月 日 it in on at by"
+    " of for from and or as to a he she they his her its their"
+    " this that these those there according based since while because however therefore "
+    "thus so when where which what "
 )
 """Words that claim nothing: verdicts, and such as open sentences."""
 
 
 def is_supported(question: str, found: Trajectory) -> bool:
-    """Return whether the names and numbers of an answer stand in evidence that a passage holds, or in the question. A
-    verdict needs any evidence; an answer that nothing is known needs none.
+    """Return whether the names and numbers of an answer stand in evidence that a passage holds, or
+    in the question. A verdict needs any evidence; an answer that nothing is known needs none.
     """
-    grounds = [f"{passage.title} {passage.text}" for search in found.searches for passage in search.shown]
+    grounds = [
+        f"{passage.title} {passage.text}" for search in found.searches for passage in search.shown
+    ]
     for execution in found.executions:
         points = execution.report.evidence
         for point, cited in zip(points, execution.citations(points), strict=True):
@@ -48,7 +60,12 @@ def _stands(answer: str, ground: str) -> bool:
 
     # Numbers and dates may be written in another way.
     dates = values_in(_DATE, ground)
-    figures = {*values_in(_NUMBER, ground), *dates, *(date[:7] for date in dates), *(date[:4] for date in dates)}
+    figures = {
+        *values_in(_NUMBER, ground),
+        *dates,
+        *(date[:7] for date in dates),
+        *(date[:4] for date in dates),
+    }
     claimed = values_in(_DATE, answer) or values_in(_NUMBER, answer)
     if claimed and figures.issuperset(claimed):
         strange = [word for word in strange if not _FIGURE.search(word)]

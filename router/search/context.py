@@ -33,7 +33,9 @@ class RunContext:
     ledger: Ledger
     draft: Draft = field(default_factory=Draft)
     sharing: Sharing = "nobody"
-    """Those whose reports it may use, and who may use its own: other runs of its tenant, or also other tenants'."""
+    """Those whose reports it may use, and who may use its own: other runs of its tenant, or
+    also other tenants'.
+    """
     tabular: bool = False
     """Whether executors report rows and cells, by their prompt for tables."""
     manager: str = ""
@@ -41,16 +43,22 @@ class RunContext:
     executor: str = ""
     """The version of the executor that is to work in it; empty for the one whose turn it is."""
     wasted: list[Execution] = field(default_factory=list)
-    """Finished for nothing: other runs may use these, but this one goes on as if they had never been begun."""
+    """Finished for nothing: other runs may use these, but this one goes on as if they had never
+    been begun.
+    """
     failures: dict[int | None, UpstreamError] = field(default_factory=dict)
-    """Errors by the numbers of sub-queries that could not be looked up; under None, the error of the models that lead
-    the run and write the answer.
+    """Errors by the numbers of sub-queries that could not be looked up; under None, the error of
+    the models that lead the run and write the answer.
     """
 
     def raise_without_evidence(self, outcome: AnswerOutcome) -> None:
-        """Raise what kept a search from finding anything, be it time or a budget; otherwise there was nothing."""
+        """Raise what kept a search from finding anything, be it time or a budget; otherwise
+        there was nothing.
+        """
         if outcome == "time_exhausted":
-            raise OutOfTime("Time ran out before anything was found; allow a longer deadline or a faster model.")
+            raise OutOfTime(
+                "Time ran out before anything was found; allow a longer deadline or a faster model."
+            )
         if outcome == "budget_exhausted" and self.ledger.refusal is not None:
             raise self.ledger.refusal
 
@@ -68,5 +76,10 @@ class RunContext:
         """A run that begins now and may take `time_s` seconds."""
         now = asyncio.get_running_loop().time()
         return cls(
-            on_event, now + time_s, now + time_s * (1 - answering_share), ledger, sharing=sharing, executor=executor
+            on_event,
+            now + time_s,
+            now + time_s * (1 - answering_share),
+            ledger,
+            sharing=sharing,
+            executor=executor,
         )

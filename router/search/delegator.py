@@ -39,18 +39,23 @@ class Delegator:
     async def decide(
         self, conversation: Conversation, ledger: Ledger, early: Dispatching | None = None
     ) -> tuple[Decision, Conversation]:
-        """The next decision; malformed output is corrected once. `early`: who begins with what is certain to be
-        dispatched while the decision is still being written.
+        """The next decision; malformed output is corrected once. `early`: who begins with what is
+        certain to be dispatched while the decision is still being written.
         """
         purposes: tuple[Purpose, ...] = ("first", "correction")
         on_text = (lambda: EarlyReader(self.max_sub_queries, early.begin).feed) if early else None
         for purpose in purposes:
-            # No stop string in a correction: one that was met while the model was thinking would be met again.
+            # No stop string in a correction: one that was met while the model was thinking would be
+            # met again.
             stop = self.stop if purpose == "first" else ()
-            output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose, on_text=on_text)
+            output = await self.role.ask(
+                conversation.messages, stop, ledger, purpose=purpose, on_text=on_text
+            )
             decision = self._parsed(output)
             said = Message("assistant", prompts.said(output.text))
-            conversation = Conversation((*conversation.messages, said), (*conversation.outputs, output))
+            conversation = Conversation(
+                (*conversation.messages, said), (*conversation.outputs, output)
+            )
             if purpose == "correction" or not isinstance(decision, Malformed):
                 break
             if early:
@@ -61,7 +66,9 @@ class Delegator:
     def inform(
         self, conversation: Conversation, executions: Sequence[Execution], over_limit: Sequence[str]
     ) -> Conversation:
-        """The conversation with the reports of a block, and what of the block was not dispatched."""
+        """The conversation with the reports of a block, and what of the block was not
+        dispatched.
+        """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         managed = self.managed or self.report is not None
         return told(conversation, prompts.search_results(pairs, over_limit, managed=managed))
@@ -75,7 +82,9 @@ class Delegator:
         cut = output.finish_reason == "length"
         if self.report and isinstance(self.report(output.text, cut), ReportTurn):
             return Stop()
-        return parse_decision(output.text, limit=self.max_sub_queries, cut=cut, managed=self.managed)
+        return parse_decision(
+            output.text, limit=self.max_sub_queries, cut=cut, managed=self.managed
+        )
 
 
 def told(conversation: Conversation, text: str) -> Conversation:

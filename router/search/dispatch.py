@@ -1,4 +1,6 @@
-"""The executors of one round at work, those among them that were begun before the delegator had ended its turn."""
+"""The executors of one round at work, those among them that were begun before the delegator had
+ended its turn.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -15,8 +17,9 @@ from router.trace.values import Reported, SearchDone, SubQueryDispatched
 class Dispatching:
     """Runs the sub-queries of a block side by side.
 
-    What is begun early is a guess. Until `run` has said what the block really holds, nobody hears of it, and its calls
-    wait to be booked. Whatever is not in the block then is cancelled, and what it spent was wasted.
+    What is begun early is a guess. Until `run` has said what the block really holds, nobody hears
+    of it, and its calls wait to be booked. Whatever is not in the block then is cancelled, and what
+    it spent was wasted.
     """
 
     def __init__(
@@ -30,8 +33,9 @@ class Dispatching:
         most: int | None = None,
         width: int = 10**6,
     ) -> None:
-        """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors work in `group`.
-        `most`: of those begun early; None for any number. `width`: of those at work at a time.
+        """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors
+        work in `group`. `most`: of those begun early; None for any number. `width`: of those at
+        work at a time.
         """
         self._executor, self._number, self._first, self._group = executor, number, first, group
         self._most, self._slots = most, asyncio.Semaphore(width)
@@ -42,8 +46,8 @@ class Dispatching:
         self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, sub_queries: tuple[str, ...]) -> None:
-        """Begin with what the block is certain to start with; with nothing more where that is not what it was certain
-        to start with before, as when its call broke off and was made anew.
+        """Begin with what the block is certain to start with; with nothing more where that is not
+        what it was certain to start with before, as when its call broke off and was made anew.
         """
         begun = len(self._texts)
         if agreeing(self._texts, sub_queries) == begun:
@@ -52,7 +56,9 @@ class Dispatching:
                 self._start(sub_query)
 
     async def drop(self, kept: int = 0) -> None:
-        """Cancel what was begun but for the first `kept`, and wait for its end. Once the block is known, nothing is."""
+        """Cancel what was begun but for the first `kept`, and wait for its end. Once the block
+        is known, nothing is.
+        """
         if self._decided.done():
             return
         dropped = self._tasks[kept:]
@@ -61,12 +67,16 @@ class Dispatching:
             task.cancel()
         if dropped:
             await asyncio.wait(dropped)
-        self._outer.wasted.extend(task.result() for task in dropped if not task.cancelled() and not task.exception())
+        self._outer.wasted.extend(
+            task.result() for task in dropped if not task.cancelled() and not task.exception()
+        )
         self._unheard = [event for event in self._unheard if event.index < self._first + kept]
         self._outer.ledger.decide(self._first + kept)
 
     async def keep(self, sub_queries: Sequence[str]) -> list[asyncio.Task[Execution]]:
-        """Cancel what was begun and is not in this block; the work on its first sub-queries, as far as it was begun."""
+        """Cancel what was begun and is not in this block; the work on its first sub-queries, as
+        far as it was begun.
+        """
         await self.drop(agreeing(self._texts, sub_queries))
         return self._tasks
 
@@ -76,13 +86,21 @@ class Dispatching:
         for event in self._unheard:
             self._outer.on_event(event)
 
-    async def run(self, sub_queries: Sequence[str], managers: Sequence[str] = ()) -> list[Execution]:
-        """Work on these, the block; the executions in their order. `managers`: as in a `Dispatch`."""
+    async def run(
+        self, sub_queries: Sequence[str], managers: Sequence[str] = ()
+    ) -> list[Execution]:
+        """Work on these, the block; the executions in their order. `managers`: as in a
+        `Dispatch`.
+        """
         managers = managers or [""] * len(sub_queries)
         unnamed = next((at for at, manager in enumerate(managers) if manager), len(managers))
         await self.keep(sub_queries[:unnamed])  # what is begun early goes to no manager by name
-        for index, (sub_query, manager) in enumerate(zip(sub_queries, managers, strict=True), self._first):
-            self._outer.on_event(SubQueryDispatched(index, self._number, sub_query, manager=manager))
+        for index, (sub_query, manager) in enumerate(
+            zip(sub_queries, managers, strict=True), self._first
+        ):
+            self._outer.on_event(
+                SubQueryDispatched(index, self._number, sub_query, manager=manager)
+            )
         self.tell()
         begun = len(self._texts)
         for sub_query, manager in zip(sub_queries[begun:], managers[begun:], strict=True):
@@ -95,7 +113,8 @@ class Dispatching:
         self._tasks.append(self._group.create_task(work))
 
     async def _work(self, index: int, sub_query: str, manager: str) -> Execution:
-        # Not kept in `self`, to which it leads back: whatever is in a cycle stays until the garbage is looked for.
+        # Not kept in `self`, to which it leads back: whatever is in a cycle stays until the garbage
+        # is looked for.
         context = replace(self._outer, on_event=self._on_event, manager=manager)
         async with self._slots:
             execution = await self._executor.run(sub_query, index, context)
@@ -120,8 +139,8 @@ class Dispatching:
 async def dispatching(
     executor: Executes, number: int, first: int, context: RunContext, width: int = 10**6
 ) -> AsyncIterator[Dispatching]:
-    """The executors of round `number`, whose first sub-query has the number `first`. When the context is left, none is
-    at work any more.
+    """The executors of round `number`, whose first sub-query has the number `first`. When the
+    context is left, none is at work any more.
     """
     try:
         async with asyncio.TaskGroup() as group:

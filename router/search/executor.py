@@ -54,7 +54,9 @@ class Executes(Protocol):
 
 @dataclass(slots=True)
 class Unfinished:
-    """An executor's work that did not come to its report, for another run of the same version to go on with."""
+    """An executor's work that did not come to its report, for another run of the same version
+    to go on with.
+    """
 
     work: ContextWindow | None = None
 
@@ -70,10 +72,12 @@ class Unfinished:
 
 
 class Executor:
-    """Works on one sub-query at a time in a context that holds nothing else; any number of runs at once.
+    """Works on one sub-query at a time in a context that holds nothing else; any number of runs at
+    once.
 
-    With the form `SEARCH_R1` its model was trained to plan, search and answer alone. That one may answer without a
-    search and writes no evidence: its report has the sentences of its passages that hold the answer, if any do.
+    With the form `SEARCH_R1` its model was trained to plan, search and answer alone. That one may
+    answer without a search and writes no evidence: its report has the sentences of its passages
+    that hold the answer, if any do.
     """
 
     def __init__(
@@ -86,17 +90,21 @@ class Executor:
         tabular: Agent | None = None,
         tools: Tools | None = None,
     ) -> None:
-        """`retriever`: None where tools are all that it has. `tabular`: with another role and form, for the work on
-        tables; None where there is none.
+        """`retriever`: None where tools are all that it has. `tabular`: with another role and form,
+        for the work on tables; None where there is none.
         """
         self._agent = Agent(role, retriever, limits, form, tools)
         self._tabular = tabular or self._agent
 
     @property
     def report_tokens(self) -> int:
-        """The most tokens of a report; sentences that are quoted count a token for each character."""
+        """The most tokens of a report; sentences that are quoted count a token for each
+        character.
+        """
         agent = self._agent
-        return agent.role.sampling.max_tokens + (MOST_POINTS * agent.limits.report_chars if agent.form.raw else 0)
+        return agent.role.sampling.max_tokens + (
+            MOST_POINTS * agent.limits.report_chars if agent.form.raw else 0
+        )
 
     def role(self, _context: RunContext) -> Role:
         """Its role, in any run."""
@@ -111,9 +119,10 @@ class Executor:
         *,
         instead: bool = False,
     ) -> Execution:
-        """Search and report. What goes wrong upstream is not raised, nor that a budget does not suffice: the outcome
-        says it, `context.failures` why, and the report is neutral. `unfinished`: where to go on, if anything is there,
-        and to leave what has been done, however this ends. `instead`: whether it steps in for another version.
+        """Search and report. What goes wrong upstream is not raised, nor that a budget does not
+        suffice: the outcome says it, `context.failures` why, and the report is neutral.
+        `unfinished`: where to go on, if anything is there, and to leave what has been done, however
+        this ends. `instead`: whether it steps in for another version.
         """
         unfinished = unfinished or Unfinished()
         agent = self._tabular if context.tabular else self._agent
@@ -139,10 +148,13 @@ class Executor:
             if agent.form.raw:
                 report = await in_worker(_cited, report, tuple(work.searches))
             report = report.within(agent.limits.report_chars)
-        elif outcome == "no_report" and not work.searches:  # one that searches, and then tells nothing, found nothing
+        elif outcome == "no_report" and not work.searches:
+            # An executor that searched and reports nothing has found nothing.
             context.failures[index] = role.malformed()
         version = role.executor_version or ""
-        return Execution(sub_query, report, outcome, tuple(work.searches), work.conversation, version)
+        return Execution(
+            sub_query, report, outcome, tuple(work.searches), work.conversation, version
+        )
 
 
 def _cited(report: Report, searches: Iterable[SearchRecord]) -> Report:

@@ -1,4 +1,6 @@
-"""The search loop: delegate, execute, inform, until the evidence suffices; then answer (TBSS 3.1)."""
+"""The search loop: delegate, execute, inform, until the evidence suffices; then answer (TBSS
+3.1).
+"""
 
 import asyncio
 import hashlib
@@ -25,7 +27,9 @@ from router.trace.values import NOT_FOUND, AnswerOutcome, RoundStarted, Topology
 
 
 class FactorizedSearch:
-    """Answers questions with three roles that share nothing but reports; any number of questions at once."""
+    """Answers questions with three roles that share nothing but reports; any number of
+    questions at once.
+    """
 
     def __init__(
         self,
@@ -39,29 +43,32 @@ class FactorizedSearch:
         topology: TopologyName = "factorized",
         width: int = 10**6,
     ) -> None:
-        """`answerer`: None for a search that ends with the delegator's last turn, and has no answer. `max_rounds`:
-        delegator decisions (T in TBSS 4.1). `require_evidence`: without a single report that carries evidence, the
-        answer is `NOT_FOUND` and the answerer is not asked to guess. `early_dispatch`: begin with a sub-query once it
-        is written, not when the block is; not in runs with a budget, which are not to spend on guesses. `topology`:
-        what the trajectories are to say of whose model the executor is. `width`: executors at a time.
+        """`answerer`: None for a search that ends with the delegator's last turn, and has no
+        answer. `max_rounds`: delegator decisions (T in TBSS 4.1). `require_evidence`: without a
+        single report that carries evidence, the answer is `NOT_FOUND` and the answerer is not asked
+        to guess. `early_dispatch`: begin with a sub-query once it is written, not when the block
+        is; not in runs with a budget, which are not to spend on guesses. `topology`: what the
+        trajectories are to say of whose model the executor is. `width`: executors at a time.
         """
         self._delegator, self._executor, self._answerer = delegator, executor, answerer
         self._max_rounds, self._require_evidence = max_rounds, require_evidence
         self._early_dispatch, self._topology, self._width = early_dispatch, topology, width
 
     def run(self, question: str, context: RunContext) -> Coroutine[Any, Any, Trajectory]:
-        """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails, `OutOfTime` where the
-        deadline passes, `BudgetExhausted` where nothing was found by the time that the budget does not suffice; an
-        executor's failure is a result that found nothing, a delegator that cannot be understood one that has stopped,
-        and `context.failures` tells of both.
+        """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails,
+        `OutOfTime` where the deadline passes, `BudgetExhausted` where nothing was found by the time
+        that the budget does not suffice; an executor's failure is a result that found nothing, a
+        delegator that cannot be understood one that has stopped, and `context.failures` tells of
+        both.
         """
         delegation = self._delegator.open(question)
         opened = Trajectory("", "rounds_exhausted", delegation=delegation, topology=self._topology)
         return self.proceed(question, opened, context)
 
     async def again(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
-        """Work on the sub-queries of a run that another executor worked in. As long as all reports of a round are the
-        same, so is what followed them, and nothing else is asked. Raises what `run` raises.
+        """Work on the sub-queries of a run that another executor worked in. As long as all reports
+        of a round are the same, so is what followed them, and nothing else is asked. Raises what
+        `run` raises.
         """
         executions: tuple[Execution, ...] = ()
         for number in range(len(found.rounds)):
@@ -70,32 +77,43 @@ class FactorizedSearch:
             async with dispatching(self._executor, number + 1, len(executions), context) as work:
                 anew = await work.run(sub_queries)
             if any(new.report != old.report for new, old in zip(anew, block, strict=True)):
-                changed = replace(found, executions=(*executions, *found.executions[len(executions) :]))
+                changed = replace(
+                    found, executions=(*executions, *found.executions[len(executions) :])
+                )
                 return await self.proceed(question, self.instead(changed, number, anew), context)
             executions += tuple(anew)
         return replace(found, executions=executions)
 
-    def instead(self, found: Trajectory, number: int, executions: Sequence[Execution]) -> Trajectory:
+    def instead(
+        self, found: Trajectory, number: int, executions: Sequence[Execution]
+    ) -> Trajectory:
         """`found` up to round `number`, from 0, as if its executors had come to `executions`."""
         before = found.before(number)
         assert before.delegation is not None
         return self._told(before, executions, self._delegator.over_limit(before.delegation))
 
     async def proceed(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
-        """Go on from a decision, or from reports that the delegator has been told. Raises what `run` raises."""
+        """Go on from a decision, or from reports that the delegator has been told. Raises what
+        `run` raises.
+        """
         try:
             if not found.rounds:
-                # A budget that cannot hold a decision, a search, a report and an answer is refused before any is paid.
+                # A budget that cannot hold a decision, a search, a report and an answer is refused
+                # before any is paid.
                 await self._reserve_for_answer(question, found, (), context, begins=True)
             await self._reserve_for_answer(question, found, (), context)
             for number in range(len(found.rounds) + 1, self._max_rounds + 1):
                 context.on_event(RoundStarted(number))
-                async with dispatching(self._executor, number, len(found.executions), context, self._width) as work:
+                async with dispatching(
+                    self._executor, number, len(found.executions), context, self._width
+                ) as work:
                     decision, found = await self._decide(found, work, context)
                     if not isinstance(decision, Dispatch):
                         if isinstance(decision, Malformed) and not found.executions:
                             context.failures[None] = self._delegator.role.malformed()
-                        found = replace(found, outcome="answered" if found.executions else "no_search")
+                        found = replace(
+                            found, outcome="answered" if found.executions else "no_search"
+                        )
                         break
                     await self._reserve_for_answer(question, found, decision.sub_queries, context)
                     executions = await work.run(decision.sub_queries, decision.managers)
@@ -111,10 +129,16 @@ class FactorizedSearch:
         return await self._answer(question, found, context) if self._answerer else found
 
     async def _reserve_for_answer(
-        self, question: str, found: Trajectory, coming: Sequence[str], context: RunContext, *, begins: bool = False
+        self,
+        question: str,
+        found: Trajectory,
+        coming: Sequence[str],
+        context: RunContext,
+        *,
+        begins: bool = False,
     ) -> None:
-        """Keep back what answering may cost, from what was found and from the reports on the sub-queries `coming`.
-        `begins`: with the least that it takes to find something.
+        """Keep back what answering may cost, from what was found and from the reports on the
+        sub-queries `coming`. `begins`: with the least that it takes to find something.
         """
         if not context.ledger.limited or self._answerer is None:
             return
@@ -129,12 +153,16 @@ class FactorizedSearch:
                 question, pairs, len(coming) * self._executor.report_tokens, context.ledger, beside
             )
 
-    async def _decide(self, found: Trajectory, work: Dispatching, context: RunContext) -> tuple[Decision, Trajectory]:
+    async def _decide(
+        self, found: Trajectory, work: Dispatching, context: RunContext
+    ) -> tuple[Decision, Trajectory]:
         assert found.delegation is not None
         early = work if self._early_dispatch and not context.ledger.budgeted else None
         async with asyncio.timeout_at(context.search_deadline):
             try:
-                decision, conversation = await self._delegator.decide(found.delegation, context.ledger, early)
+                decision, conversation = await self._delegator.decide(
+                    found.delegation, context.ledger, early
+                )
             except ContextTooLong:
                 if not found.executions:
                     raise
@@ -143,7 +171,9 @@ class FactorizedSearch:
         context.draft.result = found
         return decision, found
 
-    def _told(self, found: Trajectory, executions: Sequence[Execution], over_limit: Sequence[str]) -> Trajectory:
+    def _told(
+        self, found: Trajectory, executions: Sequence[Execution], over_limit: Sequence[str]
+    ) -> Trajectory:
         """`found` with the reports of another round, which the delegator is shown."""
         assert found.delegation is not None
         ends = {execution.outcome for execution in executions}
@@ -162,17 +192,24 @@ class FactorizedSearch:
     async def _answer(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
         """Let the answerer write, or say that nothing was found."""
         assert self._answerer is not None
-        # A list or table needs no evidence beside it: each of its values is looked for in the passages.
-        grounds = (one.report.evidence or (context.tabular and not one.failed) for one in found.executions)
+        # A list or table needs no evidence beside it: each of its values is looked for in the
+        # passages.
+        grounds = (
+            one.report.evidence or (context.tabular and not one.failed) for one in found.executions
+        )
         if self._require_evidence and not any(grounds):
             context.raise_without_evidence(found.outcome)
             outcome: AnswerOutcome = "no_search" if found.outcome == "no_search" else "not_found"
             return replace(found, answer=NOT_FOUND, outcome=outcome)
         try:
             async with asyncio.timeout_at(context.deadline):
-                answer, answering = await self._answerer.answer(question, found.executions, context.ledger)
+                answer, answering = await self._answerer.answer(
+                    question, found.executions, context.ledger
+                )
         except TimeoutError:
-            raise OutOfTime("Time ran out before the answer was written; allow a longer deadline.") from None
+            raise OutOfTime(
+                "Time ran out before the answer was written; allow a longer deadline."
+            ) from None
         if not without_thinking(answering.outputs[-1].text).strip():
             context.failures[None] = self._answerer.role.malformed()
         return replace(found, answering=answering).answered(answer)

@@ -1,7 +1,9 @@
-"""Managers: each splits a step, lets workers look, checks what comes back, and reports (InfoSeeker 3.1 and 3.3).
+"""Managers: each splits a step, lets workers look, checks what comes back, and reports (InfoSeeker
+3.1 and 3.3).
 
-Above a manager only its report is seen, and inside nothing but the step. There is one layer of them, and no setting for
-more: with deeper ones results get worse (WideSeek-R1, app. A), and costs multiply.
+Above a manager only its report is seen, and inside nothing but the step. There is one layer of
+them, and no setting for more: with deeper ones results get worse (WideSeek-R1, app. A), and costs
+multiply.
 """
 
 import asyncio
@@ -25,7 +27,10 @@ from router.trace.values import ExecutionOutcome, SearchDone
 
 _CHARS = 10**6
 """Of a text in a report on a table that is made of workers' ones."""
-_CUT: Mapping[str, ExecutionOutcome] = {"time_exhausted": "timed_out", "budget_exhausted": "budget_exhausted"}
+_CUT: Mapping[str, ExecutionOutcome] = {
+    "time_exhausted": "timed_out",
+    "budget_exhausted": "budget_exhausted",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,20 @@ class Manager:
         return max(self.delegator.role.sampling.max_tokens, self.workers.report_tokens)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """Look, and report. Nothing is raised that an executor does not raise. What ends the work early leaves a report
-        of what workers have found by then.
+        """Look, and report. Nothing is raised that an executor does not raise. What ends the work
+        early leaves a report of what workers have found by then.
         """
         inner, now = _inside(index, self.name, context), asyncio.get_running_loop().time()
-        inner.draft.result = Trajectory("", "rounds_exhausted", delegation=self.delegator.open(sub_query))
+        inner.draft.result = Trajectory(
+            "", "rounds_exhausted", delegation=self.delegator.open(sub_query)
+        )
         search = FactorizedSearch(
-            self.delegator, self.workers, None, max_rounds=self.max_rounds, early_dispatch=False, width=self.max_workers
+            self.delegator,
+            self.workers,
+            None,
+            max_rounds=self.max_rounds,
+            early_dispatch=False,
+            width=self.max_workers,
         )
         report: Report | None = None
         cut: ExecutionOutcome | None = None
@@ -73,24 +85,37 @@ class Manager:
         work = inner.draft.result
         assert isinstance(work, Trajectory)
         grounds = _grounds(work, context)
-        # Each of the up to four texts gets a quarter, at some four characters a token. Tables need all lines.
+        # Each of the up to four texts gets a quarter, at some four characters a token. Tables need
+        # all lines.
         chars = _CHARS if context.tabular else self.report_tokens
         if report is None and grounds:
             report = _joined(grounds, chars)
         elif report and report.escalate_to and bool(report.evidence) != bool(grounds):
-            found_by = _joined(grounds, chars) if grounds else NO_EVIDENCE  # what it wrote without any is a guess
+            # What it wrote without any is a guess
+            found_by = _joined(grounds, chars) if grounds else NO_EVIDENCE
             report = msgspec.structs.replace(found_by, escalate_to=report.escalate_to)
         outcome: ExecutionOutcome = cut or _CUT.get(work.outcome, "no_report")
         if report is not None:
             outcome = "escalated" if report.escalate_to else "reported"
         elif error := error or next(iter(inner.failures.values()), None):
-            outcome, context.failures[index] = "model_failed" if error.role else "retrieval_failed", error
-        return Execution(sub_query, report or NO_EVIDENCE, outcome, (), Conversation(()), manager=self.name, work=work)
+            outcome, context.failures[index] = (
+                "model_failed" if error.role else "retrieval_failed",
+                error,
+            )
+        return Execution(
+            sub_query,
+            report or NO_EVIDENCE,
+            outcome,
+            (),
+            Conversation(()),
+            manager=self.name,
+            work=work,
+        )
 
 
 def _inside(index: int, name: str, context: RunContext) -> RunContext:
-    """The context of a manager's workers: their searches are told as its own, and of the time a part is left to report
-    in.
+    """The context of a manager's workers: their searches are told as its own, and of the time a
+    part is left to report in.
     """
 
     def on_event(event: Event) -> None:
@@ -112,22 +137,31 @@ def _inside(index: int, name: str, context: RunContext) -> RunContext:
 
 def _grounds(found: Trajectory, context: RunContext) -> list[Execution]:
     """Executions that a report may rest on."""
-    return [one for one in found.executions if one.report.evidence or (context.tabular and not one.failed)]
+    return [
+        one
+        for one in found.executions
+        if one.report.evidence or (context.tabular and not one.failed)
+    ]
 
 
 async def _report(delegator: Delegator, found: Trajectory, context: RunContext) -> Report | None:
-    """The report that its last turn is, or that it writes when asked for one; of nothing there is none, unless it, or
-    else a worker, says who could find something.
+    """The report that its last turn is, or that it writes when asked for one; of nothing there is
+    none, unless it, or else a worker, says who could find something.
     """
     assert delegator.report and found.delegation
     grounds, conversation = _grounds(found, context), found.delegation
     if conversation.outputs and conversation.messages[-1].role == "assistant":
-        said = delegator.report(conversation.outputs[-1].text, conversation.outputs[-1].finish_reason == "length")
+        said = delegator.report(
+            conversation.outputs[-1].text, conversation.outputs[-1].finish_reason == "length"
+        )
         if isinstance(said, ReportTurn) and (grounds or said.report.escalate_to):
             return said.report
     if not grounds:
         return next((one.report for one in found.executions if one.outcome == "escalated"), None)
-    purposes: tuple[tuple[Purpose, str], ...] = ("first", prompts.REPORT), ("correction", prompts.CORRECT_REPORT)
+    purposes: tuple[tuple[Purpose, str], ...] = (
+        ("first", prompts.REPORT),
+        ("correction", prompts.CORRECT_REPORT),
+    )
     for purpose, text in purposes:
         last = conversation.messages[-1]
         beside = last.role == "user"  # reports, in a round that was the last one
@@ -139,7 +173,8 @@ async def _report(delegator: Delegator, found: Trajectory, context: RunContext) 
             conversation.messages, stop, context.ledger, purpose=purpose, until=context.deadline
         )
         conversation = Conversation(
-            (*conversation.messages, Message("assistant", prompts.said(output.text))), (*conversation.outputs, output)
+            (*conversation.messages, Message("assistant", prompts.said(output.text))),
+            (*conversation.outputs, output),
         )
         context.draft.result = msgspec.structs.replace(found, delegation=conversation)
         said = delegator.report(output.text, output.finish_reason == "length")
@@ -149,15 +184,21 @@ async def _report(delegator: Delegator, found: Trajectory, context: RunContext) 
 
 
 def _joined(grounds: Sequence[Execution], chars: int) -> Report:
-    """The reports of workers, where their manager cannot say it; of several, each text cut to `chars` characters."""
+    """The reports of workers, where their manager cannot say it; of several, each text cut to
+    `chars` characters.
+    """
     if len(grounds) == 1:
         return grounds[0].report
     points = [point for one in grounds for point in one.report.evidence[:1]]
-    return Report("\n".join(one.report.answer for one in grounds), tuple(points[:MOST_POINTS])).within(chars)
+    return Report(
+        "\n".join(one.report.answer for one in grounds), tuple(points[:MOST_POINTS])
+    ).within(chars)
 
 
 class Managers:
-    """Managers by name: each sub-query goes to the one that its block names, or else to the first."""
+    """Managers by name: each sub-query goes to the one that its block names, or else to the
+    first.
+    """
 
     def __init__(self, managers: Sequence[Manager]) -> None:
         self._by_name = {manager.name: manager for manager in managers}
@@ -178,8 +219,8 @@ class Managers:
         return self._first.workers.role(context)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """See `Manager.run`. Where the manager names another one, that one is asked, once; in a table's run, the table
-        does so. Where that one fails, what the first has found is kept.
+        """See `Manager.run`. Where the manager names another one, that one is asked, once; in a
+        table's run, the table does so. Where that one fails, what the first has found is kept.
         """
         manager = self._by_name.get(context.manager, self._first)
         execution = await manager.run(sub_query, index, context)

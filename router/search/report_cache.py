@@ -35,7 +35,9 @@ class Versioned(Executes, Protocol):
 
 
 class _Key(NamedTuple):
-    """Runs that agree in this are shown the same and do the same; all else is the same in a process."""
+    """Runs that agree in this are shown the same and do the same; all else is the same in a
+    process.
+    """
 
     tenant: str | None
     """None for all who share with everybody."""
@@ -77,9 +79,9 @@ class _Flight:
 class ReportCache:
     """An executor that shares reports between runs with the same sub-query.
 
-    Who waits for another run's report pays nothing, and waits no longer than its own search deadline; where the leading
-    run is cancelled or cut, one that waits goes on from its last turn. Only reports are shared: after a failure
-    everybody works alone.
+    Who waits for another run's report pays nothing, and waits no longer than its own search
+    deadline; where the leading run is cancelled or cut, one that waits goes on from its last turn.
+    Only reports are shared: after a failure everybody works alone.
     """
 
     def __init__(
@@ -90,14 +92,18 @@ class ReportCache:
         keep_s: float = 300.0,
         across_tenants: bool = False,
     ) -> None:
-        """`index`: what identifies the index that is searched now; None where that is not known, and then only runs at
-        the same time share.
+        """`index`: what identifies the index that is searched now; None where that is not known,
+        and then only runs at the same time share.
         """
         self._executor, self._index, self._across_tenants = executor, index, across_tenants
         self._flights: dict[_Key, _Flight] = {}
-        self._kept: TTLCache[_Key, _Shared] = TTLCache(_MOST, keep_s, lambda: asyncio.get_running_loop().time())
+        self._kept: TTLCache[_Key, _Shared] = TTLCache(
+            _MOST, keep_s, lambda: asyncio.get_running_loop().time()
+        )
         self.hits = self.shared = self.misses = 0
-        """Sub-queries that had a kept report, that got one from another run under way, and that were worked on."""
+        """Sub-queries that had a kept report, that got one from another run under way, and that
+        were worked on.
+        """
 
     @property
     def report_tokens(self) -> int:
@@ -113,7 +119,9 @@ class ReportCache:
         if context.sharing == "nobody":
             return await self._executor.run(sub_query, index, context)
         key = self._key(sub_query, context)
-        if (kept := self._kept.get(key)) and not any(kept.execution is one for one in context.wasted):
+        if (kept := self._kept.get(key)) and not any(
+            kept.execution is one for one in context.wasted
+        ):
             self.hits += 1
             return _given(kept, sub_query, index, context)
         flight = self._flights.setdefault(key, _Flight())
@@ -123,7 +131,9 @@ class ReportCache:
                 async with asyncio.timeout_at(context.search_deadline):
                     await flight.lead.acquire()
             except TimeoutError:
-                return Execution(sub_query, NO_EVIDENCE, "timed_out", (), Conversation(()), key.version)
+                return Execution(
+                    sub_query, NO_EVIDENCE, "timed_out", (), Conversation(()), key.version
+                )
             try:
                 if flight.shared:
                     self.shared += 1
@@ -139,7 +149,9 @@ class ReportCache:
                 self._drop(key, flight)
         return await self._executor.run(sub_query, index, context)
 
-    async def _lead(self, flight: _Flight, key: _Key, sub_query: str, index: int, context: RunContext) -> Execution:
+    async def _lead(
+        self, flight: _Flight, key: _Key, sub_query: str, index: int, context: RunContext
+    ) -> Execution:
         """Work on it, from where the last one who led has stopped."""
         payer, turns = _Payer(context.ledger.tenant, context.ledger.run_id), flight.unfinished.turns
         _tell(flight.unfinished.searches, index, context)
@@ -147,9 +159,14 @@ class ReportCache:
             execution = await self._executor.run(sub_query, index, context, flight.unfinished)
             # One that ended by the terms of this run, another one can go on with.
             flight.over = execution.outcome not in ("timed_out", "budget_exhausted")
-            if execution.outcome == "reported" and not flight.foreign and _by_version(key.version, index, context):
+            if (
+                execution.outcome == "reported"
+                and not flight.foreign
+                and _by_version(key.version, index, context)
+            ):
                 flight.shared = _Shared(execution, (*flight.payers, payer))
-                if key.index_id is not None and key.index_id == self._index():  # it was not swapped meanwhile
+                # It was not swapped meanwhile
+                if key.index_id is not None and key.index_id == self._index():
                     self._kept[key] = flight.shared
             return _named(execution, flight.payers, context)
         except Exception:
@@ -165,7 +182,13 @@ class ReportCache:
     def _key(self, sub_query: str, context: RunContext) -> _Key:
         everybody = self._across_tenants and context.sharing == "everybody"
         tenant = None if everybody else context.ledger.tenant
-        return _Key(tenant, normal_question(sub_query), self._executor.serving(context), context.tabular, self._index())
+        return _Key(
+            tenant,
+            normal_question(sub_query),
+            self._executor.serving(context),
+            context.tabular,
+            self._index(),
+        )
 
     def _drop(self, key: _Key, flight: _Flight) -> None:
         """Let the next one who asks begin anew."""
@@ -179,7 +202,9 @@ def _by_version(version: str, index: int, context: RunContext) -> bool:
 
 
 def _given(shared: _Shared, sub_query: str, index: int, context: RunContext) -> Execution:
-    """The report as that of another run; what was searched for is told as if it were searched for now."""
+    """The report as that of another run; what was searched for is told as if it were searched
+    for now.
+    """
     _tell(shared.execution.searches, index, context)
     return _named(replace(shared.execution, sub_query=sub_query), shared.payers, context)
 
@@ -193,4 +218,6 @@ def _named(execution: Execution, payers: Sequence[_Payer], context: RunContext) 
 
 def _tell(searches: Sequence[SearchRecord], index: int, context: RunContext) -> None:
     for search in searches:
-        context.on_event(SearchDone(index, search.query, tuple(passage.title for passage in search.passages)))
+        context.on_event(
+            SearchDone(index, search.query, tuple(passage.title for passage in search.passages))
+        )

@@ -12,11 +12,16 @@ from router.protocol import Passage
 
 
 class Retriever(Protocol):
-    """Finds passages. Raises `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`."""
+    """Finds passages. Raises `UpstreamUnavailable`, `UpstreamRefused` or
+    `UpstreamProtocolError`.
+    """
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
-        """The `top_k` nearest passages of each query, best first; fewer where the index is smaller. `document`: search
-        that one alone, in whose order its passages then stand; none where it is not known.
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
+        """The `top_k` nearest passages of each query, best first; fewer where the index is smaller.
+        `document`: search that one alone, in whose order its passages then stand; none where it is
+        not known.
         """
 
 
@@ -46,7 +51,9 @@ class WatchedRetriever:
         """See `IndexRetriever.index_id`."""
         return self._retriever.index_id
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         """See `Retriever.search`."""
         try:
             return await self._retriever.search(queries, top_k, document)
@@ -55,7 +62,9 @@ class WatchedRetriever:
             raise
 
     async def probe(self) -> None:
-        """Search, and say what comes of it. In doubt, it is for something that nobody can have kept an answer to."""
+        """Search, and say what comes of it. In doubt, it is for something that nobody can have
+        kept an answer to.
+        """
         why: str | None = None
         query = f"health {secrets.token_hex(8)}" if self._doubt.is_set() else "health"
         try:

@@ -16,17 +16,22 @@ from router.trace import Trajectory
 from router.trace.values import NOT_FOUND, AnswerOutcome, TopologyName
 
 SINGLE_AGENT = Form(
-    parse_agent_turn, ("</search>", "</answer>"), prompts.agent_documents, prompts.CORRECT_AGENT, prompts.LAST_ANSWER
+    parse_agent_turn,
+    ("</search>", "</answer>"),
+    prompts.agent_documents,
+    prompts.CORRECT_AGENT,
+    prompts.LAST_ANSWER,
 )
 _FRAME_TOKENS = 64
 """The most that a search adds to the context when all its passages have given way."""
 
 
 class SingleAgent:
-    """The reference configuration "Direct Tool" (TBSS 4.1), or, without a retriever, "no retrieval" (TBSS, app. A).
+    """The reference configuration "Direct Tool" (TBSS 4.1), or, without a retriever, "no retrieval"
+    (TBSS, app. A).
 
-    The paper does not say what its single agent may spend. Here it has what all roles of the factorized run have in
-    all, in one context: see `single_agent_limits`.
+    The paper does not say what its single agent may spend. Here it has what all roles of the
+    factorized run have in all, in one context: see `single_agent_limits`.
     """
 
     def __init__(
@@ -38,16 +43,20 @@ class SingleAgent:
         *,
         require_evidence: bool = True,
     ) -> None:
-        """`require_evidence`: as for `FactorizedSearch`; where no passage was found, the answer is `NOT_FOUND`. Without
-        a retriever, nothing is required.
+        """`require_evidence`: as for `FactorizedSearch`; where no passage was found, the answer is
+        `NOT_FOUND`. Without a retriever, nothing is required.
         """
         self._agent = Agent(role, retriever, limits, form)
-        self._searches, self._require_evidence = retriever is not None, require_evidence and retriever is not None
+        self._searches, self._require_evidence = (
+            retriever is not None,
+            require_evidence and retriever is not None,
+        )
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
-        """Answer `question`. What ends the search early, be it time, budget or a context that is full, leaves one turn
-        to answer from what was found. Raises `UpstreamError`, also of the retriever, `OutOfTime` and `BudgetExhausted`;
-        of a model that cannot be understood `context.failures` tells.
+        """Answer `question`. What ends the search early, be it time, budget or a context that is
+        full, leaves one turn to answer from what was found. Raises `UpstreamError`, also of the
+        retriever, `OutOfTime` and `BudgetExhausted`; of a model that cannot be understood
+        `context.failures` tells.
         """
         work = self._agent.begin(question)
         outcome: AnswerOutcome = "rounds_exhausted"
@@ -71,13 +80,17 @@ class SingleAgent:
             outcome = "no_search"
         return await self._answer(work, outcome, context)
 
-    async def _answer(self, work: ContextWindow, outcome: AnswerOutcome, context: RunContext) -> Trajectory:
+    async def _answer(
+        self, work: ContextWindow, outcome: AnswerOutcome, context: RunContext
+    ) -> Trajectory:
         """Return the answer that it gave, or gives now that it is asked for outright."""
         if self._require_evidence and not any(search.passages for search in work.searches):
             context.raise_without_evidence(outcome)
             if work.gave_up and not work.searches:
                 context.failures[None] = self._agent.role.malformed()
-            return self._found(work, "no_search" if outcome == "no_search" else "not_found", NOT_FOUND)
+            return self._found(
+                work, "no_search" if outcome == "no_search" else "not_found", NOT_FOUND
+            )
         answer = work.report.answer if work.report else await self._outright(work, context)
         return self._found(work, outcome).answered(answer)
 
@@ -89,7 +102,9 @@ class SingleAgent:
                 await self._release(work, context)
                 output = await self._agent.ask(work, context, until=context.deadline)
         except TimeoutError:
-            raise OutOfTime("Time ran out before the answer was written; allow a longer deadline.") from None
+            raise OutOfTime(
+                "Time ran out before the answer was written; allow a longer deadline."
+            ) from None
         except ContextTooLong:
             return ""
         answer = "" if "<search" in output.text.casefold() else parse_answer(output.text)
@@ -114,7 +129,9 @@ class SingleAgent:
         while True:
             try:
                 bare = not any(search.shown for search in work.searches)
-                await self._agent.role.reserve_for_answer(work.messages, 0, context.ledger, least=bare)
+                await self._agent.role.reserve_for_answer(
+                    work.messages, 0, context.ledger, least=bare
+                )
                 break
             except BudgetExhausted:
                 if not work.drop():
@@ -124,12 +141,16 @@ class SingleAgent:
     def _found(self, work: ContextWindow, outcome: AnswerOutcome, answer: str = "") -> Trajectory:
         topology: TopologyName = "single_agent" if self._searches else "no_retrieval"
         searches = tuple(work.searches)
-        return Trajectory(answer, outcome, delegation=work.conversation, topology=topology, searches=searches)
+        return Trajectory(
+            answer, outcome, delegation=work.conversation, topology=topology, searches=searches
+        )
 
 
-def single_agent_limits(executor: ExecutorLimits, max_rounds: int, max_sub_queries: int) -> ExecutorLimits:
-    """All that the factorized run has: of searches, those of every executor that can be dispatched, and of turns, the
-    delegator's decisions with those of its executors.
+def single_agent_limits(
+    executor: ExecutorLimits, max_rounds: int, max_sub_queries: int
+) -> ExecutorLimits:
+    """All that the factorized run has: of searches, those of every executor that can be dispatched,
+    and of turns, the delegator's decisions with those of its executors.
     """
     dispatched = max_rounds * max_sub_queries
     return replace(

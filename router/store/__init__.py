@@ -8,4 +8,12 @@ from router.store.journal import LogJournal
 from router.store.usage import SQLUsages
 from router.store.versions import SQLVersionBook
 
-__all__ = ["Database", "LogJournal", "SQLAccounts", "SQLArchive", "SQLUsages", "SQLVersionBook", "opened"]
+__all__ = [
+    "Database",
+    "LogJournal",
+    "SQLAccounts",
+    "SQLArchive",
+    "SQLUsages",
+    "SQLVersionBook",
+    "opened",
+]

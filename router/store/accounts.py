@@ -27,7 +27,9 @@ class SQLAccounts:
             first = not connection.scalar(select(func.count()).select_from(KEYS))
             known = connection.scalars(select(TENANTS.c.name)).all()
             if key.tenant is not None and key.tenant not in known:
-                connection.execute(TENANTS.insert().values(msgspec.structs.asdict(Tenant(key.tenant))))
+                connection.execute(
+                    TENANTS.insert().values(msgspec.structs.asdict(Tenant(key.tenant)))
+                )
             row = {**msgspec.structs.asdict(key), "scopes": ",".join(sorted(key.scopes))}
             connection.execute(KEYS.insert().values(row))
             return first
@@ -47,21 +49,27 @@ class SQLAccounts:
     async def tenants(self) -> list[Tenant]:
         """See `Accounts.tenants`."""
         every = select(TENANTS).order_by(TENANTS.c.name)
-        return await self._database.read(lambda connection: structs(connection, Tenant, every), behind=True)
+        return await self._database.read(
+            lambda connection: structs(connection, Tenant, every), behind=True
+        )
 
     async def set_tenant(self, tenant: Tenant) -> None:
         """See `Accounts.set_tenant`."""
         row = msgspec.structs.asdict(tenant)
 
         def write(connection: Connection) -> None:
-            if not connection.execute(TENANTS.update().where(TENANTS.c.name == tenant.name).values(row)).rowcount:
+            if not connection.execute(
+                TENANTS.update().where(TENANTS.c.name == tenant.name).values(row)
+            ).rowcount:
                 connection.execute(TENANTS.insert().values(row))
 
         await self._database.write(write)
 
     async def spending(self, tenant: str) -> list[Spent]:
         """See `Accounts.spending`."""
-        of_tenant = select(SPENDING).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
+        of_tenant = (
+            select(SPENDING).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
+        )
         return await self._database.read(lambda connection: structs(connection, Spent, of_tenant))
 
 

@@ -11,7 +11,18 @@ from functools import lru_cache, partial
 
 import msgspec
 import structlog
-from sqlalchemy import ColumnElement, Connection, Row, and_, exists, false, func, select, true, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    exists,
+    false,
+    func,
+    select,
+    true,
+    tuple_,
+)
 
 from router.errors import BadRequest, NotFound
 from router.runs import RunFilter
@@ -27,7 +38,10 @@ _PIECE = 32
 """Runs that an export reads at once."""
 _DELETED = 100
 """Runs deleted at once, so that nobody who writes waits for long."""
-_SUMMARY = "run_id tenant kind request_id status outcome topology unsupported answer nano_usd started_at duration_s"
+_SUMMARY = (
+    "run_id tenant kind request_id status outcome topology unsupported answer nano_usd "
+    "started_at duration_s"
+)
 _LISTED = (
     *(RUNS.c[name] for name in _SUMMARY.split()),
     func.substr(RUNS.c.request, 1, MAX_LISTED_CHARS + 1).label("request"),
@@ -45,22 +59,27 @@ class SQLArchive:
         calls: Callable[[str], tuple[Call, ...] | None] = lambda _run_id: None,
         searched: int = _SEARCHED,
     ) -> None:
-        """`calls`: those that have ended of a run under way here, by its identifier; None of any other. `searched`: the
-        runs that one page is looked for in, where no index finds those that are wanted; there may be a next page then,
-        however few are found.
+        """`calls`: those that have ended of a run under way here, by its identifier; None of any
+        other. `searched`: the runs that one page is looked for in, where no index finds those that
+        are wanted; there may be a next page then, however few are found.
         """
         self._database, self._calls, self._searched = database, calls, searched
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
         """A run; one that runs here has the calls that have ended by then. Raises `NotFound`."""
         read = partial(_load, run_id=run_id, tenant=tenant)
-        if self._calls(run_id) is not None:  # its row stays as it is, so that nobody has to wait for later ones
+        # Its row stays as it is, so that nobody has to wait for later ones
+        if self._calls(run_id) is not None:
             with suppress(NotFound):  # it has none yet
                 run = await self._database.read(read, behind=True)
                 if run.status == "running" and (calls := self._calls(run_id)) is not None:
                     return msgspec.structs.replace(run, calls=calls)
         run = await self._database.read(read)
-        return msgspec.structs.replace(run, calls=self._calls(run_id) or ()) if run.status == "running" else run
+        return (
+            msgspec.structs.replace(run, calls=self._calls(run_id) or ())
+            if run.status == "running"
+            else run
+        )
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
@@ -69,7 +88,9 @@ class SQLArchive:
         return await self._database.read(read)
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
-        """All runs that have ended, with their feedback, oldest first, read in pieces; redacted ones too."""
+        """All runs that have ended, with their feedback, oldest first, read in pieces; redacted
+        ones too.
+        """
         after = -math.inf, ""
         while piece := await self._database.read(partial(_piece, wanted=wanted, after=after)):
             for exported in piece:
@@ -83,18 +104,24 @@ class SQLArchive:
         Raises `NotFound`, and `BadRequest` where the run has `MAX_A_RUN` already.
         """
         feedback_id = f"feedback-{secrets.token_hex(8)}"
-        await self._database.write(partial(_add_feedback, feedback=feedback, feedback_id=feedback_id))
+        await self._database.write(
+            partial(_add_feedback, feedback=feedback, feedback_id=feedback_id)
+        )
         return feedback_id
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
         """The feedback on a run, oldest first; none of one that is not there."""
         run_id = storable(run_id)
-        return (await self._database.read(partial(_feedback, run_ids=[run_id]), behind=True)).get(run_id, ())
+        return (await self._database.read(partial(_feedback, run_ids=[run_id]), behind=True)).get(
+            run_id, ()
+        )
 
     async def request_cancel(self, run_id: str) -> None:
         """Ask the process that works on it to cancel a run; of no effect on one that has ended."""
         running = RUNS.update().where(RUNS.c.run_id == storable(run_id), RUNS.c.status == "running")
-        await self._database.write(lambda connection: connection.execute(running.values(cancel_requested=True)))
+        await self._database.write(
+            lambda connection: connection.execute(running.values(cancel_requested=True))
+        )
 
 
 def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
@@ -104,11 +131,15 @@ def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
     return run_of(row)
 
 
-def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str], searched: int) -> RunPage:
+def _list(
+    connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str], searched: int
+) -> RunPage:
     newest_first = RUNS.c.started_at.desc(), RUNS.c.run_id.desc()
     conditions, last = [*_conditions(wanted), before > _POSITION], None
     if _search(wanted):
-        window = select(RUNS.c.started_at, RUNS.c.run_id).where(*_indexed(wanted), before > _POSITION)
+        window = select(RUNS.c.started_at, RUNS.c.run_id).where(
+            *_indexed(wanted), before > _POSITION
+        )
         window = window.order_by(*newest_first).offset(searched - 1).limit(1)
         last = connection.execute(window).one_or_none()
         conditions += [tuple(last) <= _POSITION] if last else []
@@ -121,7 +152,9 @@ def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[fl
     return RunPage(runs, _token(last.started_at, last.run_id) if last else "")
 
 
-def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str]) -> list[ExportedRun]:
+def _piece(
+    connection: Connection, wanted: RunFilter, after: tuple[float, str]
+) -> list[ExportedRun]:
     query = select(RUNS).where(RUNS.c.status != "running", *_conditions(wanted), after < _POSITION)
     rows = connection.execute(query.order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_PIECE)).all()
     said = _feedback(connection, [row.run_id for row in rows])
@@ -136,11 +169,18 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) 
         raise _not_found(feedback.run_id)
     given = select(func.count()).where(FEEDBACK.c.run_id == feedback.run_id)
     if connection.execute(given).scalar_one() >= MAX_A_RUN:
-        raise BadRequest(f"run_id {feedback.run_id!r}: has feedback {MAX_A_RUN} times, and no more is kept.")
+        raise BadRequest(
+            f"run_id {feedback.run_id!r}: has feedback {MAX_A_RUN} times, and no more is kept."
+        )
     texts = {"right_answer": storable(feedback.right_answer), "comment": storable(feedback.comment)}
     if connection.scalar(select(TENANTS.c.redact).where(TENANTS.c.name == owner)):
         texts = dict.fromkeys(texts, "")
-    row = {**msgspec.structs.asdict(feedback), **texts, "feedback_id": feedback_id, "given_at": time.time()}
+    row = {
+        **msgspec.structs.asdict(feedback),
+        **texts,
+        "feedback_id": feedback_id,
+        "given_at": time.time(),
+    }
     connection.execute(FEEDBACK.insert().values(row))
 
 
@@ -154,14 +194,18 @@ def _feedback(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple
 
 
 def _visible(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
-    return [RUNS.c.run_id == storable(run_id), *([] if tenant is None else [RUNS.c.tenant == tenant])]
+    return [
+        RUNS.c.run_id == storable(run_id),
+        *([] if tenant is None else [RUNS.c.tenant == tenant]),
+    ]
 
 
 def _not_found(run_id: str) -> NotFound:
     return NotFound(f"run_id {run_id!r}: no such run is stored here.")
 
 
-# Pages ask with the same few filters every few seconds, and to build conditions takes longer than to read the runs.
+# Pages ask with the same few filters every few seconds, and to build conditions takes longer than
+# to read the runs.
 @lru_cache(maxsize=256)
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
@@ -170,7 +214,11 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
         (wanted.kind is None or wanted.training, columns.kind != "shadow"),
         (wanted.training, columns.tenant.not_in(untrained)),
     )
-    return [*_indexed(wanted), *_search(wanted), *(condition for holds, condition in conditions if holds)]
+    return [
+        *_indexed(wanted),
+        *_search(wanted),
+        *(condition for holds, condition in conditions if holds),
+    ]
 
 
 def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
@@ -189,10 +237,18 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
 def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     """Conditions that runs are looked through for."""
     columns, text = RUNS.c, storable(wanted.text)
-    said = columns.request.icontains(text, autoescape=True) | columns.answer.icontains(text, autoescape=True)
-    worked = exists().where(CALLS.c.run_id == columns.run_id, CALLS.c.executor_version == wanted.executor_version)
+    said = columns.request.icontains(text, autoescape=True) | columns.answer.icontains(
+        text, autoescape=True
+    )
+    worked = exists().where(
+        CALLS.c.run_id == columns.run_id, CALLS.c.executor_version == wanted.executor_version
+    )
     accepted = func.coalesce(FEEDBACK.c.accepted, FEEDBACK.c.score >= 0.5)  # as `Feedback.good`
-    verdict = true() if wanted.feedback == "any" else accepted == (true() if wanted.feedback == "good" else false())
+    verdict = (
+        true()
+        if wanted.feedback == "any"
+        else accepted == (true() if wanted.feedback == "good" else false())
+    )
     # Only those that run are found by the index of statuses: others are too many to be sorted.
     status = columns.status.concat("")
     conditions = (
@@ -213,7 +269,12 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
 def _summary(row: Row[tuple[object, ...]], feedback: Sequence[Feedback]) -> RunSummary:
     outcome = row.outcome or None if row.status == "finished" else None
     request = shortened(row.request, MAX_LISTED_CHARS)
-    fields = {**row._mapping, "request": request, "request_id": row.request_id or "", "outcome": outcome}
+    fields = {
+        **row._mapping,
+        "request": request,
+        "request_id": row.request_id or "",
+        "outcome": outcome,
+    }
     good = next((said.good for said in reversed(feedback) if said.good is not None), None)
     return RunSummary(id=fields.pop("run_id"), good=good, **fields)
 
@@ -225,7 +286,9 @@ def _token(*position: object) -> str:
 def _place(page: str) -> tuple[float, str]:
     """The position at which the page before ended. Raises `BadRequest`."""
     try:
-        started_at, run_id = msgspec.msgpack.decode(base64.urlsafe_b64decode(page), type=tuple[float, str])
+        started_at, run_id = msgspec.msgpack.decode(
+            base64.urlsafe_b64decode(page), type=tuple[float, str]
+        )
     except (ValueError, msgspec.DecodeError):
         started_at, run_id = math.nan, ""
     if not math.isfinite(started_at):
@@ -245,7 +308,12 @@ async def delete_old(database: Database, keep_days: float) -> None:
     Raises `StoreFailed`.
     """
     ended = RUNS.c.status != "running", RUNS.c.started_at < time.time() - keep_days * 86400
-    oldest = select(RUNS.c.run_id).where(*ended).order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_DELETED)
+    oldest = (
+        select(RUNS.c.run_id)
+        .where(*ended)
+        .order_by(RUNS.c.started_at, RUNS.c.run_id)
+        .limit(_DELETED)
+    )
 
     def delete(connection: Connection) -> int:
         run_ids = connection.scalars(oldest).all()

@@ -1,7 +1,7 @@
 """The check of a store: is it whole, and do its traces say what its rows say?
 
-Everything is read in one snapshot, so that a gateway may write meanwhile. Sums are not looked at: each was written in
-one transaction with the calls that it counts.
+Everything is read in one snapshot, so that a gateway may write meanwhile. Sums are not looked at:
+each was written in one transaction with the calls that it counts.
 """
 
 from collections import defaultdict
@@ -63,7 +63,10 @@ def _check(connection: Connection, progress: Progress) -> Checked:
                 calls[call["run_id"]][call["number"]] = call
                 checked.calls += 1
             for row in rows:
-                checked.problems += [Problem(f"run {row.run_id}", what) for what in _check_run(row, calls[row.run_id])]
+                checked.problems += [
+                    Problem(f"run {row.run_id}", what)
+                    for what in _check_run(row, calls[row.run_id])
+                ]
             checked.runs += len(rows)
             progress(checked.runs, total)
     except DBAPIError as error:
@@ -85,8 +88,13 @@ def _check_tables(connection: Connection) -> Iterator[Problem]:
         if not found.has_table(table.name):
             yield Problem(f"table {table.name}", "is missing")
             continue
-        there = {item["name"] for item in (*found.get_columns(table.name), *found.get_indexes(table.name))}
-        for name in sorted({*table.c.keys(), *(str(index.name) for index in table.indexes)} - there):
+        there = {
+            item["name"]
+            for item in (*found.get_columns(table.name), *found.get_indexes(table.name))
+        }
+        for name in sorted(
+            {*table.c.keys(), *(str(index.name) for index in table.indexes)} - there
+        ):
             yield Problem(f"table {table.name}", f"has no {name}")
 
 
@@ -96,7 +104,10 @@ def _check_references(connection: Connection) -> Iterator[Problem]:
             lost = select(func.count()).select_from(table)
             lost = lost.where(key.parent.is_not(None), ~exists().where(key.column == key.parent))
             if count := connection.execute(lost).scalar_one():
-                yield Problem(f"table {table.name}", f"{count} rows are of {key.column.table.name} that are not there")
+                yield Problem(
+                    f"table {table.name}",
+                    f"{count} rows are of {key.column.table.name} that are not there",
+                )
 
 
 def _check_run(row: Row[Any], booked: dict[int, RowMapping]) -> Iterator[str]:

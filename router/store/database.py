@@ -24,10 +24,19 @@ _log = structlog.get_logger("store")
 WRITES: dict[str, Any] = {"writes": True}
 """Execution options of a transaction that writes, and is on disk when it has been committed."""
 NOTES: dict[str, Any] = {**WRITES, "notes": True}
-"""Those of one that outlasts this process, but perhaps not the machine; a later one that does takes it with it."""
+"""Those of one that outlasts this process, but perhaps not the machine; a later one that does
+takes it with it.
+"""
 _CONNECT_S = 10
-_ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
-"""When a connection counts as lost that nobody answers on: in seconds, and the last in milliseconds."""
+_ALIVE = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+"""When a connection counts as lost that nobody answers on: in seconds, and the last in
+milliseconds.
+"""
 _STOPPED = "SET LOCAL idle_in_transaction_session_timeout = 2000"
 _WAIT_S = 10.0
 _OWNER_ALONE = 0o600
@@ -54,21 +63,28 @@ def _files_of(engine: Engine) -> tuple[Path, ...]:
     if engine.dialect.name != "sqlite":
         return ()
     file = Path(str(engine.url.database)).absolute()
-    return file, *(Path(f"{file.resolve()}{end}") for end in ("-wal", "-shm"))  # they stand where links lead
+    # They stand where links lead
+    return file, *(Path(f"{file.resolve()}{end}") for end in ("-wal", "-shm"))
 
 
 def _cannot_open(url: str, error: Exception) -> BadConfig:
-    """The error for a `server.store` that cannot be opened, with what to do, and without the password in `url`."""
+    """The error for a `server.store` that cannot be opened, with what to do, and without the
+    password in `url`.
+    """
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
-        return BadConfig("server.store: cannot open: this is no address; write sqlite:///FILE or postgresql://…")
+        return BadConfig(
+            "server.store: cannot open: this is no address; write sqlite:///FILE or postgresql://…"
+        )
     said = str(getattr(error, "orig", None) or error).strip()
     if address.password:
         said = said.replace(str(address.password), "***")
     if not isinstance(error, BadConfig):
         said += "; is it there, may it be written, and is its disk full?"
-    return BadConfig(f"server.store: cannot open {address.render_as_string(hide_password=True)}: {said}")
+    return BadConfig(
+        f"server.store: cannot open {address.render_as_string(hide_password=True)}: {said}"
+    )
 
 
 def _postgresql(address: URL) -> Engine:
@@ -85,12 +101,18 @@ def _postgresql(address: URL) -> Engine:
 
 def _sqlite(address: URL) -> Engine:
     with suppress(OSError, RuntimeError):  # then it cannot be opened either
-        own = Path("~/.cache/rolegate").expanduser()  # where presets keep their stores; nobody else makes it
+        # Where presets keep their stores; nobody else makes it
+        own = Path("~/.cache/rolegate").expanduser()
         if Path(address.database or "").parent == own:
             own.mkdir(parents=True, exist_ok=True)
-        # A file that is there is not opened: closing it would take away the locks that SQLite has on it.
-        os.close(os.open(address.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWNER_ALONE))
-    engine = create_engine(address.set(drivername="sqlite"), hide_parameters=True, paramstyle="named")
+        # A file that is there is not opened: closing it would take away the locks that SQLite has
+        # on it.
+        os.close(
+            os.open(address.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWNER_ALONE)
+        )
+    engine = create_engine(
+        address.set(drivername="sqlite"), hide_parameters=True, paramstyle="named"
+    )
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: object) -> None:
@@ -107,10 +129,16 @@ def _begin(connection: Connection) -> None:
     writes, notes = options.get("writes"), options.get("notes")
     if connection.dialect.name == "postgresql":
         # Others wait for a writer's locks, though its process may be stopped.
-        statements = [*[_STOPPED] * bool(writes), *["SET LOCAL synchronous_commit TO off"] * bool(notes)]
-    else:  # what is synchronous is fixed once it has begun; a writer locks before it reads, so that that stays so
+        statements = [
+            *[_STOPPED] * bool(writes),
+            *["SET LOCAL synchronous_commit TO off"] * bool(notes),
+        ]
+    else:
+        # Whether commits are synced cannot change within a transaction. A writer locks before it
+        # reads, so that what it read stays true.
         statements = [_NOTED if notes else _ON_DISK, "BEGIN IMMEDIATE"] if writes else ["BEGIN"]
-        if writes and not notes:  # where nothing changes, nothing is synced, not even what was noted before
+        # Where nothing changes, nothing is synced, not even what was noted before
+        if writes and not notes:
             statements.append("PRAGMA user_version=1")
     for statement in statements:
         connection.exec_driver_sql(statement)
@@ -135,17 +163,23 @@ def _keep_journal(connection: Connection) -> None:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """Return the file of a SQLite address; None for other databases, and for text that is no address."""
+    """Return the file of a SQLite address; None for other databases, and for text that is no
+    address.
+    """
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
         return None
-    return Path(address.database) if address.get_backend_name() == "sqlite" and address.database else None
+    return (
+        Path(address.database)
+        if address.get_backend_name() == "sqlite" and address.database
+        else None
+    )
 
 
 def store_problem(url: str) -> str | None:
-    """Return the reason why the tables of an existing store cannot be used; None where they can, or there are none yet.
-    Blocks, creates nothing, and does not wait for a database that is away.
+    """Return the reason why the tables of an existing store cannot be used; None where they can, or
+    there are none yet. Blocks, creates nothing, and does not wait for a database that is away.
     """
     engine = engine_of(url)
     try:
@@ -162,7 +196,8 @@ _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 0)"
 
 
 def _create_tables(connection: Connection) -> None:
-    """Create the tables of an empty database, in the transaction of `connection`, one process at a time.
+    """Create the tables of an empty database, in the transaction of `connection`, one process at a
+    time.
 
     Raises `BadConfig` where another program has been here, or a rolegate with other tables.
     """
@@ -174,8 +209,8 @@ def _create_tables(connection: Connection) -> None:
 
 
 def _has_tables(connection: Connection) -> bool:
-    """Return whether the database has the tables of this release; False for an empty one. Raises `BadConfig` where
-    another program has been here, or a rolegate with other tables.
+    """Return whether the database has the tables of this release; False for an empty one. Raises
+    `BadConfig` where another program has been here, or a rolegate with other tables.
     """
     names = inspect(connection).get_table_names()
     if not names:
@@ -184,9 +219,14 @@ def _has_tables(connection: Connection) -> bool:
     number = connection.execute(select(SCHEMA.c.number)).scalar() if known else None
     if number == SCHEMA_NUMBER:
         return True
-    found = f"schema {number}" if known else f"the tables {', '.join(sorted(names)[:3])} and no number of a schema"
+    found = (
+        f"schema {number}"
+        if known
+        else f"the tables {', '.join(sorted(names)[:3])} and no number of a schema"
+    )
     raise BadConfig(
-        f"it has {found}, and this rolegate needs schema {SCHEMA_NUMBER}: another release wrote it, or another "
+        f"it has {found}, and this rolegate needs schema {SCHEMA_NUMBER}: another "
+        "release wrote it, or another "
         "program. Nothing was changed; name another file, or an empty database."
     )
 
@@ -194,7 +234,9 @@ def _has_tables(connection: Connection) -> bool:
 _READERS = 4
 _ATTEMPTS = 5
 _LOST_TO_OTHERS = ("40001", "40P01", "23505")
-"""PostgreSQL's codes for a transaction that others were in the way of: it has done nothing, and can be repeated."""
+"""PostgreSQL's codes for a transaction that others were in the way of: it has done nothing, and
+can be repeated.
+"""
 FAILED = "The store does not work for now; try again."
 _LOST = (
     "The store's file was deleted or replaced while the gateway ran, so nothing can be read of it; "
@@ -204,20 +246,29 @@ Value = TypeVar("Value")
 
 
 class Database:
-    """Runs queries in threads: any number of readers, one writer, so that nothing blocks the event loop."""
+    """Runs queries in threads: any number of readers, one writer, so that nothing blocks the
+    event loop.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._writing, self._noting = engine.execution_options(**WRITES), engine.execution_options(**NOTES)
+        self._writing, self._noting = (
+            engine.execution_options(**WRITES),
+            engine.execution_options(**NOTES),
+        )
         self._writer, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(_READERS)
         self._files = {file: identity(file) for file in _files_of(engine)}
         self._lost = False
         self.caught_up: Callable[[], Awaitable[None]] | None = None
-        """Waits until all that was acknowledged is in the database; None where nothing is written to it from a log."""
+        """Waits until all that was acknowledged is in the database; None where nothing is
+        written to it from a log.
+        """
 
     @classmethod
     async def open(cls, url: str) -> "Database":
-        """Connect, and create the tables of an empty database. Raises `BadConfig`, saying what to do."""
+        """Connect, and create the tables of an empty database. Raises `BadConfig`, saying what
+        to do.
+        """
         return cls(await asyncio.to_thread(_opened, url))
 
     @property
@@ -227,15 +278,19 @@ class Database:
 
     @property
     def log_folder(self) -> Path:
-        """The folder of the log of a SQLite file, beside it; for PostgreSQL, that of the folders of its gateways'."""
+        """The folder of the log of a SQLite file, beside it; for PostgreSQL, that of the
+        folders of its gateways'.
+        """
         if self._files:
             return Path(f"{next(iter(self._files)).resolve()}.log")
         address = self._engine.url.set(password=None).render_as_string()
-        return Path("~/.cache/rolegate/logs").expanduser() / sha256(address.encode()).hexdigest()[:16]
+        return (
+            Path("~/.cache/rolegate/logs").expanduser() / sha256(address.encode()).hexdigest()[:16]
+        )
 
     async def read(self, query: Callable[[Connection], Value], *, behind: bool = False) -> Value:
-        """Run `query` in one transaction; return what it reads: all that was acknowledged, unless it may be `behind`.
-        Raises `StoreFailed`.
+        """Run `query` in one transaction; return what it reads: all that was acknowledged, unless
+        it may be `behind`. Raises `StoreFailed`.
         """
         if self.caught_up and not behind:
             await self.caught_up()
@@ -244,20 +299,25 @@ class Database:
     async def write(
         self, change: Callable[[Connection], Value], *, on_disk: bool = True, behind: bool = False
     ) -> Value:
-        """Run `change` in one transaction; return what it returns, once that is on disk. Raises `StoreFailed`; then
-        nothing has changed.
+        """Run `change` in one transaction; return what it returns, once that is on disk. Raises
+        `StoreFailed`; then nothing has changed.
 
-        Where a file of the database was deleted or replaced, this fails too, and so does everything from then on.
-        `change` may be called again, where other processes were in its way. Without `on_disk`, it is once the
-        transaction is committed: it outlasts this process, and the machine only if a later one is waited for on disk,
-        which takes all earlier ones with it. `behind`: as for `read`.
+        Where a file of the database was deleted or replaced, this fails too, and so does everything
+        from then on. `change` may be called again, where other processes were in its way. Without
+        `on_disk`, it is once the transaction is committed: it outlasts this process, and the
+        machine only if a later one is waited for on disk, which takes all earlier ones with it.
+        `behind`: as for `read`.
         """
         if self.caught_up and not behind:
             await self.caught_up()
-        return await self._run(self._writer, lambda: self._write(change, self._writing if on_disk else self._noting))
+        return await self._run(
+            self._writer, lambda: self._write(change, self._writing if on_disk else self._noting)
+        )
 
     async def copy(self, file: Path) -> None:
-        """Copy a SQLite database into an empty file. Raises `StoreFailed`, and `BadConfig` for PostgreSQL."""
+        """Copy a SQLite database into an empty file. Raises `StoreFailed`, and `BadConfig` for
+        PostgreSQL.
+        """
         if not self._files:
             raise BadConfig("server.store: is a PostgreSQL database; pg_dump makes a copy of it.")
         await self._run(self._readers, lambda: self._copy(file))
@@ -269,13 +329,16 @@ class Database:
             assert isinstance(source, sqlite3.Connection)
             source.backup(target)
             target.execute(
-                "INSERT OR REPLACE INTO logs SELECT ?, segment, bytes FROM logs WHERE log <> ?", (COPY, COPY)
+                "INSERT OR REPLACE INTO logs SELECT ?, segment, bytes FROM logs WHERE log <> ?",
+                (COPY, COPY),
             )
             target.commit()
             target.execute("PRAGMA journal_mode=DELETE")  # no file beside it
 
     def session(self) -> Any:
-        """A connection of the driver of PostgreSQL for one thread, which closes it; each statement is a transaction."""
+        """A connection of the driver of PostgreSQL for one thread, which closes it; each
+        statement is a transaction.
+        """
         pooled = self._engine.raw_connection()
         session: Any = pooled.driver_connection
         pooled.detach()
@@ -301,25 +364,36 @@ class Database:
                     value = change(connection)
                 break
             except DBAPIError as error:
-                if not attempts_left or getattr(error.orig, "sqlstate", None) not in _LOST_TO_OTHERS:
+                if (
+                    not attempts_left
+                    or getattr(error.orig, "sqlstate", None) not in _LOST_TO_OTHERS
+                ):
                     raise
         self._see_files()
         return value
 
     def _see_files(self) -> None:
-        """Raise `StoreFailed` where a file has been deleted or replaced since it was opened: SQLite goes on with the
-        one that nobody will find. Its number is not given to another one while it is open.
+        """Raise `StoreFailed` where a file has been deleted or replaced since it was opened: SQLite
+        goes on with the one that nobody will find. Its number is not given to another one while it
+        is open.
         """
-        if not self._lost and (missing := [file for file, known in self._files.items() if identity(file) != known]):
+        if not self._lost and (
+            missing := [file for file, known in self._files.items() if identity(file) != known]
+        ):
             self._lost = True
-            _log.error("store.gone", files=[str(file) for file in missing], advice="put them back, and restart")
+            _log.error(
+                "store.gone",
+                files=[str(file) for file in missing],
+                advice="put them back, and restart",
+            )
         if self._lost:
             raise StoreFailed(_LOST) from FileNotFoundError()
 
     async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], Value]) -> Value:
         try:
             return await asyncio.get_running_loop().run_in_executor(threads, work)
-        except (SQLAlchemyError, OverflowError) as error:  # the latter, of a number that SQLite cannot hold
+        except (SQLAlchemyError, OverflowError) as error:
+            # SQLite raises OverflowError for a number that it cannot hold.
             # Not the error's text: SQLAlchemy puts the row into it, and the row holds the answer.
             _log.error("store.failed", error=str(getattr(error, "orig", error)))
             raise StoreFailed(FAILED) from error
@@ -332,7 +406,9 @@ def _driver_errors(engine: Engine) -> Iterator[None]:
     try:
         yield
     except driver.Error as error:
-        raise DBAPIError.instance(None, None, error, driver.Error, dialect=engine.dialect) from error
+        raise DBAPIError.instance(
+            None, None, error, driver.Error, dialect=engine.dialect
+        ) from error
 
 
 def _opened(url: str) -> Engine:
@@ -347,7 +423,9 @@ def _opened(url: str) -> Engine:
             try:
                 file.chmod(file.stat().st_mode & _OWNER_ALONE)
             except OSError as error:
-                _log.warning("store.not_private", file=str(file), error=str(error), advice="chmod 600")
+                _log.warning(
+                    "store.not_private", file=str(file), error=str(error), advice="chmod 600"
+                )
     except (SQLAlchemyError, ImportError, ValueError, OSError, BadConfig) as error:
         if engine:
             engine.dispose()
@@ -366,6 +444,8 @@ def storable(text: str) -> str:
 
 
 def begin_snapshot(connection: Connection) -> None:
-    """Let all that is read from here on see one state, whatever is written meanwhile; the first thing to be done."""
+    """Let all that is read from here on see one state, whatever is written meanwhile; the first
+    thing to be done.
+    """
     if connection.dialect.name == "postgresql":  # SQLite's transactions are that by themselves
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")

@@ -1,4 +1,6 @@
-"""The database follows the log: behind a gateway that writes it, and at the next start by what is left in it."""
+"""The database follows the log: behind a gateway that writes it, and at the next start by what
+is left in it.
+"""
 
 import asyncio
 from collections import deque
@@ -34,14 +36,18 @@ _READING_S = 5.0
 _BACKLOG = 64 << 20
 """Bytes that wait for the database, beyond which no run may begin."""
 _WAIT_S, _LOOK_S = 10.0, 0.05
-"""How long a command waits for a gateway's database to have what the log has, and how often it looks."""
+"""How long a command waits for a gateway's database to have what the log has, and how often it
+looks.
+"""
 
 
 class Follower:
     """Writes to a database, in batches and in the order of the log, how runs begin and end."""
 
     def __init__(self, database: Database, log: RunLog, commits: GroupCommit | None = None) -> None:
-        """`commits`: where gateways share the database, and runs do not begin and end without it."""
+        """`commits`: where gateways share the database, and runs do not begin and end without
+        it.
+        """
         self._database, self._log, self._commits = database, log, commits
         self.name = log.name if database.shared else _SQLITE
         """The name of the log in the database."""
@@ -50,11 +56,17 @@ class Follower:
         self._news = commits.news if commits else asyncio.Event()
         self._hurry, self._written = asyncio.Event(), asyncio.Condition()
         self._refused: set[str] = set()
-        """Runs that are not to be acknowledged, as others had closed them, or they cannot be written."""
+        """Runs that are not to be acknowledged, as others had closed them, or they cannot be
+        written.
+        """
 
     def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
-        """Take the beginning of a run, its end, or that it never began, which the log has just been told."""
-        self._changes.append(Change(run.start, run.redact, ended, forgotten, self._log.end, run.segment))
+        """Take the beginning of a run, its end, or that it never began, which the log has just
+        been told.
+        """
+        self._changes.append(
+            Change(run.start, run.redact, ended, forgotten, self._log.end, run.segment)
+        )
         self._news.set()
 
     def has(self, place: Position) -> bool:
@@ -80,7 +92,9 @@ class Follower:
             raise StoreFailed("The database is behind the log; try again.") from None
 
     async def committed(self, run_id: str) -> None:
-        """Wait until the end of a run is in a database that gateways share. Raises `StoreFailed`."""
+        """Wait until the end of a run is in a database that gateways share. Raises
+        `StoreFailed`.
+        """
         await self.caught_up()
         if run_id in self._refused:
             self._refused.remove(run_id)
@@ -108,8 +122,8 @@ class Follower:
         return not self._changes
 
     async def delete_segments(self, needed: int) -> None:
-        """Note how far the database is, and delete the segments before `needed` that nobody needs once it has them on
-        disk. Raises `StoreFailed`.
+        """Note how far the database is, and delete the segments before `needed` that nobody needs
+        once it has them on disk. Raises `StoreFailed`.
         """
         needed = min([needed, *(change.segment for change in self._changes)])
         done = any(number_of(path) < needed for path in segments(self._log.folder))
@@ -118,19 +132,25 @@ class Follower:
             self._log.delete(needed)
 
     async def recover(self) -> tuple[list[RecordedRun], bool]:
-        """Write what the last owner of the log has left in it, begin a segment, and close the runs that were under way.
+        """Write what the last owner of the log has left in it, begin a segment, and close the runs
+        that were under way.
 
-        Returns all interrupted runs that it tells of, and whether it is whole, as far as it was on disk. Raises
-        `StoreFailed`, and `BadConfig` where it cannot be read at all.
+        Returns all interrupted runs that it tells of, and whether it is whole, as far as it was on
+        disk. Raises `StoreFailed`, and `BadConfig` where it cannot be read at all.
         """
         missing = await missing_segments(self._database, self.name, self._log.folder)
         if missing:
             advice = "the runs that only they held are lost"
-            _log.error("log.segments_missing", folder=str(self._log.folder), numbers=missing, advice=advice)
+            _log.error(
+                "log.segments_missing", folder=str(self._log.folder), numbers=missing, advice=advice
+            )
         fold = await self.read()
         place = await self._database.read(partial(place_of, log=self.name))
         self._log.start(after=place.segment)
-        left = {run.start.id: run for run in await self._database.read(partial(left_over, name=self.name))}
+        left = {
+            run.start.id: run
+            for run in await self._database.read(partial(left_over, name=self.name))
+        }
         left |= {run.start.id: run for run in fold.left().values()}
         for run_id in await self._database.read(partial(ended_among, run_ids=list(left))):
             del left[run_id]  # a record says so that cannot be read any more
@@ -140,14 +160,21 @@ class Follower:
             self._log.append(run.key, run.records, encode(Ended(replace(closed, calls=()))))
             changes.append(Change(run.start, run.redact, closed, position=self._log.end))
             in_flight = [call.request_id for call in run.open.values()]
-            _log.warning("store.run_interrupted", run_id=closed.id, tenant=closed.tenant, calls_in_flight=in_flight)
+            _log.warning(
+                "store.run_interrupted",
+                run_id=closed.id,
+                tenant=closed.tenant,
+                calls_in_flight=in_flight,
+            )
         await self._log.synced()
         await self._write_all(changes)
-        await self._keep_place(on_disk=True)  # before anyone is answered from what a kill has left in memory
+        # Before anyone is answered from what a kill has left in memory
+        await self._keep_place(on_disk=True)
         return [*fold.interrupted.values(), *left.values()], fold.whole and not missing
 
     async def read(self) -> Fold:
-        """Write what the last owner of the log has left in it; the runs that no record ends are left.
+        """Write what the last owner of the log has left in it; the runs that no record ends are
+        left.
 
         Raises `StoreFailed`, and `BadConfig` where the log cannot be read.
         """
@@ -156,12 +183,24 @@ class Follower:
         try:
             while segment := await asyncio.to_thread(next, every, None):
                 if segment.damaged:
-                    _log.error("log.damaged", file=str(segment.path), bytes=segment.damaged, holes=len(segment.holes))
-                await self._write_all([change for change in fold.read(segment) if change.position > place])
+                    _log.error(
+                        "log.damaged",
+                        file=str(segment.path),
+                        bytes=segment.damaged,
+                        holes=len(segment.holes),
+                    )
+                await self._write_all(
+                    [change for change in fold.read(segment) if change.position > place]
+                )
                 give_back_room(segment)
         except (OSError, msgspec.DecodeError) as error:
-            advice = "it may be another release's, which can finish it; or move it away, and its last runs are lost"
-            raise BadConfig(f"server.store: the log {self._log.folder} cannot be read ({error}); {advice}.") from error
+            advice = (
+                "it may be another release's, which can finish it; or move it away, and its "
+                "last runs are lost"
+            )
+            raise BadConfig(
+                f"server.store: the log {self._log.folder} cannot be read ({error}); {advice}."
+            ) from error
         return fold
 
     async def _follow(self) -> None:
@@ -177,8 +216,8 @@ class Follower:
             self._news.clear()
 
     def _ready(self, most: int) -> list[Change]:
-        """The first changes that wait for the database, at most so many: ends only once they are on disk, so that
-        nobody reads what may be lost.
+        """The first changes that wait for the database, at most so many: ends only once they are on
+        disk, so that nobody reads what may be lost.
         """
 
         def ready(one: Change) -> bool:
@@ -191,7 +230,9 @@ class Follower:
             await self._write(changes[first : first + _MOST])
 
     async def _write(self, batch: Sequence[Change]) -> None:
-        """Write changes in one transaction; one of them that cannot be written at all keeps no others from it."""
+        """Write changes in one transaction; one of them that cannot be written at all keeps no
+        others from it.
+        """
         try:
             if self._commits:
                 self._refused |= await self._commits.commit(batch)
@@ -219,8 +260,8 @@ class Follower:
 
 
 async def missing_segments(database: Database, name: str, folder: Path) -> list[int]:
-    """Return the numbers of the segments that `folder` lacks although the database does not have all their runs.
-    `name`: of the log in the database. Raises `StoreFailed`.
+    """Return the numbers of the segments that `folder` lacks although the database does not have
+    all their runs. `name`: of the log in the database. Raises `StoreFailed`.
     """
     # The folder is listed first: a gateway may advance the place and delete segments meanwhile.
     numbers = {number_of(path) for path in segments(folder)}
@@ -234,8 +275,8 @@ async def missing_segments(database: Database, name: str, folder: Path) -> list[
 
 
 def own_log(database: Database, folder: Path | None = None) -> RunLog:
-    """Take a log for a gateway of this database. `folder`: for it, where it is SQLite's, and else for the folders of
-    all; None for the usual one. Raises `StoreInUse` and `StoreFailed`.
+    """Take a log for a gateway of this database. `folder`: for it, where it is SQLite's, and else
+    for the folders of all; None for the usual one. Raises `StoreInUse` and `StoreFailed`.
     """
     folder = folder or database.log_folder
     for number in count(1):
@@ -245,10 +286,13 @@ def own_log(database: Database, folder: Path | None = None) -> RunLog:
 
 
 @asynccontextmanager
-async def opened(url: str, on_missing: Callable[[list[int]], None] = lambda _numbers: None) -> AsyncIterator[Database]:
-    """Open a database for a command, with all that a gateway has acknowledged by now; where none lives, the log is read
-    here. `on_missing` gets the numbers of missing segments of the log of a SQLite file. Raises `BadConfig`, and
-    `StoreFailed` where a gateway lives whose database does not keep up.
+async def opened(
+    url: str, on_missing: Callable[[list[int]], None] = lambda _numbers: None
+) -> AsyncIterator[Database]:
+    """Open a database for a command, with all that a gateway has acknowledged by now; where none
+    lives, the log is read here. `on_missing` gets the numbers of missing segments of the log of a
+    SQLite file. Raises `BadConfig`, and `StoreFailed` where a gateway lives whose database does not
+    keep up.
     """
     database = await Database.open(url)
     try:
@@ -271,7 +315,11 @@ async def _followed(database: Database, folder: Path) -> None:
 
     def changes() -> list[Position]:
         frames = (frame for segment in read_all(folder) for frame in segment.frames)
-        return [frame.end for frame in frames if isinstance(decode(frame.payload), Begun | Ended | Forgotten)]
+        return [
+            frame.end
+            for frame in frames
+            if isinstance(decode(frame.payload), Begun | Ended | Forgotten)
+        ]
 
     wanted = max(await asyncio.to_thread(changes), default=Position())
     try:

@@ -1,7 +1,8 @@
-"""Group commit on a PostgreSQL that gateways share: what waits is written in one transaction; while that commits, the
-next gathers.
+"""Group commit on a PostgreSQL that gateways share: what waits is written in one transaction; while
+that commits, the next gathers.
 
-A run is put on record before it begins, and is acknowledged when its end is committed. Quotas are spent from leases.
+A run is put on record before it begins, and is acknowledged when its end is committed. Quotas are
+spent from leases.
 """
 
 import asyncio
@@ -22,11 +23,22 @@ from router.store.database import FAILED, Database, storable, unwritable
 from router.store.members import Members, see_member
 from router.store.names import Named, name_of
 from router.store.projection import changed, project, put_leases, write
-from router.store.quotas import LIMITED, Period, Quotas, Tally, add_spent, limit_of, periods, see_counts
+from router.store.quotas import (
+    LIMITED,
+    Period,
+    Quotas,
+    Tally,
+    add_spent,
+    limit_of,
+    periods,
+    see_counts,
+)
 from router.store.records import Change
 
 _AHEAD, _LEFT_FOR_OTHERS = 16, 8
-"""A lease is larger than what is asked for: by so many times that, but no more than this part of what is left."""
+"""A lease is larger than what is asked for: by so many times that, but no more than this part
+of what is left.
+"""
 
 
 class _Begin(NamedTuple):
@@ -60,7 +72,9 @@ _Leases = dict[Period, list[tuple[int, int]]]
 
 
 class GroupCommit:
-    """Writes for one gateway. All is for the thread of its event loop, but for what runs in transactions."""
+    """Writes for one gateway. All is for the thread of its event loop, but for what runs in
+    transactions.
+    """
 
     def __init__(self, database: Database, members: Members, quotas: Quotas, log: str) -> None:
         self._database, self._members, self._quotas, self._log = database, members, quotas, log
@@ -79,8 +93,8 @@ class GroupCommit:
         return bool(self._begins or self._wishes or self._idle)
 
     async def begin(self, start: RunStart, redact: bool) -> EarlierRun | None:
-        """Put a run on record; None once that is done. Raises `QuotaExhausted` and `StoreFailed`; after the latter, and
-        where this is cancelled, it may be on record.
+        """Put a run on record; None once that is done. Raises `QuotaExhausted` and `StoreFailed`;
+        after the latter, and where this is cancelled, it may be on record.
         """
         answer: asyncio.Future[EarlierRun | None] = asyncio.get_running_loop().create_future()
         self._begins.append(_Begin(start, redact, self._quotas.tenant(start.tenant), answer))
@@ -88,7 +102,9 @@ class GroupCommit:
         return await answer
 
     async def lease(self, tenant: str, at: float, wanted: Amount) -> bool:
-        """Ask for a lease of so much more; False where nothing more is to be had. Raises `StoreFailed`."""
+        """Ask for a lease of so much more; False where nothing more is to be had. Raises
+        `StoreFailed`.
+        """
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._wishes.append(_Wish(tenant, at, wanted, answer))
         self.news.set()
@@ -102,19 +118,30 @@ class GroupCommit:
             self.news.set()
 
     async def commit(self, changes: Sequence[Change]) -> set[str]:
-        """Write changes and all that waits; the runs among them that others had closed. Raises `StoreFailed`."""
+        """Write changes and all that waits; the runs among them that others had closed. Raises
+        `StoreFailed`.
+        """
         begins, self._begins = [each for each in self._begins if not each.answer.done()], []
         wishes, self._wishes = self._wishes, []
-        return await self._commit(begins, wishes, changes) if begins or wishes or changes or self._idle else set()
+        return (
+            await self._commit(begins, wishes, changes)
+            if begins or wishes or changes or self._idle
+            else set()
+        )
 
-    async def _commit(self, begins: Sequence[_Begin], wishes: Sequence[_Wish], changes: Sequence[Change]) -> set[str]:
+    async def _commit(
+        self, begins: Sequence[_Begin], wishes: Sequence[_Wish], changes: Sequence[Change]
+    ) -> set[str]:
         sizes, self._idle = self._sizes(wishes), set()
-        work = partial(self._write, epoch=self._members.epoch, begins=begins, sizes=sizes, changes=changes)
+        work = partial(
+            self._write, epoch=self._members.epoch, begins=begins, sizes=sizes, changes=changes
+        )
         try:
             answers, leases, closed = await self._database.write(work)
         except BaseException as error:  # who waits is told of a cancellation, too
             self._doubtful = True
-            if unwritable(error) and begins and len(begins) + len(changes) > 1:  # which one it is, nobody knows
+            # Which one it is, nobody knows
+            if unwritable(error) and begins and len(begins) + len(changes) > 1:
                 for each in begins:
                     with suppress(StoreFailed):
                         await self._commit([each], (), ())
@@ -128,16 +155,28 @@ class GroupCommit:
         for wish in wishes:
             keys = [(wish.tenant, period) for period in periods(wish.at)]
             pairs = (pair for key in keys for pair in zip(leases[key], sizes[key], strict=True))
-            _resolve(wish.answer, all(size.limit is None or lease >= size.least for (_, lease), size in pairs))
+            _resolve(
+                wish.answer,
+                all(size.limit is None or lease >= size.least for (_, lease), size in pairs),
+            )
         return closed
 
     def _write(
-        self, connection: Connection, epoch: int, begins: Sequence[_Begin], sizes: _Sizes, changes: Sequence[Change]
+        self,
+        connection: Connection,
+        epoch: int,
+        begins: Sequence[_Begin],
+        sizes: _Sizes,
+        changes: Sequence[Change],
     ) -> tuple[list[EarlierRun | QuotaExhausted | None], _Leases, set[str]]:
         """The transaction."""
         see_member(connection, epoch)
         keys = set(sizes) | set(changed(changes))
-        keys |= {(each.start.tenant, period) for each in begins for period in periods(each.start.started_at)}
+        keys |= {
+            (each.start.tenant, period)
+            for each in begins
+            for period in periods(each.start.started_at)
+        }
         spent = _locked(connection, sorted(keys))
         leases = _leases(connection, self._log, sizes, spent) if sizes else {}
         closed = project(connection, self._log, changes) if changes else set()
@@ -165,11 +204,18 @@ class GroupCommit:
         for wish in wishes:
             for period in periods(wish.at):
                 asked[wish.tenant, period].append(wish.wanted)
-        return {key: tuple(self._size(key, of, asked[key]) for of in LIMITED) for key in (*asked, *self._idle)}
+        return {
+            key: tuple(self._size(key, of, asked[key]) for of in LIMITED)
+            for key in (*asked, *self._idle)
+        }
 
     def _size(self, key: Period, of: str, asked: Sequence[Amount]) -> _Size:
         tenant, tally = self._quotas.tenant(key[0]), self._quotas.tallies[key]
-        used, amounts, limit = tally.used(of), [getattr(each, of) or 0 for each in asked], limit_of(tenant, of, key[1])
+        used, amounts, limit = (
+            tally.used(of),
+            [getattr(each, of) or 0 for each in asked],
+            limit_of(tenant, of, key[1]),
+        )
         if asked:
             wanted = max(sum(amounts), tally.free(of))  # what is free by now may be used meanwhile
             return _Size(used + min(amounts), used + wanted, sum(amounts), limit)
@@ -189,7 +235,8 @@ def _resolve(answer: "asyncio.Future[Any]", outcome: object) -> None:
 
 _LOCK = """
 INSERT INTO spending (tenant, period, requests, tokens, nano_usd)
-SELECT tenant, period, 0, 0, 0 FROM unnest(%(tenants)s::text[], %(periods)s::text[]) AS wanted (tenant, period)
+SELECT tenant, period, 0, 0, 0
+FROM unnest(%(tenants)s::text[], %(periods)s::text[]) AS wanted (tenant, period)
 ORDER BY tenant, period ON CONFLICT (tenant, period) DO UPDATE SET requests = spending.requests
 RETURNING tenant, period, requests, tokens, nano_usd
 """
@@ -201,11 +248,16 @@ _NAMES = """
 SELECT tenant, request_id, run_id, fingerprint, status, started_at FROM runs
 WHERE (tenant, request_id) IN (SELECT * FROM unnest(%(tenants)s::text[], %(request_ids)s::text[]))
 """
-_IN_FLIGHT = "SELECT tenant, count(*) FROM runs WHERE tenant = ANY(%(tenants)s) AND status = 'running' GROUP BY tenant"
+_IN_FLIGHT = (
+    "SELECT tenant, count(*) FROM runs WHERE tenant = ANY(%(tenants)s) AND status = "
+    "'running' GROUP BY tenant"
+)
 
 
 def _locked(connection: Connection, keys: Sequence[Period]) -> dict[Period, Tally]:
-    """What is spent, locked in one order by all, so that nobody else begins, ends or leases for these tenants."""
+    """What is spent, locked in one order by all, so that nobody else begins, ends or leases for
+    these tenants.
+    """
     tenants, of = [key[0] for key in keys], [key[1] for key in keys]
     rows = connection.exec_driver_sql(_LOCK, {"tenants": tenants, "periods": of})
     return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
@@ -229,8 +281,8 @@ def _leases(connection: Connection, log: str, sizes: _Sizes, spent: dict[Period,
 
 
 def _granted(size: _Size, own: int, taken: int) -> int:
-    """The lease to be had where so much of the limit is taken by others: less than asked for is none more. What there
-    is of what is wanted stays.
+    """The lease to be had where so much of the limit is taken by others: less than asked for is
+    none more. What there is of what is wanted stays.
     """
     if size.limit is None:
         return 0
@@ -251,8 +303,12 @@ def _begin(
     }
     rows = connection.exec_driver_sql(_NAMES, names) if names["tenants"] else ()
     named = {(tenant, request_id): Named(*of) for tenant, request_id, *of in rows}
-    counted = {"tenants": [each.tenant.name for each in begins if each.tenant.runs_in_flight is not None]}
-    running = Counter[str](dict(connection.exec_driver_sql(_IN_FLIGHT, counted).all()) if counted["tenants"] else {})
+    counted = {
+        "tenants": [each.tenant.name for each in begins if each.tenant.runs_in_flight is not None]
+    }
+    running = Counter[str](
+        dict(connection.exec_driver_sql(_IN_FLIGHT, counted).all()) if counted["tenants"] else {}
+    )
     answers: list[EarlierRun | QuotaExhausted | None] = []
     for start, _, tenant, _ in begins:
         name = name_of(start)
@@ -270,6 +326,10 @@ def _begin(
         if start.request_id:
             named[name] = Named.of(start)
         answers.append(None)
-    begun = [Change(each.start, each.redact) for each, answer in zip(begins, answers, strict=True) if answer is None]
+    begun = [
+        Change(each.start, each.redact)
+        for each, answer in zip(begins, answers, strict=True)
+        if answer is None
+    ]
     write(connection, log, begun)
     return answers

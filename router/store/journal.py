@@ -1,4 +1,6 @@
-"""The journal: what runs do is written to a log before anything leaves, and counted against what tenants may spend."""
+"""The journal: what runs do is written to a log before anything leaves, and counted against
+what tenants may spend.
+"""
 
 import asyncio
 import time
@@ -46,8 +48,9 @@ from router.trace.turns import Agent, Asked, Decided, Searched
 
 _log = structlog.get_logger("store")
 _WATCH_S, _SELDOM, _DATABASE_TIMEOUT_S = 0.5, 4, 5.0
-"""How often settings and disks are looked at, after how many times of that the database is, and the longest that it may
-take until it counts as down."""
+"""How often settings and disks are looked at, after how many times of that the database is, and the
+longest that it may take until it counts as down.
+"""
 _RESUMABLE_S = 3600.0
 """How long after its beginning an interrupted run can be gone on with."""
 _RETENTION_S = 600.0
@@ -59,7 +62,11 @@ class LogJournal:
     """Writes what happens to a log and keeps what it comes to; a database follows."""
 
     def __init__(
-        self, database: Database, log: RunLog, on_cancel: Callable[[str], None], on_health: Callable[[str | None], None]
+        self,
+        database: Database,
+        log: RunLog,
+        on_cancel: Callable[[str], None],
+        on_health: Callable[[str | None], None],
     ) -> None:
         self._database, self._log = database, log
         self._on_cancel, self._on_health = on_cancel, on_health
@@ -67,7 +74,9 @@ class LogJournal:
         self._quotas = Quotas(shared=database.shared)
         self._members = Members(database, log.name) if database.shared else None
         """The gateways that share a PostgreSQL; None where this one is alone."""
-        self._commits = GroupCommit(database, self._members, self._quotas, log.name) if self._members else None
+        self._commits = (
+            GroupCommit(database, self._members, self._quotas, log.name) if self._members else None
+        )
         self._follower = Follower(database, log, self._commits)
         self._runs: dict[str, RecordedRun] = {}
         """Those under way."""
@@ -89,16 +98,20 @@ class LogJournal:
         on_health: Callable[[str | None], None] = lambda _why: None,
         keep_days: float | None = None,
     ) -> AsyncIterator["LogJournal"]:
-        """A journal that writes until the context is left; then the database gets what it does not have yet.
+        """A journal that writes until the context is left; then the database gets what it does not
+        have yet.
 
-        `log`: None for that in the usual folder. `on_cancel` gets the identifiers of runs that are to be cancelled,
-        perhaps more than once. `on_health` hears now and then why nothing can be written; None where it can.
-        `keep_days`: since a run's start; None deletes nothing. Raises `BadConfig` and `StoreFailed`.
+        `log`: None for that in the usual folder. `on_cancel` gets the identifiers of runs that are
+        to be cancelled, perhaps more than once. `on_health` hears now and then why nothing can be
+        written; None where it can. `keep_days`: since a run's start; None deletes nothing. Raises
+        `BadConfig` and `StoreFailed`.
         """
         log = log or own_log(database)
         journal, done = cls(database, log, on_cancel, on_health), False
         try:
-            async with journal._members.joined(journal._give_up_all) if journal._members else nullcontext():
+            async with (
+                journal._members.joined(journal._give_up_all) if journal._members else nullcontext()
+            ):
                 await journal._recover()
                 database.caught_up = None if journal._members else journal._follower.caught_up
                 deleting = [journal._keep_deleting(keep_days)] if keep_days is not None else []
@@ -106,7 +119,11 @@ class LogJournal:
                 async with background_tasks(following, journal._keep_watching(), *deleting):
                     yield journal
                 with suppress(RolegateError):
-                    done = await journal._follower.finish() and not journal._runs and not journal._unfinished
+                    done = (
+                        await journal._follower.finish()
+                        and not journal._runs
+                        and not journal._unfinished
+                    )
                     if journal._members:
                         journal._members.done = done
         finally:
@@ -114,20 +131,31 @@ class LogJournal:
             log.close(empty=done)
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """Put a run on record and count it against its tenant's quotas. Raises `BudgetExhausted` and `StoreFailed`."""
+        """Put a run on record and count it against its tenant's quotas. Raises
+        `BudgetExhausted` and `StoreFailed`.
+        """
         if self._members:
             self._members.see_alive(begins=True)
-        if start.request_id and (self._unfinished or not self._members):  # or else it is seen to when it is written
+        # Or else it is seen to when it is written
+        if start.request_id and (self._unfinished or not self._members):
             earlier = await self._names.earlier(start)
             if earlier and earlier.holds(start.started_at):
                 return earlier.told(start)
-            if earlier and earlier.fingerprint == start.fingerprint and earlier.run_id in self._unfinished:
+            if (
+                earlier
+                and earlier.fingerprint == start.fingerprint
+                and earlier.run_id in self._unfinished
+            ):
                 if why := _differs(self._unfinished[earlier.run_id], start):
-                    _log.warning("store.run_begun_anew", run_id=start.id, interrupted=earlier.run_id, why=why)
+                    _log.warning(
+                        "store.run_begun_anew", run_id=start.id, interrupted=earlier.run_id, why=why
+                    )
                 else:
                     start = replace(start, resumes=earlier.run_id)
         if start.resumes and (why := _differs(self._unfinished.get(start.resumes), start)):
-            raise BadRequest(f"run_id {start.resumes!r}: cannot be gone on with: {why}; ask the question anew.")
+            raise BadRequest(
+                f"run_id {start.resumes!r}: cannot be gone on with: {why}; ask the question anew."
+            )
         before, began = self._unfinished.pop(start.resumes, None), None
         try:
             began = await self._begin(start, before)
@@ -150,7 +178,9 @@ class LogJournal:
                 if not leased:
                     raise
                 leased = await self._lease(refused, start.tenant, start.started_at, start.hold)
-        begun = Begun(replace(start, request="", content="") if tenant.redact else start, tenant.redact)
+        begun = Begun(
+            replace(start, request="", content="") if tenant.redact else start, tenant.redact
+        )
         run, payload = RecordedRun(begun), encode(begun)
         run.segment = (before or self._log.end).segment
         try:
@@ -174,14 +204,20 @@ class LogJournal:
         return Admitted(tenant.limited, tenant.redact, tenant.training, resumed)
 
     def unfinished(self, run_id: str) -> RunStart | None:
-        """The beginning of an interrupted run that can be gone on with; None where there is none."""
+        """The beginning of an interrupted run that can be gone on with; None where there is
+        none.
+        """
         run = self._unfinished.get(run_id)
         return run.start if run else None
 
     async def open(self, call: OpenedCall) -> None:
-        """Put a call on record and reserve its worst case. Raises `BudgetExhausted` and `StoreFailed`."""
+        """Put a call on record and reserve its worst case. Raises `BudgetExhausted` and
+        `StoreFailed`.
+        """
         answers = call.role == "answer"
-        await self._reserve(call.run_id, call.started_at, call.reserved, Opened(call), answers=answers)
+        await self._reserve(
+            call.run_id, call.started_at, call.reserved, Opened(call), answers=answers
+        )
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         """Keep `amount` for the run's answer. Raises `BudgetExhausted` and `StoreFailed`."""
@@ -195,14 +231,18 @@ class LogJournal:
             self._append(run, Settled.of(call), later=True)
             self._quotas.settle(call)
 
-    def turn(self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
+    def turn(
+        self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion
+    ) -> None:
         """Keep a completed turn, unless the run's texts are not kept."""
         run = self._runs.get(run_id)
         if run and not run.redact:
             self._append(run, run.turns.turn(agent, messages, output), later=True)
 
     def note(self, run_id: str, record: Searched | Decided | Asked) -> None:
-        """Keep a search, what became of early work, or the number of an ask, unless the run's texts are not kept."""
+        """Keep a search, what became of early work, or the number of an ask, unless the run's
+        texts are not kept.
+        """
         run = self._runs.get(run_id)
         if run and not run.redact:
             self._append(run, record, later=True)
@@ -239,15 +279,20 @@ class LogJournal:
     def under_way(self) -> tuple[list[Call], list[OpenedCall]]:
         """The calls of all runs under way here: those that have ended, and those that have not."""
         runs = self._runs.values()
-        return [call for run in runs for call in run.calls], [call for run in runs for call in run.open.values()]
+        return [call for run in runs for call in run.calls], [
+            call for run in runs for call in run.open.values()
+        ]
 
     def _running(self, run_id: str) -> RecordedRun:
         if (run := self._runs.get(run_id)) is None:
             raise StoreFailed(f"Run {run_id} is not running any more.")
         return run
 
-    async def _reserve(self, run_id: str, at: float, wanted: Amount, record: Record, *, answers: bool) -> None:
-        """Write a record of a run that reserves `wanted`: where it `answers`, in place of what is kept for that.
+    async def _reserve(
+        self, run_id: str, at: float, wanted: Amount, record: Record, *, answers: bool
+    ) -> None:
+        """Write a record of a run that reserves `wanted`: where it `answers`, in place of what is
+        kept for that.
 
         Raises `BudgetExhausted` and `StoreFailed`; then what was kept still is.
         """
@@ -265,15 +310,19 @@ class LogJournal:
                 if not leased:
                     raise
                 known = freed if periods(at) == periods(begun) else NOTHING
-                lacking = (max(0, (getattr(wanted, of) or 0) - (getattr(known, of) or 0)) for of in LIMITED)
+                lacking = (
+                    max(0, (getattr(wanted, of) or 0) - (getattr(known, of) or 0)) for of in LIMITED
+                )
                 leased = await self._lease(refused, tenant.name, at, Amount(*lacking))
         self._append(run, record)
         self._quotas.reserve(tenant.name, begun, freed, sign=-1)
         self._quotas.reserve(tenant.name, at, wanted)
 
-    async def _lease(self, refused: QuotaExhausted, tenant: str, at: float, lacking: Amount) -> bool:
-        """Ask for a lease of more, after which it is to be tried again; False where that is for the last time. Raises
-        the refusal where others cannot have what is left, and `StoreFailed`.
+    async def _lease(
+        self, refused: QuotaExhausted, tenant: str, at: float, lacking: Amount
+    ) -> bool:
+        """Ask for a lease of more, after which it is to be tried again; False where that is for the
+        last time. Raises the refusal where others cannot have what is left, and `StoreFailed`.
         """
         if self._commits is None or not refused.contended:
             raise refused
@@ -285,8 +334,8 @@ class LogJournal:
         run.apply(record)
 
     def _end(self, known: RecordedRun, run: Run, told: Run | None = None) -> None:
-        """Write the last record of a run, whose calls have been settled. `told`: the run without what its turns tell,
-        if that is made. Raises `StoreFailed`.
+        """Write the last record of a run, whose calls have been settled. `told`: the run without
+        what its turns tell, if that is made. Raises `StoreFailed`.
         """
         told = redacted(run) if known.redact else told or known.turns.without(run)
         self._append(known, Ended(replace(told, calls=())))
@@ -316,7 +365,11 @@ class LogJournal:
         """Read what the last gateway has left, and close its runs."""
         interrupted, whole = await Follower(self._database, self._log).recover()
         soon = time.time() - _RESUMABLE_S
-        self._unfinished = {run.start.id: run for run in interrupted if run.resumable and run.start.started_at > soon}
+        self._unfinished = {
+            run.start.id: run
+            for run in interrupted
+            if run.resumable and run.start.started_at > soon
+        }
         await self._read_settings()
         if self._members:
             await self._members.book_leases(whole=whole)
@@ -329,7 +382,9 @@ class LogJournal:
         self._quotas.tenants = {tenant.name: tenant for tenant in await self._accounts.tenants()}
 
     async def _delete_segments(self) -> None:
-        """Delete the segments of the log that nothing needs which is under way, or can be gone on with."""
+        """Delete the segments of the log that nothing needs which is under way, or can be gone
+        on with.
+        """
         needed = (run.segment for run in (*self._runs.values(), *self._unfinished.values()))
         await self._follower.delete_segments(min(needed, default=self._log.end.segment))
 
@@ -343,7 +398,11 @@ class LogJournal:
                 full = self._log.watch()
                 self._log.rotate()
                 soon = time.time() - _RESUMABLE_S
-                self._unfinished = {name: run for name, run in self._unfinished.items() if run.start.started_at > soon}
+                self._unfinished = {
+                    name: run
+                    for name, run in self._unfinished.items()
+                    if run.start.started_at > soon
+                }
                 self._names.forget_ended(self._follower.has)
                 if self._commits:
                     self._commits.give_back()
@@ -360,12 +419,18 @@ class LogJournal:
                 wrong = f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
             except Exception as error:  # whatever it is: nobody else looks
                 wrong = str(error) or type(error).__name__
-            late = (wrong or "the database is too far behind the log") if self._follower.behind else None
+            late = (
+                (wrong or "the database is too far behind the log")
+                if self._follower.behind
+                else None
+            )
             self._refusal = full or late
             self._on_health(self._refusal or wrong)
 
     async def _end_lost(self) -> None:
-        """Write the ends that could not be written, as far as they can be now. Raises `StoreFailed`."""
+        """Write the ends that could not be written, as far as they can be now. Raises
+        `StoreFailed`.
+        """
         if self._lost:
             for run_id, run in [*self._lost.items()]:
                 with suppress(StoreFailed):
@@ -391,5 +456,7 @@ def _differs(before: RecordedRun | None, now: RunStart) -> str:
 
 
 def _spent(connection: Connection) -> dict[Period, Tally]:
-    rows = connection.execute(select(SPENDING).where(SPENDING.c.period.in_(periods(time.time())))).mappings()
+    rows = connection.execute(
+        select(SPENDING).where(SPENDING.c.period.in_(periods(time.time())))
+    ).mappings()
     return {(row["tenant"], row["period"]): struct_of(Tally, row) for row in rows}

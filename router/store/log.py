@@ -1,11 +1,15 @@
-"""The log: records of runs in the order in which they happened, in files that are only ever added to.
+"""The log: records of runs in the order in which they happened, in files that are only ever added
+to.
 
-A folder has one owner. Its files, the segments, are named by a number and a salt; each holds frames:
+A folder has one owner. Its files, the segments, are named by a number and a salt; each holds
+frames:
 
-    salt (4 bytes) | length of the payload (4) | checksum (4) | run (8) | number within the run (4) | payload
+    salt (4 bytes) | length of the payload (4) | checksum (4) | run (8) | number within the run (4)
+    | payload
 
-The checksum is CRC-32 over the rest of the frame and the salt, which no text that comes from outside can know. So
-reading can go on at the next valid frame after damage, and a record that is missing leaves a gap in its run's numbers.
+The checksum is CRC-32 over the rest of the frame and the salt, which no text that comes from
+outside can know. So reading can go on at the next valid frame after damage, and a record that is
+missing leaves a gap in its run's numbers.
 """
 
 import asyncio
@@ -83,8 +87,8 @@ class Segment:
     holes: list[tuple[int, int]] = field(default_factory=list)
     """Pieces that are no frames, from byte to byte."""
     synced: int = 0
-    """All before this byte was on disk, so that a hole there is damage. Behind it, the end of a process or of the
-    machine may have cut something off.
+    """All before this byte was on disk, so that a hole there is damage. Behind it, the end of a
+    process or of the machine may have cut something off.
     """
 
     whole: int = 0
@@ -160,7 +164,9 @@ class RunLog:
     """The log of one process. All but `open` is for the thread of its event loop."""
 
     def __init__(self, folder: Path, lock: int) -> None:
-        """`lock`: the descriptor of the file whose lock says who owns the folder. `open` makes one."""
+        """`lock`: the descriptor of the file whose lock says who owns the folder. `open` makes
+        one.
+        """
         self.folder, self._lock = folder, lock
         self.failed: str | None = None
         """The reason why nothing is taken any more; None while all is well."""
@@ -201,8 +207,8 @@ class RunLog:
 
     @property
     def name(self) -> str:
-        """The name of the log among those of other folders; made, on disk, when it is first asked for. Raises
-        `StoreFailed`.
+        """The name of the log among those of other folders; made, on disk, when it is first asked
+        for. Raises `StoreFailed`.
         """
         with _explained(self.folder), (self.folder / "name").open("a+", encoding="ascii") as file:
             file.seek(0)
@@ -246,7 +252,9 @@ class RunLog:
 
     def rotate(self) -> None:
         """Begin the next segment where this one is large or old enough."""
-        if self._offset >= SEGMENT_BYTES or (self._offset and time.monotonic() - self._begun >= SEGMENT_S):
+        if self._offset >= SEGMENT_BYTES or (
+            self._offset and time.monotonic() - self._begun >= SEGMENT_S
+        ):
             with suppress(StoreFailed):  # then this one goes on
                 self.start()
 
@@ -257,8 +265,9 @@ class RunLog:
         self._see_room(self._offset + _KEPT + _KEPT_A_RUN * (running + 1))
 
     def append(self, run: int, number: int, payload: bytes, *, later: bool = False) -> None:
-        """Write a record. `later`: with the next one that is not for later, or at the end of the event loop's turn; one
-        that cannot be written then waits until it can. Raises `StoreFailed`; then there is no such record.
+        """Write a record. `later`: with the next one that is not for later, or at the end of the
+        event loop's turn; one that cannot be written then waits until it can. Raises `StoreFailed`;
+        then there is no such record.
         """
         self._see_open()
         length = len(payload)
@@ -294,7 +303,9 @@ class RunLog:
         self._buffer.clear()
 
     def synced(self) -> "asyncio.Future[None]":
-        """Done once all that is written by now is on disk; one sync serves all who wait. Fails with `StoreFailed`."""
+        """Done once all that is written by now is on disk; one sync serves all who wait. Fails
+        with `StoreFailed`.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.failed:
             future.set_exception(StoreFailed(self.failed))
@@ -305,15 +316,16 @@ class RunLog:
         return future
 
     def watch(self) -> str | None:
-        """The reason why nothing more is to be admitted, such as a disk that is almost full; None where there is none.
-        A log that was deleted or replaced takes nothing any more.
+        """The reason why nothing more is to be admitted, such as a disk that is almost full; None
+        where there is none. A log that was deleted or replaced takes nothing any more.
         """
         if self.failed:
             return self.failed
         for file, path in ((self._lock, self.folder / "owner"), (self._file, self._path)):
             if identity(file) != identity(path):
                 self.failed = (
-                    f"{path} was deleted or replaced while the gateway ran, so nothing is acknowledged any more"
+                    f"{path} was deleted or replaced while the gateway ran, so nothing is "
+                    "acknowledged any more"
                 )
                 _log.error("log.gone", file=str(path), advice="restart the gateway")
                 return self.failed
@@ -368,7 +380,9 @@ class RunLog:
             raise StoreFailed(self.failed)
 
     def _see_room(self, wanted: int) -> None:
-        """Take room from the disk up to that byte, and some more where there is some. Raises `StoreFailed`."""
+        """Take room from the disk up to that byte, and some more where there is some. Raises
+        `StoreFailed`.
+        """
         if wanted <= self._room:
             return
         for room in -(-wanted // _STEP) * _STEP, wanted:
@@ -388,7 +402,9 @@ class RunLog:
         except OSError as error:
             self.failed = f"The log {self._path} cannot be written: {error.strerror}."
         self._room = self._offset
-        raise StoreFailed(self.failed or _full(OSError(errno.ENOSPC, "No space left on device"), self.folder))
+        raise StoreFailed(
+            self.failed or _full(OSError(errno.ENOSPC, "No space left on device"), self.folder)
+        )
 
     def _sync(self) -> None:
         with suppress(StoreFailed):
@@ -397,21 +413,33 @@ class RunLog:
         earlier, self._unsynced = self._unsynced, []
         folder, self._new = self._new, False
         number, end, self._syncing = self._number, self._offset, True
-        work = asyncio.get_running_loop().run_in_executor(self._thread, self._sync_files, earlier, self._file, folder)
+        work = asyncio.get_running_loop().run_in_executor(
+            self._thread, self._sync_files, earlier, self._file, folder
+        )
 
         def done(work: "asyncio.Future[None]") -> None:
             self._syncing = False
             if error := work.exception():
-                self.failed = f"The log {self.folder} could not be put on disk ({error}); nothing is acknowledged."
-                _log.error("log.not_synced", error=str(error), advice="see to the disk, and restart the gateway")
+                self.failed = (
+                    f"The log {self.folder} could not be put on disk ({error}); nothing is "
+                    "acknowledged."
+                )
+                _log.error(
+                    "log.not_synced",
+                    error=str(error),
+                    advice="see to the disk, and restart the gateway",
+                )
             else:
                 self.durable = Position(number, end)
-            if not self.failed and number == self._number:  # a later one says it of a segment that has ended
+            # A later one says it of a segment that has ended
+            if not self.failed and number == self._number:
                 with suppress(StoreFailed):
                     self.append(NOBODY, 0, _SYNCED.pack(end), later=True)
             for future in (*waiting, *(self._waiting if self.failed else ())):
                 if not future.done():
-                    future.set_exception(StoreFailed(self.failed)) if self.failed else future.set_result(None)
+                    future.set_exception(
+                        StoreFailed(self.failed)
+                    ) if self.failed else future.set_result(None)
             if self.failed:
                 self._waiting = []
             elif self._waiting:
@@ -420,7 +448,8 @@ class RunLog:
         work.add_done_callback(done)
 
     def _sync_files(self, earlier: list[int], current: int, folder: bool) -> None:
-        for parent in (self.folder, self.folder.parent) if folder else ():  # which may be as new as its files
+        # Which may be as new as its files
+        for parent in (self.folder, self.folder.parent) if folder else ():
             descriptor = os.open(parent, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
@@ -465,12 +494,17 @@ def _full(error: OSError, folder: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"The disk of the log {folder} is full; make room there, or move it."
     if error.errno == errno.EFBIG:
-        return f"The log {folder} cannot be written: it reached the limit on the size of files (ulimit -f); raise it."
+        return (
+            f"The log {folder} cannot be written: it reached the limit on the size of files "
+            "(ulimit -f); raise it."
+        )
     return f"The log {folder} cannot be written: {error.strerror}."
 
 
 def read_all(folder: Path) -> Iterator[Segment]:
-    """Every segment, oldest first, but for those that their owner deletes meanwhile. Raises `OSError`."""
+    """Every segment, oldest first, but for those that their owner deletes meanwhile. Raises
+    `OSError`.
+    """
     earlier: Segment | None = None
     for path in segments(folder):
         try:

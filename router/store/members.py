@@ -1,9 +1,9 @@
 """Members: the gateways that share a PostgreSQL, each under a number of its own, its epoch.
 
-A gateway holds a lock on its epoch with a session that it uses every second; PostgreSQL ends sessions that are not
-used. Where another one's lock is free, a gateway waits for a grace time, then deletes that one's row and closes its
-runs: it is fenced, and no transaction of its epoch is committed any more. A gateway that has had no session for almost
-as long begins nothing by itself.
+A gateway holds a lock on its epoch with a session that it uses every second; PostgreSQL ends
+sessions that are not used. Where another one's lock is free, a gateway waits for a grace time, then
+deletes that one's row and closes its runs: it is fenced, and no transaction of its epoch is
+committed any more. A gateway that has had no session for almost as long begins nothing by itself.
 """
 
 import asyncio
@@ -29,11 +29,15 @@ _log = structlog.get_logger("store")
 _LOOK_S = 1.0
 """How often a gateway uses its session."""
 _SESSION_S = 3.0
-"""The time after which PostgreSQL ends a session that is not used: its gateway is stopped, or cannot be reached."""
+"""The time after which PostgreSQL ends a session that is not used: its gateway is stopped, or
+cannot be reached.
+"""
 _GRACE_S = 5.0
 """The time between a lock that is seen to be free and the fence."""
 _BEGINS_S, _OPENS_S = _GRACE_S - 2.0, _GRACE_S - 1.0
-"""The time since the session was last known to be good, in which runs may begin and calls may be made."""
+"""The time since the session was last known to be good, in which runs may begin and calls may
+be made.
+"""
 _PAST_S = 86400.0
 """How long after its end a day or a month is past for all gateways, whatever their clocks say."""
 _LOCKS = 1919118445
@@ -67,8 +71,8 @@ class Members:
 
     @asynccontextmanager
     async def joined(self, on_fenced: Callable[[], None]) -> AsyncIterator[None]:
-        """Be a member while the context is open. `on_fenced`: called where others took this gateway for dead and closed
-        its runs; then it begins anew. Raises `StoreFailed`.
+        """Be a member while the context is open. `on_fenced`: called where others took this gateway
+        for dead and closed its runs; then it begins anew. Raises `StoreFailed`.
         """
         try:
             await self._join()
@@ -83,20 +87,27 @@ class Members:
             self._thread.shutdown()
 
     async def book_leases(self, *, whole: bool) -> None:
-        """Give back the leases of this log, once all that it has is in the database; where it is not `whole`, they
-        count as spent. Raises `StoreFailed`.
+        """Give back the leases of this log, once all that it has is in the database; where it is
+        not `whole`, they count as spent. Raises `StoreFailed`.
         """
         own = LEASES.c.log == self._log
         lost = LEASES.update().where(own).values(log=f"{self._log} before {self.epoch}")
-        await self._database.write(lambda connection: connection.execute(LEASES.delete().where(own) if whole else lost))
+        await self._database.write(
+            lambda connection: connection.execute(LEASES.delete().where(own) if whole else lost)
+        )
 
     def see_alive(self, *, begins: bool = False) -> None:
         """Raise `StoreFailed` where others may soon take this gateway for dead."""
         if time.monotonic() - self._good > (_BEGINS_S if begins else _OPENS_S):
-            raise StoreFailed("This gateway has lost its session with the database; try again, or ask another one.")
+            raise StoreFailed(
+                "This gateway has lost its session with the database; try again, or ask "
+                "another one."
+            )
 
     async def _join(self) -> None:
-        """Become a member with a new epoch, in place of whoever wrote this log before. Raises `StoreFailed`."""
+        """Become a member with a new epoch, in place of whoever wrote this log before. Raises
+        `StoreFailed`.
+        """
         self._locked, self._good = False, -math.inf
         self.epoch = await self._database.write(partial(_join, log=self._log))
         if not await self._look() or self._good == -math.inf:
@@ -111,13 +122,19 @@ class Members:
                     await self._join()
 
     async def _look(self) -> bool:
-        """Use the session, and fence those that have lost theirs; False where this one was fenced itself."""
+        """Use the session, and fence those that have lost theirs; False where this one was
+        fenced itself.
+        """
         asked = time.monotonic()
         try:
             async with asyncio.timeout(_SESSION_S):
                 seen = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
-        except Exception as error:  # the driver's, SQLAlchemy's where it connects, or that time is up
-            _log.warning("store.session_lost", error=str(getattr(error, "orig", error)) or type(error).__name__)
+        except Exception as error:
+            # The driver's error, SQLAlchemy's while it connects, or a timeout.
+            _log.warning(
+                "store.session_lost",
+                error=str(getattr(error, "orig", error)) or type(error).__name__,
+            )
             return True
         now = time.monotonic()
         own = [held for (epoch, _), held in seen.items() if epoch == self.epoch]
@@ -128,7 +145,8 @@ class Members:
         for (epoch, session), since in self._gone.items():
             if asked - since >= _GRACE_S:
                 with errors_logged(_log, "store.not_fenced"), suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_S):  # to be asked for again, rather than lose the own session
+                    # To be asked for again, rather than lose the own session
+                    async with asyncio.timeout(_LOOK_S):
                         await self._database.write(partial(_fence, epoch=epoch, session=session))
         return bool(own)
 
@@ -158,8 +176,8 @@ class Members:
 
 
 def see_member(connection: Connection, epoch: int) -> None:
-    """Keep a gateway from being fenced until the transaction ends; what begins one that writes runs. Raises
-    `StoreFailed` where it has been fenced.
+    """Keep a gateway from being fenced until the transaction ends; what begins one that writes
+    runs. Raises `StoreFailed` where it has been fenced.
     """
     if not connection.exec_driver_sql(_MEMBER, {"epoch": epoch}).rowcount:
         raise StoreFailed("Other gateways took this one for dead; try again.")
@@ -180,8 +198,8 @@ def _leave(connection: Connection, epoch: int) -> None:
 
 
 def _fence(connection: Connection, epoch: int, session: int) -> None:
-    """Delete a gateway that has had no session since, once its transactions have ended, and close its runs; its log has
-    what they have spent.
+    """Delete a gateway that has had no session since, once its transactions have ended, and close
+    its runs; its log has what they have spent.
     """
     fenced = GATEWAYS.delete().where(GATEWAYS.c.epoch == epoch, GATEWAYS.c.session == session)
     log = connection.scalar(fenced.returning(GATEWAYS.c.log))
@@ -191,5 +209,7 @@ def _fence(connection: Connection, epoch: int, session: int) -> None:
     for left in left_over(connection, log):
         run = left.interrupted()
         closed = RUNS.update().where(RUNS.c.run_id == run.id)
-        connection.execute(closed.values(status=run.status, duration_s=run.duration_s, trace=trace_of(run)))
+        connection.execute(
+            closed.values(status=run.status, duration_s=run.duration_s, trace=trace_of(run))
+        )
         _log.warning("store.run_interrupted", run_id=run.id, tenant=run.tenant)

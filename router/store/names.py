@@ -1,4 +1,6 @@
-"""Clients' names for requests: which run has one, and which names were used at all, as most are new."""
+"""Clients' names for requests: which run has one, and which names were used at all, as most are
+new.
+"""
 
 import time
 from collections import deque
@@ -19,7 +21,9 @@ from router.trace.run import RunStatus
 _REQUEST_ID_S = 86400
 """How long a name stands for its run."""
 _BITS = 1 << 25
-"""Of each day: 4 MiB, by which one of a thousand new names is taken for a used one where two million were used."""
+"""Of each day: 4 MiB, by which one of a thousand new names is taken for a used one where two
+million were used.
+"""
 Name = tuple[str, str]
 """A tenant, and its name for a request."""
 
@@ -57,7 +61,9 @@ class RequestNames:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._runs: dict[Name, Named] = {}
-        """Those under way here, and those that have ended and are perhaps not in the database yet."""
+        """Those under way here, and those that have ended and are perhaps not in the database
+        yet.
+        """
         self._ended: deque[tuple[Position, Name, str]] = deque()
         """Those that have ended: the place in the log, their names and identifiers."""
         self._used = UsedNames()
@@ -100,7 +106,9 @@ class RequestNames:
         self._runs.pop(name_of(start), None)
 
     def forget_ended(self, stored: Callable[[Position], bool]) -> None:
-        """Leave runs to the database that it has. `stored`: whether it has what the log has there."""
+        """Leave runs to the database that it has. `stored`: whether it has what the log has
+        there.
+        """
         while self._ended and stored(self._ended[0][0]):
             _, name, run_id = self._ended.popleft()
             if (named := self._runs.get(name)) and named.run_id == run_id:
@@ -115,7 +123,9 @@ def _stored(connection: Connection, name: Name) -> Named | None:
 
 
 class UsedNames:
-    """Names that were used within the last day: none of these is ever left out, and a few others may be in it."""
+    """Names that were used within the last day: none of these is ever left out, and a few
+    others may be in it.
+    """
 
     def __init__(self) -> None:
         self._days = [bytearray(_BITS // 8)]

@@ -1,7 +1,9 @@
-"""The projection: the log's runs as rows of a database, in batches, each with the place in the log up to which it goes.
+"""The projection: the log's runs as rows of a database, in batches, each with the place in the log
+up to which it goes.
 
-So sums count every run exactly once, whatever is killed in between: what a batch did not bring is read from the log.
-Statements go straight to the driver, as SQLAlchemy's part would take several times as long as the database's.
+So sums count every run exactly once, whatever is killed in between: what a batch did not bring is
+read from the log. Statements go straight to the driver, as SQLAlchemy's part would take several
+times as long as the database's.
 """
 
 from collections import defaultdict
@@ -53,8 +55,9 @@ Row = dict[str, Any]
 
 
 def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[str]:
-    """Write changes, in the transaction of `connection`, and that the log was read up to the last one's place; none
-    that were written before. The runs that others had closed meanwhile: these stay as they are, but for their calls.
+    """Write changes, in the transaction of `connection`, and that the log was read up to the last
+    one's place; none that were written before. The runs that others had closed meanwhile: these
+    stay as they are, but for their calls.
     """
     place, last, closed = place_of(connection, log), changes[-1].position, set[str]()
     if connection.dialect.name == "postgresql":
@@ -71,9 +74,15 @@ def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[
 def _as_they_stand(
     connection: Connection, changes: Sequence[Change], place: Position, closed: set[str]
 ) -> Iterator[Change]:
-    """Changes of runs that were put on record before they began, as far as nobody else has taken them for dead."""
+    """Changes of runs that were put on record before they began, as far as nobody else has
+    taken them for dead.
+    """
     ids = [change.start.id for change in changes]
-    wanted = select(RUNS.c.run_id, RUNS.c.status, RUNS.c.request_id).where(RUNS.c.run_id.in_(ids)).with_for_update()
+    wanted = (
+        select(RUNS.c.run_id, RUNS.c.status, RUNS.c.request_id)
+        .where(RUNS.c.run_id.in_(ids))
+        .with_for_update()
+    )
     rows = {row.run_id: row for row in connection.execute(wanted)}
     for change in changes:
         row, run = rows.get(change.start.id), change.run
@@ -90,8 +99,8 @@ def _as_they_stand(
 
 
 def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
-    """Write changes, in the transaction of `connection`. A run counts when it has ended; on PostgreSQL, where it is on
-    record before, when it begins.
+    """Write changes, in the transaction of `connection`. A run counts when it has ended; on
+    PostgreSQL, where it is on record before, when it begins.
     """
     counts_first = connection.dialect.name == "postgresql"
     spent = defaultdict[Period, Tally](Tally)
@@ -102,7 +111,11 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
     calls = [call for change in changes if change.run for call in change.run.calls]
     add_spent(spent, calls)
     rows, dialect = _run_rows(changes, log), connection.dialect.name
-    _do(connection, _RELEASE, [{f"_{name}": row[name] for name in _NAMED} for row in rows if row["request_id"]])
+    _do(
+        connection,
+        _RELEASE,
+        [{f"_{name}": row[name] for name in _NAMED} for row in rows if row["request_id"]],
+    )
     _do(connection, _put(RUNS, dialect), rows)
     _do(connection, _put(CALLS, dialect), list(map(call_row, calls)))
     _do(connection, _adding(USAGE_HOURS, dialect), hourly_usage(calls))
@@ -113,8 +126,16 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
     _do(connection, _adding(SPENDING, dialect), sums)
     if counts_first:
         more = [row for row in sums if row["tokens"] or row["nano_usd"]]
-        _do(connection, _SPEND_LEASE, [{"_log": log} | {f"_{name}": row[name] for name in row} for row in more])
-    _do(connection, _FORGET, [{"_run_id": change.start.id} for change in changes if change.forgotten])
+        _do(
+            connection,
+            _SPEND_LEASE,
+            [{"_log": log} | {f"_{name}": row[name] for name in row} for row in more],
+        )
+    _do(
+        connection,
+        _FORGET,
+        [{"_run_id": change.start.id} for change in changes if change.forgotten],
+    )
 
 
 def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
@@ -124,20 +145,31 @@ def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
 
 
 def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
-    """The runs that have ended by the database, of some; others may close one, but cannot know its calls."""
+    """The runs that have ended by the database, of some; others may close one, but cannot know
+    its calls.
+    """
     known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
-    ended = RUNS.c.status.not_in(("running", "interrupted")) | ((RUNS.c.status == "interrupted") & known)
+    ended = RUNS.c.status.not_in(("running", "interrupted")) | (
+        (RUNS.c.status == "interrupted") & known
+    )
     return set(connection.scalars(select(RUNS.c.run_id).where(RUNS.c.run_id.in_(run_ids), ended)))
 
 
 def left_over(connection: Connection, name: str) -> list[RecordedRun]:
     """The runs that are running by the database."""
-    redact = select(TENANTS.c.redact).where(TENANTS.c.name == RUNS.c.tenant).scalar_subquery().label("redact")
+    redact = (
+        select(TENANTS.c.redact)
+        .where(TENANTS.c.name == RUNS.c.tenant)
+        .scalar_subquery()
+        .label("redact")
+    )
     wanted = select(RUNS, redact).where(RUNS.c.status == "running", RUNS.c.log == name)
     return [
         RecordedRun(Begun(start, bool(row["redact"])))
         for row in connection.execute(wanted).mappings()
-        for start in [struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or "")]
+        for start in [
+            struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or "")
+        ]
     ]
 
 
@@ -145,7 +177,9 @@ def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequenc
     """Write what the gateway of a log may spend, in tokens and money; nothing leaves no row."""
     rows = [dict(zip(_LEASE, (*key, log, *lease), strict=True)) for key, lease in leases.items()]
     _do(connection, _put(LEASES, "postgresql"), rows)
-    connection.execute(LEASES.delete().where(LEASES.c.log == log, LEASES.c.tokens == 0, LEASES.c.nano_usd == 0))
+    connection.execute(
+        LEASES.delete().where(LEASES.c.log == log, LEASES.c.tokens == 0, LEASES.c.nano_usd == 0)
+    )
 
 
 def changed(changes: Sequence[Change]) -> Iterator[Period]:
@@ -196,7 +230,10 @@ def _run_row(change: Change, log: str) -> Row:
         run = redacted(run)
     return {
         "run_id": start.id,
-        **{name: getattr(start, name) for name in ("tenant", "key_id", "kind", "fingerprint", "started_at")},
+        **{
+            name: getattr(start, name)
+            for name in ("tenant", "key_id", "kind", "fingerprint", "started_at")
+        },
         "request_id": storable(start.request_id) or None,
         "request": "" if change.redact else storable(start.request),
         **found_by(run),
@@ -209,12 +246,15 @@ def _run_row(change: Change, log: str) -> Row:
 _SPENDING, _LEASE = SPENDING.c.keys(), LEASES.c.keys()
 _OF_LEASE = (LEASES.c[name] == bindparam(f"_{name}") for name in ("tenant", "period", "log"))
 _REST = {
-    name: func.greatest(literal_column("0"), LEASES.c[name] - bindparam(f"_{name}")) for name in ("tokens", "nano_usd")
+    name: func.greatest(literal_column("0"), LEASES.c[name] - bindparam(f"_{name}"))
+    for name in ("tokens", "nano_usd")
 }
 _SPEND_LEASE = LEASES.update().where(*_OF_LEASE).values(_REST)
 _NAMED = "tenant", "request_id", "run_id"
 _OF_NAME = RUNS.c.tenant == bindparam("_tenant"), RUNS.c.request_id == bindparam("_request_id")
-_RELEASE = RUNS.update().where(*_OF_NAME, RUNS.c.run_id != bindparam("_run_id")).values(request_id=null())
+_RELEASE = (
+    RUNS.update().where(*_OF_NAME, RUNS.c.run_id != bindparam("_run_id")).values(request_id=null())
+)
 """A run that has a client's name for a request takes it from the one that had it before."""
 _PLACE = select(LOGS.c.segment, LOGS.c.bytes).where(LOGS.c.log == bindparam("_log"))
 _FORGET = RUNS.delete().where(RUNS.c.run_id == bindparam("_run_id"))
@@ -228,15 +268,23 @@ def _inserting(table: Table, dialect: str) -> Any:
 def _put(table: Table, dialect: str) -> Any:
     """A statement that inserts rows, or writes them over those of the same key."""
     insert, keys = _inserting(table, dialect), list(table.primary_key.columns)
-    values = {column.name: insert.excluded[column.name] for column in table.c if not column.primary_key}
+    values = {
+        column.name: insert.excluded[column.name] for column in table.c if not column.primary_key
+    }
     return insert.on_conflict_do_update(index_elements=keys, set_=values)
 
 
 @cache
 def _adding(table: Table, dialect: str) -> Any:
-    """A statement that inserts rows of sums, or adds to those that are there. Unknown and known is what is known."""
+    """A statement that inserts rows of sums, or adds to those that are there. Unknown and known
+    is what is known.
+    """
     insert = _inserting(table, dialect)
-    sums = {column.name: _sum(column, insert.excluded[column.name]) for column in table.c if not column.primary_key}
+    sums = {
+        column.name: _sum(column, insert.excluded[column.name])
+        for column in table.c
+        if not column.primary_key
+    }
     return insert.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=sums)
 
 

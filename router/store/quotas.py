@@ -1,8 +1,10 @@
-"""Quotas: what tenants have spent and reserved in a day and in a month (UTC), against what they may.
+"""Quotas: what tenants have spent and reserved in a day and in a month (UTC), against what they
+may.
 
-A gateway that has a database to itself knows all that is spent. Where several share one, each has leases: parts of what
-is left, which it may spend without asking. What the database has as spent and all leases together are never more than a
-limit; so whatever becomes of a gateway, and of its transactions, what it has reserved counts.
+A gateway that has a database to itself knows all that is spent. Where several share one, each has
+leases: parts of what is left, which it may spend without asking. What the database has as spent and
+all leases together are never more than a limit; so whatever becomes of a gateway, and of its
+transactions, what it has reserved counts.
 """
 
 from collections import Counter, defaultdict
@@ -26,12 +28,14 @@ Period = tuple[str, str]
 Unit = Literal["day", "month"]
 LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
 MOST = 2 * 10**16
-"""No limit may be higher, so that sums of what is spent stay far below what databases hold: twenty million dollars."""
+"""No limit may be higher, so that sums of what is spent stay far below what databases hold:
+twenty million dollars.
+"""
 
 
 class Tally(msgspec.Struct):
-    """The sums of one tenant and one period. Where gateways share quotas: of what of them the database has, and what
-    they may come to with what is reserved, by this gateway's lease.
+    """The sums of one tenant and one period. Where gateways share quotas: of what of them the
+    database has, and what they may come to with what is reserved, by this gateway's lease.
     """
 
     requests: int = 0
@@ -46,16 +50,24 @@ class Tally(msgspec.Struct):
 
     def used(self, of: str) -> int:
         """The part of the lease that is reserved, or spent and not in the database."""
-        return int(getattr(self, of) - getattr(self, f"booked_{of}") + getattr(self, f"reserved_{of}"))
+        return int(
+            getattr(self, of) - getattr(self, f"booked_{of}") + getattr(self, f"reserved_{of}")
+        )
 
     def free(self, of: str) -> int:
         """The part of the lease that is neither."""
-        return int(getattr(self, f"most_{of}") - getattr(self, of) - getattr(self, f"reserved_{of}"))
+        return int(
+            getattr(self, f"most_{of}") - getattr(self, of) - getattr(self, f"reserved_{of}")
+        )
 
     def lease(self, of: str, spent: int, lease: int) -> None:
         """Note what a transaction has read as spent, and what it has left as the lease."""
         news = spent - getattr(self, f"booked_{of}")
-        for name, value in ((of, getattr(self, of) + news), (f"booked_{of}", spent), (f"most_{of}", spent + lease)):
+        for name, value in (
+            (of, getattr(self, of) + news),
+            (f"booked_{of}", spent),
+            (f"most_{of}", spent + lease),
+        ):
             setattr(self, name, value)
 
 
@@ -63,7 +75,9 @@ class Quotas:
     """The sums of all tenants, as far as this gateway knows them, and what it may add to them."""
 
     def __init__(self, *, shared: bool = False) -> None:
-        """`shared`: by several gateways, so that nothing is spent without a lease, and runs are not counted here."""
+        """`shared`: by several gateways, so that nothing is spent without a lease, and runs are
+        not counted here.
+        """
         self._shared = shared
         self.tenants: Mapping[str, Tenant] = {}
         self.tallies = defaultdict[Period, Tally](Tally)
@@ -75,8 +89,8 @@ class Quotas:
         return self.tenants.get(name) or Tenant(name)
 
     def begin(self, name: str, at: float, kept: Amount) -> None:
-        """Count one more run, and reserve what it keeps for its answer. Raises `BudgetExhausted`; then it is not
-        counted.
+        """Count one more run, and reserve what it keeps for its answer. Raises `BudgetExhausted`;
+        then it is not counted.
         """
         tenant = self.tenant(name)
         self.check(tenant, at, kept, None, answers=False)
@@ -87,11 +101,14 @@ class Quotas:
         self.in_flight[name] += 1
         self.reserve(name, at, kept)
 
-    def check(self, tenant: Tenant, at: float, amount: Amount, run: RecordedRun | None, *, answers: bool) -> None:
-        """Raise `QuotaExhausted` where `amount` is more than what is left; `PriceUnknown` where nobody can tell.
+    def check(
+        self, tenant: Tenant, at: float, amount: Amount, run: RecordedRun | None, *, answers: bool
+    ) -> None:
+        """Raise `QuotaExhausted` where `amount` is more than what is left; `PriceUnknown` where
+        nobody can tell.
 
-        `run`: the one that asks, if it has begun: what it keeps for its answer will not come back before it is done,
-        but does where this `answers`.
+        `run`: the one that asks, if it has begun: what it keeps for its answer will not come back
+        before it is done, but does where this `answers`.
         """
         if not tenant.limited:
             return
@@ -105,8 +122,10 @@ class Quotas:
                     continue
                 if getattr(amount, of) is None:
                     raise PriceUnknown(
-                        f"tenant {tenant.name} has a limit in dollars for each {unit}, and the price of the next "
-                        "call's model is not known; give it in [prices] of the config, or limit tokens instead."
+                        f"tenant {tenant.name} has a limit in dollars for each {unit}, "
+                        "and the price of the next "
+                        "call's model is not known; give it in [prices] of the config, "
+                        "or limit tokens instead."
                     )
                 left, own = limit - getattr(tally, of), getattr(kept, of) or 0
                 free = left - getattr(tally, f"reserved_{of}")
@@ -114,10 +133,16 @@ class Quotas:
                 now = Remaining(of, free + own if answers and period in kept_in else free)
                 if now.holds(amount):
                     continue
-                said, alone = f"tenant {tenant.name}: {name} is {limit}", Remaining(of, left if answers else left - own)
+                said, alone = (
+                    f"tenant {tenant.name}: {name} is {limit}",
+                    Remaining(of, left if answers else left - own),
+                )
                 if not alone.holds(amount):
                     raise _used_up(said, unit, at, alone, f": {alone.against(amount)}")
-                said += f", and what is left is reserved for runs that are under way: {now.against(amount)}."
+                said += (
+                    ", and what is left is reserved for runs that are under way: "
+                    f"{now.against(amount)}."
+                )
                 raise QuotaExhausted(said, retry_after_s=_SOON_S, contended=True, left=now)
 
     def reserve(self, name: str, at: float, amount: Amount, *, sign: int = 1) -> None:
@@ -141,10 +166,13 @@ class Quotas:
 
 
 def see_counts(tenant: Tenant, at: float, running: int, tallies: Mapping[Period, Tally]) -> None:
-    """Raise `QuotaExhausted` where one more run is too much beside so many that are in flight, and those asked for."""
+    """Raise `QuotaExhausted` where one more run is too much beside so many that are in flight,
+    and those asked for.
+    """
     if tenant.runs_in_flight is not None and running >= tenant.runs_in_flight:
         raise QuotaExhausted(
-            f"tenant {tenant.name}: {running} runs are in flight, and runs_in_flight is {tenant.runs_in_flight}; "
+            f"tenant {tenant.name}: {running} runs are in flight, and runs_in_flight is "
+            f"{tenant.runs_in_flight}; "
             "wait until one of them has ended.",
             retry_after_s=_SOON_S,
         )
@@ -156,7 +184,9 @@ def see_counts(tenant: Tenant, at: float, running: int, tallies: Mapping[Period,
 
 def limit_of(tenant: Tenant, of: str, period: str) -> int | None:
     """The most that may be spent of it in a period."""
-    limit: int | None = getattr(tenant, f"{of}_per_{'day' if len(period) > len('2026-11') else 'month'}")
+    limit: int | None = getattr(
+        tenant, f"{of}_per_{'day' if len(period) > len('2026-11') else 'month'}"
+    )
     return limit
 
 
@@ -185,9 +215,18 @@ def _periods_of(day: int) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
     return (date, "day"), (date[:7], "month")
 
 
-def _used_up(said: str, unit: Unit, at: float, left: Remaining | None = None, lacking: str = "") -> QuotaExhausted:
+def _used_up(
+    said: str, unit: Unit, at: float, left: Remaining | None = None, lacking: str = ""
+) -> QuotaExhausted:
     now = datetime.fromtimestamp(at, UTC)
     begins = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    anew = begins + timedelta(days=1) if unit == "day" else (begins.replace(day=1) + timedelta(days=32)).replace(day=1)
-    said += f", and what is left does not suffice{lacking}; it begins anew at {anew:%Y-%m-%d %H:%M} UTC."
+    anew = (
+        begins + timedelta(days=1)
+        if unit == "day"
+        else (begins.replace(day=1) + timedelta(days=32)).replace(day=1)
+    )
+    said += (
+        f", and what is left does not suffice{lacking}; it begins anew at "
+        f"{anew:%Y-%m-%d %H:%M} UTC."
+    )
     return QuotaExhausted(said, retry_after_s=(anew - now).total_seconds(), left=left)

@@ -1,4 +1,6 @@
-"""Records of the log, and runs as the fold of theirs: while they run, and when the log is read again."""
+"""Records of the log, and runs as the fold of theirs: while they run, and when the log is read
+again.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -109,7 +111,9 @@ class RecordedRun:
 
     @property
     def reserved(self) -> Iterator[tuple[float, Amount]]:
-        """Amounts that its open calls and its answer may still cost, each with the time that it counts for."""
+        """Amounts that its open calls and its answer may still cost, each with the time that it
+        counts for.
+        """
         if self.kept != NOTHING:
             yield self.start.started_at, self.kept
         for call in self.open.values():
@@ -117,8 +121,8 @@ class RecordedRun:
 
     @property
     def resumable(self) -> bool:
-        """Whether an interrupted one can be gone on with: an answer or a table whose records are whole, and hold its
-        texts.
+        """Whether an interrupted one can be gone on with: an answer or a table whose records are
+        whole, and hold its texts.
         """
         return self.start.kind in ("answer", "table") and not self.redact and not self.gaps
 
@@ -145,19 +149,30 @@ class RecordedRun:
 
     def ended(self, run: Run) -> Run:
         """The whole run, from that of its last record."""
-        return replace(self.turns.within(run), calls=(*self.calls, *self.cut()), error=run.error or self.damage)
+        return replace(
+            self.turns.within(run), calls=(*self.calls, *self.cut()), error=run.error or self.damage
+        )
 
     def interrupted(self) -> Run:
-        """The run as it is closed where no record tells its end: calls in flight are charged with their worst case."""
+        """The run as it is closed where no record tells its end: calls in flight are charged
+        with their worst case.
+        """
         calls, begun = (*self.calls, *self.cut()), self.start.started_at
         ended_at = max((call.started_at + call.duration_s for call in calls), default=begun)
         known = {"calls": calls, "duration_s": max(0.0, ended_at - begun), "redacted": self.redact}
-        return self.start.ended(**known, status="interrupted", error=self.damage, result=None, settings={})
+        return self.start.ended(
+            **known, status="interrupted", error=self.damage, result=None, settings={}
+        )
 
     def cut(self) -> Iterator[Call]:
         """Its open calls as they end where nobody knows how they went."""
         for number, opened in sorted(self.open.items()):
-            yield Call(**(asdict(opened) | asdict(Settled(number, "interrupted", None, None, None, 0.0, False))))
+            yield Call(
+                **(
+                    asdict(opened)
+                    | asdict(Settled(number, "interrupted", None, None, None, 0.0, False))
+                )
+            )
 
 
 def withheld(run: Run, status: RunStatus, error: str) -> Run:
@@ -219,8 +234,8 @@ class Fold:
         return Change(run.start, run.redact, ended, ended is None, frame.end)
 
     def read(self, segment: Segment) -> list[Change]:
-        """Take the frames of a segment. Where a part of it that was on disk cannot be read, runs which are under way
-        and have no records behind it may have lost some.
+        """Take the frames of a segment. Where a part of it that was on disk cannot be read, runs
+        which are under way and have no records behind it may have lost some.
         """
         changes = [change for frame in segment.frames if (change := self.apply(frame))]
         self.whole = self.whole and not segment.damaged
@@ -231,7 +246,9 @@ class Fold:
         return changes
 
     def left(self) -> dict[int, RecordedRun]:
-        """The runs that have not ended, those included whose beginning is lost, where it can be told whose they are."""
+        """The runs that have not ended, those included whose beginning is lost, where it can be
+        told whose they are.
+        """
         for key in list(self._headless):
             if run := self._salvaged(key):
                 self.running[key] = run
@@ -243,10 +260,21 @@ class Fold:
         for _, record in numbered:
             if isinstance(record, Ended):
                 run = record.run
-                start = RunStart(run.id, run.kind, run.tenant, "", run.request_id, run.request, "", run.started_at)
+                start = RunStart(
+                    run.id,
+                    run.kind,
+                    run.tenant,
+                    "",
+                    run.request_id,
+                    run.request,
+                    "",
+                    run.started_at,
+                )
             elif isinstance(record, Opened) and start is None:
                 call = record.call
-                start = RunStart(call.run_id, "answer", call.tenant, "", "", "", "", call.started_at)
+                start = RunStart(
+                    call.run_id, "answer", call.tenant, "", "", "", "", call.started_at
+                )
         if start is None:
             return None
         recorded = RecordedRun(Begun(start, False))

@@ -43,10 +43,16 @@ _TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float, bool: Boolean}
 """Types of columns, by those of fields; all others are strings."""
 
 
-def _columns(struct: type[msgspec.Struct], *keys: str, without: tuple[str, ...] = ()) -> Iterator[Column[Any]]:
-    """A column for each field but some; null where that may be None. `keys`: fields of the primary key."""
+def _columns(
+    struct: type[msgspec.Struct], *keys: str, without: tuple[str, ...] = ()
+) -> Iterator[Column[Any]]:
+    """A column for each field but some; null where that may be None. `keys`: fields of the
+    primary key.
+    """
     for field in msgspec.structs.fields(struct):
-        kinds = get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
+        kinds = (
+            get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
+        )
         column_type = _TYPES.get(kinds[0], String)
         if field.name not in without:
             yield Column(
@@ -59,13 +65,19 @@ def _columns(struct: type[msgspec.Struct], *keys: str, without: tuple[str, ...] 
 
 
 def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
-    return Column("run_id", ForeignKey("runs.run_id"), primary_key=primary_key, nullable=False, index=index)
+    return Column(
+        "run_id", ForeignKey("runs.run_id"), primary_key=primary_key, nullable=False, index=index
+    )
 
 
 METADATA = MetaData()
 SCHEMA_NUMBER = 6
-"""The number of these tables: counted up with each change, here and in the name of the demo's file (`mini.toml`)."""
-SCHEMA = Table("rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False))
+"""The number of these tables: counted up with each change, here and in the name of the demo's
+file (`mini.toml`).
+"""
+SCHEMA = Table(
+    "rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False)
+)
 RUNS = Table(
     "runs",
     METADATA,
@@ -73,20 +85,23 @@ RUNS = Table(
     Column("tenant", String, nullable=False),
     Column("key_id", String, nullable=False),
     Column("kind", String, nullable=False),
-    Column("request_id", String),  # of the client; null where there is none, or where another run has taken it over
+    # Of the client; null where there is none, or where another run has taken it over
+    Column("request_id", String),
     Column("fingerprint", String, nullable=False),
     Column("request", String, nullable=False),
     Column("status", String, nullable=False),
     Column("outcome", String, nullable=False),  # of an answer or a table; empty for other kinds
     Column("topology", String, nullable=False),  # likewise
     Column("unsupported", Boolean, nullable=False),
-    Column("answer", String, nullable=False),  # the beginning of its output, to be listed and looked through
+    # The beginning of its output, to be listed and looked through
+    Column("answer", String, nullable=False),
     Column("nano_usd", BigInteger),  # of its calls whose cost is known; null where that is none
     Column("started_at", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
     Column("log", String, nullable=False),  # of the gateway that runs it, or ran it
     Column("cancel_requested", Boolean, nullable=False),
-    Column("trace", LargeBinary),  # null while it runs; last, as SQLite reads what stands behind it through it
+    # Null while it runs; last, as SQLite reads what stands behind it through it
+    Column("trace", LargeBinary),
     Index("runs_by_time", "started_at", "run_id"),
     Index("runs_by_tenant", "tenant", "started_at", "run_id"),
     Index("runs_by_request_id", "tenant", "request_id", unique=True),
@@ -98,7 +113,11 @@ CALLS = Table(
     "calls",
     METADATA,
     _of_run(primary_key=True),
-    *_columns(Call, "number", without=("run_id", "executor_version", "reserved", "usage", "impossible_usage")),
+    *_columns(
+        Call,
+        "number",
+        without=("run_id", "executor_version", "reserved", "usage", "impossible_usage"),
+    ),
     Column("executor_version", String, nullable=False),  # empty for the other roles
     *(Column(column, BigInteger, nullable=name == "nano_usd") for column, name in RESERVED.items()),
     *(Column(name, BigInteger) for name in TOKEN_COUNTS),  # null where the usage is unknown
@@ -110,14 +129,19 @@ CALLS = Table(
 """Calls of runs that have ended."""
 GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version", "manager"
 """The key of `usage_hours`, common to the calls of a row; hours are Unix time / 3600."""
-USAGE_HOURS = Table(  # sums of ended calls by the hour in which they started, kept when the calls are deleted
+# Sums of ended calls by the hour in which they started, kept when the calls are deleted
+USAGE_HOURS = Table(
     "usage_hours",
     METADATA,
-    *(Column(name, Integer if name == "hour" else String, primary_key=True, autoincrement=False) for name in GROUPS),
+    *(
+        Column(name, Integer if name == "hour" else String, primary_key=True, autoincrement=False)
+        for name in GROUPS
+    ),
     *_columns(UsageSums),
     Index("usage_hours_by_time", "hour"),
 )
-SPENDING = Table(  # what counts against quotas: a row for each day and each month in which a tenant asked
+# What counts against quotas: a row for each day and each month in which a tenant asked
+SPENDING = Table(
     "spending", METADATA, Column("tenant", String, primary_key=True), *_columns(Spent, "period")
 )
 FEEDBACK = Table(
@@ -130,7 +154,10 @@ FEEDBACK = Table(
 )
 TENANTS = Table("tenants", METADATA, *_columns(Tenant, "name"))
 KEYS = Table(  # `scopes` are separated by commas
-    "keys", METADATA, *_columns(Key, "key_id", without=("tenant",)), Column("tenant", ForeignKey("tenants.name"))
+    "keys",
+    METADATA,
+    *_columns(Key, "key_id", without=("tenant",)),
+    Column("tenant", ForeignKey("tenants.name")),
 )
 LOGS = Table(  # the logs of gateways, and how far each was read into these tables
     "logs",
@@ -159,11 +186,17 @@ VERSION_TRIALS = Table(  # runs that two versions have worked on; deleted with t
     METADATA,
     _of_run(primary_key=True),
     *_columns(Trial, without=("run_id", *(f"by_{side}" for side in SIDES))),
-    *(Column(f"{side}_{column.name}", column.type, nullable=False) for side in SIDES for column in _columns(Side)),
-    *(Column(column.name, column.type) for column in _columns(Judgement)),  # null while it is not known who is right
+    *(
+        Column(f"{side}_{column.name}", column.type, nullable=False)
+        for side in SIDES
+        for column in _columns(Side)
+    ),
+    # Null while it is not known who is right
+    *(Column(column.name, column.type) for column in _columns(Judgement)),
     Index("version_trials_by_candidate", "candidate", "stage", "ended_at"),
 )
-VERSION_DECISIONS = Table(  # numbers are given under a lock, so in the order of commits; figures are JSON
+# Numbers are given under a lock, so in the order of commits; figures are JSON
+VERSION_DECISIONS = Table(
     "version_decisions",
     METADATA,
     Column("version", ForeignKey("executor_versions.version"), nullable=False, index=True),
@@ -207,24 +240,35 @@ def found_by(run: Run | None) -> dict[str, object]:
 
 
 _LARGE = 1 << 16
-"""Bytes of a trace that is compressed: executors of a table share their prompt and most of their passages."""
+"""Bytes of a trace that is compressed: executors of a table share their prompt and most of
+their passages.
+"""
 
 
 def trace_of(run: Run) -> bytes:
-    """MessagePack, compressed where it is large. Executions are left out of the events, as the result holds them."""
+    """MessagePack, compressed where it is large. Executions are left out of the events, as the
+    result holds them.
+    """
     trace = msgspec.msgpack.encode(msgspec.structs.replace(run, events=brief(run.events)))
     return zlib.compress(trace, 1) if len(trace) >= _LARGE else trace
 
 
 def run_of(row: Row[Any]) -> Run:
-    """The run that a row of all columns of `runs` holds; without a trace, one without calls. Raises `StoreFailed`."""
+    """The run that a row of all columns of `runs` holds; without a trace, one without calls.
+    Raises `StoreFailed`.
+    """
     if row.trace is None:
         missing: dict[str, object] = {"error": "", "result": None, "settings": {}}
         request_id = row.request_id or ""
-        return struct_of(Run, row._mapping, id=row.run_id, request_id=request_id, calls=(), **missing)
+        return struct_of(
+            Run, row._mapping, id=row.run_id, request_id=request_id, calls=(), **missing
+        )
     try:
-        trace = zlib.decompress(row.trace) if row.trace[:1] == b"x" else row.trace  # as no map begins
+        # As no map begins
+        trace = zlib.decompress(row.trace) if row.trace[:1] == b"x" else row.trace
         run = msgspec.msgpack.decode(trace, type=Run)
     except (zlib.error, msgspec.DecodeError) as error:
-        raise StoreFailed(f"The trace of run {row.run_id} is damaged; see `rolegate store check`.") from error
+        raise StoreFailed(
+            f"The trace of run {row.run_id} is damaged; see `rolegate store check`."
+        ) from error
     return msgspec.structs.replace(run, events=whole(run.events, run.result))

@@ -1,7 +1,8 @@
-"""Sums over stored calls, by the database: usage, and what reconciliation holds against an engine's own counters.
+"""Sums over stored calls, by the database: usage, and what reconciliation holds against an engine's
+own counters.
 
-Whole hours come from `usage_hours`, which is small and outlives the calls; what a span has of an hour more, from the
-calls of that hour, through their index by tenant and time.
+Whole hours come from `usage_hours`, which is small and outlives the calls; what a span has of an
+hour more, from the calls of that hour, through their index by tenant and time.
 """
 
 import time
@@ -45,15 +46,21 @@ class SQLUsages:
     """Sums of what `LogJournal` writes: `Usages`, and `LedgerSums`."""
 
     def __init__(self, database: Database, under_way: _UnderWay = lambda: ((), ())) -> None:
-        """`under_way`: the calls of runs that have not ended: those that have, and those that have not."""
+        """`under_way`: the calls of runs that have not ended: those that have, and those that
+        have not.
+        """
         self._database, self._under_way = database, under_way
 
     async def usage(self, query: UsageQuery) -> UsageReport:
-        """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and `StoreFailed`."""
+        """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and
+        `StoreFailed`.
+        """
         return await self._database.read(partial(usage_in, query=query))
 
     async def since(self, deployment: str, start: float) -> LedgerSum:
-        """The calls of `deployment` that started at the Unix time `start` or later. Raises `StoreFailed`."""
+        """The calls of `deployment` that started at the Unix time `start` or later. Raises
+        `StoreFailed`.
+        """
         read = partial(_since, deployment=storable(deployment), start=start)
         groups, uncertain, complete = await self._database.read(read)
         ended, opened = self._under_way()
@@ -75,13 +82,17 @@ class SQLUsages:
 def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
     """Usage as `SQLUsages.usage` gives it, over one state of the database."""
     if query.start is not None and query.end is not None and query.start >= query.end:
-        raise BadRequest("start_time is not before end_time; leave one of them out, or exchange them.")
+        raise BadRequest(
+            "start_time is not before end_time; leave one of them out, or exchange them."
+        )
     begin_snapshot(connection)
     start, end = query.start or 0.0, _FOREVER if query.end is None else query.end
     first, last = -int(-start // _HOUR_S), int(end // _HOUR_S)
     pieces = [(start, first * _HOUR_S), (last * _HOUR_S, end)] if first <= last else [(start, end)]
     hours = USAGE_HOURS.c
-    whole = select(*(hours[name] for name in _COLUMNS)).where(hours.hour >= first, hours.hour < last)
+    whole = select(*(hours[name] for name in _COLUMNS)).where(
+        hours.hour >= first, hours.hour < last
+    )
     runs = select(func.count()).where(RUNS.c.started_at >= start, RUNS.c.started_at < end)
     if query.tenant is not None:
         whole = whole.where(hours.tenant == storable(query.tenant))
@@ -90,22 +101,34 @@ def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
     for begun, ended in pieces:
         if begun < ended:
             hour = int(begun // _HOUR_S)
-            tenants = _tenants(connection, hour) if query.tenant is None else [storable(query.tenant)]
+            tenants = (
+                _tenants(connection, hour) if query.tenant is None else [storable(query.tenant)]
+            )
             _check_kept(connection, tenants, hour)
             parts.append(_hourly(hour).where(*_ended(tenants, begun, ended)))
     rows = _summed(connection, query, parts)
-    return UsageReport(connection.execute(runs).scalar_one(), tuple(rows[key] for key in sorted(rows)))
+    return UsageReport(
+        connection.execute(runs).scalar_one(), tuple(rows[key] for key in sorted(rows))
+    )
 
 
 def _tenants(connection: Connection, hour: int) -> list[str]:
     """The tenants with calls in that hour: naming them all leads to the calls through the index."""
-    return list(connection.scalars(select(USAGE_HOURS.c.tenant).where(USAGE_HOURS.c.hour == hour).distinct()))
+    return list(
+        connection.scalars(
+            select(USAGE_HOURS.c.tenant).where(USAGE_HOURS.c.hour == hour).distinct()
+        )
+    )
 
 
 def _hourly(hour: int) -> Select[Any]:
     """Calls of an hour as rows of `usage_hours`, each alone."""
     calls = CALLS.c
-    known = {name: func.coalesce(calls[name], 0) for name in SUMMED_COUNTS if not USAGE_HOURS.c[name].nullable}
+    known = {
+        name: func.coalesce(calls[name], 0)
+        for name in SUMMED_COUNTS
+        if not USAGE_HOURS.c[name].nullable
+    }
     columns: dict[str, ColumnElement[Any]] = {
         **dict(calls.items()),
         **known,
@@ -123,12 +146,15 @@ def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[b
 
 
 def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
-    """Raise `BadRequest` where calls of that hour have been deleted, so that a part of it cannot be summed."""
+    """Raise `BadRequest` where calls of that hour have been deleted, so that a part of it
+    cannot be summed.
+    """
     start, hours = hour * _HOUR_S, (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
     if not _all_kept(connection, hours, _ended(tenants, start, start + _HOUR_S)):
         begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start))
         raise BadRequest(
-            f"calls of the hour from {begun} on have been deleted (server.keep_days), and only its sum "
+            f"calls of the hour from {begun} on have been deleted (server.keep_days), "
+            "and only its sum "
             "is left; let the span begin and end with whole hours."
         )
 
@@ -137,12 +163,18 @@ _Conditions = Iterable[ColumnElement[bool]]
 
 
 def _all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) -> bool:
-    """Tell whether all calls that some `hours` have summed are still there, as far as they are `calls`."""
+    """Tell whether all calls that some `hours` have summed are still there, as far as they are
+    `calls`.
+    """
     summed = connection.scalar(select(func.sum(USAGE_HOURS.c.attempts)).where(*hours)) or 0
-    return connection.execute(select(func.count()).select_from(CALLS).where(*calls)).scalar_one() >= int(summed)
+    return connection.execute(
+        select(func.count()).select_from(CALLS).where(*calls)
+    ).scalar_one() >= int(summed)
 
 
-def _summed(connection: Connection, query: UsageQuery, parts: list[Select[Any]]) -> dict[tuple[Any, ...], UsageRow]:
+def _summed(
+    connection: Connection, query: UsageQuery, parts: list[Select[Any]]
+) -> dict[tuple[Any, ...], UsageRow]:
     """The sums of rows as `_COLUMNS`, by time and what they are grouped by."""
     columns, rows = union_all(*parts).subquery().c, dict[tuple[Any, ...], UsageRow]()
     groups: list[ColumnElement[Any]] = [columns[name] for name in query.by]
@@ -165,7 +197,11 @@ def _summed(connection: Connection, query: UsageQuery, parts: list[Select[Any]])
 def _bucket_start(bucket: Bucket, hour: int) -> float:
     """The beginning, in Unix time, of the bucket that an hour, by its number, is in."""
     begun = hour // _BUCKET_HOURS[bucket] * _BUCKET_HOURS[bucket] * _HOUR_S
-    return datetime.fromtimestamp(begun, UTC).replace(day=1).timestamp() if bucket == "month" else float(begun)
+    return (
+        datetime.fromtimestamp(begun, UTC).replace(day=1).timestamp()
+        if bucket == "month"
+        else float(begun)
+    )
 
 
 def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
@@ -173,8 +209,13 @@ def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
         row = msgspec.structs.asdict(call) | {"hour": int(call.started_at // _HOUR_S)}
-        groups.setdefault(tuple("" if row[name] is None else row[name] for name in GROUPS), []).append(call)
-    return [{**dict(zip(GROUPS, key, strict=True)), **sums_of(members)} for key, members in groups.items()]
+        groups.setdefault(
+            tuple("" if row[name] is None else row[name] for name in GROUPS), []
+        ).append(call)
+    return [
+        {**dict(zip(GROUPS, key, strict=True)), **sums_of(members)}
+        for key, members in groups.items()
+    ]
 
 
 _LISTED = 1000
@@ -211,11 +252,17 @@ def _alone(call: OpenedCall) -> _Calls:
         return _Calls("", "", False, 1, 0, 0, call.prompt_bound, call.max_tokens)
     read, wrote = (call.usage.prompt_tokens, call.usage.completion_tokens) if call.usage else (0, 0)
     silent = call.first_token_s is None
-    return _Calls(call.outcome, call.counted, silent, 1, read, wrote, call.prompt_bound, call.max_tokens)
+    return _Calls(
+        call.outcome, call.counted, silent, 1, read, wrote, call.prompt_bound, call.max_tokens
+    )
 
 
-def _since(connection: Connection, deployment: str, start: float) -> tuple[list[_Calls], list[str], bool]:
-    """The calls by how they ended, the names of those that are uncertain, and whether none have been deleted."""
+def _since(
+    connection: Connection, deployment: str, start: float
+) -> tuple[list[_Calls], list[str], bool]:
+    """The calls by how they ended, the names of those that are uncertain, and whether none have
+    been deleted.
+    """
     begin_snapshot(connection)
     wanted = CALLS.c.deployment == deployment, CALLS.c.started_at >= start
     sums = (func.count(), *(func.coalesce(func.sum(column), 0) for column in _SUMMED))

@@ -25,7 +25,9 @@ from router.versions.book import Judgement, Pair, Side, Stage, Trial, TrialFigur
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 1)"
 _TRIALS = VERSION_TRIALS.c
 _DECISIONS = VERSION_DECISIONS.c
-_OF_PAIRS = [each for each in _TRIALS if each.name in Pair.__struct_fields__ + Judgement.__struct_fields__]
+_OF_PAIRS = [
+    each for each in _TRIALS if each.name in Pair.__struct_fields__ + Judgement.__struct_fields__
+]
 
 
 class SQLVersionBook:
@@ -44,7 +46,9 @@ class SQLVersionBook:
         def add(connection: Connection) -> None:
             _lock(connection)
             if any(known.version == version.version for known in _versions(connection)):
-                raise BadRequest(f"version {version.version!r}: is on record already; names are used once.")
+                raise BadRequest(
+                    f"version {version.version!r}: is on record already; names are used once."
+                )
             connection.execute(EXECUTOR_VERSIONS.insert().values(msgspec.structs.asdict(version)))
             _note(connection, [decision])
 
@@ -56,17 +60,23 @@ class SQLVersionBook:
         changed: Sequence[ExecutorVersion],
         decisions: Sequence[VersionDecision],
     ) -> bool:
-        """See `VersionBook.change`. False, too, where two versions would be active, or two be tried."""
+        """See `VersionBook.change`. False, too, where two versions would be active, or two be
+        tried.
+        """
 
         def change(connection: Connection) -> bool:
             _lock(connection)
             known = {version.version: version for version in _versions(connection)}
             after = known | {version.version: version for version in changed}
-            if any(known.get(version.version) != version for version in expected) or not _sound(after.values()):
+            if any(known.get(version.version) != version for version in expected) or not _sound(
+                after.values()
+            ):
                 return False
             for version in changed:
                 this = EXECUTOR_VERSIONS.c.version == version.version
-                connection.execute(EXECUTOR_VERSIONS.update().where(this).values(msgspec.structs.asdict(version)))
+                connection.execute(
+                    EXECUTOR_VERSIONS.update().where(this).values(msgspec.structs.asdict(version))
+                )
             _note(connection, decisions)
             return True
 
@@ -83,7 +93,9 @@ class SQLVersionBook:
             _note(connection, [decision])
             mine = _DECISIONS.version == decision.version
             decided = select(func.max(_DECISIONS.number)).where(mine, _DECISIONS.decision != "wait")
-            notes = select(_DECISIONS.number).where(mine, _DECISIONS.number > decided.scalar_subquery())
+            notes = select(_DECISIONS.number).where(
+                mine, _DECISIONS.number > decided.scalar_subquery()
+            )
             *old, _new = connection.scalars(notes.order_by(_DECISIONS.number))
             connection.execute(VERSION_DECISIONS.delete().where(_DECISIONS.number.in_(old)))
 
@@ -96,14 +108,19 @@ class SQLVersionBook:
             wanted = wanted.where(_DECISIONS.version == storable(version))
         rows = wanted.order_by(_DECISIONS.number).limit(size)
         return await self._database.read(
-            lambda connection: list(map(_decision, connection.execute(rows).mappings())), behind=True
+            lambda connection: list(map(_decision, connection.execute(rows).mappings())),
+            behind=True,
         )
 
     async def add_trial(self, trial: Trial) -> None:
-        """See `VersionBook.add_trial`; of no effect where the run is deleted, or its tenant's texts are not kept."""
+        """See `VersionBook.add_trial`; of no effect where the run is deleted, or its tenant's
+        texts are not kept.
+        """
 
         def add(connection: Connection) -> None:
-            run = select(RUNS.c.run_id, TENANTS.c.redact).outerjoin(TENANTS, TENANTS.c.name == RUNS.c.tenant)
+            run = select(RUNS.c.run_id, TENANTS.c.redact).outerjoin(
+                TENANTS, TENANTS.c.name == RUNS.c.tenant
+            )
             owner = connection.execute(run.where(RUNS.c.run_id == trial.run_id)).one_or_none()
             if owner is None or owner.redact or _trial(connection, trial.run_id) is not None:
                 return
@@ -117,14 +134,19 @@ class SQLVersionBook:
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
         """See `VersionBook.judge`; of no effect where there is no trial of that run."""
-        less_trusted = or_(_TRIALS.source.is_(None), _TRIALS.source < judgement.source)  # by name, as `Source` says
+        # By name, as `Source` says
+        less_trusted = or_(_TRIALS.source.is_(None), _TRIALS.source < judgement.source)
         trial = VERSION_TRIALS.update().where(_TRIALS.run_id == storable(run_id), less_trusted)
         judged = trial.values(msgspec.structs.asdict(judgement) | {"judged_at": time.time()})
         await self._database.write(lambda connection: connection.execute(judged))
 
     async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
         """See `VersionBook.pairs`."""
-        active = select(EXECUTOR_VERSIONS.c.version).where(EXECUTOR_VERSIONS.c.state == "active").scalar_subquery()
+        active = (
+            select(EXECUTOR_VERSIONS.c.version)
+            .where(EXECUTOR_VERSIONS.c.state == "active")
+            .scalar_subquery()
+        )
         wanted = (
             select(*_OF_PAIRS)
             .join(RUNS, RUNS.c.run_id == _TRIALS.run_id)
@@ -146,7 +168,9 @@ def _lock(connection: Connection) -> None:
 
 def _versions(connection: Connection) -> list[ExecutorVersion]:
     versions = EXECUTOR_VERSIONS.c
-    newest_first = select(EXECUTOR_VERSIONS).order_by(versions.registered_at.desc(), versions.version.desc())
+    newest_first = select(EXECUTOR_VERSIONS).order_by(
+        versions.registered_at.desc(), versions.version.desc()
+    )
     return structs(connection, ExecutorVersion, newest_first)
 
 
@@ -158,13 +182,17 @@ def _sound(versions: Iterable[ExecutorVersion]) -> bool:
 def _note(connection: Connection, decisions: Iterable[VersionDecision]) -> None:
     last = connection.scalar(select(func.max(_DECISIONS.number))) or 0
     for number, decision in enumerate(decisions, last + 1):
-        figures = None if decision.figures is None else msgspec.json.encode(decision.figures).decode()
+        figures = (
+            None if decision.figures is None else msgspec.json.encode(decision.figures).decode()
+        )
         row = {**msgspec.structs.asdict(decision), "number": number, "figures": figures}
         connection.execute(VERSION_DECISIONS.insert().values(row))
 
 
 def _decision(row: RowMapping) -> VersionDecision:
-    figures = None if row["figures"] is None else msgspec.json.decode(row["figures"], type=TrialFigures)
+    figures = (
+        None if row["figures"] is None else msgspec.json.decode(row["figures"], type=TrialFigures)
+    )
     return struct_of(VersionDecision, row, figures=figures)
 
 
@@ -183,8 +211,13 @@ def _pair(row: RowMapping) -> Pair:
 
 
 def _trial(connection: Connection, run_id: str) -> Trial | None:
-    rows = connection.execute(select(VERSION_TRIALS).where(_TRIALS.run_id == storable(run_id))).mappings()
+    rows = connection.execute(
+        select(VERSION_TRIALS).where(_TRIALS.run_id == storable(run_id))
+    ).mappings()
     if (row := rows.one_or_none()) is None:
         return None
-    sides = {f"by_{name}": {what: row[f"{name}_{what}"] for what in Side.__struct_fields__} for name in SIDES}
+    sides = {
+        f"by_{name}": {what: row[f"{name}_{what}"] for what in Side.__struct_fields__}
+        for name in SIDES
+    }
     return struct_of(Trial, row, **sides)

@@ -38,7 +38,9 @@ class Found(NamedTuple):
     claims: tuple[Claim | None, ...]
     """For each column."""
     looked: bool
-    """True where it was looked for, and not named by a discovery; executors that failed did not look."""
+    """True where it was looked for, and not named by a discovery; executors that failed did not
+    look.
+    """
 
 
 class Reading(NamedTuple):
@@ -50,14 +52,22 @@ class Reading(NamedTuple):
     """Rows that it knows of and does not hold: to be asked for again."""
 
 
-def read_report(schema: Schema, ask: Ask, execution: Execution, max_rows: int = sys.maxsize) -> Reading:
-    """Return the rows and values in the report of an ask, each with its support. Depends on nothing else.
+def read_report(
+    schema: Schema, ask: Ask, execution: Execution, max_rows: int = sys.maxsize
+) -> Reading:
+    """Return the rows and values in the report of an ask, each with its support. Depends on nothing
+    else.
 
-    `max_rows`: of a table. A discovery's rows beyond it are dropped, but for one, which tells that there are more.
+    `max_rows`: of a table. A discovery's rows beyond it are dropped, but for one, which tells that
+    there are more.
     """
     answer = "" if execution.failed and not execution.report.evidence else execution.report.answer
     shown = Shown(passage for search in execution.every_search for passage in search.shown)
-    columns = [column for column in schema.columns if column.name in ask.columns or (column.key and ask.row is None)]
+    columns = [
+        column
+        for column in schema.columns
+        if column.name in ask.columns or (column.key and ask.row is None)
+    ]
     if ask.row is None:
         listed, lost = read_rows(answer, columns)
         rows, keys = [], set[RowKey]()
@@ -75,24 +85,30 @@ def read_report(schema: Schema, ask: Ask, execution: Execution, max_rows: int = 
         for column, value in zip(columns, map(plain, row), strict=True):
             if not is_blank(value, column):
                 form = canonical(column, value)
-                claims[column.name] = Claim(value, form, ask, *shown.support(column, value, form, names))
-        found.append(Found(ask, key, tuple(claims.get(column.name) for column in schema.columns), looked))
+                claims[column.name] = Claim(
+                    value, form, ask, *shown.support(column, value, form, names)
+                )
+        found.append(
+            Found(ask, key, tuple(claims.get(column.name) for column in schema.columns), looked)
+        )
     return Reading(tuple(found), shown.ties, lost + execution.report.lost_lines)
 
 
 def names_of(schema: Schema, key: RowKey) -> list[str]:
     """The parts of a key that are names, folded; all of them where none is."""
-    texts = [sought(part) for column, part in zip(schema.keys, key, strict=True) if column.type == "text"]
+    texts = [
+        sought(part) for column, part in zip(schema.keys, key, strict=True) if column.type == "text"
+    ]
     return [name for name in texts or map(sought, key) if name.strip()]
 
 
 class Assembly:
     """A table as its reports come.
 
-    Rows stand in the order of their places: given rows first, then each by the first ask that names it. A report costs
-    what its own rows cost: a key that no tie is about is a row of its own, which is put to its place. Only a report
-    that brings a tie of known names, or a key that a tie may be about, has all keys grouped again. Rows beyond
-    `max_rows` keep their places, but are not made.
+    Rows stand in the order of their places: given rows first, then each by the first ask that names
+    it. A report costs what its own rows cost: a key that no tie is about is a row of its own, which
+    is put to its place. Only a report that brings a tie of known names, or a key that a tie may be
+    about, has all keys grouped again. Rows beyond `max_rows` keep their places, but are not made.
     """
 
     def __init__(
@@ -103,12 +119,15 @@ class Assembly:
         asks_per_cell: int = 2,
         max_rows: int = sys.maxsize,
     ) -> None:
-        """`given`: rows with a value for each column, empty where one is wanted. `asks_per_cell`: after so many
-        executors that looked for a cell, nothing is to be found. `max_rows`: rows of the table.
+        """`given`: rows with a value for each column, empty where one is wanted. `asks_per_cell`:
+        after so many executors that looked for a cell, nothing is to be found. `max_rows`: rows of
+        the table.
         """
         self._schema, self._asks_per_cell, self._max_rows = schema, asks_per_cell, max_rows
         self._given = {row_key(schema, values): tuple(values) for values in given}
-        self._places: dict[RowKey, _Place] = {key: ((-1,), number) for number, key in enumerate(self._given)}
+        self._places: dict[RowKey, _Place] = {
+            key: ((-1,), number) for number, key in enumerate(self._given)
+        }
         """The first place of each key."""
         self._order: list[tuple[_Place, RowKey]] = []
         """The home of each row with its place, in order."""
@@ -145,7 +164,9 @@ class Assembly:
         ties = {*reading.ties} - self._ties
         self._ties |= ties
         parts = {part for key in moved for part in self._parts[key]}
-        if any(tied(ties, self._names, 1)) or (parts and any(_is_about(tie, parts) for tie in self._ties)):
+        if any(tied(ties, self._names, 1)) or (
+            parts and any(_is_about(tie, parts) for tie in self._ties)
+        ):
             self._group()
         else:
             for key, before in moved.items():
@@ -169,7 +190,9 @@ class Assembly:
     def table(self) -> Table:
         """The table by the reports there are."""
         deque(self.changed(), 0)
-        return Table(self._schema, tuple(self._rows[home] for _, home in self._order[: self._max_rows]))
+        return Table(
+            self._schema, tuple(self._rows[home] for _, home in self._order[: self._max_rows])
+        )
 
     def _know(self, keys: Iterable[RowKey]) -> None:
         for key in keys:
@@ -185,7 +208,9 @@ class Assembly:
         self._groups[key] = [key]
 
     def _group(self) -> None:
-        """Put each key to the first one that is the same, or that two documents tie to it; given ones stay."""
+        """Put each key to the first one that is the same, or that two documents tie to it;
+        given ones stay.
+        """
         same: dict[str, frozenset[str]] = {}
         for one, other in tied(self._ties, self._names):
             if other not in (names := same.get(one, frozenset((one,)))):
@@ -194,7 +219,9 @@ class Assembly:
         before, first = self._groups, dict[tuple[str | frozenset[str], ...], RowKey]()
         self._groups = {}
         for key in sorted(self._places, key=self._places.__getitem__):
-            form = tuple(same.get(name, part) for name, part in zip(self._parts[key], key, strict=True))
+            form = tuple(
+                same.get(name, part) for name, part in zip(self._parts[key], key, strict=True)
+            )
             self._homes[key] = home = key if key in self._given else first.get(form, key)
             first.setdefault(form, key)
             self._groups.setdefault(home, []).append(key)
@@ -205,8 +232,12 @@ class Assembly:
             if home not in self._rows:
                 self._changed.setdefault(home, set())
 
-    def _row(self, home: RowKey, members: Sequence[Found], before: Row | None, columns: Collection[str]) -> Row:
-        """Make a row. `before`: the same, where reports have come for `columns` alone since it was made."""
+    def _row(
+        self, home: RowKey, members: Sequence[Found], before: Row | None, columns: Collection[str]
+    ) -> Row:
+        """Make a row. `before`: the same, where reports have come for `columns` alone since it
+        was made.
+        """
         given, cells, parts = self._given.get(home), list[Cell](), iter(home)
         for at, column in enumerate(self._schema.columns):
             if before and not column.key and column.name not in columns:
@@ -218,7 +249,8 @@ class Assembly:
             looked = sum(each.looked and column.name in each.ask.columns for each in members)
             value = given[at] if given else ""
             cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
-            part = next(parts) if column.key else ""  # all there is of a row that was asked for and not yet found
+            # All there is of a row that was asked for and not yet found
+            part = next(parts) if column.key else ""
             cells.append(cell if cell.value else Cell(part, cell.state))
         asks = dict.fromkeys(each.ask for each in members if each.ask.row is None)
         aliases = dict.fromkeys(each.key for each in members if each.key != home)
@@ -226,9 +258,14 @@ class Assembly:
 
 
 def assemble(
-    schema: Schema, given: Iterable[Sequence[str]], reports: Iterable[tuple[Ask, Execution]], **limits: int
+    schema: Schema,
+    given: Iterable[Sequence[str]],
+    reports: Iterable[tuple[Ask, Execution]],
+    **limits: int,
 ) -> Table:
-    """The table that reports make, in whatever order they are, each ask once. `limits`: as for `Assembly`."""
+    """The table that reports make, in whatever order they are, each ask once. `limits`: as for
+    `Assembly`.
+    """
     assembly = Assembly(schema, given, **limits)
     for ask, execution in reports:
         assembly.add(ask, execution)
@@ -264,8 +301,15 @@ def _grade(claim: Claim) -> int:
 
 
 def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int]:
-    """Smaller for the better of two values: by support, then type, different documents and reports; else the first."""
-    return _grade(claims[0]), is_mistyped(column, claims[0].canonical), -len(_documents(claims)), -len(claims)
+    """Smaller for the better of two values: by support, then type, different documents and
+    reports; else the first.
+    """
+    return (
+        _grade(claims[0]),
+        is_mistyped(column, claims[0].canonical),
+        -len(_documents(claims)),
+        -len(claims),
+    )
 
 
 def _documents(claims: Iterable[Claim]) -> set[str]:
@@ -274,7 +318,10 @@ def _documents(claims: Iterable[Claim]) -> set[str]:
 
 def _finer(forms: Iterable[str]) -> dict[str, str]:
     """For each date that is stated less precisely than another: that one, if there is one only."""
-    dates, finer = sorted((form for form in forms if len(form) in (4, 7, 10)), key=len), dict[str, str]()
+    dates, finer = (
+        sorted((form for form in forms if len(form) in (4, 7, 10)), key=len),
+        dict[str, str](),
+    )
     for form in dates:
         longer = [other for other in dates if other.startswith(f"{form}-")]
         if longer and all(longer[-1].startswith(other) for other in longer):

@@ -1,6 +1,8 @@
-"""Values of cells: as models write them, without markup, and in one canonical form by the type of their column.
+"""Values of cells: as models write them, without markup, and in one canonical form by the type of
+their column.
 
-Two values with the same canonical form count as the same. The form of a canonical form is itself; any text has one.
+Two values with the same canonical form count as the same. The form of a canonical form is itself;
+any text has one.
 """
 
 import re
@@ -58,7 +60,9 @@ _LONGEST_NAMING = 300
 
 
 def is_blank(value: str, column: Column | None = None) -> bool:
-    """Return whether a text stands for no value in a cell; in a boolean column, a word for "no" is a value."""
+    """Return whether a text stands for no value in a cell; in a boolean column, a word for "no"
+    is a value.
+    """
     if len(value) > 50 or (column and column.type == "boolean" and _typed(column, value)):
         return False
     text = "".join(normal_text(value).strip("()").split())
@@ -68,9 +72,10 @@ def is_blank(value: str, column: Column | None = None) -> bool:
 def canonical(column: Column, value: str) -> str:
     """The canonical form of a value; where it is not of the column's type, that of a text.
 
-    Text: NFKC, case folded, without markup, punctuation around it and surplus space. Number, integer: decimal, without
-    separators, unit and percent sign, multiplied by its power. Date: ISO 8601, as far as it is stated (`1943-05`).
-    URL: host and path. Boolean: `true` or `false`. Choice: one of the choices.
+    Text: NFKC, case folded, without markup, punctuation around it and surplus space. Number,
+    integer: decimal, without separators, unit and percent sign, multiplied by its power. Date: ISO
+    8601, as far as it is stated (`1943-05`). URL: host and path. Boolean: `true` or `false`.
+    Choice: one of the choices.
     """
     return _typed(column, value) or _text(column, value)
 
@@ -105,7 +110,11 @@ def _typed(column: Column, value: str) -> str | None:
 
 def row_key(schema: Schema, values: Sequence[str]) -> RowKey:
     """The key of a row with these values, one for each column."""
-    return tuple(canonical(column, value) for column, value in zip(schema.columns, values, strict=True) if column.key)
+    return tuple(
+        canonical(column, value)
+        for column, value in zip(schema.columns, values, strict=True)
+        if column.key
+    )
 
 
 @lru_cache(4096)  # the same sentences are looked through for all cells of a column
@@ -113,15 +122,26 @@ def values_in(column: Column, text: str) -> tuple[str, ...]:
     """The canonical forms of all numbers, or dates, in a text; empty for columns of other types."""
     if column.type in ("integer", "number"):
         return tuple(number for _, number in numbers_in(number_text(text), column.unit))
-    return tuple(found for _, found in _dates(folded(_DASH.sub("~", text)))) if column.type == "date" else ()
+    return (
+        tuple(found for _, found in _dates(folded(_DASH.sub("~", text))))
+        if column.type == "date"
+        else ()
+    )
 
 
-_MONTHS = "january february march april may june july august september october november december".split()
-_MONTH = r"(?P<{}>" + "|".join(f"{name[:3]}(?:{name[3:]})?" for name in _MONTHS).replace("sep", "sept?") + r")\b\.?"
+_MONTHS = (
+    "january february march april may june july august september october november december".split()
+)
+_MONTH = (
+    r"(?P<{}>"
+    + "|".join(f"{name[:3]}(?:{name[3:]})?" for name in _MONTHS).replace("sep", "sept?")
+    + r")\b\.?"
+)
 _DAY = r"(?<!\d)(?P<{}>\d{{1,2}})(?:st|nd|rd|th)?"
 _YEAR = r"(?P<{}>\d{{4}})(?!\d)"
 _DATE = re.compile(
-    r"(?<!\d)(?P<y1>\d{4})(?:[-/.]|\s?年\s?)(?P<m1>\d{1,2})(?:(?:[-/.]|\s?月\s?)(?P<d1>\d{1,2})(?!\d)\s?日?|\s?月?(?!\d))"
+    r"(?<!\d)(?P<y1>\d{4})(?:[-/.]|\s?年\s?)(?P<m1>\d{1,2})(?:(?:[-/.]|"
+    r"\s?月\s?)(?P<d1>\d{1,2})(?!\d)\s?日?|\s?月?(?!\d))"
     rf"|{_DAY.format('d2')}\.?\s(?:of\s)?{_MONTH.format('n2')},?\s{_YEAR.format('y2')}"
     rf"|\b{_MONTH.format('n3')}\s{_DAY.format('d3')},?\s{_YEAR.format('y3')}"
     rf"|\b{_MONTH.format('n4')},?\s(?:of\s)?{_YEAR.format('y4')}"
@@ -135,10 +155,13 @@ def _dates(text: str) -> Iterator[tuple[str, str]]:
     for found in _DATE.finditer(text):
         parts = {name[0]: part for name, part in found.groupdict().items() if part}
         year, month, day = parts["y"], parts.get("m", ""), parts.get("d", "")
-        if found[0][4:5] == "/" and not day and int(month) == (int(year) + 1) % 100:  # 2011/12, a season
+        # 2011/12, a season
+        if found[0][4:5] == "/" and not day and int(month) == (int(year) + 1) % 100:
             continue
         if "n" in parts:
-            month = str(next(at for at, name in enumerate(_MONTHS, 1) if name.startswith(parts["n"][:3])))
+            month = str(
+                next(at for at, name in enumerate(_MONTHS, 1) if name.startswith(parts["n"][:3]))
+            )
         elif "a" in parts:  # certain only where one of the two can be no month
             small = sorted((parts["a"], parts["b"]), key=int)
             if int(small[0]) != int(small[1]) and int(small[1]) <= 12:
@@ -153,7 +176,8 @@ def _dates(text: str) -> Iterator[tuple[str, str]]:
 
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)
 _SITE = re.compile(
-    r"(?:https?://)?(?:www\.)*([^\s/?#:@<>\[\]*`]+\.[^\s/?#:@<>\[\]*`.]+)(?::\d+)?(/[^\s?#<>\[\]`]*)?", re.IGNORECASE
+    r"(?:https?://)?(?:www\.)*([^\s/?#:@<>\[\]*`]+\.[^\s/?#:@<>\[\]*`.]+)(?::\d+)?(/[^\s?#<>\[\]`]*)?",
+    re.IGNORECASE,
 )
 
 
@@ -193,8 +217,8 @@ def _choice(text: str, choices: tuple[str, ...]) -> str | None:
 
 @lru_cache(64)
 def _forms(choices: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """Return the choices by their canonical forms, each with what stands in a text that names it: words between spaces,
-    if its script has any.
+    """Return the choices by their canonical forms, each with what stands in a text that names it:
+    words between spaces, if its script has any.
     """
     forms = ((normal_text(choice), choice) for choice in choices)
     return {form: (choice, _spaced(form) if form.isascii() else form) for form, choice in forms}

@@ -23,9 +23,9 @@ class Completeness(msgspec.Struct, frozen=True):
     rows_seen_once: int
     """Rows that one discovery names."""
     estimated_rows: int | None
-    """Chao1, bias-corrected: a lower bound where discoveries find the same pages, as they do where they share an index;
-    None where fewer than half of the namings are of a row that is named again (Good's coverage, 1953), as discoveries
-    that ask for parts of a whole say nothing of its size.
+    """Chao1, bias-corrected: a lower bound where discoveries find the same pages, as they do where
+    they share an index; None where fewer than half of the namings are of a row that is named again
+    (Good's coverage, 1953), as discoveries that ask for parts of a whole say nothing of its size.
     """
     estimated_rows_at_most: int | None
     """The upper end of its log-normal interval of 95 % (Chao 1987)."""
@@ -37,12 +37,16 @@ def completeness(table: Table, occasions: Collection[Ask]) -> Completeness:
     known, keys = len(table.rows), len(table.rows) * len(table.schema.keys)
     named = Counter(sum(ask in occasions for ask in row.found_by) for row in table.rows)
     estimate, at_most = chao1(known - named[0], named[1], named[2])
-    tells = len(occasions) > 1 and 2 * named[1] <= sum(times * rows for times, rows in named.items())
+    tells = len(occasions) > 1 and 2 * named[1] <= sum(
+        times * rows for times, rows in named.items()
+    )
     return Completeness(
         known,
         sum(all(cell.value for cell in row.cells) for row in table.rows),
         dict(Counter(cell.state for cell in cells)),
-        (sum(cell.value != "" for cell in cells) - keys) / (len(cells) - keys) if len(cells) > keys else 1.0,
+        (sum(cell.value != "" for cell in cells) - keys) / (len(cells) - keys)
+        if len(cells) > keys
+        else 1.0,
         named[1],
         max(known, round(estimate)) if tells else None,
         max(known, math.ceil(at_most)) if tells else None,
@@ -50,7 +54,8 @@ def completeness(table: Table, occasions: Collection[Ask]) -> Completeness:
 
 
 def chao1(seen: int, once: int, twice: int) -> tuple[float, float]:
-    """The number of rows by how many were seen, by one discovery only, and by two; and its upper bound.
+    """The number of rows by how many were seen, by one discovery only, and by two; and its upper
+    bound.
 
     Variance: EstimateS, equation 6.
     """
@@ -59,4 +64,6 @@ def chao1(seen: int, once: int, twice: int) -> tuple[float, float]:
         return seen, seen
     variance = unseen + once * ((2 * once - 1) / (2 * (twice + 1))) ** 2
     variance += twice * (once * (once - 1)) ** 2 / (4 * (twice + 1) ** 4)
-    return seen + unseen, seen + unseen * math.exp(1.96 * math.sqrt(math.log1p(variance / unseen**2)))
+    return seen + unseen, seen + unseen * math.exp(
+        1.96 * math.sqrt(math.log1p(variance / unseen**2))
+    )

@@ -21,14 +21,15 @@ class TableCost(NamedTuple):
     rows: tuple[Amount, ...]
     """Of each row, its cells included."""
     overhead: Amount
-    """All else: the delegator's calls, discoveries that were first to name no row, and remainders; where a model wrote
-    the table, all calls.
+    """All else: the delegator's calls, discoveries that were first to name no row, and remainders;
+    where a model wrote the table, all calls.
     """
 
 
 def table_cost(table: Table, asks: Sequence[Ask], calls: Iterable[Call]) -> TableCost:
-    """Split what calls spent: that of a discovery over the rows that it is the first to name, that of other asks over
-    the cells asked for, in whole numbers. `asks`: by the numbers of their sub-queries.
+    """Split what calls spent: that of a discovery over the rows that it is the first to name, that
+    of other asks over the cells asked for, in whole numbers. `asks`: by the numbers of their
+    sub-queries.
     """
     columns = {column.name: at for at, column in enumerate(table.schema.columns)}
     homes = {key: at for at, row in enumerate(table.rows) for key in (row.key, *row.aliases)}
@@ -38,8 +39,12 @@ def table_cost(table: Table, asks: Sequence[Ask], calls: Iterable[Call]) -> Tabl
             first.setdefault(row.found_by[0], []).append(at)
     spent: dict[int | None, list[Amount]] = {}
     for call in calls:
-        number = call.sub_query if call.sub_query is not None and call.sub_query < len(asks) else None
-        spent.setdefault(number, []).append(Amount(call.usage.total_tokens if call.usage else 0, call.nano_usd))
+        number = (
+            call.sub_query if call.sub_query is not None and call.sub_query < len(asks) else None
+        )
+        spent.setdefault(number, []).append(
+            Amount(call.usage.total_tokens if call.usage else 0, call.nano_usd)
+        )
     cells: dict[Place, list[Amount]] = {}
     rows: list[list[Amount]] = [[] for _ in table.rows]
     overhead = spent.pop(None, [])
@@ -54,7 +59,11 @@ def table_cost(table: Table, asks: Sequence[Ask], calls: Iterable[Call]) -> Tabl
         for at in named:
             rows[at].append(share)
         overhead.append(rest)
-    return TableCost({place: _sum(parts) for place, parts in cells.items()}, tuple(map(_sum, rows)), _sum(overhead))
+    return TableCost(
+        {place: _sum(parts) for place, parts in cells.items()},
+        tuple(map(_sum, rows)),
+        _sum(overhead),
+    )
 
 
 def _split(amount: Amount, ways: int) -> tuple[Amount, Amount]:

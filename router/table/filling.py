@@ -1,7 +1,8 @@
-"""The filling of a table: discoveries find rows, a program asks for their cells, until nothing is left to ask for.
+"""The filling of a table: discoveries find rows, a program asks for their cells, until nothing is
+left to ask for.
 
-There is no barrier: a row is filled while other rows are looked for. No model but executors sees a passage, and none
-writes the table, which is the fold of their reports.
+There is no barrier: a row is filled while other rows are looked for. No model but executors sees a
+passage, and none writes the table, which is the fold of their reports.
 """
 
 import asyncio
@@ -34,7 +35,14 @@ from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
 from router.trace.table import Ask, AskKind, Column, RowKey, Schema, TableOutcome, TableTopologyName
-from router.trace.values import Planned, Reported, RoundStarted, RowChanged, SubQueryDispatched, TableRun
+from router.trace.values import (
+    Planned,
+    Reported,
+    RoundStarted,
+    RowChanged,
+    SubQueryDispatched,
+    TableRun,
+)
 
 _OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_exhausted")
 """Outcomes with which nothing is begun any more."""
@@ -61,7 +69,9 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Cells of a row that one executor is asked for; 0 for all that are wanted."""
     max_rows: _Count = 2000
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 1800.0
-    """The longest that a request may take, whatever the client's deadline, instead of server.timeout_s."""
+    """The longest that a request may take, whatever the client's deadline, instead of
+    server.timeout_s.
+    """
 
 
 class TableRequest(msgspec.Struct, frozen=True):
@@ -82,28 +92,45 @@ class TableRequest(msgspec.Struct, frozen=True):
         """The same with values as they are used. Raises `BadRequest`."""
         most = min(self.max_rows or limits.max_rows, limits.max_rows)
         if self.max_rows < 0:
-            raise BadRequest(f"max_rows: {self.max_rows}; give a number of rows, or 0 for all that are allowed.")
+            raise BadRequest(
+                f"max_rows: {self.max_rows}; give a number of rows, or 0 for all that are allowed."
+            )
         if len(self.rows) > most:
-            raise BadRequest(f"rows: {len(self.rows)} are given, and the table may have {most} (max_rows); send fewer.")
+            raise BadRequest(
+                f"rows: {len(self.rows)} are given, and the table may have {most} "
+                "(max_rows); send fewer."
+            )
         if self.closed and not self.rows:
-            raise BadRequest("closed: there are to be no rows but those of `rows`, which is empty; give some.")
+            raise BadRequest(
+                "closed: there are to be no rows but those of `rows`, which is empty; give some."
+            )
         schema = checked_schema(self.columns)
-        return replace(self, columns=schema.columns, rows=checked_rows(schema, self.rows), max_rows=most)
+        return replace(
+            self, columns=schema.columns, rows=checked_rows(schema, self.rows), max_rows=most
+        )
 
 
 def table_of(run: TableRun) -> Table:
-    """The table that a run has come to. One that a model wrote is folded alone, and checked by all that was found."""
+    """The table that a run has come to. One that a model wrote is folded alone, and checked by
+    all that was found.
+    """
     reports = list(zip(run.asks, run.executions, strict=True))
     if run.topology != "wide":
-        searches = tuple(search for execution in run.executions for search in execution.every_search)
+        searches = tuple(
+            search for execution in run.executions for search in execution.every_search
+        )
         reports = [(ask, replace(written, searches=searches)) for ask, written in reports[-1:]]
-    return assemble(run.schema, run.given, reports, asks_per_cell=run.asks_per_cell, max_rows=run.max_rows)
+    return assemble(
+        run.schema, run.given, reports, asks_per_cell=run.asks_per_cell, max_rows=run.max_rows
+    )
 
 
 def occasions(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
     """The discoveries that looked for rows by themselves, of these reports."""
     return {
-        ask for ask, execution in reports if ask.kind == "discover" and execution.looked and not execution.shared_from
+        ask
+        for ask, execution in reports
+        if ask.kind == "discover" and execution.looked and not execution.shared_from
     }
 
 
@@ -129,7 +156,9 @@ class TableTopology:
 
 
 class WideSearch:
-    """Fills tables by a delegator that plans and executors that look; any number of tables at once."""
+    """Fills tables by a delegator that plans and executors that look; any number of tables at
+    once.
+    """
 
     def __init__(
         self,
@@ -140,16 +169,17 @@ class WideSearch:
         early_dispatch: bool = True,
         managers: Sequence[str] = (),
     ) -> None:
-        """`early_dispatch`: as for `FactorizedSearch`. `managers`: the names of those that the executor is made of; a
-        cell that one has not settled goes to the next one.
+        """`early_dispatch`: as for `FactorizedSearch`. `managers`: the names of those that the
+        executor is made of; a cell that one has not settled goes to the next one.
         """
         self.delegator, self.executor, self.limits = delegator, executor, limits
         self.early_dispatch, self.managers = early_dispatch, managers
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
-        """Fill the table of a checked request. What ends the work early, be it time, a budget or a limit, ends in the
-        table that there is; a failing executor costs its cells. `context.failures` tells of both. Raises
-        `UpstreamError` where the delegator fails before anything is known, and `StoreFailed`.
+        """Fill the table of a checked request. What ends the work early, be it time, a budget or a
+        limit, ends in the table that there is; a failing executor costs its cells.
+        `context.failures` tells of both. Raises `UpstreamError` where the delegator fails before
+        anything is known, and `StoreFailed`.
         """
         work = await in_worker(_Filling, self, request, context)
         try:
@@ -176,7 +206,9 @@ class _Filling:
         self._outcome: TableOutcome = "filled"
         self._round = 0
         self._discoveries: dict[tuple[str, str], str] = {}
-        """Questions that look for rows, by their normal forms and managers, in the order in which they were written."""
+        """Questions that look for rows, by their normal forms and managers, in the order in
+        which they were written.
+        """
         self._not_dispatched: tuple[str, ...] = ()
         self._listed: dict[int, dict[RowKey, None]] = {}
         """The keys that each discovery has named, by its number."""
@@ -232,12 +264,18 @@ class _Filling:
         """Take the delegator's wordings."""
         self._schema = table_delegation.planned(Schema(self._request.columns), text)
         given, most = self._request.rows, self._limits.asks_per_cell
-        self._assembly = Assembly(self._schema, given, asks_per_cell=most, max_rows=self._request.max_rows)
+        self._assembly = Assembly(
+            self._schema, given, asks_per_cell=most, max_rows=self._request.max_rows
+        )
 
     def _status(self) -> str:
         """The table as the delegator is shown it."""
-        reports = ((self._asks[number], execution) for number, execution in self._executions.items())
-        return table_delegation.status(self._assembly.table(), occasions(reports), self._not_dispatched)
+        reports = (
+            (self._asks[number], execution) for number, execution in self._executions.items()
+        )
+        return table_delegation.status(
+            self._assembly.table(), occasions(reports), self._not_dispatched
+        )
 
     async def _turn(self) -> bool:
         """Let the delegator write its next turn; True where it looks for more rows."""
@@ -246,8 +284,15 @@ class _Filling:
         if not first:
             self._delegation = told(self._delegation, await in_worker(self._status))
         most, closed = self._limits.width, self._request.closed
-        early = Dispatching(search.executor, self._round, len(self._asks), context, self._group, most=most)
-        begins = search.early_dispatch and not context.ledger.budgeted and len(self._schema.keys) == 1 and not closed
+        early = Dispatching(
+            search.executor, self._round, len(self._asks), context, self._group, most=most
+        )
+        begins = (
+            search.early_dispatch
+            and not context.ledger.budgeted
+            and len(self._schema.keys) == 1
+            and not closed
+        )
         questions: Sequence[tuple[str, str]] = ()
         try:
             async with asyncio.timeout_at(context.search_deadline):
@@ -259,7 +304,10 @@ class _Filling:
                 questions = list(zip(decision.sub_queries, managers, strict=True))
                 self._not_dispatched = decision.over_limit
             elif first and isinstance(decision, Malformed) and not closed:
-                self._outcome, context.failures[None] = "no_search", search.delegator.role.malformed()
+                self._outcome, context.failures[None] = (
+                    "no_search",
+                    search.delegator.role.malformed(),
+                )
             elif first and not self._request.rows:
                 self._outcome = "no_search"
         except TimeoutError:
@@ -271,13 +319,15 @@ class _Filling:
                 raise
             self._outcome, context.failures[None] = "delegation_failed", error
         if first:
-            await in_worker(self._plan, self._delegation.outputs[-1].text if self._delegation.outputs else "")
+            await in_worker(
+                self._plan, self._delegation.outputs[-1].text if self._delegation.outputs else ""
+            )
             context.on_event(Planned(self._schema.columns))
         return await self._discover(questions, early)
 
     async def _discover(self, questions: Iterable[tuple[str, str]], early: Dispatching) -> bool:
-        """Go on with what was begun early of a turn's questions, each with its manager, and put the others into the
-        queue; True where there are new ones.
+        """Go on with what was begun early of a turn's questions, each with its manager, and put the
+        others into the queue; True where there are new ones.
         """
         new, asks = dict[tuple[str, str], str](), list[Ask]()
         names = self._search.managers
@@ -285,7 +335,11 @@ class _Filling:
             asked = normal_question(text), manager if manager in names else "".join(names[:1])
             if asked not in self._discoveries | new:
                 new[asked] = text
-                asks.append(Ask("discover", (), discovery=len(self._discoveries) + len(new), manager=manager))
+                asks.append(
+                    Ask(
+                        "discover", (), discovery=len(self._discoveries) + len(new), manager=manager
+                    )
+                )
         self._discoveries |= new
         unnamed = next((at for at, ask in enumerate(asks) if ask.manager), len(asks))
         begun = await early.keep([*new.values()][:unnamed])
@@ -337,22 +391,31 @@ class _Filling:
         return execution
 
     def _dispatched(self, ask: Ask) -> int:
-        """The number of the ask's sub-query, which is being begun: where a run is gone on with, the one that it had."""
+        """The number of the ask's sub-query, which is being begun: where a run is gone on with,
+        the one that it had.
+        """
         if ask not in self._numbers:
             self._numbers[ask] = len(self._asks)
             self._asks.append(ask)
         number = self._numbers[ask]
         self._context.ledger.asked(number, ask)
-        self._context.on_event(SubQueryDispatched(number, self._round, self._text(ask), ask, ask.manager))
+        self._context.on_event(
+            SubQueryDispatched(number, self._round, self._text(ask), ask, ask.manager)
+        )
         return number
 
     def _text(self, ask: Ask) -> str:
         """The sub-query of an ask."""
         if ask.row is not None:
-            return question(self._schema, self._names[ask.row], ask.columns, anew=ask.kind == "settle")
+            return question(
+                self._schema, self._names[ask.row], ask.columns, anew=ask.kind == "settle"
+            )
         text = [*self._discoveries.values()][ask.discovery - 1]
         if len(self._schema.keys) > 1:
-            text += f"\nIn a table with the columns {', '.join(column.name for column in self._schema.keys)}."
+            text += (
+                "\nIn a table with the columns "
+                f"{', '.join(column.name for column in self._schema.keys)}."
+            )
         if known := self._listed.get(ask.discovery):
             text += f"\nOther than: {'; '.join(', '.join(self._names[key]) for key in known)}."
         return text
@@ -368,52 +431,96 @@ class _Filling:
         if ask.row is not None:
             self._looked.update((ask.row, name) for name in ask.columns if execution.looked)
             claims = zip(self._schema.columns, reading.found[0].claims, strict=True)
-            lacking = (column.name for column, claim in claims if not claim or is_mistyped(column, claim.canonical))
-            self._ask(ask.row, [name for name in lacking if name in ask.columns], execution.report.escalate_to)
+            lacking = (
+                column.name
+                for column, claim in claims
+                if not claim or is_mistyped(column, claim.canonical)
+            )
+            self._ask(
+                ask.row,
+                [name for name in lacking if name in ask.columns],
+                execution.report.escalate_to,
+            )
             return
         listed = self._listed.setdefault(ask.discovery, {})
         new = {each.key: None for each in reading.found if each.key not in listed}
         listed |= new
         for each in reading.found:
-            self._names.setdefault(each.key, self._named([claim.value if claim else "" for claim in each.claims]))
-        most = limits.max_rounds if reading.lost and new else 0 if execution.looked else 2 * limits.asks_per_cell
+            self._names.setdefault(
+                each.key, self._named([claim.value if claim else "" for claim in each.claims])
+            )
+        most = (
+            limits.max_rounds
+            if reading.lost and new
+            else 0
+            if execution.looked
+            else 2 * limits.asks_per_cell
+        )
         if ask.attempt < most:
-            manager = self._manager(ask.attempt + 1, execution.report.escalate_to) if execution.failed else ask.manager
+            manager = (
+                self._manager(ask.attempt + 1, execution.report.escalate_to)
+                if execution.failed
+                else ask.manager
+            )
             self._put(replace(ask, attempt=ask.attempt + 1, manager=manager))
 
     def _named(self, values: Sequence[str]) -> tuple[str, ...]:
         """Of a row's values, those of its key."""
-        return tuple(value for column, value in zip(self._schema.columns, values, strict=True) if column.key)
+        return tuple(
+            value for column, value in zip(self._schema.columns, values, strict=True) if column.key
+        )
 
     def _manager(self, attempt: int, wanted: str = "") -> str:
-        """The manager of an attempt: the one that was named, if there is one of that name, or else each in its turn."""
+        """The manager of an attempt: the one that was named, if there is one of that name, or
+        else each in its turn.
+        """
         managers = self._search.managers
-        return wanted if wanted in managers else managers[(attempt - 1) % len(managers)] if managers else ""
+        return (
+            wanted
+            if wanted in managers
+            else managers[(attempt - 1) % len(managers)]
+            if managers
+            else ""
+        )
 
     def _ask(self, key: RowKey, columns: Iterable[str], wanted: str = "") -> None:
-        """Ask for cells, as far as they may be asked for once more. `wanted`: the manager that the last one named."""
+        """Ask for cells, as far as they may be asked for once more. `wanted`: the manager that
+        the last one named.
+        """
         most = self._limits.asks_per_cell
-        holes = [name for name in columns if self._looked[key, name] < most and self._asked[key, name] < 2 * most]
+        holes = [
+            name
+            for name in columns
+            if self._looked[key, name] < most and self._asked[key, name] < 2 * most
+        ]
         attempt = 1 + max((self._asked[key, name] for name in holes), default=0)
         manager = self._manager(attempt, wanted)
         kind: AskKind = "settle" if any(self._looked[key, name] for name in holes) else "fill"
         self._asked.update({(key, name): attempt - self._asked[key, name] for name in holes})
         size = self._limits.cells_per_ask or len(self._schema.columns)
         for start in range(0, len(holes), size):
-            self._put(Ask(kind, tuple(holes[start : start + size]), key, attempt=attempt, manager=manager))
+            self._put(
+                Ask(kind, tuple(holes[start : start + size]), key, attempt=attempt, manager=manager)
+            )
 
     def _put(self, ask: Ask) -> None:
-        """Put an ask into the queue, unless nothing may be begun any more. Where a run is gone on with, what it had
-        begun comes first, in its order.
+        """Put an ask into the queue, unless nothing may be begun any more. Where a run is gone on
+        with, what it had begun comes first, in its order.
         """
-        if self._outcome not in _OVER and (ask.row is not None or self._outcome != "rows_exhausted"):
+        if self._outcome not in _OVER and (
+            ask.row is not None or self._outcome != "rows_exhausted"
+        ):
             place = ask.rank
             heappush(self._queue, (self._numbers.get(ask, inf), -place[0], place, ask))
 
     def _end(self, outcome: TableOutcome) -> None:
         """Begin nothing any more; with `rows_exhausted`, no discovery."""
         self._outcome = outcome
-        self._queue = [] if outcome in _OVER else [waiting for waiting in self._queue if waiting[-1].row is not None]
+        self._queue = (
+            []
+            if outcome in _OVER
+            else [waiting for waiting in self._queue if waiting[-1].row is not None]
+        )
         heapify(self._queue)
 
     async def _look(self) -> None:
@@ -424,15 +531,17 @@ class _Filling:
             await asyncio.sleep(0)
             self._context.on_event(RowChanged(row.key, row))
             cells = zip(self._schema.columns, row.cells, strict=True)
-            wanted = [column.name for column, cell in cells if not column.key and cell.state != "given"]
+            wanted = [
+                column.name for column, cell in cells if not column.key and cell.state != "given"
+            ]
             for key in (row.key, *row.aliases):
                 if key not in self._filled:
                     self._filled.add(key)
                     self._ask(key, wanted)
 
     async def _settle(self) -> None:
-        """Ask again for cells in conflict. Only now, when all reports are there, as those of another key may have come
-        to a row.
+        """Ask again for cells in conflict. Only now, when all reports are there, as those of
+        another key may have come to a row.
         """
         for key, columns in await in_worker(self._conflicts):
             await asyncio.sleep(0)

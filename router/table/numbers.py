@@ -1,4 +1,6 @@
-"""Numbers in text: digits of any script, separators, powers of ten in words, signs and characters, and units."""
+"""Numbers in text: digits of any script, separators, powers of ten in words, signs and
+characters, and units.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,18 +17,20 @@ _POWERS = {
 1 十 拾 십
 2 hundred hundreds 百 佰 백
 3 k thousand thousands thsd tsd tausend tys tysiąc tysiące tysięcy tis tisíc tusen tusind tuhatta
-3 duizend millier milliers mila ezer bin ribu nghìn ngàn тыс тысяча тысячи тысяч χιλιάδες ألف ألاف هزار
-3 אלף हज़ार พัน 千 仟 천
+3 duizend millier milliers mila ezer bin ribu nghìn ngàn тыс тысяча тысячи тысяч χιλιάδες
+3 ألف ألاف هزار אלף हज़ार พัน 千 仟 천
 4 หมื่น 万 萬 만
 5 lakh lakhs lac lacs लाख แสน
-6 mn mmn mio mln million millions millionen millón millones milhão milhões milione milioni milion miliony
-6 milionů milionów miljoen miljon miljoner millioner miljoonaa millió milyon juta triệu млн миллион
-6 миллиона миллионов мільйон мільйона мільйонів εκατομμύρια مليون ملايين میلیون מיליון ล้าน
+6 mn mmn mio mln million millions millionen millón millones milhão milhões milione milioni milion
+6 miliony milionů milionów miljoen miljon miljoner millioner miljoonaa millió milyon juta triệu
+6 млн миллион миллиона миллионов мільйон мільйона мільйонів εκατομμύρια مليون ملايين میلیون
+6 מיליון ล้าน
 7 crore crores cr करोड़
 8 亿 億 억
 9 bn billion billions mrd mld mia mds milliard milliards milliarde milliarden milliarder miliardo
-9 miliardi miliard miliardy miliardów miljard miljarder miljardia milliárd milyar miliar bilhão bilhões
-9 tỷ tỉ млрд миллиард миллиарда миллиардов мільярд мільярда мільярдів δισεκατομμύρια مليار میلیارد
+9 miliardi miliard miliardy miliardów miljard miljarder miljardia milliárd milyar miliar
+9 bilhão bilhões tỷ tỉ млрд миллиард миллиарда миллиардов мільярд мільярда мільярдів δισεκατομμύρια
+9 مليار میلیارد
 9 מיליארד अरब
 12 tn trn trillion trillions billionen billones billioner biljoen biljoner bilion bilionów trilyon
 12 triliun trilhão trilhões трлн триллион триллиона триллионов تريليون 兆 조
@@ -34,17 +38,21 @@ _POWERS = {
     )
     for word in words
 }
-"""Words and characters for powers of ten. What is one in one language and something else in another, such as "mil", is
-none.
+"""Words and characters for powers of ten. What is one in one language and something else in
+another, such as "mil", is none.
 """
 _LARGE, _SMALL = "万萬만亿億억兆조", "十拾십百佰백千仟천"
 _DIGITS = {
     digit: value
-    for value, digits in enumerate("〇零 一壹 二两兩贰貳 三叁參 四肆 五伍 六陆陸 七柒 八捌 九玖".split())
+    for value, digits in enumerate(
+        "〇零 一壹 二两兩贰貳 三叁參 四肆 五伍 六陆陸 七柒 八捌 九玖".split()
+    )
     for digit in digits
 }
 _NUMERALS = "".join(_DIGITS)
-_WORD_OF_POWER = "|".join(sorted((word for word in _POWERS if word not in _LARGE + _SMALL), key=len, reverse=True))
+_WORD_OF_POWER = "|".join(
+    sorted((word for word in _POWERS if word not in _LARGE + _SMALL), key=len, reverse=True)
+)
 _WORD_OF_POWER = rf"(?<![^\W\d_])(?:{_WORD_OF_POWER}|mil(?= mil))(?![^\W\d_])"
 _POWERS["mil"] = 3
 _POWER = rf"(?:{_WORD_OF_POWER}|(?!千[克米瓦卡伏赫帕]|兆[瓦赫字比帕])[{_LARGE}{_SMALL}])"
@@ -59,11 +67,13 @@ _LEFT_POWER = re.compile(rf"[{_LARGE}‰]|\b[mbt] ?[$€£¥]|[$€£¥] ?[mbt]\
 _GROUPED = re.compile(r"(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:\.\d{3}){2,})|\d{1,2}(?:,\d{2})+,\d{3})")
 _CURRENCY = r"(?:[$€£¥₹₩₽₺]|\b(?:usd|eur|gbp|chf|inr|rs))"
 _LETTER = re.compile(
-    rf"(?:{_CURRENCY} ?\d[\d.,]* ?(?:mm?|b|t)|\d ?[mbt](?= ?[$€£¥₹])|(?-i:\d ?[MB]))(?![^\W_])", re.IGNORECASE
+    rf"(?:{_CURRENCY} ?\d[\d.,]* ?(?:mm?|b|t)|\d ?[mbt](?= ?[$€£¥₹])|(?-i:\d ?[MB]))(?![^\W_])",
+    re.IGNORECASE,
 )
 """A letter for a power: next to a currency, or a capital one."""
 _SIGN = re.compile(
-    rf"(?:(?<![\w)])-(?=\S)|\b(?:minus|negative)\b|负|負|零下|マイナス|영하) ?((?:[a-z]{{0,3}}{_CURRENCY})?) ?(?=[\d.])"
+    rf"(?:(?<![\w)])-(?=\S)|\b(?:minus|negative)\b|负|負|零下|マイナス|영하) ?((?:[a-z]{{0,"
+    rf"3}}{_CURRENCY})?) ?(?=[\d.])"
 )
 _NEGATIVE = re.compile(r"(\W{0,4})\((\W{0,4})(\d(?:[\d ']*[.,%])+[\d ']*)\W{0,4}\)\W{0,4}")
 """As accountants write it."""
@@ -109,7 +119,8 @@ def numbers_in(text: str, unit: str) -> Iterator[tuple[str, str]]:
 def _exact(written: str, unit: str) -> str | None:
     """Return a number in canonical form; its power counts from that of the unit, if it has one.
 
-    Each power takes the number before it, and what is smaller: 三百五十万 is (3 * 100 + 5 * 10) * 10,000.
+    Each power takes the number before it, and what is smaller: 三百五十万 is (3 * 100 + 5 * 10) *
+    10,000.
     """
     parts = _PART.findall(written)
     if len(parts) > _MOST_PARTS:
@@ -151,8 +162,8 @@ def _decimal(written: str) -> Decimal | None:
 def only_number(text: str, column: Column) -> str | None:
     """Return the number that a folded text is about.
 
-    None where there is none, or a range, a fraction or a date, and where the word after it is no known unit: it may
-    be a power.
+    None where there is none, or a range, a fraction or a date, and where the word after it is no
+    known unit: it may be a power.
     """
     if negative := _NEGATIVE.fullmatch(text):
         text = "{}{}-{}".format(*negative.groups())
@@ -161,7 +172,12 @@ def only_number(text: str, column: Column) -> str | None:
     bare = _IN_PARENTHESES.sub(" ", text)
     number = only(numbers_in(bare, column.unit), bare)
     rest = _NUMBER.sub(" ", text)
-    if number is None or _LEFT_POWER.search(rest) or _POWERS.keys() & {*_WORD.findall(rest)} or bare.endswith("-"):
+    if (
+        number is None
+        or _LEFT_POWER.search(rest)
+        or _POWERS.keys() & {*_WORD.findall(rest)}
+        or bare.endswith("-")
+    ):
         return None
     found = _NUMBER.search(bare)
     after = found and _AFTER.match(bare, found.end())
@@ -170,13 +186,20 @@ def only_number(text: str, column: Column) -> str | None:
     word = after[1].rstrip(".")
     if word[0] >= "\u2e80" and word not in _UNITS:
         word = word[0]
-    known = word in _UNITS or word in folded(f"{column.name} {column.about}").split() or word in column.name
+    known = (
+        word in _UNITS
+        or word in folded(f"{column.name} {column.about}").split()
+        or word in column.name
+    )
     return number if known and after[0] not in ("m", "b", "t") else None
 
 
-_TIME = re.compile(r"\bt?\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?[ap]\.?m\b|z\b)?|\b\d{1,2}\s?[ap]\.?m\b")
+_TIME = re.compile(
+    r"\bt?\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?[ap]\.?m\b|z\b)?|\b\d{1,2}\s?[ap]\.?m\b"
+)
 _OTHER_ERA = re.compile(
-    r"\bb\.?c\.?(?:e\b|\b)|[公紀纪]元前|기원전|\bv\. ?chr|\bav\. ?j|до н\.? ?э|明治|大正|昭和|平成|令和|民[国國]|พ\.?ศ"
+    r"\bb\.?c\.?(?:e\b|\b)|[公紀纪]元前|기원전|\bv\. ?chr|\bav\. ?j|до н\.? ?э"
+    r"|明治|大正|昭和|平成|令和|民[国國]|พ\.?ศ"
     r"|\bb\.e\b|\ba\.?h\b|quarter|[季四]半?[期度]|(?<![a-z])[qh][1-4](?!\d)|(?<!\d)[1-4]q"
 )
 """Years of another count, and parts of years."""
@@ -185,7 +208,9 @@ _DIGIT = re.compile(r"(?<![a-z\d])\d")
 
 
 def only(found: Iterable[tuple[str, str]], text: str) -> str | None:
-    """The canonical form of the one thing that was found in a text; None where there are others, or further digits."""
+    """The canonical form of the one thing that was found in a text; None where there are
+    others, or further digits.
+    """
     pairs = list(found)
     if len(pairs) != 1 or _OTHER_ERA.search(text):
         return None

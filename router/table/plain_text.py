@@ -1,4 +1,6 @@
-"""Plain text of values: without markup, and in plain signs, so that two writings of the same are one."""
+"""Plain text of values: without markup, and in plain signs, so that two writings of the same
+are one.
+"""
 
 import re
 import unicodedata
@@ -16,14 +18,20 @@ _AROUND = " \"'“”‘’«»‹›„,;:!?…*_~|。，、；：！？「」�
 _SIGNS = str.maketrans("“”„‟″‐‑‒–—―−﹣ı٫٬", '"""""--------i.,')
 _RAISED = re.compile(r"(?:(?<![\d.,])(10)|(?<=\d)|(?<=[^\W\d_]{3}))([⁺⁻]?[⁰¹²³⁴-⁹]+|[₀-₉①-⓿❶-➓]+)")
 _FRACTION = re.compile(r"(?:(\d{1,15})\s?)?([¼-¾⅐-⅞])")
-_POWER_OF_TEN = re.compile(r"(?:((?<=\d)\s?[×xX*·⋅]\s?)|(?<![\d.,]))10\s?(?:\^|\*\*)\s?([-+]?\d{1,2})(?!\d)")
+_POWER_OF_TEN = re.compile(
+    r"(?:((?<=\d)\s?[×xX*·⋅]\s?)|(?<![\d.,]))10\s?(?:\^|\*\*)\s?([-+]?\d{1,2})(?!\d)"
+)
 
 
 def folded(text: str) -> str:
-    """Return a text case folded, in plain signs, digits and powers of ten; raised numbers of notes are left out."""
+    """Return a text case folded, in plain signs, digits and powers of ten; raised numbers of
+    notes are left out.
+    """
     if not text.isascii():
         text = _RAISED.sub(lambda found: f"10^{found[2]}" if found[1] else "", text)
-        text = _FRACTION.sub(lambda found: f"{found[1] or 0}{str(unicodedata.numeric(found[2]))[1:]}", text)
+        text = _FRACTION.sub(
+            lambda found: f"{found[1] or 0}{str(unicodedata.numeric(found[2]))[1:]}", text
+        )
         text = legible(text).translate(_SIGNS).casefold().replace("i\u0307", "i")
     if "10" in text:
         text = _POWER_OF_TEN.sub(lambda found: f"{'' if found[1] else 1}e{found[2]}", text)

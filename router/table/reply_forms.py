@@ -1,4 +1,5 @@
-"""Rows in replies that are JSON, JSON lines, or lines of names and values; and HTML tables as Markdown.
+"""Rows in replies that are JSON, JSON lines, or lines of names and values; and HTML tables as
+Markdown.
 
 Reading is total, and linear in the text: of what is no whole JSON, a few tries at most are made.
 """
@@ -64,8 +65,12 @@ def _json_records(text: str, names: Sequence[str], key: str) -> Iterator[dict[st
                 failures += 1
 
 
-def _records(value: Any, names: Sequence[str], key: str, depth: int = _MOST_DEPTH) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON value: of objects, by the values of their keys, of arrays, or of keys alone."""
+def _records(
+    value: Any, names: Sequence[str], key: str, depth: int = _MOST_DEPTH
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON value: of objects, by the values of their keys, of arrays, or of
+    keys alone.
+    """
     match value:
         case dict() if any(normal_name(name) in names for name in value):
             lists = [each for each in value.values() if isinstance(each, list)][:MOST_COLUMNS]
@@ -81,7 +86,9 @@ def _records(value: Any, names: Sequence[str], key: str, depth: int = _MOST_DEPT
             named = [normal_name(str(name)) for name in header]
             if not {*named} & {*names}:
                 named, rows = [*names], value
-            yield from (dict(zip(named, row, strict=False)) for row in rows if isinstance(row, list))
+            yield from (
+                dict(zip(named, row, strict=False)) for row in rows if isinstance(row, list)
+            )
         case list():
             for each in value:
                 if isinstance(each, dict):

@@ -1,4 +1,6 @@
-"""Columns and given rows, checked before anything is spent on them, and the questions for their cells."""
+"""Columns and given rows, checked before anything is spent on them, and the questions for their
+cells.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -26,14 +28,24 @@ def normal_name(name: str) -> str:
 
 
 def checked_schema(columns: Iterable[Column]) -> Schema:
-    """The schema of these columns. Raises `BadRequest`, whose text says which column to change, and how."""
+    """The schema of these columns. Raises `BadRequest`, whose text says which column to change,
+    and how.
+    """
     schema = Schema(tuple(columns))
     if len(schema.columns) > MOST_COLUMNS:
-        raise BadRequest(f"columns: {len(schema.columns)} of them, at most {MOST_COLUMNS}; ask for fewer, or twice.")
+        raise BadRequest(
+            f"columns: {len(schema.columns)} of them, at most {MOST_COLUMNS}; ask for "
+            "fewer, or twice."
+        )
     if (choices := sum(len(column.choices) for column in schema.columns)) > _MOST_CHOICES:
-        raise BadRequest(f"columns: {choices} choices in all, at most {_MOST_CHOICES}; leave the type a text.")
+        raise BadRequest(
+            f"columns: {choices} choices in all, at most {_MOST_CHOICES}; leave the type a text."
+        )
     if not schema.keys:
-        raise BadRequest("columns: none is a key; mark as keys those that tell the rows apart, often the first one.")
+        raise BadRequest(
+            "columns: none is a key; mark as keys those that tell the rows apart, often "
+            "the first one."
+        )
     seen: dict[str, int] = {}
     for number, column in enumerate(schema.columns):
         where = f"columns[{number}] {column.name!r}"
@@ -41,7 +53,8 @@ def checked_schema(columns: Iterable[Column]) -> Schema:
             raise BadRequest(f"columns[{number}] has no name; give it one.")
         if name in seen:
             raise BadRequest(
-                f"{where}: columns[{seen[name]}] has this name; case, spaces and signs make no difference."
+                f"{where}: columns[{seen[name]}] has this name; case, spaces and signs "
+                "make no difference."
             )
         seen[name] = number
         if defect := _defect(column, schema.keys):
@@ -52,25 +65,50 @@ def checked_schema(columns: Iterable[Column]) -> Schema:
 def _defect(column: Column, keys: Sequence[Column]) -> str:
     """For people: the first thing that is wrong with a column by itself; empty where nothing is."""
     if (column.type == "choice") != bool(column.choices):
-        return "choices belong to the type choice, and only to it; list them and set the type, or do neither."
+        return (
+            "choices belong to the type choice, and only to it; list them and set the type, "
+            "or do neither."
+        )
     if any(map(is_blank, column.choices)):
-        return "a choice is empty or means that there is no value; leave it out, as every cell may be empty."
+        return (
+            "a choice is empty or means that there is no value; leave it out, as every cell "
+            "may be empty."
+        )
     if column.key or not column.ask:
         return ""
-    usable, named = {normal_name(key.name): f"{{{key.name}}}" for key in keys}, _PLACEHOLDER.findall(column.ask)
+    usable, named = (
+        {normal_name(key.name): f"{{{key.name}}}" for key in keys},
+        _PLACEHOLDER.findall(column.ask),
+    )
     if strange := [name for name in named if normal_name(name) not in usable]:
-        return f"its ask names {{{strange[0]}}}, which is no key column; use {', '.join(usable.values())}."
+        return (
+            f"its ask names {{{strange[0]}}}, which is no key column; use "
+            f"{', '.join(usable.values())}."
+        )
     if len(named) > _MOST_PLACES:
         return f"its ask names keys {len(named)} times, at most {_MOST_PLACES}; name each once."
-    return "" if named else f"its ask is the same for every row; name the row in it by {', '.join(usable.values())}."
+    return (
+        ""
+        if named
+        else (
+            "its ask is the same for every row; name the row in it by "
+            f"{', '.join(usable.values())}."
+        )
+    )
 
 
 def meaning(column: Column) -> str:
     """For models: the values of a column; empty where its name tells all."""
-    return "; ".join(filter(None, [column.about, column.unit and f"in {column.unit}", " or ".join(column.choices)]))
+    return "; ".join(
+        filter(
+            None, [column.about, column.unit and f"in {column.unit}", " or ".join(column.choices)]
+        )
+    )
 
 
-def question(schema: Schema, row: Sequence[str], columns: Sequence[str], *, anew: bool = False) -> str:
+def question(
+    schema: Schema, row: Sequence[str], columns: Sequence[str], *, anew: bool = False
+) -> str:
     """The sub-query for some cells of a row: that of its column, or a line for each of several.
 
     `row`: the values of its key columns, as they are shown. `anew`: in other words.
@@ -80,7 +118,9 @@ def question(schema: Schema, row: Sequence[str], columns: Sequence[str], *, anew
     lines = [_question(column, key, anew=anew) for column in asked]
     if len(lines) == 1:
         return lines[0]
-    listed = "\n".join(f"- {column.name}: {line}" for column, line in zip(asked, lines, strict=True))
+    listed = "\n".join(
+        f"- {column.name}: {line}" for column, line in zip(asked, lines, strict=True)
+    )
     return f"{', '.join(row)}:\n{listed}"
 
 
@@ -93,23 +133,30 @@ def _question(column: Column, key: dict[str, str], *, anew: bool) -> str:
 
 
 def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """Given rows with a value for each column, empty where one is wanted. Raises `BadRequest`, whose text says which
-    row to change, and how.
+    """Given rows with a value for each column, empty where one is wanted. Raises `BadRequest`,
+    whose text says which row to change, and how.
     """
     checked: dict[RowKey, tuple[int, tuple[str, ...]]] = {}
     for number, row in enumerate(rows):
         if len(row) != len(schema.columns):
             raise BadRequest(
-                f"rows[{number}] has {len(row)} values for {len(schema.columns)} columns; give one for each, in their "
+                f"rows[{number}] has {len(row)} values for {len(schema.columns)} "
+                "columns; give one for each, in their "
                 "order, empty where it is wanted."
             )
         values = tuple(
-            "" if is_blank(value, column) else value.strip() for column, value in zip(schema.columns, row, strict=True)
+            "" if is_blank(value, column) else value.strip()
+            for column, value in zip(schema.columns, row, strict=True)
         )
         for column, value in zip(schema.columns, values, strict=True):
             if column.key and not value:
-                raise BadRequest(f"rows[{number}] has no {column.name!r}, which is a key; give it, or drop the row.")
+                raise BadRequest(
+                    f"rows[{number}] has no {column.name!r}, which is a key; give it, or "
+                    "drop the row."
+                )
         first, _ = checked.setdefault(row_key(schema, values), (number, values))
         if first != number:
-            raise BadRequest(f"rows[{number}] has the same key as rows[{first}]; give one of the two.")
+            raise BadRequest(
+                f"rows[{number}] has the same key as rows[{first}]; give one of the two."
+            )
     return tuple(values for _, values in checked.values())

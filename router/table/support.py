@@ -1,4 +1,6 @@
-"""The support of a value in the very passages that its executor was shown, and names that these tie together."""
+"""The support of a value in the very passages that its executor was shown, and names that these
+tie together.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -12,19 +14,23 @@ from router.table.cell_value import values_in
 from router.trace.citation import MOST_CITED, Citation, citation, read
 from router.trace.table import Column, Support
 
-"""`stated`: a sentence says the value, and it, one beside it or the title names the row; `value_only`: none does; best
-first.
+"""`stated`: a sentence says the value, and it, one beside it or the title names the row;
+`value_only`: none does; best first.
 """
 
 _BE = r"(?:is|was|are|were|has been|had been)"
-_OFTEN = r"(?:also|formerly|previously|originally|officially|commonly|better|once|first|now|later|then)"
+_OFTEN = (
+    r"(?:also|formerly|previously|originally|officially|commonly|better|once|first|now|later|then)"
+)
 _TIE = re.compile(
-    rf"(?<= )(?:(?:{_BE} )?(?:{_OFTEN} ){{0,3}}(?:became )?(?:known|abbreviated|written|spelled|spelt) as"
+    rf"(?<= )(?:(?:{_BE} )?(?:{_OFTEN} ){{0,3}}(?:became )?(?:known|abbreviated|written|"
+    rf"spelled|spelt) as"
     rf"|(?:{_BE} (?:{_OFTEN} ){{0,3}}|(?:{_OFTEN} ){{1,3}})(?:called|named|renamed)(?: as| to)?"
     rf"|(?:{_BE} )?(?:formerly|previously|originally|officially|now|alias|aka|née|nee)"
     rf"|{_BE} (?:\w+ ){{0,3}}(?:name|title|alias|pseudonym|abbreviation) (?:of|for)"
     r"|(?:writes|wrote|published) (?:as|under (?:a )?(?:pen )?name(?: of)?)|changed its name to"
-    r"|(?:又|亦|也|旧|古|原|简|全|别|俗|曾|现|更|改) (?:用 )?(?:称|名|叫)(?: (?:为|是|作))?|即)(?= )"
+    r"|(?:又|亦|也|旧|古|原|简|全|别|俗|曾|现|更|改) (?:用 )?"
+    r"(?:称|名|叫)(?: (?:为|是|作))?|即)(?= )"
 )
 _MOST_WORDS, _MOST_CHARS = 12, 200
 """Of a name."""
@@ -53,7 +59,9 @@ def ties(sentence: str, document: str = "") -> Iterator[Tie]:
             yield Tie(before, after, document, sentence)
 
 
-def tied(found: Iterable[Tie], known: Collection[str], documents: int = 2) -> Iterator[tuple[str, str]]:
+def tied(
+    found: Iterable[Tie], known: Collection[str], documents: int = 2
+) -> Iterator[tuple[str, str]]:
     """Return the pairs of known names that so many documents tie, each in a sentence of its own.
 
     A sentence that two documents have in common counts once, as one of them is a copy.
@@ -65,7 +73,10 @@ def tied(found: Iterable[Tie], known: Collection[str], documents: int = 2) -> It
         if before and after and before != after:
             said.setdefault((min(before, after), max(before, after)), []).append(tie)
     for pair, saying in said.items():
-        if min(len({tie.document for tie in saying}), len({tie.sentence for tie in saying})) >= documents:
+        if (
+            min(len({tie.document for tie in saying}), len({tie.sentence for tie in saying}))
+            >= documents
+        ):
             yield pair
 
 
@@ -84,30 +95,44 @@ class Shown:
         self._readings = [read(passage.text) for passage in self._passages]
         self._titles = [fold(passage.title) for passage in self._passages]
         self.ties = tuple(
-            tie for passage in self._passages for tie in _ties_of(passage.text, passage.document or passage.title)
+            tie
+            for passage in self._passages
+            for tie in _ties_of(passage.text, passage.document or passage.title)
         )
         self._values = cache(self._by_value)
 
     def also_named(self, names: Collection[str]) -> set[str]:
         """Folded names with those titles of passages that passages say are names of the same."""
         known = {*names, *self._titles}
-        return {*names, *(name for pair in tied(self.ties, known, 1) if set(pair) & set(names) for name in pair)}
+        return {
+            *names,
+            *(
+                name
+                for pair in tied(self.ties, known, 1)
+                if set(pair) & set(names)
+                for name in pair
+            ),
+        }
 
     def support(
         self, column: Column, value: str, form: str, names: Collection[str]
     ) -> tuple[Support, tuple[Citation, ...]]:
-        """The support of a value, with a sentence of each passage that gives it. `form`: its canonical form; `names`:
-        folded names of its row.
+        """The support of a value, with a sentence of each passage that gives it. `form`: its
+        canonical form; `names`: folded names of its row.
         """
         wanted, kind = sought(value), Column("", column.type, unit=column.unit)
         typed = self._values(kind)
 
         def worth(excerpt: str, folded: str) -> int:
-            said = wanted in folded or any(found.startswith(form) for found in values_in(kind, excerpt))
+            said = wanted in folded or any(
+                found.startswith(form) for found in values_in(kind, excerpt)
+            )
             return 2 * said + any(name in folded for name in names)
 
         stated, held = list[Citation](), list[Citation]()
-        for passage, reading, title, values in zip(self._passages, self._readings, self._titles, typed, strict=True):
+        for passage, reading, title, values in zip(
+            self._passages, self._readings, self._titles, typed, strict=True
+        ):
             places = [*reading.places(wanted), *values.get(form, ())]
             if not places:
                 continue
@@ -122,7 +147,9 @@ class Shown:
         return "value_only", tuple(held[:MOST_CITED])
 
     def _by_value(self, column: Column) -> list[dict[str, list[int]]]:
-        """Return for each passage its sentences by their numbers or dates, a date also by its year and month."""
+        """Return for each passage its sentences by their numbers or dates, a date also by its
+        year and month.
+        """
         found = list[dict[str, list[int]]]()
         for reading in self._readings:
             places: dict[str, list[int]] = {}

@@ -1,4 +1,6 @@
-"""The delegator's part in a table: a plan, and then, shown nothing but its status, more discoveries or a stop."""
+"""The delegator's part in a table: a plan, and then, shown nothing but its status, more
+discoveries or a stop.
+"""
 
 import re
 from collections.abc import Collection, Sequence
@@ -18,7 +20,9 @@ from router.trace.table import Ask, CellState, Column, Row, Schema
 STOP = ("<table",)
 """The status that would come next, from models that go on to invent it."""
 MOST_KEYS, MOST_HOLES, _MOST_CHARS = 20, 5, 100
-"""Rows and holes that it is shown, and characters of each: its context is bounded, whatever the table holds."""
+"""Rows and holes that it is shown, and characters of each: its context is bounded, whatever the
+table holds.
+"""
 _HOLES: tuple[CellState, ...] = ("missing", "not_found")
 _ASK = re.compile(
     r"""<\s{0,4}ask\s{1,4}column\s{0,4}=\s{0,4}["'“]?([^"”<>]{1,200}?)["'”]?\s{0,4}>([^<]{1,500})<\s{0,4}/\s{0,4}ask""",
@@ -39,8 +43,8 @@ def described(column: Column) -> str:
 
 
 def planned(schema: Schema, text: str) -> Schema:
-    """The schema with the questions that a turn words for columns without one; those that cannot be asked of a row are
-    left out.
+    """The schema with the questions that a turn words for columns without one; those that cannot be
+    asked of a row are left out.
     """
     for name, asked in _ASK.findall(without_thinking(text)):
         wanted = normal_name(readable(name))
@@ -55,8 +59,8 @@ def planned(schema: Schema, text: str) -> Schema:
 
 
 def status(table: Table, occasions: Collection[Ask], not_dispatched: Sequence[str] = ()) -> str:
-    """A table, as the delegator sees it. `occasions`: as for `completeness`. `not_dispatched`: questions of its last
-    turn.
+    """A table, as the delegator sees it. `occasions`: as for `completeness`. `not_dispatched`:
+    questions of its last turn.
     """
     known = completeness(table, occasions)
     missing = sum(known.cells.get(state, 0) for state in _HOLES)
@@ -71,9 +75,13 @@ def status(table: Table, occasions: Collection[Ask], not_dispatched: Sequence[st
         for column, cell in zip(table.schema.columns, row.cells, strict=True)
         if cell.state in _HOLES
     )
-    return prompts.table_status(counts, names[:MOST_KEYS], islice(holes, MOST_HOLES), not_dispatched)
+    return prompts.table_status(
+        counts, names[:MOST_KEYS], islice(holes, MOST_HOLES), not_dispatched
+    )
 
 
 def _name(schema: Schema, row: Row) -> str:
-    shown = ", ".join(cell.value for column, cell in zip(schema.columns, row.cells, strict=True) if column.key)
+    shown = ", ".join(
+        cell.value for column, cell in zip(schema.columns, row.cells, strict=True) if column.key
+    )
     return " ".join(shown[:_MOST_CHARS].split())

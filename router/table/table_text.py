@@ -1,7 +1,7 @@
 """Tables as models write them in a turn, and as files hold them.
 
-Reading is total: any text gives a table, none raises, and the time is linear in the text. Only whole rows count; those
-that are there in part, or that the text says it leaves out, are counted.
+Reading is total: any text gives a table, none raises, and the time is linear in the text. Only
+whole rows count; those that are there in part, or that the text says it leaves out, are counted.
 """
 
 import csv
@@ -32,7 +32,8 @@ _WIDE_BARS = re.compile(r"^ {0,9}｜.*|^[^\s|][^|\n]*\t[^|\n]*$", re.MULTILINE)
 _SEPARATOR = re.compile(r"\s*:?[-—=]+:?\s*")
 _LONG_SEPARATOR = re.compile(r"\s*:?--+:?\s*")
 _LEFT_OUT = re.compile(
-    r"\s*\(?(?:\.{2,}|…+|⋮)\s*(?:(?:and )?(?:so on|(?:\d+ )?(?:more|others)(?: rows)?|continued|omitted))?\W*",
+    r"\s*\(?(?:\.{2,}|…+|⋮)\s*(?:(?:and )?(?:so on|(?:\d+ )?(?:more|others)(?: rows)?|"
+    r"continued|omitted))?\W*",
     re.IGNORECASE,
 )
 _DITTO = re.compile(r"""\s*(?:"|''|〃|″|”|同上)\s*""")
@@ -42,8 +43,10 @@ _BULLETED = re.compile(r"^(?:[-*+•–]|\d{1,4}[.)])\s+(?=[^\s|-])")
 _BOLD, _FIRST_PART = re.compile(r"\*\*([^*]+)\*\*"), re.compile(r"(.+?)(?:[:：]\s|\s[-–—]\s|$)")
 _OPENING_WORDS = re.compile(
     r"""
-    here(?:'s|\ (?:is|are)\ (?:the|a|all|my))\b|below\ (?:is|are)\b|based\ on\ the|according\ to\ the|note:|as\ an\ ai
-    |i\ (?:could|can)\s?not|i\ (?:couldn|can|don|didn)'t|i\ did\ not|i(?:'m|\ am)\ (?:sorry|unable|afraid)
+    here(?:'s|\ (?:is|are)\ (?:the|a|all|my))\b|below\ (?:is|are)\b
+    |based\ on\ the|according\ to\ the|note:|as\ an\ ai
+    |i\ (?:could|can)\s?not|i\ (?:couldn|can|don|didn)'t|i\ did\ not
+    |i(?:'m|\ am)\ (?:sorry|unable|afraid)
     |we\ could\ not|sorry[,.]|apologies|unfortunately|no\ \w+\ (?:was|were|is|are|could|found)
     |lo\ siento|désolé|voici|leider|hier\ (?:ist|sind)|к\ сожалению|извините
     |很?抱歉|对不起|以下|根据|(?:没有|未)找到|申し訳|すみません|죄송|다음은""",
@@ -70,15 +73,18 @@ class TableText(NamedTuple):
 
 
 def read_rows(text: str, columns: Sequence[Column], *, cut: bool = False) -> TableText:
-    """Read tables of JSON, HTML or Markdown, fenced or not, with prose around them; failing those, CSV or a list of
-    keys, one a line.
+    """Read tables of JSON, HTML or Markdown, fenced or not, with prose around them; failing those,
+    CSV or a list of keys, one a line.
 
-    Headers may stand in any order; what has none is read by its place. `cut`: something ended the text.
+    Headers may stand in any order; what has none is read by its place. `cut`: something ended the
+    text.
     """
     told = _QUOTED.sub("", without_html(text[:_MOST_READ].replace("\r\n", "\n")))
     if rows := reply_rows(told, columns):
         return _usable(rows, columns, int(cut))
-    lines = _WIDE_BARS.sub(lambda found: found[0].replace("｜", "|").replace("\t", "|"), told).split("\n")
+    lines = _WIDE_BARS.sub(
+        lambda found: found[0].replace("｜", "|").replace("\t", "|"), told
+    ).split("\n")
     lost = int((cut or len(text) > _MOST_READ) and bool(lines.pop().strip()))
     runs = groupby(lines, key=lambda line: "|" in line and not _FENCE.match(line))
     tables = [list(map(_cells, run)) for has_cells, run in runs if has_cells]
@@ -105,7 +111,10 @@ def _cells(line: str) -> list[str]:
     line = _BULLETED.sub("", line.strip())
     if "\\" in line:
         bars = [mark.start() for mark in re.finditer(r"\\.|\|", line) if mark[0] == "|"]
-        cells = [line[start + 1 : end] for start, end in zip([-1, *bars], [*bars, len(line)], strict=True)]
+        cells = [
+            line[start + 1 : end]
+            for start, end in zip([-1, *bars], [*bars, len(line)], strict=True)
+        ]
     else:
         cells = line.split("|")
     return cells[not cells[0] : len(cells) - (not cells[-1])]
@@ -114,19 +123,30 @@ def _cells(line: str) -> list[str]:
 def _parts(table: list[list[str]], columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
     """The header of a table, empty if it has none, and its rows."""
     marks = (sum(map(bool, map(_LONG_SEPARATOR.fullmatch, cells))) for cells in table)
-    width = next((count for count, cells in zip(marks, table, strict=True) if 0 < count < len(cells)), len(table[0]))
+    width = next(
+        (count for count, cells in zip(marks, table, strict=True) if 0 < count < len(cells)),
+        len(table[0]),
+    )
     rows = [row for cells in table for row in _apart(cells, width)]
     dashes = [bool(row) and all(map(_SEPARATOR.fullmatch, row)) for row in rows]
     names = {normal_name(column.name) for column in columns}
     first = rows[0]
-    has_header = dashes[1:2] == [True] or 2 * sum(_name(cell) in names for cell in first) >= max(1, len(first))
+    has_header = dashes[1:2] == [True] or 2 * sum(_name(cell) in names for cell in first) >= max(
+        1, len(first)
+    )
     header = first if has_header and not dashes[0] else []
-    again = {at for at, row in enumerate(rows) if row == header and (at == 0 or dashes[at + 1 : at + 2] == [True])}
+    again = {
+        at
+        for at, row in enumerate(rows)
+        if row == header and (at == 0 or dashes[at + 1 : at + 2] == [True])
+    }
     return header, [row for at, row in enumerate(rows) if not dashes[at] and at not in again]
 
 
 def _apart(cells: list[str], width: int) -> list[list[str]]:
-    """The rows of a line: several where it holds as many of this width, with an empty cell between any two."""
+    """The rows of a line: several where it holds as many of this width, with an empty cell
+    between any two.
+    """
     several = 0 < width < len(cells) and (len(cells) + 1) % (width + 1) == 0
     if not several or any(cell.strip() for cell in cells[width :: width + 1]):
         return [cells]
@@ -138,44 +158,70 @@ def _name(cell: str) -> str:
 
 
 def _order(header: Sequence[str], columns: Sequence[Column]) -> list[int]:
-    """The place of each column in a table with this header, -1 for none; empty where no column is named."""
+    """The place of each column in a table with this header, -1 for none; empty where no column
+    is named.
+    """
     names = [(_name(cell), _name(_IN_PARENTHESES.sub("", cell))) for cell in header[:_MOST_CELLS]]
     order = list[int]()
     for column in columns:
         wanted = normal_name(column.name), normal_name(_IN_PARENTHESES.sub("", column.name))
-        places = (at for form in (0, 1) for at, name in enumerate(names) if name[form] == wanted[form])
+        places = (
+            at for form in (0, 1) for at, name in enumerate(names) if name[form] == wanted[form]
+        )
         order.append(next((at for at in places if at not in order), -1))
     if max(order, default=-1) == -1:
         return []
     for at, column in enumerate(columns):  # renamed, in the same place
-        if order[at] == -1 and at < len(header) and at not in order and (column.key or len(header) == len(columns)):
+        if (
+            order[at] == -1
+            and at < len(header)
+            and at not in order
+            and (column.key or len(header) == len(columns))
+        ):
             order[at] = at
     return order
 
 
 def _ordered(rows: Iterable[list[str]], width: int, order: Sequence[int]) -> Iterable[list[str]]:
-    """The cells of rows in the order of the columns; of a row with too many, the last ones are one."""
+    """The cells of rows in the order of the columns; of a row with too many, the last ones are
+    one.
+    """
     for row in rows:
-        cells = row if len(row) <= width else [*row[: width - 1], "|".join(row[width - 1 :]).rstrip("| ")]
+        cells = (
+            row
+            if len(row) <= width
+            else [*row[: width - 1], "|".join(row[width - 1 :]).rstrip("| ")]
+        )
         yield [cells[at] if 0 <= at < len(cells) else "" for at in order]
 
 
 def _text(cell: str) -> str:
     """The text of a raw cell."""
-    return _ESCAPE.sub(lambda found: found[1] or "\n", cell).strip() if "\\" in cell or "<" in cell else cell.strip()
+    return (
+        _ESCAPE.sub(lambda found: found[1] or "\n", cell).strip()
+        if "\\" in cell or "<" in cell
+        else cell.strip()
+    )
 
 
 def _usable(rows: Iterable[Sequence[str]], columns: Sequence[Column], lost: int) -> TableText:
-    """Rows with a key. What stands for the cell above is replaced by it, as is an empty part of a key."""
+    """Rows with a key. What stands for the cell above is replaced by it, as is an empty part of
+    a key.
+    """
     keys = [at for at, column in enumerate(columns) if column.key]
     found: list[tuple[str, ...]] = []
     for row in rows:
         if not any(cell.strip() for cell in row):
             continue
         above = found[-1] if found else ("",) * len(row)
-        values = [before if _DITTO.fullmatch(cell) else _text(cell) for cell, before in zip(row, above, strict=True)]
+        values = [
+            before if _DITTO.fullmatch(cell) else _text(cell)
+            for cell, before in zip(row, above, strict=True)
+        ]
         if any(values[at] for at in keys):
-            values = [value or above[at] if at in keys else value for at, value in enumerate(values)]
+            values = [
+                value or above[at] if at in keys else value for at, value in enumerate(values)
+            ]
         if any(_LEFT_OUT.fullmatch(row[at]) or is_blank(values[at]) for at in keys):
             lost += 1
         else:
@@ -193,7 +239,9 @@ def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequenc
     names = {normal_name(column.name) for column in columns}
     items = [line[bullet.end() :] for line in lines if (bullet := _BULLET.match(line))]
     if not items:
-        items = [line for line in lines if not (line.endswith((":", "：")) or _OPENING_WORDS.match(line))]
+        items = [
+            line for line in lines if not (line.endswith((":", "：")) or _OPENING_WORDS.match(line))
+        ]
         if len(items) == 1 and len(several := _LISTED.split(items[0])) > 2:
             items = several
     name = _FIRST_PART if len(columns) > 1 else _BOLD  # where more was asked for, more may follow
@@ -206,19 +254,27 @@ def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequenc
 
 
 def read_csv(text: str, columns: Sequence[Column], delimiter: str = ",") -> list[tuple[str, ...]]:
-    """The rows of separated values under a header that names some of the columns, as far as they can be read."""
+    """The rows of separated values under a header that names some of the columns, as far as
+    they can be read.
+    """
     rows: list[list[str]] = []
     with suppress(csv.Error):
-        rows.extend(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=delimiter))
+        rows.extend(
+            csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=delimiter)
+        )
     order = _order(rows[0], columns) if rows else []
     shown = _ordered(rows[1:], len(rows[0]), order) if order else ()
     return [tuple(cell.strip() for cell in row) for row in shown if any(map(str.strip, row))]
 
 
 def to_markdown(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; `read_rows` reads it back, but for white space around values and kinds of line breaks."""
+    """A Markdown table; `read_rows` reads it back, but for white space around values and kinds
+    of line breaks.
+    """
     head = [_written(column.name) for column in columns], ["---"] * len(columns)
-    return "".join(f"| {' | '.join(row)} |\n" for row in (*head, *(map(_written, row) for row in rows)))
+    return "".join(
+        f"| {' | '.join(row)} |\n" for row in (*head, *(map(_written, row) for row in rows))
+    )
 
 
 _OF_MARKDOWN = re.compile(r"[\\|]|<(?=br\s{0,4}/?>)", re.IGNORECASE)
@@ -231,9 +287,11 @@ def _written(value: str) -> str:
     return re.sub(r"\r\n?|\n", "<br>", value)
 
 
-def read_values(text: str, schema: Schema, wanted: Sequence[Column], row: RowKey) -> tuple[str, ...]:
-    """The values of some columns for one row, each empty where there is none: from lines such as `founder: Ana`, from
-    the row of a table, or, where one value is wanted, the whole text.
+def read_values(
+    text: str, schema: Schema, wanted: Sequence[Column], row: RowKey
+) -> tuple[str, ...]:
+    """The values of some columns for one row, each empty where there is none: from lines such as
+    `founder: Ana`, from the row of a table, or, where one value is wanted, the whole text.
     """
     columns = Schema((*schema.keys, *wanted))
     unkeyed = [Column(column.name) for column in columns.columns]
@@ -242,7 +300,11 @@ def read_values(text: str, schema: Schema, wanted: Sequence[Column], row: RowKey
     told: dict[str, str] = {}
     for line in () if marked else text[:_MOST_READ].split("\n"):
         bullet = _BULLET.match(line)
-        name, sign, value, *_ = *_PAIR.split(line[bullet.end() if bullet else 0 :].strip(" |"), 1), "", ""
+        name, sign, value, *_ = (
+            *_PAIR.split(line[bullet.end() if bullet else 0 :].strip(" |"), 1),
+            "",
+            "",
+        )
         if sign and value.strip() and _name(value.split("|", maxsplit=1)[0]) not in names:
             told.setdefault(_name(name), _text(value))
     values = tuple(told.get(normal_name(column.name), "") for column in wanted)
@@ -261,14 +323,15 @@ _MARKED = re.compile(r"""^[ \t]*(?:\{|\[\s*[\[{"])|<tr\b""", re.MULTILINE | re.I
 _OPENING = re.compile(r"<\s{0,4}answer\s{0,4}>", re.IGNORECASE)
 _CLOSING = re.compile(r"<\s{0,4}/\s{0,4}answer\s{0,4}>[^\S\n]*(?=\n|$|<)", re.IGNORECASE)
 _EVIDENCE = re.compile(
-    r"(?:^[^|\n<]{0,200}|<\s{0,4}/\s{0,4}answer\s{0,4}>\s{0,9})<\s{0,4}evidence\s{0,4}>", re.IGNORECASE | re.MULTILINE
+    r"(?:^[^|\n<]{0,200}|<\s{0,4}/\s{0,4}answer\s{0,4}>\s{0,9})<\s{0,4}evidence\s{0,4}>",
+    re.IGNORECASE | re.MULTILINE,
 )
 
 
 def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """Read an executor's turn that may hold a table. As `parse_turn`, but lines are kept; what a length limit ended
-    counts up to its last whole line; and neither tags around a table nor evidence have to be there, as each value is
-    looked for in the passages anyway.
+    """Read an executor's turn that may hold a table. As `parse_turn`, but lines are kept; what a
+    length limit ended counts up to its last whole line; and neither tags around a table nor
+    evidence have to be there, as each value is looked for in the passages anyway.
     """
     turn = parse_turn(text, cut)
     if isinstance(turn, SearchTurn) or (
@@ -279,7 +342,10 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
     opening = _OPENING.search(visible)
     body = visible[opening.end() :] if opening else visible
     evidence = _EVIDENCE.search(body)
-    ends = [closing.start() for closing in _CLOSING.finditer(body, 0, evidence.end() if evidence else len(body))]
+    ends = [
+        closing.start()
+        for closing in _CLOSING.finditer(body, 0, evidence.end() if evidence else len(body))
+    ]
     end = ends[-1] if ends else evidence.start() if evidence else None
     lines = readable(body[:end]).split("\n")
     lost = int(cut and end is None and bool(lines.pop().strip()))

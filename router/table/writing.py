@@ -1,6 +1,7 @@
 """Tables that a model writes, to compare with: the papers' ways (WideSeek-R1 3; WideSearch).
 
-The program reads what was written, keeps what was given, and looks each value up in all passages that were found.
+The program reads what was written, keeps what was given, and looks each value up in all passages
+that were found.
 """
 
 import asyncio
@@ -31,21 +32,35 @@ SINGLE_WRITER = dataclasses.replace(SINGLE_AGENT, parse=parse_table_turn, stop=(
 
 
 class WrittenTables:
-    """Fills tables by a loop that answers questions, whose answer is the table; any number of tables at once."""
+    """Fills tables by a loop that answers questions, whose answer is the table; any number of
+    tables at once.
+    """
 
-    def __init__(self, loop: Loop, writer: Role, topology: TableTopologyName, max_tasks: int = 1) -> None:
-        """`writer`: the role that answers. `max_tasks`: executors that the loop dispatches in all, if any."""
-        self._loop, self._writer, self._topology, self._max_tasks = loop, writer, topology, max_tasks
+    def __init__(
+        self, loop: Loop, writer: Role, topology: TableTopologyName, max_tasks: int = 1
+    ) -> None:
+        """`writer`: the role that answers. `max_tasks`: executors that the loop dispatches in
+        all, if any.
+        """
+        self._loop, self._writer, self._topology, self._max_tasks = (
+            loop,
+            writer,
+            topology,
+            max_tasks,
+        )
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
-        """Fill the table of a checked request. What ends the search early, be it time, a budget or a limit, ends in the
-        table that is written of what was found, or, where there is no time or money left for that, in the given rows.
-        Raises `UpstreamError` where a model fails, or writes no table, and no row was given.
+        """Fill the table of a checked request. What ends the search early, be it time, a budget or
+        a limit, ends in the table that is written of what was found, or, where there is no time or
+        money left for that, in the given rows. Raises `UpstreamError` where a model fails, or
+        writes no table, and no row was given.
         """
         context.on_event(Planned(request.columns))
         now, ended = asyncio.get_running_loop().time(), ""
         until = now + (context.search_deadline - now) * (1 - ANSWERING_SHARE)
-        inner = dataclasses.replace(context, deadline=context.search_deadline, search_deadline=until, tabular=True)
+        inner = dataclasses.replace(
+            context, deadline=context.search_deadline, search_deadline=until, tabular=True
+        )
         try:
             context.draft.result = found = await self._loop.run(_question(request), inner)
             asked = found.answering or any(search.passages for search in found.searches)
@@ -64,8 +79,12 @@ class WrittenTables:
             context.draft.result = made = self._made(request, context.draft.result, ended)
         table = await asyncio.to_thread(table_of, replace(made, max_rows=sys.maxsize))
         index, ask, written = len(made.asks) - 1, made.asks[-1], made.executions[-1]
-        lost = (await asyncio.to_thread(read_report, made.schema, ask, replace(written, searches=()))).lost
-        if made.outcome == "filled" and (lost or (len(table.rows) > made.max_rows and not request.closed)):
+        lost = (
+            await asyncio.to_thread(read_report, made.schema, ask, replace(written, searches=()))
+        ).lost
+        if made.outcome == "filled" and (
+            lost or (len(table.rows) > made.max_rows and not request.closed)
+        ):
             context.draft.result = made = replace(made, outcome="rows_exhausted")
         context.on_event(SubQueryDispatched(index, 1, written.sub_query, ask))
         context.on_event(Reported(index, written))
@@ -78,7 +97,9 @@ class WrittenTables:
         found = result if isinstance(result, Trajectory) else Trajectory("", "answered")
         executions, columns = found.executions, tuple(column.name for column in request.columns)
         asks = (Ask("fill", (), attempt=number) for number in range(1, len(executions) + 1))
-        outcome: Any = ended or {"answered": "filled", "not_found": "filled"}.get(found.outcome, found.outcome)
+        outcome: Any = ended or {"answered": "filled", "not_found": "filled"}.get(
+            found.outcome, found.outcome
+        )
         if outcome == "rounds_exhausted" and len(executions) >= self._max_tasks:
             outcome = "tasks_exhausted"
         return TableRun(
@@ -95,7 +116,10 @@ class WrittenTables:
 
 def _question(request: TableRequest) -> str:
     """The request, as a question."""
-    text = f"{request.question}\n\nColumns, keys with a star: {', '.join(map(described, request.columns))}"
+    text = (
+        f"{request.question}\n\nColumns, keys with a star: "
+        f"{', '.join(map(described, request.columns))}"
+    )
     if not request.rows:
         return text
     others = "There are no other rows" if request.closed else "There may be other rows"

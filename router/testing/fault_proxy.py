@@ -1,6 +1,8 @@
-"""Proxies before upstreams that fail by a seed: calls are reset, refused in storms, never answered, cut or garbled.
+"""Proxies before upstreams that fail by a seed: calls are reset, refused in storms, never answered,
+cut or garbled.
 
-A proxy notes the request id of each attempt, and what the upstream itself counted for it, to compare with a ledger.
+A proxy notes the request id of each attempt, and what the upstream itself counted for it, to
+compare with a ledger.
 """
 
 import asyncio
@@ -24,7 +26,15 @@ from router.protocol import Passage
 from router.search import Retriever
 
 Fault = Literal[
-    "reset", "black_hole", "drip", "cut", "lying_usage", "invalid_utf8", "duplicated", "throttled", "overloaded"
+    "reset",
+    "black_hole",
+    "drip",
+    "cut",
+    "lying_usage",
+    "invalid_utf8",
+    "duplicated",
+    "throttled",
+    "overloaded",
 ]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 SEARCH_FAULTS: tuple[Fault, ...] = "reset", "black_hole", "drip", "overloaded"
@@ -34,7 +44,20 @@ State = Literal["well", "gone", "silent"]
 """`gone`: nobody listens; `silent`: takes calls and never answers."""
 _STORM_WEIGHT, _STORM_S = 0.1, (0.2, 1.5)
 _DATA = b"data: {"
-_LIES: tuple[object, ...] = (-1, 0, 10**6, 2**63, 10**30, 1.5, float("1e308"), "many", None, [], {"total": 3}, True)
+_LIES: tuple[object, ...] = (
+    -1,
+    0,
+    10**6,
+    2**63,
+    10**30,
+    1.5,
+    float("1e308"),
+    "many",
+    None,
+    [],
+    {"total": 3},
+    True,
+)
 _RETRY_AFTER = (None, "0", "1", "3600", "-5", "soon", "Wed, 21 Oct 2015 07:28:00 GMT")
 _PASSED_ON = (REQUEST_ID, "Content-Type", "Authorization")
 _DRIP_BYTES, _DRIP_S = 16, (0.005, 0.2)
@@ -45,10 +68,14 @@ class FaultPlan:
     """Draws of one call after the other what goes wrong with it; the same for the same seed."""
 
     def __init__(
-        self, seed: str, share: float, faults: Iterable[Fault] = FAULTS, clock: Callable[[], float] = time.monotonic
+        self,
+        seed: str,
+        share: float,
+        faults: Iterable[Fault] = FAULTS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`share`: of the calls with which something begins to go wrong; a storm is a tenth as likely as another
-        fault, as it hits many calls. `clock`: seconds.
+        """`share`: of the calls with which something begins to go wrong; a storm is a tenth as
+        likely as another fault, as it hits many calls. `clock`: seconds.
         """
         self.chance, self.share = random.Random(seed), share
         self.seen = Counter[str]()
@@ -80,8 +107,15 @@ def corrupted(line: bytes, fault: Fault | None, chance: random.Random) -> Iterat
     """A line of an event stream with a fault that lets the stream go on."""
     match fault if line.startswith(_DATA) else None:
         case "lying_usage":
-            chunk, names = json.loads(line.removeprefix(b"data: ")), ("prompt_tokens", "completion_tokens")
-            lies = {name: chance.choice(_LIES) for name in (*names, "total_tokens") if chance.random() < 0.8}
+            chunk, names = (
+                json.loads(line.removeprefix(b"data: ")),
+                ("prompt_tokens", "completion_tokens"),
+            )
+            lies = {
+                name: chance.choice(_LIES)
+                for name in (*names, "total_tokens")
+                if chance.random() < 0.8
+            }
             details = {"prompt_tokens_details": {"cached_tokens": chance.choice(_LIES)}}
             usage = {**lies, **(details if chance.random() < 0.3 else {})}
             chunk["usage"] = chance.choice(_LIES) if chance.random() < 0.1 else usage
@@ -142,7 +176,12 @@ class FaultProxy:
     async def open(self) -> None:
         """Listen, at the port of before."""
         app = web.Application(client_max_size=64 << 20)
-        app.add_routes([web.post("/v1/chat/completions", self._complete), web.route("*", "/{path:.*}", self._other)])
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._complete),
+                web.route("*", "/{path:.*}", self._other),
+            ]
+        )
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=4096).start()
@@ -157,14 +196,19 @@ class FaultProxy:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.attempts.append(request_id := request.headers.get(REQUEST_ID, ""))
         body, fault = await request.read(), self.plan.next()
-        self.conversations[request_id] = blake2b(msgspec.json.decode(body, type=_Asked).messages).digest()
+        self.conversations[request_id] = blake2b(
+            msgspec.json.decode(body, type=_Asked).messages
+        ).digest()
         if self.state == "silent" or fault == "black_hole":
             await asyncio.Event().wait()
         if fault == "reset":
             return _broken(request)
         if fault in STORMS:
             after = self.plan.chance.choice(_RETRY_AFTER)
-            headers, error = {} if after is None else {"Retry-After": after}, {"error": {"message": fault}}
+            headers, error = (
+                {} if after is None else {"Retry-After": after},
+                {"error": {"message": fault}},
+            )
             return web.json_response(error, status=STORMS[fault], headers=headers)
         try:
             async with self._asked(request, body) as reply:
@@ -175,36 +219,54 @@ class FaultProxy:
     async def _passed_on(
         self, request: web.Request, reply: aiohttp.ClientResponse, fault: Fault | None
     ) -> web.StreamResponse:
-        response = web.StreamResponse(status=reply.status, headers={"Content-Type": reply.content_type})
+        response = web.StreamResponse(
+            status=reply.status, headers={"Content-Type": reply.content_type}
+        )
         await response.prepare(request)
         chance, counted = self.plan.chance, None
         left, pause_s = chance.randint(0, 6) if fault == "cut" else -1, chance.uniform(*_DRIP_S)
         async for line in reply.content:
             if left == 0:
-                return _broken(request)  # leaving the context closes the connection to the upstream, too
+                # Leaving the context closes the connection to the upstream, too
+                return _broken(request)
             left -= bool(line.strip())
             if line.startswith(_DATA):
-                counted = msgspec.json.decode(line.removeprefix(b"data: "), type=_Chunk).usage or counted
+                counted = (
+                    msgspec.json.decode(line.removeprefix(b"data: "), type=_Chunk).usage or counted
+                )
             for piece in corrupted(line, fault, chance):
-                await (_drip(response, piece, pause_s) if fault == "drip" else response.write(piece))
+                await (
+                    _drip(response, piece, pause_s) if fault == "drip" else response.write(piece)
+                )
         if counted and fault in (None, "drip"):
             self.counted[request.headers.get(REQUEST_ID, "")] = counted
         return response
 
     async def _other(self, request: web.Request) -> web.Response:
-        """Pass on what else is asked, such as the health; it may hang where completions do, half as often as faults."""
-        hangs = "black_hole" in self.plan.faults and self.plan.chance.random() < self.plan.share * _STUCK_SHARE
+        """Pass on what else is asked, such as the health; it may hang where completions do,
+        half as often as faults.
+        """
+        hangs = (
+            "black_hole" in self.plan.faults
+            and self.plan.chance.random() < self.plan.share * _STUCK_SHARE
+        )
         if self.state == "silent" or hangs:
             self.plan.seen["stuck"] += 1
             await asyncio.Event().wait()
         async with self._asked(request, await request.read()) as reply:
-            return web.Response(status=reply.status, body=await reply.read(), content_type=reply.content_type)
+            return web.Response(
+                status=reply.status, body=await reply.read(), content_type=reply.content_type
+            )
 
     @asynccontextmanager
-    async def _asked(self, request: web.Request, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _asked(
+        self, request: web.Request, body: bytes
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         url, timeout = self._root + request.path_qs, aiohttp.ClientTimeout(total=None)
-        async with self._session.request(request.method, url, data=body, headers=headers, timeout=timeout) as reply:
+        async with self._session.request(
+            request.method, url, data=body, headers=headers, timeout=timeout
+        ) as reply:
             yield reply
 
 
@@ -214,7 +276,9 @@ class FaultyRetriever:
     def __init__(self, retriever: Retriever, plan: FaultPlan) -> None:
         self._retriever, self._plan = retriever, plan
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         """See `Retriever.search`."""
         match self._plan.next():
             case "black_hole":
@@ -237,7 +301,9 @@ async def fault_proxies(
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         plans = [FaultPlan(f"{seed} {at}", 0.0, faults) for at in range(len(upstreams))]
-        proxies = [FaultProxy(url, session, plan) for url, plan in zip(upstreams, plans, strict=True)]
+        proxies = [
+            FaultProxy(url, session, plan) for url, plan in zip(upstreams, plans, strict=True)
+        ]
         for proxy in proxies:
             await proxy.open()
             stack.push_async_callback(proxy.close)

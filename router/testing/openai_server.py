@@ -1,7 +1,9 @@
-"""A small real HTTP server in OpenAI's shape that answers as it is scripted: at once, at a pace, or wrongly.
+"""A small real HTTP server in OpenAI's shape that answers as it is scripted: at once, at a pace, or
+wrongly.
 
-`plays(says("hello"))` answers each request with the next of some behaviours. `plays(writes(script))` asks a function
-what each request is answered with, and at which pace. Tokens are words; `GET /metrics` counts them, as vLLM does.
+`plays(says("hello"))` answers each request with the next of some behaviours.
+`plays(writes(script))` asks a function what each request is answered with, and at which pace.
+Tokens are words; `GET /metrics` counts them, as vLLM does.
 """
 
 import asyncio
@@ -37,13 +39,19 @@ Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class OpenAIServer:
-    """Plays its behaviours in order, one a request, and the last one for ever; records what it sees."""
+    """Plays its behaviours in order, one a request, and the last one for ever; records what it
+    sees.
+    """
 
     def __init__(self, base_url: str = "", *, recording: bool = True) -> None:
-        """`recording`: keep what was asked, and serve `MODEL` only; without it any model is there."""
+        """`recording`: keep what was asked, and serve `MODEL` only; without it any model is
+        there.
+        """
         self.base_url, self.recording = base_url, recording
         self.tokens = Counter[str]()
-        """`prompt` and `generation` tokens of what was answered by `writes`, as far as it was written."""
+        """`prompt` and `generation` tokens of what was answered by `writes`, as far as it was
+        written.
+        """
         self.bodies: list[dict[str, Any]] = []
         """The JSON of every request."""
         self.headers: list[dict[str, str]] = []
@@ -95,27 +103,38 @@ class OpenAIServer:
 
     async def models(self, _request: web.Request) -> web.Response:
         """The list of models."""
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "max_model_len": self.context}]})
+        return web.json_response(
+            {"object": "list", "data": [{"id": MODEL, "max_model_len": self.context}]}
+        )
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """The number of words of a text or a conversation."""
         self.counted.append(body := await request.json())
         if not self.tokenizes:
             raise web.HTTPNotFound
-        texts = [message["content"] for message in body["messages"]] if "messages" in body else [body["prompt"]]
+        texts = (
+            [message["content"] for message in body["messages"]]
+            if "messages" in body
+            else [body["prompt"]]
+        )
         return web.json_response({"count": sum(len(text.split()) for text in texts)})
 
     async def embeddings(self, request: web.Request) -> web.Response:
         """A vector of each text's own, of eight dimensions, from its digest."""
         texts = (await request.json())["input"]
         digests = [hashlib.shake_256(f"{self.salt}{text}".encode()).digest(8) for text in texts]
-        data = [{"index": at, "embedding": [byte - 127.5 for byte in one]} for at, one in enumerate(digests)]
+        data = [
+            {"index": at, "embedding": [byte - 127.5 for byte in one]}
+            for at, one in enumerate(digests)
+        ]
         return web.json_response({"object": "list", "data": data})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """The tokens of all answers so far, and since when, as vLLM names them."""
         samples: dict[str, float] = {"process_start_time_seconds": self._started_at}
-        samples |= {f"vllm:{kind}_tokens_total": self.tokens[kind] for kind in ("prompt", "generation")}
+        samples |= {
+            f"vllm:{kind}_tokens_total": self.tokens[kind] for kind in ("prompt", "generation")
+        }
         return web.Response(text="".join(f"{name} {value}\n" for name, value in samples.items()))
 
 
@@ -154,7 +173,12 @@ def says(
     end = {"finish_reason": finish_reason, "stop_reason": stop_reason}
     thought = [_chunk({"delta": {**reasoning}})] if reasoning else []
     pieces = [_chunk({"delta": {"content": text}}) for text in texts]
-    chunks = [_chunk({"delta": {"role": "assistant"}}), *thought, *pieces, _chunk({"delta": {}, **end})]
+    chunks = [
+        _chunk({"delta": {"role": "assistant"}}),
+        *thought,
+        *pieces,
+        _chunk({"delta": {}, **end}),
+    ]
     if usage:
         chunks.append({"choices": [], "usage": usage})
 
@@ -163,7 +187,9 @@ def says(
             return await streams(*map(event, chunks), DONE)(request)
         content = None if None in texts else "".join(text for text in texts if text)
         message = {"role": "assistant", "content": content, **(reasoning or {})}
-        return web.json_response({**_chunk({"message": message, **end}), **({"usage": usage} if usage else {})})
+        return web.json_response(
+            {**_chunk({"message": message, **end}), **({"usage": usage} if usage else {})}
+        )
 
     return play
 
@@ -197,7 +223,9 @@ class Reply:
     """Tokens before them."""
     first_token_s: float = 0.0
     token_s: Callable[[], float] | None = None
-    """Seconds from one token to the next, asked for at each; None writes all at once, in a few pieces."""
+    """Seconds from one token to the next, asked for at each; None writes all at once, in a few
+    pieces.
+    """
     per_event: int = 1
     """Tokens that are sent together, but for the first one, as with vLLM's `stream_interval`."""
 
@@ -208,12 +236,19 @@ class Reply:
 
 
 def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
-    """Write what `script` says to each request, streamed with the usage so far where that is asked for."""
+    """Write what `script` says to each request, streamed with the usage so far where that is
+    asked for.
+    """
 
     async def play(request: web.Request) -> web.StreamResponse:
         asked = msgspec.json.decode(await request.read(), type=ChatRequest)
-        reply = script(msgspec.structs.replace(asked, request_id=request.headers.get(REQUEST_ID, "")))
-        read, wrote = sum(len(text.split()) for text in asked.texts), len(reply.reasoning) + len(reply.tokens)
+        reply = script(
+            msgspec.structs.replace(asked, request_id=request.headers.get(REQUEST_ID, ""))
+        )
+        read, wrote = (
+            sum(len(text.split()) for text in asked.texts),
+            len(reply.reasoning) + len(reply.tokens),
+        )
         request[_TOKENS] = counts = {"prompt": read, "generation": wrote}
         if not asked.stream:
             return web.Response(body=whole(reply, read), content_type="application/json")
@@ -241,13 +276,18 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
 
 def whole(reply: Reply, read: int) -> bytes:
     """The body of a reply that is no stream. `read`: the tokens of the prompt."""
-    choice = {"message": {"role": "assistant", "content": "".join(reply.tokens)}, "finish_reason": "stop"}
-    return msgspec.json.encode({"choices": [choice], "usage": _usage(read, len(reply.reasoning) + len(reply.tokens))})
+    choice = {
+        "message": {"role": "assistant", "content": "".join(reply.tokens)},
+        "finish_reason": "stop",
+    }
+    return msgspec.json.encode(
+        {"choices": [choice], "usage": _usage(read, len(reply.reasoning) + len(reply.tokens))}
+    )
 
 
 def events(reply: Reply, read: int) -> Iterator[tuple[int, bytes]]:
-    """The events of a stream: the first token, the others a few at a time, and then the end in one; each with the
-    tokens to wait for. `read`: the tokens of the prompt.
+    """The events of a stream: the first token, the others a few at a time, and then the end in one;
+    each with the tokens to wait for. `read`: the tokens of the prompt.
     """
     wrote = 0
     for name, tokens in (("reasoning", reply.reasoning), ("content", reply.tokens)):
@@ -257,7 +297,10 @@ def events(reply: Reply, read: int) -> Iterator[tuple[int, bytes]]:
             waits, at = len(some) if wrote else 0, at + len(some)
             wrote += len(some)
             delta = {name: "".join(some)}
-            yield waits, event({"choices": [{"index": 0, "delta": delta}], "usage": _usage(read, wrote)})
+            yield (
+                waits,
+                event({"choices": [{"index": 0, "delta": delta}], "usage": _usage(read, wrote)}),
+            )
     usage = _usage(read, wrote)
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage}
     yield 0, event(end) + event({"choices": [], "usage": usage}) + DONE
@@ -267,8 +310,12 @@ def _usage(read: int, wrote: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
 
 
-def streams(*pieces: bytes, then: Callable[[web.Request], Awaitable[None]] | None = None) -> Behaviour:
-    """Send an event stream in these pieces, whatever is in them; then end it, or do `then` first."""
+def streams(
+    *pieces: bytes, then: Callable[[web.Request], Awaitable[None]] | None = None
+) -> Behaviour:
+    """Send an event stream in these pieces, whatever is in them; then end it, or do `then`
+    first.
+    """
 
     async def play(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=_SSE)
@@ -283,7 +330,10 @@ def streams(*pieces: bytes, then: Callable[[web.Request], Awaitable[None]] | Non
 
 
 def replies(
-    body: bytes, content_type: str = "application/json", status: int = 200, headers: Mapping[str, str] = {}
+    body: bytes,
+    content_type: str = "application/json",
+    status: int = 200,
+    headers: Mapping[str, str] = {},
 ) -> Behaviour:
     """Send these bytes."""
 
@@ -298,7 +348,9 @@ def fails(status: int, message: str, retry_after: str | None = None) -> Behaviou
     headers = {"Retry-After": retry_after} if retry_after else {}
 
     async def play(_request: web.Request) -> web.StreamResponse:
-        return web.json_response({"error": {"message": message, "code": status}}, status=status, headers=headers)
+        return web.json_response(
+            {"error": {"message": message, "code": status}}, status=status, headers=headers
+        )
 
     return play
 
@@ -346,4 +398,10 @@ def end_event(finish_reason: str = "stop", stop_reason: str | int | None = None)
 
 def _chunk(choice: dict[str, Any]) -> dict[str, Any]:
     kind = "chat.completion.chunk" if "delta" in choice else "chat.completion"
-    return {"id": "c", "object": kind, "created": 1, "model": MODEL, "choices": [{"index": 0, **choice}]}
+    return {
+        "id": "c",
+        "object": kind,
+        "created": 1,
+        "model": MODEL,
+        "choices": [{"index": 0, **choice}],
+    }

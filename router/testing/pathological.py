@@ -1,21 +1,25 @@
-"""Texts that cost most to normalize, match, split or show, of any length: where a reader is slow, it is with these."""
+"""Texts that cost most to normalize, match, split or show, of any length: where a reader is
+slow, it is with these.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import count
 
 # fmt: off
 PIECES = (
-    "<search>", "<search></search>", "<search>a?</search>", "</sea", "<", "< ", "<stop", "<stop>", "<think>",
-    "</think>", "<think></think>", "<query", "<query>", "<answer>", "<evidence>", "<evidence>a", "<search_results>",
-    "[", "{", "(", '["', "['", '"', "'", "“", "\\", '\\"', '",', '"\n', '": ', '"x": ', '{"a":', '["a?", ',
-    '{"query": "a?"}, ', "=", "Q", "Q ", "&", "&amp;", "`", "```", "x", "x ", " ", "\n", "\n ", ", ", ",\n", "- ",
-    "1. ", "? ", "?, ", "a?\n", "a\n", "- a\n",
+    "<search>", "<search></search>", "<search>a?</search>", "</sea", "<", "< ", "<stop",
+    "<stop>", "<think>", "</think>", "<think></think>", "<query", "<query>", "<answer>",
+    "<evidence>", "<evidence>a", "<search_results>", "[", "{", "(", '["', "['", '"', "'", "“",
+    "\\", '\\"', '",', '"\n', '": ', '"x": ', '{"a":', '["a?", ', '{"query": "a?"}, ', "=", "Q",
+    "Q ", "&", "&amp;", "`", "```", "x", "x ", " ", "\n", "\n ", ", ", ",\n", "- ", "1. ", "? ",
+    "?, ", "a?\n", "a\n", "- a\n",
 )
 """Parts of the protocol and of JSON, to be repeated."""
 _UNITS = (
-    "\u0301\u0323", "e\u0301\u0323", "\ufdfa", "ệ", "각", "ａ", "ﬁ", "\u0344", "👩‍👩‍👧‍👦", "\u202e", "\u200b",
-    "\x00", "\x1b[2J", "\u2028", "\x85", "İ", "ß", "A", "Who is Ada? ", "1943", ".", ". ", '."', "a.b", "…) ", "&lt;",
-    "</", "<|im_end|>", "Mr. ", "\n\n", "\t", "-a", "''", "’s ", "http://a.b/?", '{"a":', "[[", "\\u0000", "data: ",
+    "\u0301\u0323", "e\u0301\u0323", "\ufdfa", "ệ", "각", "ａ", "ﬁ", "\u0344", "👩‍👩‍👧‍👦",
+    "\u202e", "\u200b", "\x00", "\x1b[2J", "\u2028", "\x85", "İ", "ß", "A", "Who is Ada? ",
+    "1943", ".", ". ", '."', "a.b", "…) ", "&lt;", "</", "<|im_end|>", "Mr. ", "\n\n", "\t",
+    "-a", "''", "’s ", "http://a.b/?", '{"a":', "[[", "\\u0000", "data: ",
 )
 # fmt: on
 _BEFORE = "", '<search>["', "<answer>a</answer><evidence>"

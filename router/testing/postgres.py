@@ -18,7 +18,9 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 
 def postgres_binaries() -> Path | None:
-    """The folder of `initdb` and `postgres`, the newest of Debian's or that on the path; None where there is none."""
+    """The folder of `initdb` and `postgres`, the newest of Debian's or that on the path; None
+    where there is none.
+    """
     found = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("initdb")
     return found[-1].parent if found else Path(on_path).resolve().parent if on_path else None
@@ -39,31 +41,53 @@ class Server(NamedTuple):
 def running_postgres(*, durable: bool = True) -> Iterator[Server]:
     """A server on a free port of the loopback. `durable`: fsync before a commit returns.
 
-    Raises `RolegateError` where PostgreSQL is not installed. It refuses to run as root, so root starts it as `nobody`.
+    Raises `RolegateError` where PostgreSQL is not installed. It refuses to run as root, so root
+    starts it as `nobody`.
     """
     binaries = postgres_binaries()
     if binaries is None:
-        raise RolegateError("PostgreSQL is not installed; install it (Debian: apt-get install postgresql).")
+        raise RolegateError(
+            "PostgreSQL is not installed; install it (Debian: apt-get install postgresql)."
+        )
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
     # Not by Python, which would fork, beside gRPC's threads.
-    whose = ("setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups") if user else ()
+    whose = (
+        ("setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
+        if user
+        else ()
+    )
     with tempfile.TemporaryDirectory() as name, socket.socket() as probe:
         folder = Path(name)
         if user:
             os.chown(folder, user.pw_uid, user.pw_gid)
         data, log = folder / "data", folder / "log"
-        initdb = (binaries / "initdb", "-D", data, "-U", "rolegate", "--auth=trust", "--no-sync", "--encoding=UTF8")
+        initdb = (
+            binaries / "initdb",
+            "-D",
+            data,
+            "-U",
+            "rolegate",
+            "--auth=trust",
+            "--no-sync",
+            "--encoding=UTF8",
+        )
         _run((*whose, *initdb), folder)
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
-        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync={'on' if durable else 'off'}"
+        options = (
+            f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c "
+            f"fsync={'on' if durable else 'off'}"
+        )
         control = (*whose, binaries / "pg_ctl", "-D", data, "-l", log)
         address = f"postgresql://rolegate@127.0.0.1:{port}"
 
         def new() -> str:
             name = f"db{secrets.token_hex(4)}"
-            _run((binaries / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "rolegate", name), folder)
+            _run(
+                (binaries / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "rolegate", name),
+                folder,
+            )
             return f"{address}/{name}"
 
         _run((*control, "-w", "-o", options, "start"), folder)

@@ -14,11 +14,14 @@ class FixedRetriever:
         self.queries: list[str] = []
         """Every query that was asked, in order."""
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         """Look the queries up."""
         await asyncio.sleep(0)
         self.queries += queries
         found = (
-            [each for each in self._passages.get(query, ()) if document in (None, each.document)] for query in queries
+            [each for each in self._passages.get(query, ()) if document in (None, each.document)]
+            for query in queries
         )
         return [each[:top_k] for each in found]

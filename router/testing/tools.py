@@ -9,9 +9,13 @@ from router.search.tools import Tool, ToolOutput
 
 
 class FixedTools:
-    """Answers from a mapping of arguments' values, joined by spaces, to outputs; what is not in it fails."""
+    """Answers from a mapping of arguments' values, joined by spaces, to outputs; what is not in
+    it fails.
+    """
 
-    def __init__(self, tools: Sequence[Tool], outputs: Mapping[str, ToolOutput | ToolFailed]) -> None:
+    def __init__(
+        self, tools: Sequence[Tool], outputs: Mapping[str, ToolOutput | ToolFailed]
+    ) -> None:
         self._tools, self._outputs = tools, outputs
         self.called: list[tuple[str, Mapping[str, Any]]] = []
         """Every call, in order."""

@@ -42,13 +42,16 @@ class OpenedCall(msgspec.Struct, frozen=True, gc=False):
     executor_version: str | None
     """The version of the executor; None for the other roles."""
     purpose: Purpose
-    """The reason for it. A correction asks again after malformed output, a shortened prompt after one that was too
-    long; a fallback stands in for a model that is not to be had, a shadow works beside the version that serves.
+    """The reason for it. A correction asks again after malformed output, a shortened prompt after
+    one that was too long; a fallback stands in for a model that is not to be had, a shadow works
+    beside the version that serves.
     """
     attempt: int
     """1 for the first attempt of a call."""
     sub_query: int | None
-    """The number of the sub-query that it works on; None for those who lead the run and write its answer."""
+    """The number of the sub-query that it works on; None for those who lead the run and write
+    its answer.
+    """
     max_tokens: int
     """The most that it may write, in tokens."""
     reserved: Amount
@@ -68,8 +71,9 @@ class OpenedCall(msgspec.Struct, frozen=True, gc=False):
         return f"{self.run_id}-{self.number}"
 
     def allows(self, usage: Usage) -> bool:
-        """True where such a call can have this usage: a prompt that has tokens, within its bound, no more written than
-        asked for, parts within their totals, and no more in all than what was reserved.
+        """True where such a call can have this usage: a prompt that has tokens, within its bound,
+        no more written than asked for, parts within their totals, and no more in all than what was
+        reserved.
         """
         read, written = usage.prompt_tokens, usage.completion_tokens
         return (
@@ -85,16 +89,18 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     """An attempt that has ended."""
 
     outcome: Outcome
-    """`wasted`: it came to its end, but nobody wanted what it wrote; `connect_error`: its endpoint certainly did not
-    begin; `unavailable`: it broke off, or nobody knows; `content_refused`: the model, or a content filter, declined;
-    `interrupted`: the gateway was killed while it ran.
+    """`wasted`: it came to its end, but nobody wanted what it wrote; `connect_error`: its endpoint
+    certainly did not begin; `unavailable`: it broke off, or nobody knows; `content_refused`: the
+    model, or a content filter, declined; `interrupted`: the gateway was killed while it ran.
     """
     usage: Usage | None
     """None where the engine did not say, or said what cannot be: unknown, not zero."""
     nano_usd: int | None
     """Billionths of a dollar; None where the usage or the price is unknown."""
     first_token_s: float | None
-    """From the request to the first token; None where there was none, or the output came at once."""
+    """From the request to the first token; None where there was none, or the output came at
+    once.
+    """
     duration_s: float
     impossible_usage: bool = False
     """True where the usage is unknown because what the engine said of it cannot be."""
@@ -111,12 +117,18 @@ class Call(OpenedCall, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> str:
-        """The source of its counts: `reported`, `lower_bound` or `estimated`; `impossible` where what was reported
-        cannot be, and empty where nothing was.
+        """The source of its counts: `reported`, `lower_bound` or `estimated`; `impossible` where
+        what was reported cannot be, and empty where nothing was.
         """
         if self.usage is None:
             return "impossible" if self.impossible_usage else ""
-        return "estimated" if self.usage.estimated else "lower_bound" if self.usage.lower_bound else "reported"
+        return (
+            "estimated"
+            if self.usage.estimated
+            else "lower_bound"
+            if self.usage.lower_bound
+            else "reported"
+        )
 
     @property
     def charged(self) -> Amount:
@@ -127,7 +139,9 @@ class Call(OpenedCall, frozen=True, kw_only=True):
 
 
 MOST_DOLLARS = 100_000
-"""For a million tokens: a hundred times what any model has cost, and little enough for every database to sum."""
+"""For a million tokens: a hundred times what any model has cost, and little enough for every
+database to sum.
+"""
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -140,8 +154,14 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def impossible(self) -> list[str]:
-        """The fields that no price can have: less than nothing, more than `MOST_DOLLARS`, or no number."""
-        return [name for name in self.__struct_fields__ if not 0 <= (getattr(self, name) or 0.0) <= MOST_DOLLARS]
+        """The fields that no price can have: less than nothing, more than `MOST_DOLLARS`, or no
+        number.
+        """
+        return [
+            name
+            for name in self.__struct_fields__
+            if not 0 <= (getattr(self, name) or 0.0) <= MOST_DOLLARS
+        ]
 
     def cost(self, usage: Usage) -> int:
         """The cost of a call, in billionths of a dollar: whole numbers, so that sums are exact."""

@@ -1,4 +1,6 @@
-"""The place where a point of evidence stands: passage, document, page, and the sentence that says it."""
+"""The place where a point of evidence stands: passage, document, page, and the sentence that
+says it.
+"""
 
 import re
 from collections.abc import Callable, Iterable
@@ -24,7 +26,9 @@ _ABBREVIATION = re.compile(
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, in order, without the white space between them; blank lines end one too."""
+    """The sentences of a text, in order, without the white space between them; blank lines end
+    one too.
+    """
     found: list[str] = []
     start = 0
     for end in _END.finditer(text):
@@ -34,14 +38,18 @@ def sentences(text: str) -> list[str]:
     return [sentence for sentence in (*found, text[start:].strip()) if sentence]
 
 
-_GOES_ON = re.compile(r"(?:he|she|it|they|his|her|its|their|this|these|both)\b|[他她它其该此这]", re.IGNORECASE)
+_GOES_ON = re.compile(
+    r"(?:he|she|it|they|his|her|its|their|this|these|both)\b|[他她它其该此这]", re.IGNORECASE
+)
 """The beginning of a sentence that says more of what the one before is about."""
 _FUNCTION_WORDS = frozenset(
     "is was are were be been has had have in on at of by to for from with and or as that".split()
 )
 """Rows of tables have none, and sentences that say the same have others."""
 _CITED_SHARE = 0.75
-"""Executors copy or closely reword; a point with fewer of its terms in a passage does not rest on it."""
+"""Executors copy or closely reword; a point with fewer of its terms in a passage does not rest
+on it.
+"""
 _MOST_CHARS, MOST_CITED = 300, 8
 """The size of a quote, and the number of passages that are cited for one thing."""
 _MOST_SENTENCES, _MOST_OF_ALL = 64, 256
@@ -58,7 +66,9 @@ class Citation(msgspec.Struct, frozen=True, gc=False):
     document: str
     page: int | None
     quote: str
-    """Word for word; lines are joined, and of a long sentence `…` stands for what is left out at its ends."""
+    """Word for word; lines are joined, and of a long sentence `…` stands for what is left out
+    at its ends.
+    """
 
 
 class Reading:
@@ -71,7 +81,9 @@ class Reading:
 
     @cached_property
     def _by_word(self) -> dict[str, list[int]]:
-        """The numbers of the sentences that have each word, so that a search costs what these cost."""
+        """The numbers of the sentences that have each word, so that a search costs what these
+        cost.
+        """
         found: dict[str, list[int]] = {}
         for at, sentence in enumerate(self.folded):
             for word in set(sentence.split()):
@@ -100,17 +112,20 @@ def _size(reading: Reading) -> int:
 
 @cached(LRUCache(_CACHED_CHARS, getsizeof=_size), lock=Lock())
 def read(text: str) -> Reading:
-    """Return the reading of a passage's text or title, which many searches, points and cells look through."""
+    """Return the reading of a passage's text or title, which many searches, points and cells
+    look through.
+    """
     return Reading(text)
 
 
 def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citation]]:
     """The sentences that each of `points` may rest on, in the order of the passages.
 
-    For each sentence of a point, they are one of each passage that has the most of its terms, if that is most of them.
-    Such a sentence holds all of its names and numbers, with the passage's title, or with the sentence before where it
-    goes on from that: one row of a table does not support what mixes two. A point of more than `_MOST_SENTENCES`
-    sentences has no citation, nor has what comes after `_MOST_OF_ALL` of them, as each is held against each passage.
+    For each sentence of a point, they are one of each passage that has the most of its terms, if
+    that is most of them. Such a sentence holds all of its names and numbers, with the passage's
+    title, or with the sentence before where it goes on from that: one row of a table does not
+    support what mixes two. A point of more than `_MOST_SENTENCES` sentences has no citation, nor
+    has what comes after `_MOST_OF_ALL` of them, as each is held against each passage.
     """
     shown = list(_different(passages))
     found = list[list[Citation]]()
@@ -126,13 +141,17 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
 
 
 def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
-    """The first sentence of each passage that holds `answer`; in the order of the passages, each passage once."""
+    """The first sentence of each passage that holds `answer`; in the order of the passages,
+    each passage once.
+    """
     wanted = sought(answer)
     found = list[Citation]()
     for passage in _different(passages):
         reading = read(passage.text)
         for at in reading.places(wanted)[:1]:
-            found.append(citation(passage, reading.sentences[at], lambda _, folded: wanted in folded))
+            found.append(
+                citation(passage, reading.sentences[at], lambda _, folded: wanted in folded)
+            )
     return found[:MOST_CITED]
 
 
@@ -148,7 +167,11 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
     first, *words = apart(point).split()
     names = [word for word in words if word[0].isupper()]
     # The first word may have its capital for its place.
-    if len(first) > 3 and not _GOES_ON.match(first) and any(first in passage.text for passage in shown):
+    if (
+        len(first) > 3
+        and not _GOES_ON.match(first)
+        and any(first in passage.text for passage in shown)
+    ):
         names.append(first)
     named = set(fold(" ".join(names)).split())
     named.update(term for term in wanted if term[0].isdigit() or "|" in point)
@@ -167,8 +190,8 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
 
 
 def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
-    """The sentence that has the most of `wanted` among those that hold all of `named`; empty where none does. Rows of a
-    table go with its header, the first one that has no numbers.
+    """The sentence that has the most of `wanted` among those that hold all of `named`; empty where
+    none does. Rows of a table go with its header, the first one that has no numbers.
     """
     nearest, most = "", 0
     header, before = frozenset[str](), set[str]()
@@ -187,7 +210,9 @@ def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
     return nearest
 
 
-def citation(passage: Passage, sentence: str, worth: Callable[[str, str], int] = lambda *_: 0) -> Citation:
+def citation(
+    passage: Passage, sentence: str, worth: Callable[[str, str], int] = lambda *_: 0
+) -> Citation:
     """Return the citation of a sentence, or of the excerpt of a long one that is worth the most.
 
     `worth`: the worth of an excerpt, by it and by its folded text.
@@ -201,7 +226,9 @@ def citation(passage: Passage, sentence: str, worth: Callable[[str, str], int] =
 
 @lru_cache(256)
 def _excerpts(text: str) -> list[tuple[str, str]]:
-    """Return overlapping pieces that cover a text, cut between words where there are any, each with its folded text."""
+    """Return overlapping pieces that cover a text, cut between words where there are any, each
+    with its folded text.
+    """
     text = " ".join(text.split())
     pieces = list[tuple[str, str]]()
     for start in range(0, max(1, len(text) - _MOST_CHARS // 2), _MOST_CHARS // 2):

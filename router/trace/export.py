@@ -1,4 +1,6 @@
-"""A run as it is exported: as a row of a table, or as what each of its agents sampled and what that was worth."""
+"""A run as it is exported: as a row of a table, or as what each of its agents sampled and what
+that was worth.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -17,8 +19,8 @@ from router.trace.values import AnswerOutcome, Conversation, Execution, TableRun
 
 
 class ExportRow(msgspec.Struct, frozen=True):
-    """Flat, of the same types in every row, and null for nothing but what is unknown, so that any reader of tables gets
-    along with it.
+    """Flat, of the same types in every row, and null for nothing but what is unknown, so that any
+    reader of tables gets along with it.
     """
 
     run_id: str
@@ -29,7 +31,9 @@ class ExportRow(msgspec.Struct, frozen=True):
     request_id: str
     """Empty for none."""
     outcome: str
-    """The outcome of an answer or a table; empty for other kinds, and for runs that did not finish."""
+    """The outcome of an answer or a table; empty for other kinds, and for runs that did not
+    finish.
+    """
     output: str
     """The answer, the report or the text; empty where it did not come to that."""
     redacted: bool
@@ -86,12 +90,20 @@ def _sum(counts: list[int | None]) -> int | None:
 
 
 def outcome_of(run: Run) -> AnswerOutcome | TableOutcome | None:
-    """The outcome of an answer or a table; None for other kinds, and for runs that did not finish."""
-    return run.result.outcome if run.status == "finished" and isinstance(run.result, Trajectory | TableRun) else None
+    """The outcome of an answer or a table; None for other kinds, and for runs that did not
+    finish.
+    """
+    return (
+        run.result.outcome
+        if run.status == "finished" and isinstance(run.result, Trajectory | TableRun)
+        else None
+    )
 
 
 def output_of(run: Run) -> str:
-    """The answer, the report or the text; empty where it did not come to that, and for tables, which are made."""
+    """The answer, the report or the text; empty where it did not come to that, and for tables,
+    which are made.
+    """
     match run.result:
         case Trajectory():
             return run.result.answer
@@ -104,7 +116,9 @@ def output_of(run: Run) -> str:
 
 
 def trace_json(run: Run) -> str:
-    """Everything that was said, found and spent; what executors did stands in the result, and not in the events too."""
+    """Everything that was said, found and spent; what executors did stands in the result, and
+    not in the events too.
+    """
     return msgspec.json.encode(msgspec.structs.replace(run, events=brief(run.events))).decode()
 
 
@@ -124,8 +138,8 @@ class AgentTrajectory(msgspec.Struct, frozen=True):
     """The same for all runs of one question, word for word."""
     run_id: str
     agent: str
-    """Its name in the run: `delegation`, `execution-0`, …, `answer`; a manager's and its first worker's
-    `delegation-0-browser` and `execution-0-browser-0`.
+    """Its name in the run: `delegation`, `execution-0`, …, `answer`; a manager's and its first
+    worker's `delegation-0-browser` and `execution-0-browser-0`.
     """
     parent: str | None
     """The agent that dispatched it."""
@@ -150,12 +164,16 @@ def reward_of(run: Run, golds: Sequence[str]) -> Reward:
     counts = [call.usage.total_tokens if call.usage else None for call in run.calls]
     tokens = None if None in counts else sum_known(counts) or 0
     answer = output_of(run)
-    return Reward(exact_match(answer, golds), token_f1(answer, golds), tokens) if golds else Reward(None, None, tokens)
+    return (
+        Reward(exact_match(answer, golds), token_f1(answer, golds), tokens)
+        if golds
+        else Reward(None, None, tokens)
+    )
 
 
 def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajectory]:
-    """A line for each agent that wrote anything, delegator, executors, answerer; none of a run that came to no answer,
-    or whose texts were not kept.
+    """A line for each agent that wrote anything, delegator, executors, answerer; none of a run that
+    came to no answer, or whose texts were not kept.
     """
     found = run.result
     if run.status != "finished" or run.redacted or not isinstance(found, Trajectory):
@@ -172,10 +190,15 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
                 group=group,
                 run_id=run.id,
                 agent=agent.path,
-                parent=None if number is None else "delegation" if leads or not manager else managing,
+                parent=None
+                if number is None
+                else "delegation"
+                if leads or not manager
+                else managing,
                 role=role,
                 sub_query=number,
-                model=(execution.executor if execution else "") or (setting.model if setting else ""),
+                model=(execution.executor if execution else "")
+                or (setting.model if setting else ""),
                 question=run.request,
                 right_answers=tuple(golds),
                 answer=found.answer,

@@ -5,7 +5,9 @@ from typing import Literal, get_args
 import msgspec
 
 KeyScope = Literal["ask", "operate", "train"]
-"""`ask`: put questions, and see what became of one's own. `operate`: run the gateway. `train`: export traces."""
+"""`ask`: put questions, and see what became of one's own. `operate`: run the gateway. `train`:
+export traces.
+"""
 SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope))
 DEFAULT_TENANT = "default"
 """The tenant of runs without a key, or with one of no tenant."""

@@ -19,13 +19,16 @@ _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
     Completion: frozenset(("finish_reason",)),
     ToolCall: frozenset(("server", "tool")),
 }
-"""Fields that are no texts, beside enumerations; strings of all others are emptied, so that a new field is left out
-until it stands here."""
+"""Fields that are no texts, beside enumerations; strings of all others are emptied, so that a new
+field is left out until it stands here.
+"""
 Value = TypeVar("Value")
 
 
 def redacted(run: Run) -> Run:
-    """The run with all its figures, hashes, names of models and outcomes, and with every text empty."""
+    """The run with all its figures, hashes, names of models and outcomes, and with every text
+    empty.
+    """
     return msgspec.structs.replace(_blank(run), redacted=True)
 
 
@@ -40,12 +43,21 @@ def _blank(value: Value) -> Value:
         return value
     kept = _kept(type(value))
     return msgspec.structs.replace(
-        value, **{name: _blank(getattr(value, name)) for name in value.__struct_fields__ if name not in kept}
+        value,
+        **{
+            name: _blank(getattr(value, name))
+            for name in value.__struct_fields__
+            if name not in kept
+        },
     )
 
 
 @cache
 def _kept(kind: type[msgspec.Struct]) -> frozenset[str]:
     fields = cast(StructType, type_info(kind)).fields
-    words = (one.name for one in fields if LiteralType in map(type, getattr(one.type, "types", (one.type,))))
+    words = (
+        one.name
+        for one in fields
+        if LiteralType in map(type, getattr(one.type, "types", (one.type,)))
+    )
     return _NAMES.get(kind, frozenset()) | frozenset(words)

@@ -46,7 +46,9 @@ class Run(msgspec.Struct, frozen=True):
     redacted: bool = False
     """True where its texts were left out when it was stored."""
     resumed_from: str = ""
-    """The interrupted run that it went on with, where its first turns were paid for; empty for none."""
+    """The interrupted run that it went on with, where its first turns were paid for; empty for
+    none.
+    """
 
     @property
     def unsupported(self) -> bool:
@@ -75,8 +77,12 @@ class Feedback(msgspec.Struct, frozen=True):
 
     @property
     def good(self) -> bool | None:
-        """The verdict: as stated, or else by a score of 0.5 or more; None where it does not tell."""
-        return self.score >= 0.5 if self.accepted is None and self.score is not None else self.accepted
+        """The verdict: as stated, or else by a score of 0.5 or more; None where it does not
+        tell.
+        """
+        return (
+            self.score >= 0.5 if self.accepted is None and self.score is not None else self.accepted
+        )
 
     @property
     def empty(self) -> bool:

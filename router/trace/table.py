@@ -22,8 +22,8 @@ class Column(msgspec.Struct, frozen=True, gc=False):
     about: str = ""
     """The meaning of its values, for models."""
     ask: str = ""
-    """The question for one cell, with the names of key columns in braces: "When was {city} founded?"; empty for a plain
-    one made of the names.
+    """The question for one cell, with the names of key columns in braces: "When was {city}
+    founded?"; empty for a plain one made of the names.
     """
     choices: tuple[str, ...] = ()
     """All its values, where `type` is `choice`."""
@@ -45,14 +45,18 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     """One piece of work for one executor; equal asks are the same ask, whenever they are made."""
 
     kind: AskKind
-    """`discover` finds rows, `fill` looks up cells of a row, `settle` gets a second opinion on some."""
+    """`discover` finds rows, `fill` looks up cells of a row, `settle` gets a second opinion on
+    some.
+    """
     columns: tuple[str, ...]
     """Names of the columns whose values are wanted."""
     row: RowKey | None = None
-    """None for a discovery, and, where a model writes the table, for all that its executors are asked."""
+    """None for a discovery, and, where a model writes the table, for all that its executors are
+    asked.
+    """
     discovery: int = 0
-    """The number of a discovery in the order in which the delegator wrote them, from 1; 0 for the other kinds, and for
-    a table that a model wrote.
+    """The number of a discovery in the order in which the delegator wrote them, from 1; 0 for the
+    other kinds, and for a table that a model wrote.
     """
     attempt: int = 1
     """From 1; counted for each discovery, and for the cells of a row."""
@@ -61,8 +65,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Its place among all, which depends on nothing but itself: discoveries as they were written, each with all of
-        its attempts; fills, settling, first attempts before others.
+        """Its place among all, which depends on nothing but itself: discoveries as they were
+        written, each with all of its attempts; fills, settling, first attempts before others.
         """
         kind = get_args(AskKind).index(self.kind)
         return kind, self.discovery, self.attempt, self.row or (), self.columns, self.manager
@@ -80,8 +84,8 @@ TableOutcome = Literal[
     "no_search",
     "out_of_scope",
 ]
-"""`filled`: nothing was left to ask for, as far as the delegator can tell; of the others, the limit that ended the run,
-or the reason why there was no search.
+"""`filled`: nothing was left to ask for, as far as the delegator can tell; of the others, the limit
+that ended the run, or the reason why there was no search.
 """
 CellState = Literal["missing", "given", "single", "agreed", "conflict", "not_found"]
 Support = Literal["stated", "value_only", "unsupported"]
@@ -104,11 +108,13 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
 
     value: str
     state: CellState
-    """`agreed`: two reports by different documents; `conflict`: two values are supported equally well; `not_found`: it
-    was looked for often enough.
+    """`agreed`: two reports by different documents; `conflict`: two values are supported equally
+    well; `not_found`: it was looked for often enough.
     """
     claims: tuple[Claim, ...] = ()
-    """Those of the value first, then its rivals, the best first. A given value stands, whatever is claimed."""
+    """Those of the value first, then its rivals, the best first. A given value stands, whatever
+    is claimed.
+    """
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):

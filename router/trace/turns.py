@@ -1,4 +1,6 @@
-"""The turns and searches of a run, one record each as they come; what the agents of a run said is the fold of these."""
+"""The turns and searches of a run, one record each as they come; what the agents of a run said
+is the fold of these.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import takewhile
@@ -38,12 +40,20 @@ class Agent(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Its name in exports and addresses: `execution-0`; of a manager's worker, `execution-0-browser-0`."""
+        """Its name in exports and addresses: `execution-0`; of a manager's worker,
+        `execution-0-browser-0`.
+        """
         return "-".join(str(part) for part in self if part not in ("", None))
 
     def within(self, lead: "Agent") -> "Agent":
-        """The agent as the run knows it, where it is one of those whom `lead` leads: the delegator, or a manager."""
-        return self if lead.sub_query is None else Agent(self.role, lead.sub_query, lead.manager, self.sub_query)
+        """The agent as the run knows it, where it is one of those whom `lead` leads: the
+        delegator, or a manager.
+        """
+        return (
+            self
+            if lead.sub_query is None
+            else Agent(self.role, lead.sub_query, lead.manager, self.sub_query)
+        )
 
 
 DELEGATOR = Agent("delegation")
@@ -59,7 +69,9 @@ class AgentWork(NamedTuple):
 
 
 def work_of(run: Run) -> Iterator[AgentWork]:
-    """The agents of a run, as far as it tells, managers' workers included: each before those whom it leads."""
+    """The agents of a run, as far as it tells, managers' workers included: each before those
+    whom it leads.
+    """
     match run.result:
         case Trajectory() | TableRun() as found:
             yield from _led(found)
@@ -73,7 +85,9 @@ def work_of(run: Run) -> Iterator[AgentWork]:
                     yield from _worked(event.index, event.execution)
 
 
-def _led(found: Trajectory | TableRun, lead: Agent = DELEGATOR, own: Execution | None = None) -> Iterator[AgentWork]:
+def _led(
+    found: Trajectory | TableRun, lead: Agent = DELEGATOR, own: Execution | None = None
+) -> Iterator[AgentWork]:
     yield AgentWork(lead, own, found.delegation)
     for number, execution in enumerate(found.executions):
         yield from _worked(number, execution, lead)
@@ -100,8 +114,8 @@ class ToolSums(NamedTuple):
 
 
 def tool_sums(run: Run) -> list[ToolSums]:
-    """Sums by server and tool, as far as the run tells, in the order of their names; of a call that no tool takes there
-    is none.
+    """Sums by server and tool, as far as the run tells, in the order of their names; of a call that
+    no tool takes there is none.
     """
     searches = (search for _, one, _ in work_of(run) if one for search in one.searches)
     groups: dict[tuple[str, str], list[ToolCall]] = {}
@@ -110,7 +124,10 @@ def tool_sums(run: Run) -> list[ToolSums]:
             groups.setdefault((call.server, call.tool), []).append(call)
     return [
         ToolSums(
-            *names, len(calls), sum(call.duration_s for call in calls), sum(call.error is not None for call in calls)
+            *names,
+            len(calls),
+            sum(call.duration_s for call in calls),
+            sum(call.error is not None for call in calls),
         )
         for names, calls in sorted(groups.items())
     ]
@@ -135,7 +152,9 @@ class Searched(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The end of a delegator's turn: of what was begun before, sub-queries with numbers from here on are not wanted."""
+    """The end of a delegator's turn: of what was begun before, sub-queries with numbers from
+    here on are not wanted.
+    """
 
     below: int
 
@@ -166,7 +185,9 @@ class Turns:
     def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> Turn:
         """The record of a turn that comes next. `messages`: all that the agent was shown."""
         pairs = zip(self._shown(agent), messages, strict=False)
-        kept = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs))
+        kept = sum(
+            1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs)
+        )
         return Turn(agent, kept, messages[kept:], output)
 
     def apply(self, record: TraceRecord) -> None:
@@ -183,14 +204,16 @@ class Turns:
                 self._searches.setdefault(agent, []).append(record.search)
             case Decided(below=below):
                 for known in (self._turns, self._searches):
-                    for agent in [one for one in known if one.sub_query is not None and one.sub_query >= below]:
+                    for agent in [
+                        one for one in known if one.sub_query is not None and one.sub_query >= below
+                    ]:
                         del known[agent]
             case Asked(number, ask):
                 self.asks[ask] = number
 
     def next_turn(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
-        """Take out the first turn of an agent that is left, if it was shown just this; None where it was not, and then
-        nothing of it is left.
+        """Take out the first turn of an agent that is left, if it was shown just this; None where
+        it was not, and then nothing of it is left.
         """
         turns = self._turns.pop(agent, [])
         if not turns or turns[0][0] != messages:
@@ -199,7 +222,9 @@ class Turns:
         return turns[0][1]
 
     def next_search(self, agent: Agent, query: str) -> SearchRecord | None:
-        """Take out the first search of an agent that is left, if it was this; None where it was not."""
+        """Take out the first search of an agent that is left, if it was this; None where it was
+        not.
+        """
         searches = self._searches.pop(agent, [])
         if not searches or searches[0].query != query:
             return None
@@ -212,26 +237,41 @@ class Turns:
 
     def without(self, run: Run) -> Run:
         """The run without what the records tell as well."""
-        return replace(run, result=self._mapped(run.result, self._left_out), events=brief(run.events))
+        return replace(
+            run, result=self._mapped(run.result, self._left_out), events=brief(run.events)
+        )
 
     def within(self, run: Run) -> Run:
         """The run that `without` has made this of."""
         result = self._mapped(run.result, self._put_in)
         return replace(run, result=result, events=whole(run.events, result))
 
-    def _left_out(self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]) -> _Said:
-        shown, outputs = self._shown(agent), tuple(output for _, output in self._turns.get(agent, ()))
-        if not shown or conversation.messages[: len(shown)] != shown or conversation.outputs != outputs:
+    def _left_out(
+        self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]
+    ) -> _Said:
+        shown, outputs = (
+            self._shown(agent),
+            tuple(output for _, output in self._turns.get(agent, ())),
+        )
+        if (
+            not shown
+            or conversation.messages[: len(shown)] != shown
+            or conversation.outputs != outputs
+        ):
             return conversation, searches
         if searches != tuple(self._searches.get(agent, ())):
             return conversation, searches
         return Conversation(conversation.messages[len(shown) :], (_TOLD,)), ()
 
-    def _put_in(self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]) -> _Said:
+    def _put_in(
+        self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]
+    ) -> _Said:
         if conversation.outputs != (_TOLD,):
             return conversation, searches
         outputs = tuple(output for _, output in self._turns.get(agent, ()))
-        return Conversation(self._shown(agent) + conversation.messages, outputs), tuple(self._searches.get(agent, ()))
+        return Conversation(self._shown(agent) + conversation.messages, outputs), tuple(
+            self._searches.get(agent, ())
+        )
 
     def _mapped(self, result: Result | None, change: Callable[..., _Said]) -> Result | None:
         def execution(number: int, one: Execution, lead: Agent = DELEGATOR) -> Execution:
@@ -239,7 +279,9 @@ class Turns:
             conversation, searches = change(agent, one.conversation, one.searches)
             work = one.work and trajectory(one.work, Agent("delegation", number, one.manager))
             before = one.before and execution(number, one.before)
-            return replace(one, conversation=conversation, searches=searches, work=work, before=before)
+            return replace(
+                one, conversation=conversation, searches=searches, work=work, before=before
+            )
 
         def trajectory(one: Trajectory, lead: Agent = DELEGATOR) -> Trajectory:
             main, answering, searches = one.delegation, one.answering, one.searches
@@ -247,15 +289,21 @@ class Turns:
                 main, searches = change(lead, main, searches)
             if answering:
                 answering, _ = change(Agent("answer"), answering, ())
-            executions = tuple(execution(number, each, lead) for number, each in enumerate(one.executions))
-            return replace(one, executions=executions, delegation=main, answering=answering, searches=searches)
+            executions = tuple(
+                execution(number, each, lead) for number, each in enumerate(one.executions)
+            )
+            return replace(
+                one, executions=executions, delegation=main, answering=answering, searches=searches
+            )
 
         match result:
             case Trajectory():
                 return trajectory(result)
             case TableRun(delegation=main):
                 main = main and change(Agent("delegation"), main, ())[0]
-                executions = tuple(execution(number, one) for number, one in enumerate(result.executions))
+                executions = tuple(
+                    execution(number, one) for number, one in enumerate(result.executions)
+                )
                 return replace(result, executions=executions, delegation=main)
             case Execution():
                 return execution(0, result)

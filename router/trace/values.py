@@ -11,7 +11,13 @@ from router.trace.citation import Citation, cite
 from router.trace.table import Ask, Column, Row, RowKey, Schema, TableOutcome, TableTopologyName
 
 ExecutionOutcome = Literal[
-    "reported", "escalated", "no_report", "timed_out", "model_failed", "retrieval_failed", "budget_exhausted"
+    "reported",
+    "escalated",
+    "no_report",
+    "timed_out",
+    "model_failed",
+    "retrieval_failed",
+    "budget_exhausted",
 ]
 
 
@@ -44,7 +50,9 @@ class SearchRecord(msgspec.Struct, frozen=True, gc=False):
     ignored_queries: int = 0
     """Further search blocks of the same turn, which were not run."""
     dropped_passages: int = 0
-    """The number of `passages`, the last ones, not shown to the model, because its context has no room for them."""
+    """The number of `passages`, the last ones, not shown to the model, because its context has
+    no room for them.
+    """
     call: ToolCall | msgspec.UnsetType = msgspec.UNSET
     """Set for a tool."""
 
@@ -55,11 +63,15 @@ class SearchRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """One sub-query, worked on by one executor in a context of its own, or by a manager and its workers."""
+    """One sub-query, worked on by one executor in a context of its own, or by a manager and its
+    workers.
+    """
 
     sub_query: str
     report: Report
-    """`NO_EVIDENCE` where there is none; of an `escalated` execution, what was found or else why, and to whom."""
+    """`NO_EVIDENCE` where there is none; of an `escalated` execution, what was found or else
+    why, and to whom.
+    """
     outcome: ExecutionOutcome
     searches: tuple[SearchRecord, ...]
     """Its own; a manager has none."""
@@ -68,7 +80,9 @@ class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
     executor: str = ""
     """The version that worked on it; empty where that was not noted."""
     shared_from: tuple[str, ...] = ()
-    """The other runs that paid for it, or for its first turns; their calls are booked there, and not in this run."""
+    """The other runs that paid for it, or for its first turns; their calls are booked there,
+    and not in this run.
+    """
     manager: str = ""
     """The manager that worked on it; empty for an executor."""
     work: "Trajectory | None" = None
@@ -84,15 +98,23 @@ class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
     @property
     def looked(self) -> bool:
         """True where it came to an end of its own, with a report, or without one after a search."""
-        return self.outcome == "reported" or (self.outcome == "no_report" and bool(self.every_search))
+        return self.outcome == "reported" or (
+            self.outcome == "no_report" and bool(self.every_search)
+        )
 
     @property
     def every_search(self) -> tuple[SearchRecord, ...]:
         """Its searches, or those of its workers."""
-        return sum((one.every_search for one in self.work.executions), ()) if self.work else self.searches
+        return (
+            sum((one.every_search for one in self.work.executions), ())
+            if self.work
+            else self.searches
+        )
 
     def citations(self, points: Iterable[str]) -> list[list[Citation]]:
-        """The sentences of the passages shown that each of `points` may rest on; none where no passage holds it."""
+        """The sentences of the passages shown that each of `points` may rest on; none where no
+        passage holds it.
+        """
         return cite(points, (passage for search in self.every_search for passage in search.shown))
 
 
@@ -167,7 +189,16 @@ class RowChanged(msgspec.Struct, frozen=True, gc=False, tag=True):
     """None in a stored run, whose result makes it."""
 
 
-Event = RunStarted | RoundStarted | SubQueryDispatched | SearchDone | Reported | AnswerWritten | Planned | RowChanged
+Event = (
+    RunStarted
+    | RoundStarted
+    | SubQueryDispatched
+    | SearchDone
+    | Reported
+    | AnswerWritten
+    | Planned
+    | RowChanged
+)
 OnEvent = Callable[[Event], None]
 
 
@@ -186,9 +217,16 @@ def _brief(event: Event) -> Event:
 
 
 def whole(events: Iterable[Event], result: "Result | None") -> tuple[Event, ...]:
-    """The events that `brief` has made these of, with the executions of the run's result, but without rows."""
-    executions = dict(enumerate(result.executions)) if isinstance(result, Trajectory | TableRun) else {}
-    return tuple(Reported(one.index, executions.get(one.index)) if isinstance(one, Reported) else one for one in events)
+    """The events that `brief` has made these of, with the executions of the run's result, but
+    without rows.
+    """
+    executions = (
+        dict(enumerate(result.executions)) if isinstance(result, Trajectory | TableRun) else {}
+    )
+    return tuple(
+        Reported(one.index, executions.get(one.index)) if isinstance(one, Reported) else one
+        for one in events
+    )
 
 
 NOT_FOUND = "not found in your documents"
@@ -199,10 +237,18 @@ def says_not_found(answer: str) -> bool:
     return answer.casefold().rstrip(" .!") in ("", "not found", NOT_FOUND)
 
 
-TopologyName = Literal["factorized", "host", "single_agent", "homogeneous", "searcher", "no_retrieval"]
+TopologyName = Literal[
+    "factorized", "host", "single_agent", "homogeneous", "searcher", "no_retrieval"
+]
 
 AnswerOutcome = Literal[
-    "answered", "rounds_exhausted", "no_search", "time_exhausted", "out_of_scope", "not_found", "budget_exhausted"
+    "answered",
+    "rounds_exhausted",
+    "no_search",
+    "time_exhausted",
+    "out_of_scope",
+    "not_found",
+    "budget_exhausted",
 ]
 
 
@@ -220,7 +266,9 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     delegation: Conversation | None = None
     answering: Conversation | None = None
     topology: TopologyName = "factorized"
-    """The way to the answer; without executors, `delegation` is the whole conversation of the main agent."""
+    """The way to the answer; without executors, `delegation` is the whole conversation of the
+    main agent.
+    """
     searches: tuple[SearchRecord, ...] = ()
     """Searches of the main agent itself."""
     unsupported: bool = False
@@ -231,7 +279,9 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
         if not says_not_found(answer):
             return msgspec.structs.replace(self, answer=answer)
         cut = self.outcome in ("budget_exhausted", "time_exhausted")
-        return msgspec.structs.replace(self, answer=NOT_FOUND, outcome=self.outcome if cut else "not_found")
+        return msgspec.structs.replace(
+            self, answer=NOT_FOUND, outcome=self.outcome if cut else "not_found"
+        )
 
     def block(self, number: int) -> tuple[Execution, ...]:
         """The executions of round `number`, from 0."""
@@ -239,10 +289,14 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
         return self.executions[first : first + self.rounds[number]]
 
     def before(self, number: int) -> "Trajectory":
-        """The way up to the decision that dispatched round `number`, from 0, that decision included."""
+        """The way up to the decision that dispatched round `number`, from 0, that decision
+        included.
+        """
         assert self.delegation is not None
         messages = self.delegation.messages[: self.told[number]]
-        outputs = self.delegation.outputs[: sum(message.role == "assistant" for message in messages)]
+        outputs = self.delegation.outputs[
+            : sum(message.role == "assistant" for message in messages)
+        ]
         return Trajectory(
             "",
             "rounds_exhausted",
@@ -255,7 +309,9 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
 
 
 class TableRun(msgspec.Struct, frozen=True, tag=True):
-    """All that a table is made of, whole or as far as it has come; the table itself is the fold of it."""
+    """All that a table is made of, whole or as far as it has come; the table itself is the fold
+    of it.
+    """
 
     schema: Schema
     """With the wordings of the delegator."""

@@ -40,8 +40,8 @@ class Traffic(msgspec.Struct, frozen=True):
     """Of a canary."""
 
     def serving(self, run_id: str) -> str:
-        """The version that works in a run: the same one for the same run, and a canary keeps its runs as its share
-        grows.
+        """The version that works in a run: the same one for the same run, and a canary keeps its
+        runs as its share grows.
         """
         if not self.candidate or self.stage != "canary":
             return self.active
@@ -50,8 +50,9 @@ class Traffic(msgspec.Struct, frozen=True):
     def other(self, run_id: str) -> str | None:
         """The version to compare with whoever serves a run; None where nothing is to be compared.
 
-        Of a canary's traffic as many runs are compared that the candidate serves as runs that the active version
-        serves, by expectation, and which of the others these are does not depend on anything in them.
+        Of a canary's traffic as many runs are compared that the candidate serves as runs that the
+        active version serves, by expectation, and which of the others these are does not depend on
+        anything in them.
         """
         if self.stage == "shadow":
             return self.candidate
@@ -107,7 +108,9 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 Source = Literal["client", "judge", "operator"]
-"""Who says which answers are right; in the order of their names, each is trusted more than those before it."""
+"""Who says which answers are right; in the order of their names, each is trusted more than
+those before it.
+"""
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -123,24 +126,33 @@ class Judgement(msgspec.Struct, frozen=True):
 
     @property
     def sign(self) -> int:
-        """1 where only the candidate is right, -1 where only the active version is, else 0: of neither it says more
-        than of the other.
+        """1 where only the candidate is right, -1 where only the active version is, else 0: of
+        neither it says more than of the other.
         """
         return self.candidate_right - self.active_right
 
 
 def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
-    """Verdict of feedback on both answers, by exact match with the right answer that it tells; None where it tells
-    none, or contradicts itself: a verdict alone speaks of one answer only. None, too, for a shadow: whoever gives
-    feedback has seen the active version's answer, and may have spoken because of it.
+    """Verdict of feedback on both answers, by exact match with the right answer that it tells; None
+    where it tells none, or contradicts itself: a verdict alone speaks of one answer only. None,
+    too, for a shadow: whoever gives feedback has seen the active version's answer, and may have
+    spoken because of it.
     """
     if trial.stage == "shadow" or not feedback.right_answer.strip():
         return None
     golds = [feedback.right_answer]
-    candidate, active = exact_match(trial.by_candidate.answer, golds), exact_match(trial.by_active.answer, golds)
+    candidate, active = (
+        exact_match(trial.by_candidate.answer, golds),
+        exact_match(trial.by_active.answer, golds),
+    )
     if feedback.good not in (None, candidate if trial.candidate_served else active):
         return None
-    return Judgement(candidate, active, "operator" if feedback.tenant is None else "client", feedback.tenant or "")
+    return Judgement(
+        candidate,
+        active,
+        "operator" if feedback.tenant is None else "client",
+        feedback.tenant or "",
+    )
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -160,7 +172,9 @@ DecidedBy = Literal["gate", "operator", "config"]
 
 
 class GateEvidence(msgspec.Struct, frozen=True):
-    """The values of two test martingales on one measure; 1/α and more rejects the contrary at the level α."""
+    """The values of two test martingales on one measure; 1/α and more rejects the contrary at
+    the level α.
+    """
 
     measure: str
     """`correctness`, `failures` or `tokens`."""
@@ -179,12 +193,14 @@ class EvidenceSource(msgspec.Struct, frozen=True):
     decisive: int
     """Pairs in which exactly one version is right, by this source."""
     counted: int
-    """Those of them that are evidence; the others wait until their tenant's share is small enough."""
+    """Those of them that are evidence; the others wait until their tenant's share is small
+    enough.
+    """
 
 
 class TrialFigures(msgspec.Struct, frozen=True):
-    """Figures that a candidate has shown in its present state; of a canary, over as many trials that it served as the
-    active version did.
+    """Figures that a candidate has shown in its present state; of a canary, over as many trials
+    that it served as the active version did.
     """
 
     trials: int
@@ -233,12 +249,14 @@ class VersionBook(Protocol):
         changed: Sequence[ExecutorVersion],
         decisions: Sequence[VersionDecision],
     ) -> bool:
-        """Replace versions, all or none, and write down why. False where another process has changed any of
-        `expected` since it was read; then nothing has changed.
+        """Replace versions, all or none, and write down why. False where another process has
+        changed any of `expected` since it was read; then nothing has changed.
         """
 
     async def wait(self, decision: VersionDecision) -> None:
-        """Write down that there is no decision yet, in place of the last such note on the version in that state."""
+        """Write down that there is no decision yet, in place of the last such note on the
+        version in that state.
+        """
 
     async def decisions(self, version: str | None, after: int, size: int) -> list[VersionDecision]:
         """With numbers greater than `after`, oldest first."""
@@ -250,9 +268,11 @@ class VersionBook(Protocol):
         """The trial of a run."""
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
-        """Note which answers of a trial are right; the first judgement of the most trusted source stands."""
+        """Note which answers of a trial are right; the first judgement of the most trusted
+        source stands.
+        """
 
     async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
-        """A candidate's trials in a state into which it came at `since`, in the order in which they ended; none on
-        runs of tenants whose runs must not train.
+        """A candidate's trials in a state into which it came at `since`, in the order in which they
+        ended; none on runs of tenants whose runs must not train.
         """

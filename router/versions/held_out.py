@@ -1,4 +1,6 @@
-"""Questions of the operator's that no version has learnt from, asked with two versions before one is promoted."""
+"""Questions of the operator's that no version has learnt from, asked with two versions before
+one is promoted.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -23,7 +25,9 @@ _LEAST_KNOWN = 0.9
 
 
 class HeldOutQuestion(msgspec.Struct, frozen=True):
-    """A question of the operator's that no version has learnt from; a line of a file, where other keys are ignored."""
+    """A question of the operator's that no version has learnt from; a line of a file, where
+    other keys are ignored.
+    """
 
     question: Annotated[str, Meta(min_length=1)]
     golden_answers: Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -46,20 +50,24 @@ class HeldOutTest:
         self.size = len(self._questions)
 
     async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
-        """Whether the candidate and the active version are right on questions, each in runs of its own, which are the
-        operator's; without the few that something else spoiled. Asked again with the same `since`, runs that are stored
-        are not made anew. Raises `BadVersion` where the versions do not work here, and what `RunLifecycle.open` and the
-        search raise.
+        """Whether the candidate and the active version are right on questions, each in runs of its
+        own, which are the operator's; without the few that something else spoiled. Asked again with
+        the same `since`, runs that are stored are not made anew. Raises `BadVersion` where the
+        versions do not work here, and what `RunLifecycle.open` and the search raise.
         """
         traffic = self._executors.traffic
         if (traffic.candidate, traffic.active) != (candidate, active):
-            raise BadVersion(f"{candidate}: is not in use here, so that held-out questions tell nothing of it.")
+            raise BadVersion(
+                f"{candidate}: is not in use here, so that held-out questions tell nothing of it."
+            )
         places = asyncio.Semaphore(_AT_ONCE)
 
         async def both(number: int, question: HeldOutQuestion) -> tuple[bool | None, bool | None]:
             async with places:
                 name = f"held-out {number} of {candidate} since {since}"
-                return await self._right(question, candidate, name), await self._right(question, active, name)
+                return await self._right(question, candidate, name), await self._right(
+                    question, active, name
+                )
 
         try:
             async with asyncio.TaskGroup() as group:  # none is asked on where one cannot be
@@ -70,16 +78,22 @@ class HeldOutTest:
         known = [(one, other) for one, other in found if one is not None and other is not None]
         if len(known) < _LEAST_KNOWN * self.size:
             raise BadVersion(
-                f"{candidate}: {self.size - len(known)} of {self.size} held-out questions came to nothing; see what "
+                f"{candidate}: {self.size - len(known)} of {self.size} held-out "
+                "questions came to nothing; see what "
                 "failed (rolegate runs list), and begin its trial anew."
             )
         return known
 
     async def _right(self, question: HeldOutQuestion, version: str, name: str) -> bool | None:
         """Whether a version is right on a question; None where that is not known."""
-        request, begun = RunRequest("shadow", question.question, (version, question.question)), False
+        request, begun = (
+            RunRequest("shadow", question.question, (version, question.question)),
+            False,
+        )
         try:
-            async with self._lifecycle.open(request, RequestOptions(request_id=f"{name} with {version}")) as run:
+            async with self._lifecycle.open(
+                request, RequestOptions(request_id=f"{name} with {version}")
+            ) as run:
                 begun = True
                 if isinstance(run, OpenRun):
                     search = self._search(self._executors.of(version))
@@ -89,4 +103,8 @@ class HeldOutTest:
         ended = run if isinstance(run, Run) else run.stored
         assert isinstance(ended.result, Trajectory)
         lost = any(execution.outcome == "model_failed" for execution in ended.result.executions)
-        return None if lost or hindered(ended) else exact_match(ended.result.answer, question.golden_answers)
+        return (
+            None
+            if lost or hindered(ended)
+            else exact_match(ended.result.answer, question.golden_answers)
+        )

@@ -34,8 +34,9 @@ class VersionRouting:
         load: Callable[[str], Awaitable[object]],
         tell: Callable[[str], None] = lambda _said: None,
     ) -> None:
-        """`make`: the executor of a version. `configured`: the version that needs no loading. `read`: the traffic on
-        record; raises `StoreFailed`. `load`: makes the engine know a version; raises `BadVersion` and `UpstreamError`.
+        """`make`: the executor of a version. `configured`: the version that needs no loading.
+        `read`: the traffic on record; raises `StoreFailed`. `load`: makes the engine know a
+        version; raises `BadVersion` and `UpstreamError`.
         """
         self._configured, self._read, self._load, self._tell = configured, read, load, tell
         self.of = cache(make)
@@ -55,10 +56,14 @@ class VersionRouting:
     def in_use(self) -> set[str]:
         """The versions that runs work with, or may begin to."""
         traffics = (self.traffic, *self._kept.values())
-        return {version for each in traffics for version in (each.active, each.candidate) if version}
+        return {
+            version for each in traffics for version in (each.active, each.candidate) if version
+        }
 
     def role(self, context: RunContext) -> Role:
-        """The active version's: what somebody else does with a candidate would tell nothing of it."""
+        """The active version's: what somebody else does with a candidate would tell nothing of
+        it.
+        """
         return self.of(self._traffic(context).active).role(context)
 
     def serving(self, context: RunContext) -> str:
@@ -68,26 +73,37 @@ class VersionRouting:
     async def run(
         self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
     ) -> Execution:
-        """See `Executor.run`; the version that works in this run does it. Where the engine does not have it, the active
-        one steps in, and for that one the configured model; where a candidate fails by itself, the active one, too, as
-        no client is to suffer from a trial.
+        """See `Executor.run`; the version that works in this run does it. Where the engine does not
+        have it, the active one steps in, and for that one the configured model; where a candidate
+        fails by itself, the active one, too, as no client is to suffer from a trial.
         """
         traffic = self._traffic(context)
         versions = list(dict.fromkeys((self.serving(context), traffic.active, self._configured)))
         steps_in = False
         for version, instead in pairwise(versions):
-            execution = await self.of(version).run(sub_query, index, context, unfinished, instead=steps_in)
+            execution = await self.of(version).run(
+                sub_query, index, context, unfinished, instead=steps_in
+            )
             if _turned_away(execution, index, context.ledger):
                 self._on_record = None  # an engine that was started anew has lost it
-            elif version == traffic.active or execution.outcome not in ("no_report", "model_failed"):
+            elif version == traffic.active or execution.outcome not in (
+                "no_report",
+                "model_failed",
+            ):
                 return execution
-            _log.warning("executor.instead", version=version, instead=instead, run_id=context.ledger.run_id)
+            _log.warning(
+                "executor.instead", version=version, instead=instead, run_id=context.ledger.run_id
+            )
             context.failures.pop(index, None)
             steps_in, unfinished = True, None
-        return await self.of(versions[-1]).run(sub_query, index, context, unfinished, instead=steps_in)
+        return await self.of(versions[-1]).run(
+            sub_query, index, context, unfinished, instead=steps_in
+        )
 
     async def require(self, version: str) -> None:
-        """Make the engine know a version that a run is to work with. Raises `BadVersion` and `UpstreamError`."""
+        """Make the engine know a version that a run is to work with. Raises `BadVersion` and
+        `UpstreamError`.
+        """
         if version != self._configured:
             await self._load(version)
 
@@ -97,12 +113,15 @@ class VersionRouting:
         self._news.set()
 
     async def refresh(self) -> None:
-        """Read the traffic, and load what is new in it. Raises what `read` raises, and `UpstreamError`."""
+        """Read the traffic, and load what is new in it. Raises what `read` raises, and
+        `UpstreamError`.
+        """
         async with self._refreshing:
             on_record = await self._read()
             if on_record == self._on_record:
                 return
-            self._on_record, traffic = on_record, Traffic(self._configured)  # `reload` may take it back meanwhile
+            # `reload` may take it back meanwhile
+            self._on_record, traffic = on_record, Traffic(self._configured)
             try:
                 if await self._ready(on_record.active):
                     whole = on_record.candidate is None or await self._ready(on_record.candidate)
@@ -139,6 +158,8 @@ class VersionRouting:
 
 
 def _turned_away(execution: Execution, index: int, ledger: Ledger) -> bool:
-    """Whether its model refused its first call, as an engine does that has no model of that name."""
+    """Whether its model refused its first call, as an engine does that has no model of that
+    name.
+    """
     unheard = execution.outcome == "model_failed" and not execution.conversation.outputs
     return unheard and ledger.last_outcome(index) == "refused"

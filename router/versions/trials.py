@@ -1,4 +1,6 @@
-"""Trials: a run that was answered is worked on once more, by the version that it is compared with."""
+"""Trials: a run that was answered is worked on once more, by the version that it is compared
+with.
+"""
 
 import asyncio
 import time
@@ -25,7 +27,9 @@ from router.versions.routing import VersionRouting
 _log = structlog.get_logger("trials")
 _AT_ONCE, _WAITING = 4, 64
 _CUT = ("time_exhausted", "budget_exhausted")
-"""Outcomes of runs that ended by the client's terms, under which the other version would not work."""
+"""Outcomes of runs that ended by the client's terms, under which the other version would not
+work.
+"""
 _HINDERED = ("budget_exhausted", "retrieval_failed")
 """Outcomes that no version can help."""
 _REVIEWING_SHARE = 0.1
@@ -35,7 +39,9 @@ _LONGEST_PAUSE_S = 5.0
 
 
 class Trials:
-    """Tries the other version after the client has its answer, and tells the gate what came of it."""
+    """Tries the other version after the client has its answer, and tells the gate what came of
+    it.
+    """
 
     def __init__(
         self,
@@ -48,8 +54,9 @@ class Trials:
         review: Callable[[], Awaitable[object]],
         judge: Judge | None = None,
     ) -> None:
-        """`search`: the search loop with an executor. `review`: looks at what trials have shown, and decides. `judge`:
-        asked which answers are right where the two differ; None where there is none.
+        """`search`: the search loop with an executor. `review`: looks at what trials have shown,
+        and decides. `judge`: asked which answers are right where the two differ; None where there
+        is none.
         """
         self._executors, self._search, self._lifecycle = executors, search, lifecycle
         self._book, self._archive, self._review, self._judging = book, archive, review, judge
@@ -98,12 +105,22 @@ class Trials:
     async def _try(self, run: Run, traffic: Traffic) -> None:
         worked = (call for call in run.calls if call.role == "execution")
         first = min(worked, key=lambda call: call.number, default=None)
-        served, other = first and first.executor_version, traffic.other(run.id)  # it worked in the run, or was to
-        if traffic.candidate is None or traffic.stage is None or other is None or served != traffic.serving(run.id):
+        # It worked in the run, or was to
+        served, other = first and first.executor_version, traffic.other(run.id)
+        if (
+            traffic.candidate is None
+            or traffic.stage is None
+            or other is None
+            or served != traffic.serving(run.id)
+        ):
             return  # it has changed since the run began
         tried = await self._run_other(run, other)
         if tried is None:
-            _log.warning("trial.given_up", run_id=run.id, error="A budget or something upstream was in its way.")
+            _log.warning(
+                "trial.given_up",
+                run_id=run.id,
+                error="A budget or something upstream was in its way.",
+            )
         if tried is None or self._executors.traffic != traffic:
             return
         tried_side, right = tried
@@ -114,16 +131,26 @@ class Trials:
         await self._book.add_trial(trial)
         if right is not None:
             by_version = dict(zip((served, other), right, strict=True))
-            judgement = Judgement(by_version[traffic.candidate], by_version[traffic.active], "judge")
+            judgement = Judgement(
+                by_version[traffic.candidate], by_version[traffic.active], "judge"
+            )
             await self._book.judge(run.id, judgement)
         for feedback in await self._archive.feedback(run.id):
             await self._judge(trial, feedback)
         self._news.set()
-        _log.info("trial.ended", run_id=run.id, candidate=trial.candidate, stage=trial.stage, dropped=self.dropped)
+        _log.info(
+            "trial.ended",
+            run_id=run.id,
+            candidate=trial.candidate,
+            stage=trial.stage,
+            dropped=self.dropped,
+        )
 
-    async def _run_other(self, run: Run, version: str) -> tuple[Side, tuple[bool, bool] | None] | None:
-        """What comes of the run with another version, in a run of its own, with the judge's verdicts on the answer
-        that was served and on that one; None where that tells nothing of it.
+    async def _run_other(
+        self, run: Run, version: str
+    ) -> tuple[Side, tuple[bool, bool] | None] | None:
+        """What comes of the run with another version, in a run of its own, with the judge's
+        verdicts on the answer that was served and on that one; None where that tells nothing of it.
         """
         assert isinstance(run.result, Trajectory)
         search, opened = self._search(self._executors.of(version)), None
@@ -145,13 +172,15 @@ class Trials:
     async def _verdicts(
         self, question: str, found: tuple[Trajectory, Trajectory], ledger: Ledger
     ) -> tuple[bool, bool] | None:
-        """The judge's on two answers, each shown alone, with the evidence of both, so that nothing tells whose it is;
-        None where nobody judges, they are the same, or a verdict is missing.
+        """The judge's on two answers, each shown alone, with the evidence of both, so that nothing
+        tells whose it is; None where nobody judges, they are the same, or a verdict is missing.
         """
         first, second = (each.answer for each in found)
         if self._judging is None or exact_match(second, [first]):
             return None
-        points = sorted({point for each in found for one in each.executions for point in one.report.evidence})
+        points = sorted(
+            {point for each in found for one in each.executions for point in one.report.evidence}
+        )
         try:
             right = await self._judging.accepts(question, (), first, ledger, points)
             other = await self._judging.accepts(question, (), second, ledger, points)
@@ -167,7 +196,9 @@ class Trials:
 
 
 def _comparable(run: Run) -> bool:
-    """Whether the run got to its end by its own executors' reports: of shared ones, others have the tokens."""
+    """Whether the run got to its end by its own executors' reports: of shared ones, others have
+    the tokens.
+    """
     found = run.result
     if not isinstance(found, Trajectory) or found.topology != "factorized" or not found.executions:
         return False
@@ -176,14 +207,20 @@ def _comparable(run: Run) -> bool:
 
 
 def hindered(run: Run) -> bool:
-    """Whether something was in the run's way that no version can help: evidence for or against none."""
+    """Whether something was in the run's way that no version can help: evidence for or against
+    none.
+    """
     assert isinstance(run.result, Trajectory)
     executions, worked = run.result.executions, {call.sub_query for call in run.calls}
-    if any(one.outcome == "model_failed" and index not in worked for index, one in enumerate(executions)):
+    if any(
+        one.outcome == "model_failed" and index not in worked
+        for index, one in enumerate(executions)
+    ):
         return True  # nobody was asked, because too many calls had failed before
     outcomes = {run.result.outcome, *(execution.outcome for execution in executions)}
     return not outcomes.isdisjoint(_HINDERED) or any(
-        call.outcome == "connect_error" or (call.purpose == "fallback" and call.executor_version is None)
+        call.outcome == "connect_error"
+        or (call.purpose == "fallback" and call.executor_version is None)
         for call in run.calls
         if call.role != "judge"
     )
@@ -192,7 +229,9 @@ def hindered(run: Run) -> bool:
 def _side(result: object, calls: Iterable[Call], version: str | None) -> Side:
     """What came of a run with `version`; where another one had to step in, it has failed."""
     assert isinstance(result, Trajectory)
-    failed = any(execution.failed or execution.executor != version for execution in result.executions)
+    failed = any(
+        execution.failed or execution.executor != version for execution in result.executions
+    )
     return Side(result.answer, failed, _tokens(calls))
 
 

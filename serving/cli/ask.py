@@ -1,4 +1,6 @@
-"""`rolegate ask` and `rolegate chat`: put questions over gRPC and show how their answers came about."""
+"""`rolegate ask` and `rolegate chat`: put questions over gRPC and show how their answers came
+about.
+"""
 
 import argparse
 import asyncio
@@ -6,7 +8,13 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    contextmanager,
+    suppress,
+)
 from threading import Thread
 from typing import TypeVar, cast, get_args
 
@@ -41,8 +49,9 @@ Without --address a gateway is started for the question and stopped after it.
 """
 _CHAT = """`rolegate chat`: keep asking in a terminal, or line by line from a pipe.
 
-Each question stands alone: none is read together with the ones before it. Without --address a gateway is started for
-the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends. Commands (`:` works in place of `/`):
+Each question stands alone: none is read together with the ones before it. Without --address a
+gateway is started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends.
+Commands (`:` works in place of `/`):
 
   /good                 the last answer was right
   /bad [RIGHT ANSWER]   the last answer was wrong
@@ -57,7 +66,9 @@ Terms = TypeVar("Terms", bound=SearchOptions)
 
 
 def add_gateway(parser: argparse.ArgumentParser, timeout_s: float = ANSWER_S) -> None:
-    """`--address HOST:PORT` with certificates, or the config of a gateway to be started; and `--timeout SECONDS`."""
+    """`--address HOST:PORT` with certificates, or the config of a gateway to be started; and
+    `--timeout SECONDS`.
+    """
     add_config(parser).add_argument(
         "--address", type=host_port, metavar="HOST:PORT", help="ask the gateway that runs there"
     )
@@ -67,26 +78,40 @@ def add_gateway(parser: argparse.ArgumentParser, timeout_s: float = ANSWER_S) ->
 
 
 def add_terms(parser: argparse.ArgumentParser, noun: str, topologies: object, about: str) -> None:
-    """Options of a question or a table, which are those of the client's calls. `topologies`: the names, as a type."""
+    """Options of a question or a table, which are those of the client's calls. `topologies`:
+    the names, as a type.
+    """
     parser.add_argument(
-        "--request-id", default="", metavar="NAME", help=f"asked again under it, the {noun} is the same"
+        "--request-id",
+        default="",
+        metavar="NAME",
+        help=f"asked again under it, the {noun} is the same",
     )
-    parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what may be spent on it")
+    parser.add_argument(
+        "--max-total-tokens", type=tokens, metavar="N", help="what may be spent on it"
+    )
     parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
-    parser.add_argument("--no-cache", action="store_true", help="use nothing that other runs have found")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="use nothing that other runs have found"
+    )
     parser.add_argument("--topology", choices=get_args(topologies), help=about)
-    parser.add_argument("--json", action="store_true", help="print JSON; of a stream, one line an event")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON; of a stream, one line an event"
+    )
 
 
 def terms(given: argparse.Namespace, of: type[Terms]) -> Terms:
     """The options that the command has of those of a call."""
-    return cast(Terms, {name: value for name, value in vars(given).items() if name in of.__annotations__})
+    return cast(
+        Terms, {name: value for name, value in vars(given).items() if name in of.__annotations__}
+    )
 
 
 @contextmanager
 def reached(given: argparse.Namespace, progress: Console) -> Iterator[Client]:
-    """A client of the gateway that the options of `add_gateway` name; one that is started stops with the context.
-    Where another gateway has the config's store, that one is asked. Raises `BadConfig` or `BadIndex`.
+    """A client of the gateway that the options of `add_gateway` name; one that is started stops
+    with the context. Where another gateway has the config's store, that one is asked. Raises
+    `BadConfig` or `BadIndex`.
     """
     if given.address is not None:
         with Client(connection(given)) as client:
@@ -96,7 +121,10 @@ def reached(given: argparse.Namespace, progress: Console) -> Iterator[Client]:
 
     config = chosen_config(given)
     sent, key = new_key(None, SCOPES)
-    config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, tls=None))  # loopback only
+    # Loopback only
+    config = msgspec.structs.replace(
+        config, server=msgspec.structs.replace(config.server, tls=None)
+    )
     with ExitStack() as stack:
         with progress.status("starting the gateway") as status:
 
@@ -128,9 +156,14 @@ def ask(arguments: Sequence[str]) -> int:
     parser = new_parser("ask", _ASK)
     parser.add_argument("question", metavar="QUESTION", help="in plain words")
     add_gateway(parser)
-    what = "who searches and who answers; the demo's models know only factorized, the others compare (docs/study.md)"
+    what = (
+        "who searches and who answers; the demo's models know only factorized, the others "
+        "compare (docs/study.md)"
+    )
     add_terms(parser, "answer", TopologyName, what)
-    parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
+    parser.add_argument(
+        "--stream", action="store_true", help="show rounds, sub-queries and searches as they happen"
+    )
     given = parser.parse_args(arguments)
     if given.address is None and not given.question.strip():  # before anything is started
         parser.error("question is empty; put a question in plain words into it.")
@@ -154,8 +187,9 @@ Opened = TypeVar("Opened")
 
 @contextmanager
 def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
-    """Keep `service` open while this is open, on a loop that goes on in another thread; what it opens. Raises what it
-    raises. An interrupt while it opens or closes is asyncio's, and ends that first.
+    """Keep `service` open while this is open, on a loop that goes on in another thread; what it
+    opens. Raises what it raises. An interrupt while it opens or closes is asyncio's, and ends that
+    first.
     """
     with asyncio.Runner() as runner:
         loop, stack = runner.get_loop(), AsyncExitStack()
@@ -180,7 +214,9 @@ def chat(arguments: Sequence[str]) -> int:
     """Ask until there are no more questions."""
     parser = new_parser("chat", _CHAT)
     add_gateway(parser)
-    parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
+    parser.add_argument(
+        "--stream", action="store_true", help="show rounds, sub-queries and searches as they happen"
+    )
     given = parser.parse_args(arguments)
     errors_only()
     progress = Console(stderr=True)
@@ -195,7 +231,9 @@ def chat(arguments: Sequence[str]) -> int:
 class Chat:
     """Questions to one gateway, and what is said about its answers."""
 
-    def __init__(self, client: Client, out: Console, progress: Console, *, timeout_s: float, stream: bool) -> None:
+    def __init__(
+        self, client: Client, out: Console, progress: Console, *, timeout_s: float, stream: bool
+    ) -> None:
         self._client, self._out, self._progress = client, out, progress
         self._timeout_s, self._stream = timeout_s, stream
         self._answers: list[AnswerResponse] = []
@@ -215,7 +253,9 @@ class Chat:
                 case [":help"]:
                     self._say(_HINT)
                 case [":usage"]:
-                    self._out.print(usage_table(summed(row for answer in self._answers for row in answer.usage)))
+                    self._out.print(
+                        usage_table(summed(row for answer in self._answers for row in answer.usage))
+                    )
                 case [word, *_] if word.startswith(":"):
                     self._say(f"{word} is no command here.\n{_HINT}")
                 case _:

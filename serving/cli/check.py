@@ -1,4 +1,6 @@
-"""`rolegate check`: see whether a config works and, with --live, what it names, and what a question will cost."""
+"""`rolegate check`: see whether a config works and, with --live, what it names, and what a
+question will cost.
+"""
 
 import argparse
 import asyncio
@@ -33,14 +35,29 @@ def check(arguments: Sequence[str]) -> int:
     """Check; status 1 where something that is needed is wrong, or is not there."""
     parser = new_parser(
         "check",
-        """Reads a config and tells what is wrong in it. With --live also asks its models, its embedder and its index a
-few small questions, lists the tools of its servers, and estimates what answering one question takes.""",
+        """Reads a config and tells what is wrong in it. With --live also asks its models, its
+        embedder and its index a few small questions, lists the tools of its servers, and estimates
+        what answering one question takes.""",
     )
     add_config(parser)
     ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--live", action="store_true", help="probe what the config names; engines are started for it")
-    ways.add_argument("--allow-missing", action="store_true", help="status 0 also where keys, packages or files lack")
-    parser.add_argument("--timeout", type=timeout, default=60.0, metavar="SECONDS", help="for one probe (default: 60)")
+    ways.add_argument(
+        "--live",
+        action="store_true",
+        help="probe what the config names; engines are started for it",
+    )
+    ways.add_argument(
+        "--allow-missing",
+        action="store_true",
+        help="status 0 also where keys, packages or files lack",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=timeout,
+        default=60.0,
+        metavar="SECONDS",
+        help="for one probe (default: 60)",
+    )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     given = parser.parse_args(arguments)
     errors_only()
@@ -56,7 +73,17 @@ few small questions, lists the tools of its servers, and estimates what answerin
     lacks = bool(warnings) and not given.allow_missing and found is None
     works = not wrong and not lacks and (found is None or found.works)
     if given.json:
-        print(json_of({"works": works, "problems": wrong, "warnings": warnings, "index": gaps, "found": found}))
+        print(
+            json_of(
+                {
+                    "works": works,
+                    "problems": wrong,
+                    "warnings": warnings,
+                    "index": gaps,
+                    "found": found,
+                }
+            )
+        )
     elif found is not None:
         _show(Console(), found)
     else:
@@ -68,8 +95,8 @@ few small questions, lists the tools of its servers, and estimates what answerin
 
 
 def _other_schema(store: str, *, live: bool) -> list[str]:
-    """Return the problem of a store that another release, or another program, has written. Only a `live` check
-    connects to a database server.
+    """Return the problem of a store that another release, or another program, has written. Only a
+    `live` check connects to a database server.
     """
     file = sqlite_file(store)
     exists = file.exists() and file.stat().st_size > 0 if file else live
@@ -88,11 +115,17 @@ def _not_built(config: Config) -> list[str]:
         return [f"retrieval.index: {error} Run `rolegate index build`."]
     found: list[str] = []
     if manifest.lexical != retrieval.lexical:
-        found.append(f"retrieval.lexical: must be {str(manifest.lexical).lower()} for the index in {retrieval.index}.")
+        found.append(
+            f"retrieval.lexical: must be {str(manifest.lexical).lower()} for the index "
+            f"in {retrieval.index}."
+        )
     elif manifest.lexical and not has_words(manifest):
         found.append(f"retrieval.index: {retrieval.index}: {OUTDATED}")
     if manifest.embedder != (named := identity_of(retrieval.embedder)):
-        found.append(f"retrieval.embedder: the index is of {manifest.embedder}, but {named} is named; name the former.")
+        found.append(
+            f"retrieval.embedder: the index is of {manifest.embedder}, but {named} is "
+            "named; name the former."
+        )
     return found
 
 
@@ -107,14 +140,20 @@ async def _probed(config: Config, given: argparse.Namespace) -> Found:
         return await live_check(config, log, given.timeout)
 
 
-def _show_file(console: Console, file: Path, config: Config, wrong: list[str], warnings: list[str]) -> None:
+def _show_file(
+    console: Console, file: Path, config: Config, wrong: list[str], warnings: list[str]
+) -> None:
     for problem in wrong:
         console.out(f"{file}: {problem}", highlight=False)
     if wrong:
         return
     table = Table("role", *(Column(name, overflow="fold") for name in ("model", "where", "prompt")))
     for name, role in config.roles.by_name.items():
-        where = f"vLLM engine {role.engine}" if role.engine else without_userinfo(role.base_url or "LiteLLM")
+        where = (
+            f"vLLM engine {role.engine}"
+            if role.engine
+            else without_userinfo(role.base_url or "LiteLLM")
+        )
         table.add_row(name, *map(escape, (role.model, where, role.prompt)))
     console.print(table)
     console.out(f"{file}: {'not ready yet' if warnings else 'fine'}", highlight=False)
@@ -123,12 +162,19 @@ def _show_file(console: Console, file: Path, config: Config, wrong: list[str], w
 
 
 def _show(console: Console, found: Found) -> None:
-    roles = Table("", *(Column(f"{name}\n[dim]{escape(role.model)}[/dim]") for name, role in found.roles.items()))
+    roles = Table(
+        "",
+        *(Column(f"{name}\n[dim]{escape(role.model)}[/dim]") for name, role in found.roles.items()),
+    )
     for probe in dict.fromkeys(probe for role in found.roles.values() for probe in role.cells):
-        roles.add_row(probe, *(_marked(role.cells.get(probe, Cell(None))) for role in found.roles.values()))
+        roles.add_row(
+            probe, *(_marked(role.cells.get(probe, Cell(None))) for role in found.roles.values())
+        )
     console.print(roles)
     for name, cells in {**found.retrieval, **found.tools}.items():
-        console.print(f"{name}: " + " · ".join(f"{probe} {_marked(cell)}" for probe, cell in cells.items()))
+        console.print(
+            f"{name}: " + " · ".join(f"{probe} {_marked(cell)}" for probe, cell in cells.items())
+        )
     advice: dict[str, list[str]] = {}
     for name, cells in found.cells.items():
         for cell in cells.values():
@@ -147,7 +193,8 @@ def _marked(cell: Cell) -> str:
 def _costs(roles: Mapping[RoleName, RoleFound]) -> Table:
     """Calls, tokens and dollars of one question: typically, and at most."""
     table = Table(
-        "one question", *(Column(name, justify="right") for name in ("calls", "prompt tokens", "written", "price"))
+        "one question",
+        *(Column(name, justify="right") for name in ("calls", "prompt tokens", "written", "price")),
     )
     for name, role in roles.items():
         low, high = role.typical, role.at_most

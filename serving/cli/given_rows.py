@@ -35,8 +35,8 @@ class GivenRows(NamedTuple):
 
 
 def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
-    """Read rows below a line that names some of the columns, in any order, among others. Raises `BadConfig`, naming
-    the line.
+    """Read rows below a line that names some of the columns, in any order, among others. Raises
+    `BadConfig`, naming the line.
     """
     names = {normal_name(column.name): column.name for column in columns}
     rows: list[dict[str, str]] = []
@@ -46,12 +46,17 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
         read = _workbook(file) if file.suffix.lower() == ".xlsx" else _delimited(file)
         header = [names.get(normal_name(name), name.strip()) for name in next(read, (1, [""]))[1]]
         if not set(header) & set(names.values()):
-            raise ValueError(f"its first line names none of the columns {', '.join(names.values())}.")
+            raise ValueError(
+                f"its first line names none of the columns {', '.join(names.values())}."
+            )
         if again := [name for name in header if name and header.count(name) > 1]:
             raise ValueError(f"its first line names {again[0]!r} twice.")
         for line, cells in read:
             if any(cells[len(header) :]):
-                raise ValueError(f"line {line} has {len(cells)} values; the first line names {len(header)} columns.")
+                raise ValueError(
+                    f"line {line} has {len(cells)} values; the first line names "
+                    f"{len(header)} columns."
+                )
             if not any(cells):
                 continue
             row = dict(zip(header, cells, strict=False))
@@ -61,16 +66,22 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
     except (OSError, ValueError, KeyError, csv.Error, InvalidFileException) as error:
         raise BadConfig(f"--rows {file}: {getattr(error, 'strerror', None) or error}") from error
     if not rows:
-        raise BadConfig(f"--rows {file}: no row was found; the first line must name some of the columns.")
+        raise BadConfig(
+            f"--rows {file}: no row was found; the first line must name some of the columns."
+        )
     return GivenRows(rows, lines, others)
 
 
 def _delimited(file: Path) -> Numbered:
-    """Read delimited text, in any encoding, parted by what the first line has most of outside of quotes."""
+    """Read delimited text, in any encoding, parted by what the first line has most of outside
+    of quotes.
+    """
     text = decode(file.read_bytes(), file)
     first = re.sub('"[^"]*"', "", text[:_MAX_FIRST].lstrip()).partition("\n")[0]
     delimiter = max(",;\t|", key=first.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
+    )
     line = 1
     try:
         for cells in reader:
@@ -81,7 +92,9 @@ def _delimited(file: Path) -> Numbered:
 
 
 def _unquoted(cell: str) -> str:
-    """Return the value without the apostrophe that keeps spreadsheets from taking it for a formula."""
+    """Return the value without the apostrophe that keeps spreadsheets from taking it for a
+    formula.
+    """
     return cell[1:] if cell.startswith("'") and inert(cell[1:]) == cell else cell
 
 

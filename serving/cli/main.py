@@ -34,7 +34,9 @@ _COMMANDS = {
     "retrieve": "run a retrieval server",
 }
 _MODULES = {"chat": "ask", "retrieve": "index", "keys": "accounts", "tenants": "accounts"}
-"""Of commands that share one; each has a function of the command's name, and is imported only when called."""
+"""Of commands that share one; each has a function of the command's name, and is imported only
+when called.
+"""
 _GROUP = "rolegate.commands"
 """Entry points of packages above this one; each is a `main(argv)`, loaded only when called."""
 _ABOVE = {
@@ -44,7 +46,9 @@ _ABOVE = {
 
 
 def _silence_libraries() -> None:
-    """Close the standard error stream after all else: libraries in C++ report leaks of their own when Python ends."""
+    """Close the standard error stream after all else: libraries in C++ report leaks of their
+    own when Python ends.
+    """
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
@@ -80,18 +84,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.command in others:
             command = others[chosen.command].load()
         else:
-            module = importlib.import_module(f"serving.cli.{_MODULES.get(chosen.command, chosen.command)}")
+            module = importlib.import_module(
+                f"serving.cli.{_MODULES.get(chosen.command, chosen.command)}"
+            )
             command = getattr(module, chosen.command)
         with visible_output():
             return int(command([*rest, *given[1:]]))
-    except BrokenPipeError:  # whoever read the output has seen enough; nothing more is to be written at the end
+    except BrokenPipeError:
+        # The reader has seen enough; nothing more is written at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (RolegateError, OSError, UnicodeError) as error:
         complain(f"rolegate: {error}")
         return 1
     except ModuleNotFoundError as error:
-        advice = missing_extra(error.name, chosen.command) or "is rolegate installed as the README says?"
+        advice = (
+            missing_extra(error.name, chosen.command) or "is rolegate installed as the README says?"
+        )
         complain(f"rolegate {chosen.command}: {error}; {advice}")
         return 1
     except (KeyboardInterrupt, EOFError):

@@ -1,4 +1,6 @@
-"""`rolegate mcp`: let agents ask a running gateway and search its documents, over the Model Context Protocol."""
+"""`rolegate mcp`: let agents ask a running gateway and search its documents, over the Model
+Context Protocol.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +23,9 @@ from serving.retrieval.services import MAX_TOP_K
 _SETTING = """\
 Start a gateway with `rolegate serve`, and put this into the client's configuration:
 
-{"mcpServers": {"rolegate": {"command": "rolegate", "args": ["mcp", "--address", "127.0.0.1:50551"]}}}
+{"mcpServers": {"rolegate": {
+  "command": "rolegate", "args": ["mcp", "--address", "127.0.0.1:50551"]
+}}}
 
 The standard output carries the protocol, the standard error stream the log."""
 _NONE: list[list[str]] = []
@@ -45,7 +49,9 @@ async def _serve(to: Connection, timeout_s: float) -> None:
 
 
 def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
-    """The server, with the tools `ask`, `table` and `search` of a gateway. What it refuses is a tool's error."""
+    """The server, with the tools `ask`, `table` and `search` of a gateway. What it refuses is a
+    tool's error.
+    """
     server = MCPServer("rolegate", version=version("rolegate"), log_level="WARNING")
 
     @server.tool(annotations=_READS)
@@ -53,23 +59,35 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         question: Annotated[str, Field(description="One self-contained question, in plain words.")],
         context: Context[Any, Any],
     ) -> CallToolResult:
-        """Answer a question from the indexed documents, by several searches if need be, with its sources."""
+        """Answer a question from the indexed documents, by several searches if need be, with
+        its sources.
+        """
         try:
-            return _cited(answer_from_proto(await _followed(client.stream(question, timeout_s), context)))
+            return _cited(
+                answer_from_proto(await _followed(client.stream(question, timeout_s), context))
+            )
         except GatewayError as error:
             return _failed(error)
 
     @server.tool(annotations=_READS)
     async def table(
         question: Annotated[str, Field(description="What the rows are, in plain words.")],
-        columns: Annotated[list[str], Field(description="Names; those of keys end in *; types: `founded:integer`.")],
+        columns: Annotated[
+            list[str], Field(description="Names; those of keys end in *; types: `founded:integer`.")
+        ],
         context: Context[Any, Any],
-        rows: Annotated[list[list[str]], Field(description="Known rows; their empty cells are looked for.")] = _NONE,
+        rows: Annotated[
+            list[list[str]], Field(description="Known rows; their empty cells are looked for.")
+        ] = _NONE,
         closed: Annotated[bool, Field(description="There are no rows besides these.")] = False,
     ) -> CallToolResult:
-        """List all of a kind from the indexed documents, with values for each, as a table with its sources."""
+        """List all of a kind from the indexed documents, with values for each, as a table with
+        its sources.
+        """
         try:
-            stream = client.stream_table(question, columns, rows, max(timeout_s, TABLE_S), closed=closed)
+            stream = client.stream_table(
+                question, columns, rows, max(timeout_s, TABLE_S), closed=closed
+            )
             return _cited(table_from_proto(await _followed(stream, context)))
         except (GatewayError, ValueError) as error:
             return _failed(error)
@@ -77,14 +95,21 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
     @server.tool(annotations=_READS)
     async def search(
         query: Annotated[str, Field(description="What the passages should be about.")],
-        top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="How many passages to return.")] = 5,
+        top_k: Annotated[
+            int, Field(ge=1, le=MAX_TOP_K, description="How many passages to return.")
+        ] = 5,
     ) -> CallToolResult:
-        """Find the passages of the indexed documents that are nearest in meaning to a query, best first."""
+        """Find the passages of the indexed documents that are nearest in meaning to a query,
+        best first.
+        """
         try:
             passages = await client.search(query, top_k, timeout_s)
         except GatewayError as error:
             return _failed(error)
-        texts = [f"[{number}] {_heading(passage)}\n{passage.text}" for number, passage in enumerate(passages, 1)]
+        texts = [
+            f"[{number}] {_heading(passage)}\n{passage.text}"
+            for number, passage in enumerate(passages, 1)
+        ]
         text = "\n\n".join(texts) or "No passages were found."
         return _result(text, {"passages": [_fields(passage) for passage in passages]})
 
@@ -119,4 +144,9 @@ def _heading(passage: evidence_pb2.Passage) -> str:
 
 def _fields(passage: evidence_pb2.Passage) -> dict[str, object]:
     page = passage.page or None
-    return {"title": passage.title, "document": passage.document, "page": page, "text": passage.text}
+    return {
+        "title": passage.title,
+        "document": passage.document,
+        "page": page,
+        "text": passage.text,
+    }

@@ -21,7 +21,9 @@ from serving.config.file import load_config, preset
 from serving.terminal import complain
 
 
-def new_parser(command: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+def new_parser(
+    command: str, description: str | None, epilog: str | None = None
+) -> argparse.ArgumentParser:
     """The parser of `rolegate COMMAND`; its description is shown as it is."""
     shown = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(
@@ -37,10 +39,14 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_command(
-    commands: Commands, name: str, summary: str, description: str, work: Callable[..., object] | None = None
+    commands: Commands,
+    name: str,
+    summary: str,
+    description: str,
+    work: Callable[..., object] | None = None,
 ) -> argparse.ArgumentParser:
-    """The parser of a subcommand. `summary` stands in the help of the command above it; `work` is kept with what is
-    parsed.
+    """The parser of a subcommand. `summary` stands in the help of the command above it; `work` is
+    kept with what is parsed.
     """
     shown = argparse.RawDescriptionHelpFormatter
     command = commands.add_parser(
@@ -51,9 +57,13 @@ def add_command(
 
 
 def json_of(value: object) -> str:
-    """A line of JSON: a struct, plain data, or a message of the protocol, with every field that has a default."""
+    """A line of JSON: a struct, plain data, or a message of the protocol, with every field that
+    has a default.
+    """
     if isinstance(value, Message):
-        value = MessageToDict(value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        value = MessageToDict(
+            value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
     return msgspec.json.encode(value).decode()
 
 
@@ -72,13 +82,21 @@ CONFIG = Path("rolegate.toml")
 
 
 def add_config(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    """`--config FILE` or `--preset NAME`; without either `rolegate.toml`, and without that the demo.
+    """`--config FILE` or `--preset NAME`; without either `rolegate.toml`, and without that the
+    demo.
 
     What rules both out can be added to the group.
     """
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--config", type=Path, metavar="FILE", help=f"a TOML file (default: {CONFIG}, if it is here)")
-    choice.add_argument("--preset", metavar="NAME", help="a shipped config (default: mini, the demo)")
+    choice.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"a TOML file (default: {CONFIG}, if it is here)",
+    )
+    choice.add_argument(
+        "--preset", metavar="NAME", help="a shipped config (default: mini, the demo)"
+    )
     return choice
 
 
@@ -101,14 +119,18 @@ def chosen_config(arguments: argparse.Namespace) -> Config:
 def tenant_name(text: str) -> str:
     """A name that needs no quotes anywhere."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be of letters, digits, . _ and -, at most 64")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be of letters, digits, . _ and -, at most 64"
+        )
     return text
 
 
 def host_port(text: str) -> str:
     """An address to listen at, or to connect to."""
     if "://" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, without {text.partition('://')[0]}://")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not HOST:PORT, without {text.partition('://')[0]}://"
+        )
     if not is_address(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, with a port of 0 to 65535")
     return text
@@ -117,14 +139,18 @@ def host_port(text: str) -> str:
 def dollars(text: str) -> float:
     """An amount of money to spend, in dollars."""
     if not 0 < (amount := float(text)) < _MOST_DOLLARS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount that can be spent; give dollars, such as 0.05")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no amount that can be spent; give dollars, such as 0.05"
+        )
     return amount
 
 
 def tokens(text: str) -> int:
     """A number of tokens to spend."""
     if not 0 < (count := int(text)) < _MOST_TOKENS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount that can be spent; give tokens, such as 20000")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no amount that can be spent; give tokens, such as 20000"
+        )
     return count
 
 
@@ -154,31 +180,55 @@ def time_argument(text: str) -> datetime:
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """`--address HOST:PORT` and what `add_certificates` adds."""
     parser.add_argument(
-        "--address", type=host_port, default=ADDRESS, metavar="HOST:PORT", help="the gateway (default: %(default)s)"
+        "--address",
+        type=host_port,
+        default=ADDRESS,
+        metavar="HOST:PORT",
+        help="the gateway (default: %(default)s)",
     )
     add_certificates(parser)
 
 
 def add_certificates(parser: argparse.ArgumentParser) -> None:
     """`--ca FILE`, `--certificate FILE` and `--key FILE`."""
-    group = parser.add_argument_group("connection", "The key is that of the environment variable ROLEGATE_API_KEY.")
-    group.add_argument("--ca", type=Path, metavar="FILE", help="encrypt; who signed the gateway's certificate (PEM)")
-    group.add_argument("--certificate", type=Path, metavar="FILE", help="your own, where the gateway wants one (PEM)")
-    group.add_argument("--key", type=Path, metavar="FILE", help="that belongs to --certificate (PEM)")
+    group = parser.add_argument_group(
+        "connection", "The key is that of the environment variable ROLEGATE_API_KEY."
+    )
+    group.add_argument(
+        "--ca",
+        type=Path,
+        metavar="FILE",
+        help="encrypt; who signed the gateway's certificate (PEM)",
+    )
+    group.add_argument(
+        "--certificate",
+        type=Path,
+        metavar="FILE",
+        help="your own, where the gateway wants one (PEM)",
+    )
+    group.add_argument(
+        "--key", type=Path, metavar="FILE", help="that belongs to --certificate (PEM)"
+    )
 
 
 def connection(given: argparse.Namespace) -> Connection:
     """To where the options of `add_connection` lead. Raises `BadConfig`."""
     try:
-        return Connection.to(given.address, ca=given.ca, certificate=given.certificate, key=given.key)
+        return Connection.to(
+            given.address, ca=given.ca, certificate=given.certificate, key=given.key
+        )
     except OSError as error:
-        raise BadConfig(f"--ca, --certificate, --key: cannot read {error.filename}: {error.strerror}.") from None
+        raise BadConfig(
+            f"--ca, --certificate, --key: cannot read {error.filename}: {error.strerror}."
+        ) from None
     except ValueError as error:
         raise BadConfig(f"--address {given.address}: {error}") from None
 
 
 def with_client(given: argparse.Namespace, work: Callable[[Client], int]) -> int:
-    """The exit status that `work` comes to with a client; 1, and a line that says why, where the gateway refuses."""
+    """The exit status that `work` comes to with a client; 1, and a line that says why, where
+    the gateway refuses.
+    """
     try:
         with Client(connection(given)) as client:
             return work(client)

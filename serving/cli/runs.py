@@ -53,34 +53,64 @@ def runs(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("runs", __doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = add_command(commands, "list", "the newest runs", "Lists runs, the newest first.", _list)
-    listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: 50)")
+    listing = add_command(
+        commands, "list", "the newest runs", "Lists runs, the newest first.", _list
+    )
+    listing.add_argument(
+        "--limit", type=int, default=50, metavar="N", help="how many (default: 50)"
+    )
     listing.add_argument("--kind", choices=KINDS, help="one kind only")
     listing.add_argument("--status", choices=STATUSES, help="only those that stand so")
-    listing.add_argument("--unsupported", action="store_true", help="only answers that their evidence does not support")
+    listing.add_argument(
+        "--unsupported",
+        action="store_true",
+        help="only answers that their evidence does not support",
+    )
     listing.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
-    listing.add_argument("--until", type=time_argument, metavar="TIME", help="runs that started before")
+    listing.add_argument(
+        "--until", type=time_argument, metavar="TIME", help="runs that started before"
+    )
     listing.add_argument("--tenant", default="", help="one tenant's only")
-    what = "Shows a run: sub-queries by round, reports and their evidence, calls and sums, and the feedback on it."
+    what = (
+        "Shows a run: sub-queries by round, reports and their evidence, calls and sums, and "
+        "the feedback on it."
+    )
     show = add_command(commands, "show", "one run", what, _show)
-    show.add_argument("--prompts", action="store_true", help="show what each model read and wrote, too")
-    show.add_argument("--trace", action="store_true", help="print all that was said and found, as JSON")
+    show.add_argument(
+        "--prompts", action="store_true", help="show what each model read and wrote, too"
+    )
+    show.add_argument(
+        "--trace", action="store_true", help="print all that was said and found, as JSON"
+    )
     what = "Shows what happens in one, also after its end."
     watch = add_command(commands, "watch", "what happens in an answer or a table", what, _watch)
-    watch.add_argument("--after", type=int, default=0, metavar="N", help="only what came after event number N")
-    what = """Goes on with a run whose gateway was killed, from the last turn of each of its models: one of the last
-hour, at the gateway that worked on it, started anew since. What was spent before counts against its budget."""
-    resume = add_command(commands, "resume", "go on with an interrupted answer or table", what, _resume)
+    watch.add_argument(
+        "--after", type=int, default=0, metavar="N", help="only what came after event number N"
+    )
+    what = """Goes on with a run whose gateway was killed, from the last turn of each of its models:
+    one of the last hour, at the gateway that worked on it, started anew since. What was spent
+    before counts against its budget."""
+    resume = add_command(
+        commands, "resume", "go on with an interrupted answer or table", what, _resume
+    )
     what = f"deadline (default: {ANSWER_S:g}, of tables {TABLE_S:g})"
     resume.add_argument("--timeout", type=timeout, metavar="SECONDS", help=what)
-    cancel = add_command(commands, "cancel", "stop a run", "Stops a run; one that has ended stays as it is.", _cancel)
+    cancel = add_command(
+        commands, "cancel", "stop a run", "Stops a run; one that has ended stays as it is.", _cancel
+    )
     what = "Keeps your opinion beside a run."
     feedback = add_command(commands, "feedback", "say what became of an answer", what, _feedback)
     verdict = feedback.add_mutually_exclusive_group()
-    verdict.add_argument("--good", dest="accepted", action="store_const", const=True, help="it was right")
-    verdict.add_argument("--bad", dest="accepted", action="store_const", const=False, help="it was wrong")
+    verdict.add_argument(
+        "--good", dest="accepted", action="store_const", const=True, help="it was right"
+    )
+    verdict.add_argument(
+        "--bad", dest="accepted", action="store_const", const=False, help="it was wrong"
+    )
     feedback.add_argument("--score", type=float, help="from 0 to 1")
-    feedback.add_argument("--right-answer", default="", metavar="TEXT", help="what it should have been")
+    feedback.add_argument(
+        "--right-answer", default="", metavar="TEXT", help="what it should have been"
+    )
     feedback.add_argument("--comment", default="", metavar="TEXT", help="whatever there is to say")
     for command in (show, watch, resume, cancel, feedback):
         command.add_argument("run_id", metavar="RUN_ID", help="as `runs list` shows it")
@@ -88,7 +118,9 @@ hour, at the gateway that worked on it, started anew since. What was spent befor
         command.add_argument("--json", action="store_true", help="print JSON")
     for command in (listing, show, watch, resume, cancel, feedback):
         add_connection(command)
-    commands.add_parser("export", add_help=False, help="write runs with their traces, from the config's store")
+    commands.add_parser(
+        "export", add_help=False, help="write runs with their traces, from the config's store"
+    )
     return parser
 
 
@@ -127,7 +159,9 @@ def _show(client: Client, given: argparse.Namespace) -> None:
             console.print(calls_table(found.calls))
         if tools := tool_sums(trace):
             console.print(tools_table(tools))
-        table = client.get_table(given.run_id) if trace.kind == "table" and not trace.redacted else None
+        table = (
+            client.get_table(given.run_id) if trace.kind == "table" and not trace.redacted else None
+        )
         if table and table.columns:
             TableView(console, console, as_json=False).show(table)
         elif found.calls:
@@ -137,7 +171,9 @@ def _show(client: Client, given: argparse.Namespace) -> None:
 
 
 def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
-    """Print sub-queries, searches and reports by round; `prompts`: also what each model read and wrote."""
+    """Print sub-queries, searches and reports by round; `prompts`: also what each model read
+    and wrote.
+    """
     match run.result:
         case Trajectory() as found:
             first = 1
@@ -175,7 +211,10 @@ def _show_execution(console: Console, execution: Execution, number: str, *, prom
     for at, worker in enumerate(execution.work.executions if execution.work else (), 1):
         _show_execution(console, worker, f"{number}.{at}", prompts=prompts)
     for search in execution.searches:
-        did, found = "searched", ", ".join(passage.title for passage in search.shown) or "nothing found"
+        did, found = (
+            "searched",
+            ", ".join(passage.title for passage in search.shown) or "nothing found",
+        )
         if isinstance(call := search.call, ToolCall):
             did, found = f"called {call.server} in {call.duration_s:.1f} s", call.error or found
         print_line(console, f"{did} “{search.query}”: {found}", 5)
@@ -188,7 +227,9 @@ def _show_execution(console: Console, execution: Execution, number: str, *, prom
 
 
 def _show_messages(console: Console, conversation: Conversation, indent: int) -> None:
-    """Print the messages; in conversations of several turns, what the model wrote stands among them."""
+    """Print the messages; in conversations of several turns, what the model wrote stands among
+    them.
+    """
     for message in conversation.messages:
         print_line(console, f"[{message.role}] {message.content}", indent, "dim")
 
@@ -201,7 +242,9 @@ def _show_call(console: Console, conversation: Conversation, indent: int) -> Non
 
 
 def _watch(client: Client, given: argparse.Namespace) -> None:
-    _follow(client, given, client.watch(given.run_id, given.after), of_table=_is_table(client, given))
+    _follow(
+        client, given, client.watch(given.run_id, given.after), of_table=_is_table(client, given)
+    )
 
 
 def _resume(client: Client, given: argparse.Namespace) -> None:
@@ -217,7 +260,9 @@ def _is_table(client: Client, given: argparse.Namespace) -> bool:
     return client.run(given.run_id).run.kind == pb.RUN_KIND_TABLE
 
 
-def _follow(client: Client, given: argparse.Namespace, events: Stream[Any], *, of_table: bool) -> None:
+def _follow(
+    client: Client, given: argparse.Namespace, events: Stream[Any], *, of_table: bool
+) -> None:
     """Show what happens in a run, and what it comes to."""
     out, progress = Console(), Console(stderr=True, quiet=given.json)
     if of_table:
@@ -237,7 +282,12 @@ def _cancel(client: Client, given: argparse.Namespace) -> None:
 
 
 def _feedback(client: Client, given: argparse.Namespace) -> None:
-    if given.accepted is None and given.score is None and not given.right_answer and not given.comment:
+    if (
+        given.accepted is None
+        and given.score is None
+        and not given.right_answer
+        and not given.comment
+    ):
         raise BadRequest("say --good or --bad, or give --score, --right-answer or --comment.")
     noted = client.feedback(
         given.run_id,

@@ -15,11 +15,15 @@ def search(arguments: Sequence[str]) -> int:
     """Print the passages, best first."""
     parser = new_parser("search", __doc__)
     parser.add_argument("query", metavar="QUERY", help="what to look for, in words")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="passages (default: the gateway's number)")
+    parser.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="passages (default: the gateway's number)"
+    )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each passage")
     add_connection(parser)
     given = parser.parse_args(arguments)
-    return with_client(given, lambda client: _show(client, given.query, given.top_k, as_json=given.json))
+    return with_client(
+        given, lambda client: _show(client, given.query, given.top_k, as_json=given.json)
+    )
 
 
 def _show(client: Client, query: str, top_k: int, *, as_json: bool) -> int:

@@ -1,5 +1,5 @@
-"""`rolegate store` and `rolegate runs export`: see whether the store is whole, and write its runs into a file that
-`datasets.load_dataset` reads.
+"""`rolegate store` and `rolegate runs export`: see whether the store is whole, and write its runs
+into a file that `datasets.load_dataset` reads.
 """
 
 import argparse
@@ -23,7 +23,15 @@ from router.store.check import Checked, Problem, check
 from router.store.database import sqlite_file
 from router.trace.export import ExportRow, agent_trajectories, export_row
 from router.trace.run import RunKind, right_answers
-from serving.cli.options import FORMATS, add_command, add_config, chosen_file, json_of, new_parser, time_argument
+from serving.cli.options import (
+    FORMATS,
+    add_command,
+    add_config,
+    chosen_file,
+    json_of,
+    new_parser,
+    time_argument,
+)
 from serving.config.file import read_config
 from serving.files import replacing
 from serving.json_lines import Write, json_lines
@@ -33,26 +41,32 @@ from serving.terminal import progress_bar
 
 @asynccontextmanager
 async def opened_store(
-    given: argparse.Namespace, *, make: bool = False, on_missing: Callable[[list[int]], None] = lambda _numbers: None
+    given: argparse.Namespace,
+    *,
+    make: bool = False,
+    on_missing: Callable[[list[int]], None] = lambda _numbers: None,
 ) -> AsyncIterator[Database]:
-    """Open the store of the config that the options name, whatever else is wrong in the config. `on_missing`: as for
-    `opened`. Raises `BadConfig`, also where there is no store yet, unless `make` allows to create it.
+    """Open the store of the config that the options name, whatever else is wrong in the config.
+    `on_missing`: as for `opened`. Raises `BadConfig`, also where there is no store yet, unless
+    `make` allows to create it.
     """
     url = read_config(chosen_file(given)).server.store
     if not make and (file := sqlite_file(url)) and not (file.exists() and file.stat().st_size):
         raise BadConfig(
-            f"server.store: {file} is {'empty' if file.exists() else 'not there'}; `rolegate serve` makes it."
+            f"server.store: {file} is {'empty' if file.exists() else 'not there'}; "
+            "`rolegate serve` makes it."
         )
     async with opened(url, on_missing) as database:
         yield database
 
 
-_CHECK = """Looks at everything that is stored: whether the database is whole, and every trace can be read and says the
-same as the run and the calls that are booked. A gateway may go on writing meanwhile."""
+_CHECK = """Looks at everything that is stored: whether the database is whole, and every trace can
+be read and says the same as the run and the calls that are booked. A gateway may go on writing
+meanwhile."""
 
 
-_BACKUP = """Copies a SQLite store, with everything that was acknowledged by now, into one file that opens by itself.
-A gateway may go on writing meanwhile. PostgreSQL has pg_dump."""
+_BACKUP = """Copies a SQLite store, with everything that was acknowledged by now, into one file that
+opens by itself. A gateway may go on writing meanwhile. PostgreSQL has pg_dump."""
 
 
 def store(arguments: Sequence[str]) -> int:
@@ -94,7 +108,10 @@ async def _checked(given: argparse.Namespace) -> Checked:
                 checked = await check(database, on_progress)
             finally:
                 stopped.set()
-    lost = [Problem("log", f"segment {number} is missing: the runs that only it held are lost") for number in missing]
+    lost = [
+        Problem("log", f"segment {number} is missing: the runs that only it held are lost")
+        for number in missing
+    ]
     checked.problems[:0] = lost
     return checked
 
@@ -105,7 +122,10 @@ async def _back_up(given: argparse.Namespace) -> None:
     if not given.file.parent.is_dir():
         raise BadConfig(f"{given.file}: {given.file.parent} is no folder; make it first.")
     async with opened_store(given) as database:
-        with replacing(given.file) as unfinished, progress_bar(SpinnerColumn(), TextColumn("copying")) as bar:
+        with (
+            replacing(given.file) as unfinished,
+            progress_bar(SpinnerColumn(), TextColumn("copying")) as bar,
+        ):
             bar.add_task("", total=None)
             await database.copy(unfinished)
     print(f"{given.file}: {given.file.stat().st_size:,} bytes")
@@ -114,7 +134,9 @@ async def _back_up(given: argparse.Namespace) -> None:
 def _show_checked(checked: Checked, console: Console) -> None:
     for problem in checked.problems:
         console.out(f"{problem.where}: {problem.what}", highlight=False)
-    looked_at = f"schema {checked.schema}, {checked.runs} runs, {checked.calls} calls and their references"
+    looked_at = (
+        f"schema {checked.schema}, {checked.runs} runs, {checked.calls} calls and their references"
+    )
     count = len(checked.problems)
     well = "all is well" if checked.runs else "all is well, but nothing is stored yet"
     found = f"{count} problem{'s' * (count != 1)}" if count else well
@@ -130,9 +152,17 @@ def _parquet(path: Path) -> Iterator[Write]:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    types = {str: pa.string(), int: pa.int64(), int | None: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    types = {
+        str: pa.string(),
+        int: pa.int64(),
+        int | None: pa.int64(),
+        float: pa.float64(),
+        bool: pa.bool_(),
+    }
     fields = msgspec.structs.fields(ExportRow)
-    schema = pa.schema([pa.field(field.name, types[field.type], field.type == int | None) for field in fields])
+    schema = pa.schema(
+        [pa.field(field.name, types[field.type], field.type == int | None) for field in fields]
+    )
     rows: list[dict[str, Any]] = []
     chars = 0
     with path.open("wb") as opened, ParquetWriter(opened, schema) as file:
@@ -155,22 +185,37 @@ def _parquet(path: Path) -> Iterator[Write]:
             write_group()
 
 
-EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {".jsonl": json_lines, ".parquet": _parquet}
+EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
+    ".jsonl": json_lines,
+    ".parquet": _parquet,
+}
 """What opens a new file to be written row by row, by the end of its name."""
 
 
 def export(arguments: Sequence[str]) -> int:
     """Export; status 0 where the file is written."""
-    parser = new_parser("runs export", "Writes runs with their traces into a file that `datasets.load_dataset` reads.")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="FILE.jsonl or FILE.parquet")
-    what = "rl: answers only, a line for each agent, with the run's reward; of no tenant whose runs must not train"
+    parser = new_parser(
+        "runs export",
+        "Writes runs with their traces into a file that `datasets.load_dataset` reads.",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="FILE.jsonl or FILE.parquet"
+    )
+    what = (
+        "rl: answers only, a line for each agent, with the run's reward; of no tenant whose "
+        "runs must not train"
+    )
     parser.add_argument("--for", dest="purpose", choices=("rl",), help=what)
     parser.add_argument("--force", action="store_true", help="replace a file that is there already")
     parser.add_argument("--tenant", metavar="NAME", help="one tenant's only")
-    parser.add_argument("--training", action="store_true", help="leave out tenants whose runs must not train")
+    parser.add_argument(
+        "--training", action="store_true", help="leave out tenants whose runs must not train"
+    )
     parser.add_argument("--kind", choices=get_args(RunKind), help="one kind only")
     parser.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
-    parser.add_argument("--until", type=time_argument, metavar="TIME", help="runs that started before")
+    parser.add_argument(
+        "--until", type=time_argument, metavar="TIME", help="runs that started before"
+    )
     add_config(parser)
     given = parser.parse_args(arguments)
     errors_only()
@@ -178,16 +223,21 @@ def export(arguments: Sequence[str]) -> int:
     if given.out.suffix not in endings:
         raise BadConfig(f"--out {given.out}: name a file that ends in {' or '.join(endings)}.")
     if not given.out.parent.is_dir():
-        raise BadConfig(f"--out {given.out}: the folder {given.out.parent} is not there; make it first.")
+        raise BadConfig(
+            f"--out {given.out}: the folder {given.out.parent} is not there; make it first."
+        )
     if given.out.is_dir():
         raise BadConfig(f"--out {given.out}: is a folder; name a file.")
     if given.out.exists() and not given.force:
         raise BadConfig(f"--out {given.out}: is there already; --force replaces it.")
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # and leave nothing behind
+    # And leave nothing behind
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         runs = asyncio.run(_export(given))
     except OSError as error:
-        raise BadConfig(f"--out {given.out}: cannot be written: {error.strerror or error}.") from error
+        raise BadConfig(
+            f"--out {given.out}: cannot be written: {error.strerror or error}."
+        ) from error
     finally:
         signal.signal(signal.SIGTERM, before)
     print(f"{given.out}: {runs} runs")

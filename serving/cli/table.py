@@ -1,7 +1,7 @@
 """`rolegate table`: fill a table over gRPC, and show how its rows come about.
 
-Without --address a gateway is started for the table and stopped after it. Ctrl-C cancels the run, which keeps what it
-found.
+Without --address a gateway is started for the table and stopped after it. Ctrl-C cancels the run,
+which keeps what it found.
 """
 
 import re
@@ -38,17 +38,37 @@ _EVERY_S = 10.0
 def table(arguments: Sequence[str]) -> int:
     """Fill one table."""
     parser = new_parser("table", __doc__)
-    parser.add_argument("question", metavar="QUESTION", help='what the rows are, in plain words: "cities of Vorland"')
-    what = 'names, with * behind those of keys, and types or choices: "city*, founded:integer, size:small|large"'
-    parser.add_argument("--columns", required=True, metavar="COLUMNS", help=what)
-    what = "known rows, CSV or .xlsx; their empty cells are asked for, and their other columns kept in --out"
-    parser.add_argument("--rows", type=Path, metavar="FILE", help=what)
-    parser.add_argument("--closed", action="store_true", help="there are no rows besides those of --rows")
     parser.add_argument(
-        "--max-rows", type=int, default=0, metavar="N", help="end with so many rows (0: as many as are allowed)"
+        "question",
+        metavar="QUESTION",
+        help='what the rows are, in plain words: "cities of Vorland"',
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"write it to a file too: {', '.join(_FILES)}")
-    parser.add_argument("--sources", action="store_true", help="add a column to --out for the sources of each")
+    what = (
+        'names, with * behind those of keys, and types or choices: "city*, founded:integer, '
+        'size:small|large"'
+    )
+    parser.add_argument("--columns", required=True, metavar="COLUMNS", help=what)
+    what = (
+        "known rows, CSV or .xlsx; their empty cells are asked for, and their other columns "
+        "kept in --out"
+    )
+    parser.add_argument("--rows", type=Path, metavar="FILE", help=what)
+    parser.add_argument(
+        "--closed", action="store_true", help="there are no rows besides those of --rows"
+    )
+    parser.add_argument(
+        "--max-rows",
+        type=int,
+        default=0,
+        metavar="N",
+        help="end with so many rows (0: as many as are allowed)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"write it to a file too: {', '.join(_FILES)}"
+    )
+    parser.add_argument(
+        "--sources", action="store_true", help="add a column to --out for the sources of each"
+    )
     add_gateway(parser, TABLE_S)
     what = "who finds and writes it; all but wide are there to compare (docs/widesearch.md)"
     add_terms(parser, "table", TableTopologyName, what)
@@ -62,7 +82,10 @@ def table(arguments: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(f"--columns: {error}")
     if not any(column.key for column in columns):
-        parser.error('--columns: none is a key, which tells rows apart; put a star behind its name: "city*, founder".')
+        parser.error(
+            "--columns: none is a key, which tells rows apart; put a star behind its "
+            'name: "city*, founder".'
+        )
     rows = read_given_rows(given.rows, columns) if given.rows else GivenRows()
     errors_only()
     progress = Console(stderr=True, quiet=given.json)
@@ -71,7 +94,11 @@ def table(arguments: Sequence[str]) -> int:
         try:
             options = terms(given, TableOptions)
             found = client.whole(
-                view.follow(client.stream_table(given.question, columns, rows.values, given.timeout, **options))
+                view.follow(
+                    client.stream_table(
+                        given.question, columns, rows.values, given.timeout, **options
+                    )
+                )
             )
         except GatewayError as error:
             complain(f"rolegate: {_with_lines(str(error), given.rows, rows.lines)}")
@@ -85,13 +112,19 @@ def table(arguments: Sequence[str]) -> int:
 
 def _with_lines(text: str, file: Path, lines: Sequence[int]) -> str:
     """Return an error of the gateway with the lines of the file for its numbers of rows."""
-    return re.sub(r"\brows\[(\d{1,9})\]", lambda row: f"{file}, line {lines[int(row[1])]}", text) if lines else text
+    return (
+        re.sub(r"\brows\[(\d{1,9})\]", lambda row: f"{file}, line {lines[int(row[1])]}", text)
+        if lines
+        else text
+    )
 
 
 class TableView:
     """Shows the table of one run."""
 
-    def __init__(self, out: Console, progress: Console, *, as_json: bool, events: bool = False) -> None:
+    def __init__(
+        self, out: Console, progress: Console, *, as_json: bool, events: bool = False
+    ) -> None:
         """`as_json` prints for programs; `events`: each event, and not the last one alone."""
         self._out, self._progress, self._as_json, self._events = out, progress, as_json, events
         self._columns: Sequence[pb.Column] = ()
@@ -99,11 +132,14 @@ class TableView:
         self._under_way: set[int] = set()
 
     def follow(self, stream: Stream[pb.StreamTableResponse]) -> pb.Table:
-        """Show rows as they change, outside of a terminal their number alone, to the end; the table. Raises
-        `GatewayError`.
+        """Show rows as they change, outside of a terminal their number alone, to the end; the
+        table. Raises `GatewayError`.
         """
         due = monotonic()
-        with stream as events, Live(console=self._progress, transient=True, auto_refresh=False) as live:
+        with (
+            stream as events,
+            Live(console=self._progress, transient=True, auto_refresh=False) as live,
+        ):
             for event in events:
                 if self._as_json and self._events:
                     self._out.out(json_of(event), highlight=False)
@@ -140,7 +176,9 @@ class TableView:
         return f"{len(self._rows)} rows, {len(self._under_way)} sub-queries under way"
 
     def show(self, table: Table) -> None:
-        """Show the table: with what to check and what it cost, or, where the output is no terminal, as Markdown."""
+        """Show the table: with what to check and what it cost, or, where the output is no
+        terminal, as Markdown.
+        """
         message = table.message
         if self._as_json:
             if not self._events:
@@ -154,11 +192,20 @@ class TableView:
             print_line(self._progress, line, style="yellow")
         if message.usage:
             self._progress.print(usage_table(message.usage))
-        known, seconds = message.completeness, message.duration.seconds + message.duration.nanos / 1e9
+        known, seconds = (
+            message.completeness,
+            message.duration.seconds + message.duration.nanos / 1e9,
+        )
         more = f", about {known.estimated_rows} in all" if known.estimated_rows > known.rows else ""
         outcome = word(pb.TableOutcome, message.outcome)
-        rows = f"{known.rows} rows{more}, {known.fill_rate:.0%} filled" if known.rows else "no row was found"
-        print_line(self._progress, f"{outcome}: {rows}; {message.run_id}, {seconds:.1f} s", style="dim")
+        rows = (
+            f"{known.rows} rows{more}, {known.fill_rate:.0%} filled"
+            if known.rows
+            else "no row was found"
+        )
+        print_line(
+            self._progress, f"{outcome}: {rows}; {message.run_id}, {seconds:.1f} s", style="dim"
+        )
 
 
 def _grid(columns: Sequence[pb.Column], rows: Sequence[pb.Row]) -> Grid:
@@ -172,13 +219,23 @@ def _shown(cell: pb.Cell) -> Text:
     """The value of a cell; yellow where it should be checked."""
     if not cell.value:
         return Text(_ABSENT.get(cell.state, ""), "dim")
-    doubtful = cell.contradicted or cell.state == pb.CELL_STATE_CONFLICT or _not_stated(cell) or cell.mistyped
+    doubtful = (
+        cell.contradicted
+        or cell.state == pb.CELL_STATE_CONFLICT
+        or _not_stated(cell)
+        or cell.mistyped
+    )
     return Text(cell.value, "yellow" if doubtful else "")
 
 
 def _not_stated(cell: pb.Cell) -> bool:
-    """True where no passage says the value of this row, though one may say it of another, from which it was copied."""
-    return cell.state != pb.CELL_STATE_GIVEN and cell.support in (pb.SUPPORT_VALUE_ONLY, pb.SUPPORT_UNSUPPORTED)
+    """True where no passage says the value of this row, though one may say it of another, from
+    which it was copied.
+    """
+    return cell.state != pb.CELL_STATE_GIVEN and cell.support in (
+        pb.SUPPORT_VALUE_ONLY,
+        pb.SUPPORT_UNSUPPORTED,
+    )
 
 
 def _to_check(table: pb.Table) -> Sequence[str]:
@@ -191,4 +248,7 @@ def _to_check(table: pb.Table) -> Sequence[str]:
             if rival := rival_line(cell):
                 given = "as given, but" if cell.contradicted else "or"
                 lines.append(f"{row.cells[0].value}, {column.name}: {cell.value}, {given} {rival}")
-    return [*lines, *(f"{number} values {doubt}: check them" for doubt, number in doubts.items() if number)]
+    return [
+        *lines,
+        *(f"{number} values {doubt}: check them" for doubt, number in doubts.items() if number),
+    ]

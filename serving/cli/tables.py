@@ -37,7 +37,12 @@ from serving.cli.options import json_of
 
 def word(kind: EnumTypeWrapper, value: Any) -> str:
     """The name of an enum's value as people read it, without the enum's own."""
-    return kind.Name(value).removeprefix(kind.Name(0).removesuffix("UNSPECIFIED")).lower().replace("_", " ")
+    return (
+        kind.Name(value)
+        .removeprefix(kind.Name(0).removesuffix("UNSPECIFIED"))
+        .lower()
+        .replace("_", " ")
+    )
 
 
 def print_line(console: Console, text: str, indent: int = 0, style: str = "") -> None:
@@ -65,13 +70,20 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
     """A row for each group, and a sum. `by`: names of `labels`."""
     sums = [row.usage for row in rows]
     wasted = any(row.wasted_tokens for row in sums)
-    groups = (*([Column(bucket, no_wrap=True)] if bucket else []), *(Column(name, overflow="fold") for name in by))
+    groups = (
+        *([Column(bucket, no_wrap=True)] if bucket else []),
+        *(Column(name, overflow="fold") for name in by),
+    )
     table = new_table(*groups)
     for column in ("calls", "prompt", "cached", "written", *(["wasted"] if wasted else []), "cost"):
         table.add_column(column, justify="right", overflow="fold")
     for row in rows:
         times = [row.bucket_start_time.ToDatetime(UTC).strftime(TIMES[bucket])] if bucket else []
-        table.add_row(*times, *(escape(labels(row)[name]) or "–" for name in by), *_figures(row.usage, wasted=wasted))
+        table.add_row(
+            *times,
+            *(escape(labels(row)[name]) or "–" for name in by),
+            *_figures(row.usage, wasted=wasted),
+        )
     table.add_section()
     blank = [""] * (len(by) + bool(bucket) - 1)
     table.add_row("all", *blank, *_figures(total(sums), wasted=wasted))
@@ -81,7 +93,12 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
 def labels(row: UsageRow) -> dict[str, str]:
     """Groups of sums, as it is called in options and tables."""
     role = word(Role, row.usage.role) if row.usage.role else ""
-    known = {"tenant": row.tenant, "role": role, "model": row.usage.model, "version": row.executor_version}
+    known = {
+        "tenant": row.tenant,
+        "role": role,
+        "model": row.usage.model,
+        "version": row.executor_version,
+    }
     return known | {"manager": row.usage.manager}
 
 
@@ -111,7 +128,9 @@ def cost(nano_usd: int | None, attempts: int, unknown: int) -> str:
     if nano_usd is None:
         return "unknown" if attempts else "$0"
     dollars = nano_usd / 1e9
-    return (f"${dollars:,.4f}" if dollars >= 1 else f"${dollars:.6f}") + (f" ({unknown} unknown)" if unknown else "")
+    return (f"${dollars:,.4f}" if dollars >= 1 else f"${dollars:.6f}") + (
+        f" ({unknown} unknown)" if unknown else ""
+    )
 
 
 def uncounted(row: RoleUsage) -> bool:
@@ -129,14 +148,18 @@ def _figures(row: RoleUsage, *, wasted: bool) -> list[str]:
     return [
         f"{row.attempts:,}{unknown}",
         read,
-        f"{row.cached_tokens / max(row.prompt_tokens, 1):.0%}" if row.HasField("cached_tokens") else "unknown",
+        f"{row.cached_tokens / max(row.prompt_tokens, 1):.0%}"
+        if row.HasField("cached_tokens")
+        else "unknown",
         written,
         *([lost] if wasted else []),
         cost(nano_usd, row.attempts, row.attempts_without_cost),
     ]
 
 
-KINDS, STATUSES = ([word(kind, value) for value in kind.values()[1:]] for kind in (RunKind, RunStatus))
+KINDS, STATUSES = (
+    [word(kind, value) for value in kind.values()[1:]] for kind in (RunKind, RunStatus)
+)
 _MARKS = {"reported": "", "lower_bound": "≥", "estimated": "~"}
 _IDENTIFIER = 36
 """Characters of a run's name."""
@@ -147,19 +170,27 @@ _SHOWN = 60
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """Two lines each, which fit on 80 columns. Whose they are is shown where they are not all of one tenant."""
+    """Two lines each, which fit on 80 columns. Whose they are is shown where they are not all
+    of one tenant.
+    """
     tenants = len({run.tenant for run in runs}) > 1
     columns = (
         Column("run\nrequest", min_width=_IDENTIFIER),
         Column("kind\nstatus", min_width=_STATUS, max_width=_STATUS),
-        Column("started (UTC)\ntenant" if tenants else "started (UTC)", min_width=_TIME, max_width=_TIME),
+        Column(
+            "started (UTC)\ntenant" if tenants else "started (UTC)",
+            min_width=_TIME,
+            max_width=_TIME,
+        ),
         Column("s", no_wrap=True),
     )
     table = new_table(*columns)
     for run in runs:
         started = _time(run.start_time)
         table.add_row(
-            Text(f"{run.run_id}\n").append(shorten(run.request, _SHOWN, placeholder="…"), style="dim"),
+            Text(f"{run.run_id}\n").append(
+                shorten(run.request, _SHOWN, placeholder="…"), style="dim"
+            ),
             f"{word(RunKind, run.kind)}\n{_status(run)}",
             Text(f"{started}\n{run.tenant}" if tenants else started),
             f"{run.duration.ToTimedelta().total_seconds():.1f}" if run.HasField("duration") else "",
@@ -168,8 +199,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 
 def calls_table(calls: Sequence[UpstreamCall]) -> Table:
-    """A row for each attempt. Before a count, ≥ says that it is a lower bound, ~ that it is an estimate; `impossible`
-    stands for one that was reported and cannot be.
+    """A row for each attempt. Before a count, ≥ says that it is a lower bound, ~ that it is an
+    estimate; `impossible` stands for one that was reported and cannot be.
     """
     texts = (Column(name, overflow="fold") for name in ("#", "role", "model", "why", "outcome"))
     figures = (Column(name, justify="right") for name in ("prompt", "written", "cost", "s"))
@@ -203,7 +234,10 @@ def feedback_line(feedback: Feedback) -> str:
     verdict = word(Verdict, feedback.verdict) if feedback.verdict else ""
     score = f"score {feedback.score:g}" if feedback.HasField("score") else ""
     gold = f"right answer {feedback.right_answer!r}" if feedback.right_answer else ""
-    return ", ".join(filter(None, (verdict, score, gold, feedback.comment))) or "its texts are not kept"
+    return (
+        ", ".join(filter(None, (verdict, score, gold, feedback.comment)))
+        or "its texts are not kept"
+    )
 
 
 def _status(run: Run) -> str:
@@ -221,7 +255,10 @@ _KEY = "before the slash the version's, behind it the active one's, on the same 
 def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
     """A row each."""
     names = (Column(name, no_wrap=True) for name in ("version", "state", "since (UTC)"))
-    figures = (Column(name, justify="right", overflow="fold") for name in ("runs", "right", "failed", "tokens"))
+    figures = (
+        Column(name, justify="right", overflow="fold")
+        for name in ("runs", "right", "failed", "tokens")
+    )
     table = new_table(*names, *figures)
     for version in versions:
         shown = _trial_figures(version.figures) if version.HasField("figures") else ()
@@ -233,7 +270,9 @@ def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
 
 def decisions_table(decisions: Iterable[ExecutorVersionDecision]) -> Table:
     """A row each, with the reason in words."""
-    names = (Column(name, no_wrap=True) for name in ("#", "time (UTC)", "version", "decision", "by"))
+    names = (
+        Column(name, no_wrap=True) for name in ("#", "time (UTC)", "version", "decision", "by")
+    )
     table = new_table(*names, Column("why", overflow="fold"))
     for one in decisions:
         texts = (one.version, one.decision, one.decided_by, one.reason)
@@ -243,7 +282,10 @@ def decisions_table(decisions: Iterable[ExecutorVersionDecision]) -> Table:
 
 def evidence_line(version: ExecutorVersion) -> str:
     """Evidence, by now, that a version is not worse than the active one, and that it is."""
-    shown = (f"{one.measure} {_shown(one.in_favour)} to {_shown(one.against)}" for one in version.figures.evidence)
+    shown = (
+        f"{one.measure} {_shown(one.in_favour)} to {_shown(one.against)}"
+        for one in version.figures.evidence
+    )
     return f"evidence for {version.version}, to that against it: {', '.join(shown)}"
 
 
@@ -312,8 +354,11 @@ class AnswerView:
         outcome = word(AnswerOutcome, answer.outcome)
         sound = answer.outcome == pb.ANSWER_OUTCOME_ANSWERED and not answer.unsupported
         colour = "green" if sound else "yellow"
-        shown = escape(answer.answer.ljust(len(outcome) + 2))  # a panel makes no room for its subtitle
-        self._out.print(Panel(shown, title="answer", subtitle=outcome, border_style=colour, expand=False))
+        # A panel makes no room for its subtitle
+        shown = escape(answer.answer.ljust(len(outcome) + 2))
+        self._out.print(
+            Panel(shown, title="answer", subtitle=outcome, border_style=colour, expand=False)
+        )
         if answer.unsupported:
             print_line(self._out, UNSUPPORTED, style="yellow")
         if without := missed(map(sub_answer_from_proto, answer.results)):
@@ -321,7 +366,9 @@ class AnswerView:
         for number, result in enumerate(answer.results, 1):
             print_line(self._out, f"{number}. {result.sub_query} → {result.answer}", style="bold")
             if result.shared_from:
-                print_line(self._out, f"found by {', '.join(result.shared_from)}", indent=3, style="dim")
+                print_line(
+                    self._out, f"found by {', '.join(result.shared_from)}", indent=3, style="dim"
+                )
             for point in result.evidence:
                 self._show_point(point)
         if answer.outcome in _UNANSWERED:
@@ -335,7 +382,12 @@ class AnswerView:
         """The sentences that it was found in; its own words too where they differ."""
         quotes = {" ".join(citation.quote.split()) for citation in point.citations}
         if not quotes:
-            print_line(self._out, f"“{point.text}” is in no passage that was found", indent=3, style="yellow")
+            print_line(
+                self._out,
+                f"“{point.text}” is in no passage that was found",
+                indent=3,
+                style="yellow",
+            )
         elif point.text not in quotes:
             print_line(self._out, point.text, indent=3)
         for citation in point.citations:
@@ -346,6 +398,8 @@ class AnswerView:
         for search in self._searches:
             found = f"{len(search.titles)} passages" if len(search.titles) != 1 else "1 passage"
             of = f" of {', '.join(dict.fromkeys(search.titles))}" if search.titles else ""
-            print_line(self._out, f"searched for “{search.query}”, which found {found}{of}", style="yellow")
+            print_line(
+                self._out, f"searched for “{search.query}”, which found {found}{of}", style="yellow"
+            )
         if not self._searches:
             print_line(self._out, "nothing was searched for", style="yellow")

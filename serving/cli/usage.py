@@ -14,7 +14,14 @@ from rolegate.client.text import csv_text
 from rolegate.v1 import usage_service_pb2 as pb
 
 from router.errors import BadConfig
-from serving.cli.options import FORMATS, add_connection, json_of, new_parser, time_argument, with_client
+from serving.cli.options import (
+    FORMATS,
+    add_connection,
+    json_of,
+    new_parser,
+    time_argument,
+    with_client,
+)
 from serving.cli.tables import TIMES, grouped_table, labels, uncounted, word
 
 Dimension = Literal["tenant", "role", "model", "executor_version", "manager"]
@@ -37,7 +44,9 @@ _FIGURES = (
     "cost_nano_usd",
 )
 COLUMNS = ("time", *_DIMENSIONS, *_FIGURES)
-"""Those of the CSV, always all of them, and the keys of the JSON. What is unknown or not split by is left empty."""
+"""Those of the CSV, always all of them, and the keys of the JSON. What is unknown or not split
+by is left empty.
+"""
 
 
 def usage(arguments: Sequence[str]) -> int:
@@ -49,7 +58,9 @@ def usage(arguments: Sequence[str]) -> int:
     parser.add_argument("--by", nargs="+", default=["role", "model"], metavar="NAME", help=what)
     parser.add_argument("--per", choices=list(TIMES), help="split time, in UTC")
     parser.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
-    parser.add_argument("--until", type=time_argument, metavar="TIME", help="calls that started before")
+    parser.add_argument(
+        "--until", type=time_argument, metavar="TIME", help="calls that started before"
+    )
     parser.add_argument("--tenant", default="", help="one tenant's only")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
@@ -90,7 +101,11 @@ def _show(client: Client, given: argparse.Namespace) -> int:
 def _record(row: pb.UsageRow) -> dict[str, str | int | None]:
     timed = row.HasField("bucket_start_time")
     sums = row.usage
-    unknown = [name for name in ("cached_tokens", "reasoning_tokens", "cost_nano_usd") if not sums.HasField(name)]
+    unknown = [
+        name
+        for name in ("cached_tokens", "reasoning_tokens", "cost_nano_usd")
+        if not sums.HasField(name)
+    ]
     if uncounted(sums):
         unknown += ["prompt_tokens", "completion_tokens", "wasted_tokens"]
     return {
@@ -103,10 +118,13 @@ def _record(row: pb.UsageRow) -> dict[str, str | int | None]:
 def _reconcile(arguments: Sequence[str]) -> int:
     parser = new_parser(
         "usage reconcile",
-        """Compares, for each deployment, what is on the books with what its engine has counted since it was started.
-Status 1 where they differ by more than what cut and running calls can have spent.""",
+        """Compares, for each deployment, what is on the books with what its engine has counted
+        since it was started. Status 1 where they differ by more than what cut and running calls can
+        have spent.""",
     )
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each deployment")
+    parser.add_argument(
+        "--json", action="store_true", help="print a line of JSON for each deployment"
+    )
     add_connection(parser)
     given = parser.parse_args(arguments)
 
@@ -124,7 +142,9 @@ def _told(found: pb.Reconciliation) -> list[str]:
     if found.verdict == pb.RECONCILIATION_VERDICT_UNKNOWN:
         return [f"{first}; {found.reason}"]
     since = found.start_time.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    counts = f"{found.completed_calls:,} completed and {len(found.uncertain_calls):,} uncertain calls"
+    counts = (
+        f"{found.completed_calls:,} completed and {len(found.uncertain_calls):,} uncertain calls"
+    )
     return [
         f"{first}; {counts} since {since}",
         f"  prompt tokens: {_compared(found.prompt_tokens)}",

@@ -40,9 +40,18 @@ def problems(config: Config) -> list[str]:
     }
     roles: dict[str, RoleConfig | None] = {**config.called_roles, **others}
     rules = [
-        (wrong, key + at, said) for key, role in roles.items() if role for wrong, at, said in _role(key, role, config)
+        (wrong, key + at, said)
+        for key, role in roles.items()
+        if role
+        for wrong, at, said in _role(key, role, config)
     ]
-    rules += [*_server(config), *_tables(config), *_tools(config), *_versions(config), *_retrieval(config)]
+    rules += [
+        *_server(config),
+        *_tables(config),
+        *_tools(config),
+        *_versions(config),
+        *_retrieval(config),
+    ]
     found += [f"{key}: {said}" for wrong, key, said in rules if wrong]
     if tls := config.server.tls:
         try:
@@ -80,14 +89,18 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "model": (_is_model, "{} holds no config.json; it must be a model's folder."),
     "store": (
         _is_store,
-        "must be sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE; in a password, write @ : / # as %40 %3A "
+        "must be sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE; in a "
+        "password, write @ : / # as %40 %3A "
         "%2F %23.",
     ),
     "address": (is_address, "{!r} is not host:port, with a port of 0 to 65535."),
     "host": (host_of, "{!r} is no name of a host, such as gateway.example."),
     "url": (
         lambda url: re.fullmatch("https?://[^?#]+", url),
-        "is not an address such as http://127.0.0.1:8000/v1, without a query; a key goes into api_key_env.",
+        (
+            "is not an address such as http://127.0.0.1:8000/v1, without a query; a key goes "
+            "into api_key_env."
+        ),
     ),
     "variable": (
         lambda name: re.fullmatch("[A-Za-z_][A-Za-z0-9_]*|", name),
@@ -95,7 +108,9 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     "name": (str.strip, "is empty; write the name under which the endpoint serves it."),
 }
-"""By a text's mark, what it must be, and what is said of one that is not; nothing repeats what may hold a secret."""
+"""By a text's mark, what it must be, and what is said of one that is not; nothing repeats what
+may hold a secret.
+"""
 
 
 _Rules = Iterator[tuple[object, str, str]]
@@ -104,8 +119,16 @@ _Rules = Iterator[tuple[object, str, str]]
 
 def _server(config: Config) -> _Rules:
     server = config.server
-    alike = server.http is not None and server.http == server.address and not server.address.endswith(":0")
-    yield alike, "server.http", "the same address as server.address, which is gRPC's; take another port."
+    alike = (
+        server.http is not None
+        and server.http == server.address
+        and not server.address.endswith(":0")
+    )
+    yield (
+        alike,
+        "server.http",
+        "the same address as server.address, which is gRPC's; take another port.",
+    )
     for model, price in config.prices.items():
         for field in price.impossible:
             said = f"must be 0 to {MOST_DOLLARS:,}, in dollars for a million tokens."
@@ -114,58 +137,125 @@ def _server(config: Config) -> _Rules:
 
 def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
     """Keys are given from the role's own on."""
-    hosted, known = role.engine is None and role.base_url is None, role.engine in (None, *config.engines)
+    hosted, known = (
+        role.engine is None and role.base_url is None,
+        role.engine in (None, *config.engines),
+    )
     urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
-    yield not known, ".engine", f"no table engines.{role.engine}; add it, or name a base_url instead."
+    yield (
+        not known,
+        ".engine",
+        f"no table engines.{role.engine}; add it, or name a base_url instead.",
+    )
     yield role.engine and role.base_url, "", "both engine and base_url are given; keep one."
     yield role.thinking is not None and hosted, ".thinking", _NO_THINKING
     for field, advice in _NOT_EXTRA.items():
-        yield field in role.extra_body, f".extra_body.{field}", f"would undo what is counted on; {advice}"
+        yield (
+            field in role.extra_body,
+            f".extra_body.{field}",
+            f"would undo what is counted on; {advice}",
+        )
     full = role.context_tokens is not None and role.context_tokens <= role.max_tokens
     yield full, ".context_tokens", "must be more than max_tokens, which are a part of them."
-    yield role.replicas and hosted, ".replicas", "needs engine or base_url; LiteLLM's models have no replicas here."
+    yield (
+        role.replicas and hosted,
+        ".replicas",
+        "needs engine or base_url; LiteLLM's models have no replicas here.",
+    )
     yield len(set(urls)) < len(urls), ".replicas", "names an address twice."
-    yield role.fallbacks and not key.startswith("roles."), ".fallbacks", "only the roles of the search have any."
+    yield (
+        role.fallbacks and not key.startswith("roles."),
+        ".fallbacks",
+        "only the roles of the search have any.",
+    )
     yield key.removeprefix("roles.") in role.fallbacks, ".fallbacks", "names the role itself."
     yield key == "topologies.searcher" and hosted, "", _NO_SEARCHER
 
 
 def _tables(config: Config) -> _Rules:
-    said = "a table of so many rows could not be filled; it takes one of table.max_tasks for each, or more."
+    said = (
+        "a table of so many rows could not be filled; it takes one of table.max_tasks for "
+        "each, or more."
+    )
     yield config.table.max_rows > config.table.max_tasks, "table.max_rows", said
 
 
 def _tools(config: Config) -> _Rules:
     for name, server in config.tools.items():
         key, alike = f"tools.{name}", bool(server.command) == (server.url is not None)
-        yield alike, key, "give either command (a program with its arguments) or url, not both and not neither."
-        yield server.env and not server.command, f"{key}.env", "is for a command; an address has headers."
-        yield server.headers and server.url is None, f"{key}.headers", "is for an address; a command has env."
+        yield (
+            alike,
+            key,
+            "give either command (a program with its arguments) or url, not both and not neither.",
+        )
+        yield (
+            server.env and not server.command,
+            f"{key}.env",
+            "is for a command; an address has headers.",
+        )
+        yield (
+            server.headers and server.url is None,
+            f"{key}.headers",
+            "is for an address; a command has env.",
+        )
     for name, manager in config.managers.items():
         for tool in manager.tools:
-            yield tool not in config.tools, f"managers.{name}.tools", f"no table tools.{tool}; add it."
+            yield (
+                tool not in config.tools,
+                f"managers.{name}.tools",
+                f"no table tools.{tool}; add it.",
+            )
 
 
 def _versions(config: Config) -> _Rules:
     executor, start = config.roles.execution, "versions.start"
-    hosted, engine = executor.engine is None and executor.base_url is None, config.engines.get(executor.engine or "")
+    hosted, engine = (
+        executor.engine is None and executor.base_url is None,
+        config.engines.get(executor.engine or ""),
+    )
     if config.versions.start is not None:
-        yield hosted, start, "a provider loads no adapters; give roles.execution an engine, or leave it out."
+        yield (
+            hosted,
+            start,
+            "a provider loads no adapters; give roles.execution an engine, or leave it out.",
+        )
         said = f"needs engines.{executor.engine}.adapter_rank, the rank of its adapter or more."
         yield engine and engine.adapter_rank is None, start, said
 
 
 def _retrieval(config: Config) -> _Rules:
     retrieval, embedder, key = config.retrieval, config.retrieval.embedder, "retrieval.embedder"
-    for field in ("model", "dimension", "query_prefix", "passage_prefix") if embedder.in_process else ():
+    for field in (
+        ("model", "dimension", "query_prefix", "passage_prefix") if embedder.in_process else ()
+    ):
         found = getattr(embedder, field)
-        yield found, f"{key}.{field}", "is for an embedder elsewhere; name its engine or base_url too."
+        yield (
+            found,
+            f"{key}.{field}",
+            "is for an embedder elsewhere; name its engine or base_url too.",
+        )
     for field in () if embedder.in_process else ("model", "dimension"):
-        yield getattr(embedder, field) is None, f"{key}.{field}", "missing; an embedder elsewhere needs it."
-    yield embedder.engine and embedder.base_url, key, "give either engine (a table of engines) or base_url."
+        yield (
+            getattr(embedder, field) is None,
+            f"{key}.{field}",
+            "missing; an embedder elsewhere needs it.",
+        )
+    yield (
+        embedder.engine and embedder.base_url,
+        key,
+        "give either engine (a table of engines) or base_url.",
+    )
     known, said = embedder.engine in (None, *config.engines), f"no table engines.{embedder.engine}"
     yield not known, f"{key}.engine", f"{said}; add it, or name a base_url."
     alike = (retrieval.address is None) == (retrieval.index is None)
-    yield alike, "retrieval", "give either address (a retrieval server) or index (a folder), not both and not neither."
+    yield (
+        alike,
+        "retrieval",
+        "give either address (a retrieval server) or index (a folder), not both and not neither.",
+    )
     lacks = retrieval.documents and retrieval.index is None
-    yield lacks, "retrieval.documents", "needs retrieval.index, the folder that their index is kept in."
+    yield (
+        lacks,
+        "retrieval.documents",
+        "needs retrieval.index, the folder that their index is kept in.",
+    )

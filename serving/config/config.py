@@ -1,7 +1,8 @@
 """The configuration: frozen values that refuse unknown keys, and values out of range.
 
-Paths are relative to the file that they stand in, or, in a shipped preset, to the working directory. `~` is the home
-folder, and `shipped:` what comes with the package, as in `shipped:prompts/full/delegation.txt`.
+Paths are relative to the file that they stand in, or, in a shipped preset, to the working
+directory. `~` is the home folder, and `shipped:` what comes with the package, as in
+`shipped:prompts/full/delegation.txt`.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from router.runs.admission import AdmissionLimits
 from router.table import TableLimits
 from router.trace import Price, RoleName
 
-# Texts, marked by what they are: `visit_texts` finds them, so that paths are resolved and all are checked.
+# Texts, marked by what they are: `visit_texts` finds them, so that paths are resolved and all are
+# checked.
 AnyPath = Annotated[str, Meta(extra={"mark": "path"})]
 File = Annotated[str, Meta(extra={"mark": "file"})]
 """A file that is there."""
@@ -71,19 +73,27 @@ class ServerConfig(Section, frozen=True):
     http: Address | None = None
     """Of the OpenAI-compatible server and of the pages; absent: there are none."""
     http_hosts: tuple[Host, ...] = ()
-    """Names by which these and the metrics may be asked for, such as gateway.example, where a proxy or a client
-    does not use an IP address, localhost or the host of their own addresses. Other names are refused."""
+    """Names by which these and the metrics may be asked for, such as gateway.example, where a proxy
+    or a client does not use an IP address, localhost or the host of their own addresses. Other
+    names are refused.
+    """
     chat_tasks: ChatTasks = "answer"
-    """What becomes of titles, tags and follow-up questions that chat tools ask for over OpenAI's protocol: the answerer
-    writes them, without a search; they are refused, which costs nothing; or they are searched for, as any question."""
+    """What becomes of titles, tags and follow-up questions that chat tools ask for over OpenAI's
+    protocol: the answerer writes them, without a search; they are refused, which costs nothing; or
+    they are searched for, as any question.
+    """
     http_connections_per_address: Annotated[int, Meta(ge=1, le=4096)] = 1024
-    """Of the 4096 HTTP connections, those that one address may hold; further ones get status 429. Behind a reverse
-    proxy, whose address all clients share, set 4096 and limit clients there."""
+    """Of the 4096 HTTP connections, those that one address may hold; further ones get status 429.
+    Behind a reverse proxy, whose address all clients share, set 4096 and limit clients there.
+    """
     store: Store = "sqlite:///rolegate.db"
-    """sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE, which several gateways may share."""
+    """sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE, which several gateways may
+    share.
+    """
     log: AnyPath | None = None
-    """A folder for the log of what is under way; of PostgreSQL's gateways, each takes one in it, and reads it when it
-    starts anew. Absent: beside SQLite's file, or in ~/.cache/rolegate/logs."""
+    """A folder for the log of what is under way; of PostgreSQL's gateways, each takes one in it,
+    and reads it when it starts anew. Absent: beside SQLite's file, or in ~/.cache/rolegate/logs.
+    """
     timeout_s: Seconds = 120.0
     """The longest a request may take, whatever the client's deadline."""
     grace_s: Pause = 30.0
@@ -91,7 +101,9 @@ class ServerConfig(Section, frozen=True):
     max_question_chars: Chars = 4000
     tls: TLS | None = None
     keep_days: Annotated[float, Meta(gt=0, le=10**6)] | None = None
-    """Runs that started longer ago are deleted, with their calls and traces; sums of what was spent stay."""
+    """Runs that started longer ago are deleted, with their calls and traces; sums of what was
+    spent stay.
+    """
 
 
 class SearchConfig(Section, frozen=True):
@@ -108,30 +120,37 @@ class SearchConfig(Section, frozen=True):
     top_k: Annotated[int, Meta(ge=1, le=100)] = 3
     """Passages shown for each search."""
     access: bool = False
-    """Executors may open a document that a search of theirs has named, at what they look for; for models that follow
-    their prompt, as small ones that were trained without it do not."""
+    """Executors may open a document that a search of theirs has named, at what they look for; for
+    models that follow their prompt, as small ones that were trained without it do not.
+    """
     access_k: Annotated[int, Meta(ge=1, le=100)] = 10
     """Passages shown of a document that is opened."""
     access_chars: Chars = 25_000
     """Characters shown of it, and of what a tool returns, at most."""
     early_dispatch: bool = True
-    """Begin with a sub-query once the delegator has written it, not when its whole block is written."""
+    """Begin with a sub-query once the delegator has written it, not when its whole block is
+    written.
+    """
     require_evidence: bool = True
     """Without any evidence, say "not found" instead of letting the answerer guess."""
     vocabulary: File | None = None
-    """A text file of the only words and names that a question may use; for models of one small language."""
+    """A text file of the only words and names that a question may use; for models of one small
+    language.
+    """
 
 
 class ReportCacheConfig(Section, frozen=True):
-    """One executor run for all who ask the same sub-query; where decoding is random, with a temperature and without a
-    seed, none is shared.
+    """One executor run for all who ask the same sub-query; where decoding is random, with a
+    temperature and without a seed, none is shared.
     """
 
     enabled: bool = True
     keep_s: Pause = 300.0
     """Time for which a finished report is given to others; until the index is swapped, at most."""
     across_tenants: bool = False
-    """Tenants share with each other; those that keep no texts never do, those that train nobody only within."""
+    """Tenants share with each other; those that keep no texts never do, those that train nobody
+    only within.
+    """
 
 
 class EngineConfig(Section, frozen=True):
@@ -139,20 +158,25 @@ class EngineConfig(Section, frozen=True):
 
     path: ModelPath
     arguments: tuple[str, ...] = ()
-    """Further arguments of vLLM's API server. Where it computes on a processor without bf16, fp32 is the default, which
-    is faster there; `["--dtype", "bfloat16"]` takes half the memory."""
+    """Further arguments of vLLM's API server. Where it computes on a processor without bf16, fp32
+    is the default, which is faster there; `["--dtype", "bfloat16"]` takes half the memory.
+    """
     adapter_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
-    """The largest rank of LoRA adapters that can be loaded beside the model, of those that vLLM takes; absent where
-    none can be loaded."""
+    """The largest rank of LoRA adapters that can be loaded beside the model, of those that vLLM
+    takes; absent where none can be loaded.
+    """
     ready_within_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
     """Time for loading, each time it is started. Large models take minutes."""
     health_timeout_s: Annotated[float, Meta(ge=1, le=86_400)] = 10.0
-    """Time for its health check. An engine that misses three in a row is started again; where others take all
-    cores, a busy one may need longer."""
+    """Time for its health check. An engine that misses three in a row is started again; where
+    others take all cores, a busy one may need longer.
+    """
 
 
 class RoleConfig(Section, frozen=True):
-    """One role. Its model is on an `engine` of ours, at a `base_url`, or, with neither, wherever LiteLLM finds it."""
+    """One role. Its model is on an `engine` of ours, at a `base_url`, or, with neither,
+    wherever LiteLLM finds it.
+    """
 
     model: ModelName
     """The name under which the endpoint serves it."""
@@ -173,31 +197,42 @@ class RoleConfig(Section, frozen=True):
     extra_body: dict[str, Any] = {}
     """Further fields of every request, as they are, such as `reasoning_effort = "low"`."""
     omit: tuple[Omitted, ...] = ()
-    """Parameters that are left out of requests because the endpoint refuses them, such as `["stop"]`; stop strings then
-    end an output here."""
+    """Parameters that are left out of requests because the endpoint refuses them, such as
+    `["stop"]`; stop strings then end an output here.
+    """
     system_role: bool = True
-    """False for models that know no system role: the system prompt then opens the first user turn."""
+    """False for models that know no system role: the system prompt then opens the first user
+    turn.
+    """
     context_tokens: Count | None = None
-    """Tokens that the model reads and writes at most; without it, an endpoint's refusal tells that a prompt is too
-    long."""
+    """Tokens that the model reads and writes at most; without it, an endpoint's refusal tells that
+    a prompt is too long.
+    """
     attempts: Count = 3
     """Tries of a call while its endpoint is unavailable."""
     replicas: tuple[URL, ...] = ()
     """Base URLs of further endpoints that serve the same model, and take the same key."""
     first_token_timeout_s: Seconds = 60.0
-    """Of an attempt; a reply that is not streamed, as LiteLLM's are not, has to be there whole by then."""
+    """Of an attempt; a reply that is not streamed, as LiteLLM's are not, has to be there whole
+    by then.
+    """
     call_timeout_s: Seconds = 300.0
     """Of an attempt, from its start to its last token."""
     max_in_flight: Count | None = None
     """Calls of this role at a time, over all replicas; further ones wait. Absent: any number."""
     fallbacks: tuple[Literal["delegation", "execution", "answer"], ...] = ()
-    """Roles whose models are asked, in this order, where this one's is not to be had; the prompt stays this role's."""
+    """Roles whose models are asked, in this order, where this one's is not to be had; the
+    prompt stays this role's.
+    """
     structured: bool = True
-    """Of the execution role: its turns are held to their form by vLLM's structured outputs, where the endpoint has them
-    and `thinking` is not true. False for a model that thinks in its text."""
+    """Of the execution role: its turns are held to their form by vLLM's structured outputs, where
+    the endpoint has them and `thinking` is not true. False for a model that thinks in its text.
+    """
     tool_calls: bool = False
-    """Its model calls tools in the way of OpenAI's API, which its endpoint reads (vLLM: `--enable-auto-tool-choice` and
-    a `--tool-call-parser`). False: in tags, which any model can write."""
+    """Its model calls tools in the way of OpenAI's API, which its endpoint reads (vLLM:
+    `--enable-auto-tool-choice` and a `--tool-call-parser`). False: in tags, which any model can
+    write.
+    """
 
 
 class TableRoleConfig(Section, frozen=True):
@@ -225,7 +260,9 @@ class RolesConfig(Section, frozen=True):
 
 
 class EmbedderConfig(Section, frozen=True):
-    """The model that turns text into vectors: MiniLM in process, or that of an endpoint or an engine of ours."""
+    """The model that turns text into vectors: MiniLM in process, or that of an endpoint or an
+    engine of ours.
+    """
 
     engine: str | None = None
     """A name of the table `engines`."""
@@ -254,7 +291,9 @@ class RetrievalConfig(Section, frozen=True):
     index: AnyPath | None = None
     """An index folder."""
     documents: tuple[Source, ...] = ()
-    """Files and folders that the index is made of; it is brought up to date at the start and by `index build`."""
+    """Files and folders that the index is made of; it is brought up to date at the start and by
+    `index build`.
+    """
     chunk_tokens: Annotated[int, Meta(ge=32, le=8192)] = 200
     """Tokens of a passage, by the embedder's count; documents are cut at sentence ends."""
     lexical: bool = False
@@ -267,11 +306,14 @@ class GateConfig(Section, frozen=True):
 
     enabled: bool = True
     margin: Share = 0.1
-    """The most that it may be worse than the active one: of the runs that only one of the two has right, those that it
-    has wrong less those that it has right, as a share of them. With 0.1, that is about 4, 5 and 3 points of accuracy
-    where 30, 50 and 80 % of answers are right."""
+    """The most that it may be worse than the active one: of the runs that only one of the two has
+    right, those that it has wrong less those that it has right, as a share of them. With 0.1, that
+    is about 4, 5 and 3 points of accuracy where 30, 50 and 80 % of answers are right.
+    """
     least_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    """The share of its answers that have to be right, of those that are judged and of held-out questions."""
+    """The share of its answers that have to be right, of those that are judged and of held-out
+    questions.
+    """
     canary_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """The share of runs that a shadow which passes goes on to work for."""
     max_tokens_ratio: Annotated[float, Meta(gt=0, le=1000)] = 2.0
@@ -284,10 +326,14 @@ class VersionsConfig(Section, frozen=True):
     folder: AnyPath = "~/.cache/rolegate/versions"
     """The folder in which versions are published."""
     start: Version | None = None
-    """The folder of the version that is active until another one is promoted; absent for the model itself."""
+    """The folder of the version that is active until another one is promoted; absent for the
+    model itself.
+    """
     held_out: File | None = None
-    """Lines of JSON with `question` and `golden_answers`, which a canary has to pass before the gate promotes it: both
-    versions are asked all of them, at the cost of the tenant `default`. Absent: only operators promote."""
+    """Lines of JSON with `question` and `golden_answers`, which a canary has to pass before the
+    gate promotes it: both versions are asked all of them, at the cost of the tenant `default`.
+    Absent: only operators promote.
+    """
     gate: GateConfig = GateConfig()
 
 
@@ -302,7 +348,9 @@ class TelemetryConfig(Section, frozen=True):
     otlp: URL | None = None
     """The receiver of traces, by OTLP over gRPC, such as http://127.0.0.1:4317. Absent: nowhere."""
     contents: bool = False
-    """Traces hold questions, sub-queries, queries and answers; never those of tenants that keep no texts."""
+    """Traces hold questions, sub-queries, queries and answers; never those of tenants that keep
+    no texts.
+    """
 
 
 class DistillationConfig(Section, frozen=True):
@@ -315,17 +363,22 @@ class DistillationConfig(Section, frozen=True):
 
 
 class ToolServerConfig(Section, frozen=True):
-    """An MCP server whose tools workers may call: a program that the gateway keeps running, or an address."""
+    """An MCP server whose tools workers may call: a program that the gateway keeps running, or
+    an address.
+    """
 
     command: tuple[str, ...] = ()
-    """A program with its arguments, which speaks over its standard streams. Of the gateway's environment it has PATH,
-    HOME, LANG and `env`."""
+    """A program with its arguments, which speaks over its standard streams. Of the gateway's
+    environment it has PATH, HOME, LANG and `env`.
+    """
     env: tuple[Variable, ...] = ()
     """Environment variables that the program gets."""
     url: URL | None = None
     """An address of streamable HTTP, such as http://127.0.0.1:8000/mcp."""
     headers: dict[str, Variable] = {}
-    """HTTP headers, each with the environment variable that holds its value, as in `{Authorization = "WEB_KEY"}`."""
+    """HTTP headers, each with the environment variable that holds its value, as in
+    `{Authorization = "WEB_KEY"}`.
+    """
     allow: tuple[str, ...] = ()
     """Names of the tools that may be called; `rolegate check --live` tells which there are."""
     timeout_s: Seconds = 60.0
@@ -344,8 +397,8 @@ class AgentConfig(Section, frozen=True):
 
 
 class ManagerConfig(Section, frozen=True):
-    """A manager, who stands between the delegator and executors in the topology `host`, and in tables: it splits a
-    step, lets workers look, checks what comes back, and reports.
+    """A manager, who stands between the delegator and executors in the topology `host`, and in
+    tables: it splits a step, lets workers look, checks what comes back, and reports.
     """
 
     about: str
@@ -353,7 +406,9 @@ class ManagerConfig(Section, frozen=True):
     prompt: File | None = None
     """The file that holds its system prompt; absent for the shipped one, or that of `role`."""
     tools: tuple[str, ...] = ()
-    """Names of the table `tools`, whose tools its workers call instead of searching; absent for the run's executors."""
+    """Names of the table `tools`, whose tools its workers call instead of searching; absent for
+    the run's executors.
+    """
     role: RoleConfig | None = None
     """Its model; absent for the delegator's, with its sampling."""
     max_workers: Count = 8
@@ -370,8 +425,10 @@ class TopologiesConfig(Section, frozen=True):
     no_retrieval: AgentConfig = AgentConfig()
     """It answers from what it knows."""
     searcher: RoleConfig | None = None
-    """A Search-R1 model in the executor's place, on an engine or at an address of vLLM's. Its `prompt`, such as
-    `shipped:prompts/full/searcher.txt`, begins the user's turn; its chat template must leave `<think>` where it is."""
+    """A Search-R1 model in the executor's place, on an engine or at an address of vLLM's. Its
+    `prompt`, such as `shipped:prompts/full/searcher.txt`, begins the user's turn; its chat template
+    must leave `<think>` where it is.
+    """
     wide_written_delegation: TableRoleConfig = TableRoleConfig()
     wide_written_answer: TableRoleConfig = TableRoleConfig()
     """It writes the table."""
@@ -398,14 +455,22 @@ class Config(Section, frozen=True):
     managers: dict[str, ManagerConfig] = {}
     """By name; what names none goes to the first."""
     prices: dict[str, Price] = {}
-    """By model. A model that is not in it is looked up in LiteLLM's table, where that is installed."""
+    """By model. A model that is not in it is looked up in LiteLLM's table, where that is
+    installed.
+    """
 
     @property
     def called_roles(self) -> dict[str, RoleConfig]:
         """All that a gateway calls, by their keys."""
         roles = {f"roles.{name}": role for name, role in self.roles.by_name.items()}
-        roles |= {f"managers.{name}.role": one.role for name, one in self.managers.items() if one.role}
-        return roles if (searcher := self.topologies.searcher) is None else {**roles, "topologies.searcher": searcher}
+        roles |= {
+            f"managers.{name}.role": one.role for name, one in self.managers.items() if one.role
+        }
+        return (
+            roles
+            if (searcher := self.topologies.searcher) is None
+            else {**roles, "topologies.searcher": searcher}
+        )
 
 
 Visit = Callable[[str, str, str], str]
@@ -427,11 +492,15 @@ def _visited(value: Any, kind: Type, key: str, visit: Visit) -> Any:
         case VarTupleType(item_type=item):
             return tuple(_visited(each, item, key, visit) for each in value)
         case DictType(value_type=inner):
-            return {name: _visited(each, inner, f"{key}.{name}", visit) for name, each in value.items()}
+            return {
+                name: _visited(each, inner, f"{key}.{name}", visit) for name, each in value.items()
+            }
         case StructType(fields=fields):
             within = f"{key}." if key else ""
             each = {
-                field.name: _visited(getattr(value, field.name), field.type, within + field.name, visit)
+                field.name: _visited(
+                    getattr(value, field.name), field.type, within + field.name, visit
+                )
                 for field in fields
             }
             return msgspec.structs.replace(value, **each)

@@ -7,25 +7,48 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.inspect import DictType, LiteralType, StructType, Type, UnionType, VarTupleType, type_info
+from msgspec.inspect import (
+    DictType,
+    LiteralType,
+    StructType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
 
 from router.errors import BadConfig
 from serving.config.check import problems
-from serving.config.config import Config, EngineConfig, ManagerConfig, Section, ToolServerConfig, visit_texts
+from serving.config.config import (
+    Config,
+    EngineConfig,
+    ManagerConfig,
+    Section,
+    ToolServerConfig,
+    visit_texts,
+)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PRESETS = _PACKAGE / "presets"
 _SHIPPED = "shipped:"
 _PATHS = ("path", "file", "source", "version")
 _ALIKE = 0.75
-"""The least `difflib` ratio of a key and its misspelling: `kynd` and `kind`, but not `max_turns` and `max_tokens`."""
-_NAMED: dict[str, type[Section]] = {"engines": EngineConfig, "tools": ToolServerConfig, "managers": ManagerConfig}
+"""The least `difflib` ratio of a key and its misspelling: `kynd` and `kind`, but not
+`max_turns` and `max_tokens`.
+"""
+_NAMED: dict[str, type[Section]] = {
+    "engines": EngineConfig,
+    "tools": ToolServerConfig,
+    "managers": ManagerConfig,
+}
 """Sections of which there may be several, each with a name."""
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
 def load_config(path: Path) -> Config:
-    """Read and check a file; paths in it come back absolute. Raises `BadConfig` saying what, where and what to do."""
+    """Read and check a file; paths in it come back absolute. Raises `BadConfig` saying what,
+    where and what to do.
+    """
     config = read_config(path)
     for problem in problems(config):
         raise BadConfig(f"{path}: {problem}")
@@ -33,11 +56,15 @@ def load_config(path: Path) -> Config:
 
 
 def read_config(path: Path) -> Config:
-    """Read as `load_config` does, but what `problems` finds in it is left to the caller. Raises `BadConfig`."""
+    """Read as `load_config` does, but what `problems` finds in it is left to the caller. Raises
+    `BadConfig`.
+    """
     try:
         return parse_config(path.read_bytes(), path)
     except OSError as error:
-        raise BadConfig(f"{path}: cannot be read ({error.strerror}); name a TOML file, or a preset.") from None
+        raise BadConfig(
+            f"{path}: cannot be read ({error.strerror}); name a TOML file, or a preset."
+        ) from None
 
 
 def parse_config(raw: bytes, path: Path) -> Config:
@@ -53,7 +80,9 @@ def parse_config(raw: bytes, path: Path) -> Config:
     try:
         return visit_texts(config, partial(_resolved, Path.cwd() if folder == _PRESETS else folder))
     except ValueError:
-        raise BadConfig(f"{path}: a path in it holds the character \\u0000, which no file's name can.") from None
+        raise BadConfig(
+            f"{path}: a path in it holds the character \\u0000, which no file's name can."
+        ) from None
 
 
 def preset(name: str) -> Path:
@@ -80,7 +109,11 @@ def _resolved(base: Path, _key: str, mark: str, text: str) -> str:
     """Make paths absolute; a model's where it is one, and that of SQLite's file."""
     if mark == "store":
         scheme, separator, file = text.partition(":///")
-        return f"sqlite:///{located(base, file)}" if separator and file and scheme == "sqlite" else text
+        return (
+            f"sqlite:///{located(base, file)}"
+            if separator and file and scheme == "sqlite"
+            else text
+        )
     if mark == "model":
         here = text.startswith((".", "/", "~", _SHIPPED)) or (base / text / "config.json").is_file()
         return located(base, text) if here else text
@@ -115,7 +148,9 @@ def _instead(unknown: str, place: str, table: str) -> str:
     here = {key: _joined(table, key) for key in _keys(place)}
     others = {key: f"{section}.{key}" for section in _keys("") for key in _keys(section)}
     meant = difflib.get_close_matches(unknown, others | here, 1, _ALIKE)
-    return f"did you mean {(others | here)[meant[0]]}?" if meant else f"there are: {', '.join(here)}"
+    return (
+        f"did you mean {(others | here)[meant[0]]}?" if meant else f"there are: {', '.join(here)}"
+    )
 
 
 def _keys(place: str) -> list[str]:
@@ -124,7 +159,9 @@ def _keys(place: str) -> list[str]:
 
 
 def _kind(place: str) -> Type:
-    """The type of a key, which msgspec names as in `engines[...].path` and `roles.answer.fallbacks[0]`."""
+    """The type of a key, which msgspec names as in `engines[...].path` and
+    `roles.answer.fallbacks[0]`.
+    """
     kind = type_info(Config)
     for step in re.findall(r"\[|[a-z_]\w*", place):
         match kind:
@@ -138,7 +175,9 @@ def _kind(place: str) -> Type:
 
 
 def _bad_entry(entries: dict[str, Any], section: type[Section]) -> str:
-    """The name of the first entry of a table of sections that cannot be read; msgspec does not tell it."""
+    """The name of the first entry of a table of sections that cannot be read; msgspec does not
+    tell it.
+    """
     for name, entry in entries.items():
         try:
             msgspec.convert(entry, section)

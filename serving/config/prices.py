@@ -14,16 +14,20 @@ from serving.config.config import RoleConfig
 Name = TypeVar("Name", bound=str)
 
 
-async def prices_of(roles: Mapping[Name, RoleConfig], prices: Mapping[str, Price]) -> dict[Name, Price | None]:
-    """The price of each role's model, by the config's `prices` or others; None where nobody knows it, which is not
-    zero. May take seconds, in a thread.
+async def prices_of(
+    roles: Mapping[Name, RoleConfig], prices: Mapping[str, Price]
+) -> dict[Name, Price | None]:
+    """The price of each role's model, by the config's `prices` or others; None where nobody knows
+    it, which is not zero. May take seconds, in a thread.
     """
-    return await asyncio.to_thread(lambda: {name: price_of(role, prices) for name, role in roles.items()})
+    return await asyncio.to_thread(
+        lambda: {name: price_of(role, prices) for name, role in roles.items()}
+    )
 
 
 def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
-    """The price of a role's model. What runs on this machine has no other price than the config's. May block for
-    seconds, by an import.
+    """The price of a role's model. What runs on this machine has no other price than the config's.
+    May block for seconds, by an import.
     """
     host = urlsplit(role.base_url or "").netloc.rpartition("@")[2]
     ours = role.engine is not None or is_loopback(host)
@@ -33,7 +37,9 @@ def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
 
 
 def listed_price(model: str) -> Price | None:
-    """The price of a model in LiteLLM's table; None where it does not know. May block for seconds."""
+    """The price of a model in LiteLLM's table; None where it does not know. May block for
+    seconds.
+    """
     known = litellm_entry(model)
     prompt, completion = known.get("input_cost_per_token"), known.get("output_cost_per_token")
     if prompt is None or completion is None:
@@ -44,7 +50,9 @@ def listed_price(model: str) -> Price | None:
 
 
 def litellm_entry(model: str) -> Mapping[str, Any]:
-    """LiteLLM's entry of a model, under its name with or without a provider's; nothing without LiteLLM."""
+    """LiteLLM's entry of a model, under its name with or without a provider's; nothing without
+    LiteLLM.
+    """
     if importlib.util.find_spec("litellm") is None:
         return {}
     table: Mapping[str, Mapping[str, Any]] = load_litellm().model_cost

@@ -9,14 +9,20 @@ from serving.dependencies import missing_extra
 
 
 def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
-    """Things that lack, each with its key and what to do; nothing is called. `also`: further roles by their keys."""
+    """Things that lack, each with its key and what to do; nothing is called. `also`: further
+    roles by their keys.
+    """
     found: list[str] = []
     for key, role in {**config.called_roles, **also}.items():
         found += key_problems(f"{key}.api_key_env", role.api_key_env)
     for key, server in ((f"tools.{name}", server) for name, server in config.tools.items()):
         for variable in server.headers.values():
             found += key_problems(f"{key}.headers", variable)
-        found += [f"{key}.env: {_NOT_SET.format(variable)}" for variable in server.env if variable not in os.environ]
+        found += [
+            f"{key}.env: {_NOT_SET.format(variable)}"
+            for variable in server.env
+            if variable not in os.environ
+        ]
     found += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
     for key, module, extra in _needs(config, also):
         if not _is_installed(module):
@@ -25,7 +31,9 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
 
 
 def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str, str, str]]:
-    """Yield each key that needs a package of an extra, the package, and the extra that is named first."""
+    """Yield each key that needs a package of an extra, the package, and the extra that is named
+    first.
+    """
     for key, role in {**config.called_roles, **also}.items():
         if role.engine is None and role.base_url is None:
             yield key, "litellm", "hosted"
@@ -55,7 +63,9 @@ def _is_installed(module: str) -> bool:
 
 
 def api_key(variable: str | None) -> str | None:
-    """The key that an environment variable holds, without blanks and breaks at its ends; None for none."""
+    """The key that an environment variable holds, without blanks and breaks at its ends; None
+    for none.
+    """
     return os.environ.get(variable or "", "").strip() or None
 
 
@@ -63,8 +73,8 @@ _NOT_SET = "the environment variable {} is not set; export it."
 
 
 def key_problems(where: str, variable: str | None) -> list[str]:
-    """Problems of a key in an environment variable, named by the config's key `where`, that keep it from being sent;
-    without the key.
+    """Problems of a key in an environment variable, named by the config's key `where`, that keep it
+    from being sent; without the key.
     """
     if variable is None:
         return []
@@ -73,6 +83,7 @@ def key_problems(where: str, variable: str | None) -> list[str]:
     if key.isascii() and key.isprintable():
         return []
     return [
-        f"{where}: the environment variable {variable} holds characters that no key has, such as a line "
+        f"{where}: the environment variable {variable} holds characters that no key has, "
+        "such as a line "
         "break; see that it is whole, and nothing but the key."
     ]

@@ -55,8 +55,8 @@ class Cutter:
     """The tokens of each text, as `Embedder.count_tokens`."""
 
     def cut(self, document: Document) -> Iterator[Piece]:
-        """The pieces in order, at most `max_tokens` each as they are embedded; each begins with the last sentences of
-        the one before, unless a page or a section ends there.
+        """The pieces in order, at most `max_tokens` each as they are embedded; each begins with the
+        last sentences of the one before, unless a page or a section ends there.
         """
         title = " ".join(cleaned(document.title).split())
         while len(title) > 1 and self.count([title])[0] > _TITLE * self.max_tokens:
@@ -70,15 +70,21 @@ class Cutter:
 
     def fit(self, texts: Sequence[str]) -> list[bool]:
         """Tell which of the texts have no more than `row_tokens`."""
-        uncertain = [text for text in texts if 4 * len(text) > self.row_tokens]  # a letter has at most four bytes
+        # A letter has at most four bytes
+        uncertain = [text for text in texts if 4 * len(text) > self.row_tokens]
         counts = dict(zip(uncertain, self.count(uncertain), strict=True))
         return [counts.get(text, 0) <= self.row_tokens for text in texts]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of each text, at least one; of one that is far too long, a number that is too large as well."""
+        """The tokens of each text, at least one; of one that is far too long, a number that is
+        too large as well.
+        """
         most = _CHARS_A_TOKEN * (max(self.max_tokens, self.row_tokens) + 1)
         counts = self.count_tokens([text[:most] for text in texts]) if texts else []
-        return [max(1, count, len(text) // _CHARS_A_TOKEN) for count, text in zip(counts, texts, strict=True)]
+        return [
+            max(1, count, len(text) // _CHARS_A_TOKEN)
+            for count, text in zip(counts, texts, strict=True)
+        ]
 
 
 class _Passage:
@@ -112,7 +118,9 @@ class _Passage:
             self._units.append(part._replace(is_heading=False))
 
     def end(self) -> Iterator[Piece]:
-        """Give what there is, and begin anew. A heading at the very beginning becomes a part of the title."""
+        """Give what there is, and begin anew. A heading at the very beginning becomes a part of
+        the title.
+        """
         if len(self._units) > self._repeated:
             title, units = self._title, self._units
             if units[0].is_heading and len(units) > 1:
@@ -123,7 +131,9 @@ class _Passage:
 
     def _begin_section(self, heading: _Unit) -> Iterator[Piece]:
         is_title = heading.text.strip() == self._title
-        if len(self._units) == self._repeated or [unit.text.strip() for unit in self._units] == [self._title]:
+        if len(self._units) == self._repeated or [unit.text.strip() for unit in self._units] == [
+            self._title
+        ]:
             self._units, self._repeated = [], 0
         elif self._most - self._room + _tokens(self._units) >= _SHORT * self._most:
             yield from self.end()
@@ -142,7 +152,9 @@ class _Passage:
         return last
 
     def _parts(self, unit: _Unit, limit: int) -> Iterator[_Unit]:
-        """Lines of a sentence that is too long; words of such a line; and halves of such a word, each on its own."""
+        """Lines of a sentence that is too long; words of such a line; and halves of such a
+        word, each on its own.
+        """
         parts = _LINE.findall(unit.text)
         if len(parts) == 1:
             parts = _WORD.findall(unit.text)
@@ -161,8 +173,8 @@ def _tokens(units: Iterable[_Unit]) -> int:
 
 
 def _units(blocks: Iterable[Block]) -> Iterator[_Unit]:
-    """The headings and sentences in order. Of the white space before a sentence a blank line is kept, or a new line, or
-    a space.
+    """The headings and sentences in order. Of the white space before a sentence a blank line is
+    kept, or a new line, or a space.
     """
     heading: str | None = None
     for block in blocks:
@@ -174,13 +186,23 @@ def _units(blocks: Iterable[Block]) -> Iterator[_Unit]:
             for sentence in sentences(chunk):
                 start = chunk.index(sentence, at)
                 space = gap or chunk[at:start]
-                kept = "\n\n" if space.count("\n") > 1 else "\n" if "\n" in space else " " if space else ""
+                kept = (
+                    "\n\n"
+                    if space.count("\n") > 1
+                    else "\n"
+                    if "\n" in space
+                    else " "
+                    if space
+                    else ""
+                )
                 yield _Unit(kept + sentence, block.page)
                 gap, at = "", start + len(sentence)
 
 
 def _chunks(text: str) -> Iterator[str]:
-    """The text in parts that are worked on at once, cut at a blank line if there is one, else at a line or a word."""
+    """The text in parts that are worked on at once, cut at a blank line if there is one, else
+    at a line or a word.
+    """
     start = 0
     while len(text) - start > _CHUNK_CHARS:
         ends = (text.rfind(space, start + 1, start + _CHUNK_CHARS) for space in ("\n\n", "\n", " "))
@@ -193,11 +215,12 @@ def _chunks(text: str) -> Iterator[str]:
 def read_passages(
     source: Source, cutter: Cutter, read: Callable[[Path], Iterator[Part]]
 ) -> Iterator[tuple[str, Passage]]:
-    """The passages of what `read` (`Reader.read`) gives, in order, each with the place that an error would name: its
-    file and, where it is of a row, the line. They are read as they are asked for.
+    """The passages of what `read` (`Reader.read`) gives, in order, each with the place that an
+    error would name: its file and, where it is of a row, the line. They are read as they are asked
+    for.
 
-    Ids are `name#n`, n from 1, and those of rows their own, whose `document` is `name#id`. Raises what `read` raises,
-    `BadDocument` where it gives no text, and what `cutter.count_tokens` raises.
+    Ids are `name#n`, n from 1, and those of rows their own, whose `document` is `name#id`. Raises
+    what `read` raises, `BadDocument` where it gives no text, and what `cutter.count_tokens` raises.
     """
     path, parts, number = Path(source.path), read(Path(source.path)), 0
     if kind_of(path) == "rows":
@@ -206,14 +229,19 @@ def read_passages(
             fits = cutter.fit([f"{row.passage.title}\n{row.passage.text}" for row in batch])
             for row, fit in zip(batch, fits, strict=True):
                 passage = replace(row.passage, document=f"{source.name}#{row.passage.id}")
-                yield from ((row.where, each) for each in ([passage] if fit else _cut_row(passage, cutter)))
+                yield from (
+                    (row.where, each) for each in ([passage] if fit else _cut_row(passage, cutter))
+                )
         return
     title = next(parts)
     assert isinstance(title, Title)
     document = Document(title.text, (part for part in parts if isinstance(part, Block)))
     for number, piece in enumerate(cutter.cut(document), 1):
         passage_id = f"{source.name}#{number}"
-        yield source.path, Passage(passage_id, piece.title, piece.text, document=source.name, page=piece.page)
+        yield (
+            source.path,
+            Passage(passage_id, piece.title, piece.text, document=source.name, page=piece.page),
+        )
     if not number:
         raise BadDocument(f"{path}: holds no text; leave it out.")
 

@@ -1,4 +1,6 @@
-"""A document as it is read: its kind and title, and blocks of text that know their heading and page; or rows."""
+"""A document as it is read: its kind and title, and blocks of text that know their heading and
+page; or rows.
+"""
 
 import gzip
 import re
@@ -23,7 +25,9 @@ _KINDS: dict[Kind, str] = {
     "DOCX": ".docx",
     "rows": ".jsonl .json .parquet",
 }
-_KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()} | {"": "text"}
+_KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()} | {
+    "": "text"
+}
 READ = f"{' '.join(_KINDS.values())}, files without a suffix, and text in .gz"
 """All kinds, for people."""
 MAX_BYTES = 256 << 20
@@ -36,18 +40,24 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\u00ad\ufeff\ufffe\ud800-\udfff]"
 _RAISED = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
 _SURROGATE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _NO_TITLE = re.compile(
-    r"Microsoft (Word|PowerPoint|Excel) - .*|.+\.(docx?|pptx?|xlsx?|od[tps]|rtf|tex|dvi|indd|pdf|html?|txt)|[\W_]*|"
-    r"([\W\d_]*(untitled|unnamed|anonymous|unknown|unspecified|none|null|no title|title|index|default|home ?page|"
-    r"new (?=page|document|presentation)|(book|sheet)(?=\d)|page(?=\W*\d)|document|presentation|powerpoint|microsoft|"
+    r"Microsoft (Word|PowerPoint|Excel) - .*|.+\.(docx?|pptx?|xlsx?|od[tps]|rtf|tex|dvi|"
+    r"indd|pdf|html?|txt)|[\W_]*|"
+    r"([\W\d_]*(untitled|unnamed|anonymous|unknown|unspecified|none|null|no title|title|"
+    r"index|default|home ?page|"
+    r"new (?=page|document|presentation)|(book|sheet)(?=\d)|page(?=\W*\d)|document|"
+    r"presentation|powerpoint|microsoft|"
     r"word|slide|template|unbenannt|ohne titel|dokument|präsentation|"
-    r"folie|titre|sans|diapositive|présentation|sin título|documento|diapositiva|senza titolo|sem título|"
+    r"folie|titre|sans|diapositive|présentation|sin título|documento|diapositiva|senza "
+    r"titolo|sem título|"
     r"без названия|без имени|документ|слайд|презентация|bez názvu|bez tytułu|naamloos|"
     r"无标题|無標題|未命名|无题|無題|文档|文件|文書|演示文稿|簡報|幻灯片|投影片|名称未設定|タイトルなし|スライド|ドキュメント|"
     r"제목 없음|문서|슬라이드|프레젠테이션))+[\W\d_]*",
     re.I,
 )
 """Titles that programs write where nobody gave one."""
-_EVERYWHERE = frozenset("readme license licence copying copyright changelog changes news notice index".split())
+_EVERYWHERE = frozenset(
+    "readme license licence copying copyright changelog changes news notice index".split()
+)
 """Names that tell nothing without their folder's."""
 
 
@@ -95,7 +105,9 @@ class Document(NamedTuple):
 
 
 def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]:
-    """The items in lists short enough to be held in memory; `length` gives the characters of one."""
+    """The items in lists short enough to be held in memory; `length` gives the characters of
+    one.
+    """
     batch: list[T] = []
     chars = 0
     for item in items:
@@ -118,13 +130,23 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def title_of(path: Path, *candidates: str | None) -> str:
-    """The first of the candidates that a person may have given, else the file's name without its suffix."""
+    """The first of the candidates that a person may have given, else the file's name without
+    its suffix.
+    """
     titles = (" ".join(cleaned(candidate or "").split()) for candidate in candidates)
     if title := next((title for title in titles if title and not _NO_TITLE.fullmatch(title)), None):
         return title
     unpacked = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-    name = unpacked.stem if kind_of(unpacked) and not unpacked.suffix[1:].isdecimal() else unpacked.name
-    return escaped(f"{path.parent.name}/{name}" if path.parent.name and name.casefold() in _EVERYWHERE else name)
+    name = (
+        unpacked.stem
+        if kind_of(unpacked) and not unpacked.suffix[1:].isdecimal()
+        else unpacked.name
+    )
+    return escaped(
+        f"{path.parent.name}/{name}"
+        if path.parent.name and name.casefold() in _EVERYWHERE
+        else name
+    )
 
 
 def raised(text: str) -> str:
@@ -138,14 +160,16 @@ def cleaned(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""A file's name, or a text with one, in which each byte that is not UTF-8 is shown as `\xe9`: it can be printed,
-    stored and sent.
+    r"""A file's name, or a text with one, in which each byte that is not UTF-8 is shown as `\xe9`:
+    it can be printed, stored and sent.
     """
     return _SURROGATE.sub(r"\\x\1", text.encode("utf-8", "backslashreplace").decode())
 
 
 def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """The whole file; `.gz` is unpacked. Raises `BadDocument` where it is too large, and `OSError`."""
+    """The whole file; `.gz` is unpacked. Raises `BadDocument` where it is too large, and
+    `OSError`.
+    """
     if path.stat().st_size <= max_bytes:
         with open_content(path) as file:
             content = file.read(max_bytes + 1)

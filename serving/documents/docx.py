@@ -29,11 +29,23 @@ _TWICE = (
     f"{_WORD}moveFrom",
     f"{_WORD}rt",
 )
-"""Elements whose text stands elsewhere too: text boxes for old programs, where a moved text was, and readings."""
-_BREAKS = {f"{_WORD}p": "\n", f"{_WORD}tab": "\t", f"{_WORD}br": "\n", f"{_WORD}cr": "\n", f"{_WORD}noBreakHyphen": "-"}
-_NOTES = {f"{_WORD}{kind}Reference": f"{_WORD}{kind}" for kind in ("footnote", "endnote", "comment")}
+"""Elements whose text stands elsewhere too: text boxes for old programs, where a moved text
+was, and readings.
+"""
+_BREAKS = {
+    f"{_WORD}p": "\n",
+    f"{_WORD}tab": "\t",
+    f"{_WORD}br": "\n",
+    f"{_WORD}cr": "\n",
+    f"{_WORD}noBreakHyphen": "-",
+}
+_NOTES = {
+    f"{_WORD}{kind}Reference": f"{_WORD}{kind}" for kind in ("footnote", "endnote", "comment")
+}
 _CONTAINERS = [f"{tag}s" for tag in _NOTES.values()]
-_PARTS = frozenset(("footnotes", "endnotes", "comments", "header", "footer", "chart", "diagramData"))
+_PARTS = frozenset(
+    ("footnotes", "endnotes", "comments", "header", "footer", "chart", "diagramData")
+)
 """Parts beside the text, by their relation to it."""
 _MATHS = {"num": "({})", "den": "/({})", "sup": "^({})", "d": "({})", "rad": "√({})", "mr": "{}; "}
 """How an element of an equation is written."""
@@ -46,32 +58,53 @@ _NOT_READ = {
 }
 _NONE = "\ufffd"
 _SYMBOLS = {
-    "Symbol": " !∀#∃%&∋()∗+,−./0123456789:;<=>?≅ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ[∴]⊥_‾αβχδεφγηιϕκλμνοπθρστυϖωξψζ{|}∼"
+    "Symbol": (
+        " !∀#∃%&∋()∗+,"
+        "−./0123456789:;<=>?≅ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ[∴]⊥_‾αβχδεφγηιϕκλμνοπθρστυϖωξψζ{|}∼"
+    )
     + 33 * _NONE
-    + "€ϒ′≤⁄∞ƒ♣♦♥♠↔←↑→↓°±″≥×∝∂•÷≠≡≈…⏐⎯↵ℵℑℜ℘⊗⊕∅∩∪⊃⊇⊄⊂⊆∈∉∠∇®©™∏√⋅¬∧∨⇔⇐⇑⇒⇓◊〈®©™∑⎛⎜⎝⎡⎢⎣⎧⎨⎩⎪\ufffd〉∫⌠⎮⌡⎞⎟⎠⎤⎥⎦⎫⎬⎭",
-    "Wingdings": 76 * _NONE + f"●{2 * _NONE}□{8 * _NONE}☒{46 * _NONE}▪◻{54 * _NONE}←→↑↓↖↗↙↘{20 * _NONE}✗✓☒☑",
+    + "€ϒ′≤⁄∞ƒ♣♦♥♠↔←↑→↓°±″≥×∝∂•÷≠≡≈…⏐⎯↵ℵℑℜ℘⊗⊕∅∩∪⊃⊇⊄⊂⊆∈∉"
+    "∠∇®©™∏√⋅¬∧∨⇔⇐⇑⇒⇓◊〈®©™∑⎛⎜⎝⎡⎢⎣⎧⎨⎩⎪\ufffd〉∫⌠⎮⌡⎞⎟⎠⎤⎥⎦⎫⎬⎭",
+    "Wingdings": 76 * _NONE
+    + f"●{2 * _NONE}□{8 * _NONE}☒{46 * _NONE}▪◻{54 * _NONE}←→↑↓↖↗↙↘{20 * _NONE}✗✓☒☑",
 }
 """The letters of fonts of symbols, from a space on."""
 
 
 def read_docx(path: Path) -> Document:
-    """The title is the property of that name, or the first heading. Raises `BadDocument`, and `OSError`."""
+    """The title is the property of that name, or the first heading. Raises `BadDocument`, and
+    `OSError`.
+    """
     import docx
 
     content = read_content(path)
     _check_unpacked(content, path)
     file = docx.Document(io.BytesIO(content))
     relations = [relation for relation in file.part.rels.values() if not relation.is_external]
-    others = [each.target_part.blob for each in relations if each.reltype.rpartition("/")[2] in _PARTS]
+    others = [
+        each.target_part.blob for each in relations if each.reltype.rpartition("/")[2] in _PARTS
+    ]
     parts = [file.element.body, *map(docx.oxml.parse_xml, others)]
     for part in parts:
         _prepare(part)
     counts = Counter(_NOT_READ[element.tag] for part in parts for element in part.iter(*_NOT_READ))
-    notes = {(note.tag, note.get(f"{_WORD}id")): note for part in parts for note in part.iter(*_NOTES.values())}
-    headings = {style.style_id for style in file.styles if (style.name or "").startswith(("Heading", "Title"))}
+    notes = {
+        (note.tag, note.get(f"{_WORD}id")): note
+        for part in parts
+        for note in part.iter(*_NOTES.values())
+    }
+    headings = {
+        style.style_id
+        for style in file.styles
+        if (style.name or "").startswith(("Heading", "Title"))
+    }
     blocks: list[Block | Unread] = list(_blocks(parts[0], headings, notes))
-    first = next((block.heading for block in blocks if isinstance(block, Block) and block.heading), None)
-    blocks += _at_end([*notes.values(), *(part for part in parts[1:] if part.tag not in _CONTAINERS)])
+    first = next(
+        (block.heading for block in blocks if isinstance(block, Block) and block.heading), None
+    )
+    blocks += _at_end(
+        [*notes.values(), *(part for part in parts[1:] if part.tag not in _CONTAINERS)]
+    )
     if counts:
         blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in counts.items())))
     return Document(title_of(path, file.core_properties.title, first), blocks)
@@ -112,17 +145,23 @@ def _check_unpacked(content: bytes, path: Path) -> None:
             files = packed.infolist()
     except zipfile.BadZipFile as error:
         raise BadDocument(
-            f"{path}: damaged, encrypted, or no DOCX ({error}); save it again from a word processor."
+            f"{path}: damaged, encrypted, or no DOCX ({error}); save it again from a "
+            "word processor."
         ) from error
-    markup = sum(file.file_size for file in files if file.filename.lower().endswith((".xml", ".rels")))
+    markup = sum(
+        file.file_size for file in files if file.filename.lower().endswith((".xml", ".rels"))
+    )
     if markup > MAX_MARKUP_BYTES or sum(file.file_size for file in files) > MAX_BYTES:
         raise BadDocument(
-            f"{path}: unpacks to more than {MAX_MARKUP_BYTES >> 20} MB of text or {MAX_BYTES >> 20} MB in all; "
+            f"{path}: unpacks to more than {MAX_MARKUP_BYTES >> 20} MB of text or "
+            f"{MAX_BYTES >> 20} MB in all; "
             "split it, or leave it out."
         )
 
 
-def _blocks(body: Any, headings: set[str], notes: dict[tuple[str, str | None], Any]) -> Iterator[Block]:
+def _blocks(
+    body: Any, headings: set[str], notes: dict[tuple[str, str | None], Any]
+) -> Iterator[Block]:
     """The blocks of the text, each followed by the notes that it refers to."""
     heading: str | None = None
     for element in _parts(body):
@@ -138,7 +177,9 @@ def _blocks(body: Any, headings: set[str], notes: dict[tuple[str, str | None], A
 
 
 def _at_end(parts: list[Any]) -> Iterator[Block]:
-    """The text of headers, footers and other notes, once each, and the words and numbers of charts and diagrams."""
+    """The text of headers, footers and other notes, once each, and the words and numbers of
+    charts and diagrams.
+    """
     texts = [_text(part) for part in parts]
     for part in parts:
         words = part.iter(f"{_DRAWING}t", f"{_CHART}v")
@@ -166,4 +207,6 @@ def _row(row: Any) -> str:
 
 def _text(element: Any) -> str:
     found = element.iter(f"{_WORD}t", f"{_WORD}sym", f"{_MATH}oMath", _DESCRIBED, *_BREAKS)
-    return "".join(_BREAKS.get(part.tag) or part.text or f" {part.get('descr') or ''} " for part in found).strip()
+    return "".join(
+        _BREAKS.get(part.tag) or part.text or f" {part.get('descr') or ''} " for part in found
+    ).strip()

@@ -22,16 +22,21 @@ _DROPPED = frozenset("script style nav template title iframe metadata rt rp anno
 _NAMED = frozenset("nav template iframe frame object embed video audio canvas".split())
 """Elements that are named where they are not read."""
 _INLINE = frozenset(
-    "a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd label mark meter output q ruby rp "
+    "a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd "
+    "label mark meter output q ruby rp "
     "rt s samp small span strike strong sub sup time tspan tt u var wbr".split()
 )
 _HEADINGS = frozenset("h1 h2 h3 h4 h5 h6".split())
 _BLOCKS = (
-    "address article aside blockquote body caption center col colgroup dd details dl dt fieldset figcaption figure "
-    "footer form header hr html legend picture pre section source summary table tbody td tfoot th thead tr"
+    "address article aside blockquote body caption center col colgroup dd details dl dt "
+    "fieldset figcaption figure "
+    "footer form header hr html legend picture pre section source summary table tbody td "
+    "tfoot th thead tr"
 )
 _PREFORMATTED = frozenset(("pre", "textarea"))
-_CHARSET = re.compile(rb"""<meta[^>]+?\bcharset\s*=\s*["']?\s*([\w.:-]+)|^<\?xml[^>]+encoding=["']([\w.:-]+)""", re.I)
+_CHARSET = re.compile(
+    rb"""<meta[^>]+?\bcharset\s*=\s*["']?\s*([\w.:-]+)|^<\?xml[^>]+encoding=["']([\w.:-]+)""", re.I
+)
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(.*?\n)?\1[ \t]*(?:\n|$)", re.S)
 _NESTING = 100
 """The deepest level of Markdown that is read."""
@@ -50,14 +55,18 @@ def read_html(path: Path) -> Document:
 
 
 def read_markdown(path: Path) -> Document:
-    """The title is that of the front matter, or the first heading. Raises `BadDocument`, and `OSError`."""
+    """The title is that of the front matter, or the first heading. Raises `BadDocument`, and
+    `OSError`.
+    """
     from markdown_it import MarkdownIt
 
     text = decode(read_content(path, MAX_MARKUP_BYTES), path).replace("\r\n", "\n")
     front = _FRONT_MATTER.match(text)
     title = _FRONT_TITLE.search(front[2] or "") if front else None
     parser = MarkdownIt("commonmark", {"maxNesting": _NESTING}).enable(["table", "strikethrough"])
-    parser.block.ruler.at("html_block", _html_block, {"alt": ["paragraph", "reference", "blockquote"]})
+    parser.block.ruler.at(
+        "html_block", _html_block, {"alt": ["paragraph", "reference", "blockquote"]}
+    )
     parser.add_render_rule("html_block", _rendered)
     parser.add_render_rule("html_inline", _rendered)
     text = text[front.end() :] if front else text
@@ -73,7 +82,8 @@ def _no_markup(names: str) -> re.Pattern[str]:
     """Match each `<` that begins neither a whole comment nor a whole tag of these elements."""
     attribute = r"""\s++[^\s"'<>/=]++(?:\s*+=\s*+(?:"[^"<]*+"|'[^'<]*+'|[^\s"'=<>`]++))?+"""
     return re.compile(
-        rf"<(?!/?(?:{'|'.join(names.split())})(?:{attribute})*+\s*+/?>|!--(?:(?!<!--).)*?-->)", re.I | re.S
+        rf"<(?!/?(?:{'|'.join(names.split())})(?:{attribute})*+\s*+/?>|!--(?:(?!<!--).)*?-->)",
+        re.I | re.S,
     )
 
 
@@ -101,7 +111,9 @@ def _rendered(_renderer: Any, tokens: Any, index: int, _options: Any, _env: Any)
 
 
 def _too_deep(path: Path) -> BadDocument:
-    return BadDocument(f"{path}: its elements are nested too deeply; save it as text, or leave it out.")
+    return BadDocument(
+        f"{path}: its elements are nested too deeply; save it as text, or leave it out."
+    )
 
 
 def _declared(content: bytes) -> str | None:
@@ -113,7 +125,9 @@ def _declared(content: bytes) -> str | None:
 def _document(html: str, path: Path, title: str | None = None) -> Document:
     from lxml import etree
 
-    parser = etree.HTMLParser(encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True)
+    parser = etree.HTMLParser(
+        encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
+    )
     page = _SECTION.sub("&lt;", html) + _END
     root = etree.fromstring(page.encode("utf-8", "replace"), parser) if html.strip() else None
     if any("depth" in entry.message for entry in parser.error_log):
@@ -124,13 +138,17 @@ def _document(html: str, path: Path, title: str | None = None) -> Document:
     blocks = list(walk.blocks())
     mains = root.findall(".//main")
     if len(mains) == 1 and (inside := list(_Walk(mains[0], etree).blocks())):
-        outside = sum(len(block.text) for block in blocks) - sum(len(block.text) for block in inside)
+        outside = sum(len(block.text) for block in blocks) - sum(
+            len(block.text) for block in inside
+        )
         if outside:
             walk.left["characters outside <main>"] = outside
         blocks = inside
     first = next((block.heading for block in blocks if block.heading), None)
     own = root.findtext(".//title") or ""
-    return Document(title_of(path, title, own.partition(_END)[0], first), [*blocks, *_unread(walk.left)])
+    return Document(
+        title_of(path, title, own.partition(_END)[0], first), [*blocks, *_unread(walk.left)]
+    )
 
 
 def _unread(left: Counter[str]) -> Iterator[Unread]:
@@ -142,7 +160,9 @@ def _unread(left: Counter[str]) -> Iterator[Unread]:
 
 
 class _Walk:
-    """Goes through a tree and gives a block for each heading, paragraph, list item and row of a table."""
+    """Goes through a tree and gives a block for each heading, paragraph, list item and row of a
+    table.
+    """
 
     def __init__(self, root: Any, etree: Any) -> None:
         self._root, self._etree = root, etree
@@ -167,13 +187,17 @@ class _Walk:
                 yield from self._enter(element)
 
     def _drop(self, element: Any) -> bool:
-        """Tell whether an element is left out, and note it where a reader of the page would miss it."""
+        """Tell whether an element is left out, and note it where a reader of the page would
+        miss it.
+        """
         if element.tag == "rt" and element.getparent().tag not in ("ruby", "rtc"):
             return False
         text = "".join(element.itertext())
         if _END in text:
             self.left[_END] = 1
-            self.left[f"everything after an unclosed <{element.tag}> in line {element.sourceline}"] = 0
+            self.left[
+                f"everything after an unclosed <{element.tag}> in line {element.sourceline}"
+            ] = 0
         elif element.tag == "iframe" or (element.tag in _NAMED and text.strip()):
             self.left[f"<{element.tag}>"] += 1
         return True

@@ -14,7 +14,9 @@ _PASSWORD = 4
 _HYPHEN = re.compile(r"[\ufffe\x02](?:\r?\n)?")
 """The mark that PDFium puts where a word was divided at the end of a line."""
 _SHORT_LINE = 0.6
-"""A line with less than this share of the longest one's letters ends a paragraph, or is a heading."""
+"""A line with less than this share of the longest one's letters ends a paragraph, or is a
+heading.
+"""
 
 _MAX_SHOWN = 20
 """The most pages whose numbers are shown."""
@@ -28,15 +30,21 @@ _UPRIGHT = 0.01
 
 
 def read_pdf(path: Path) -> Document:
-    """Each page is a block. Raises `BadDocument`, for a PDF without any text once its pages are read, and `OSError`."""
+    """Each page is a block. Raises `BadDocument`, for a PDF without any text once its pages are
+    read, and `OSError`.
+    """
     import pypdfium2
 
     try:
         pdf = pypdfium2.PdfDocument(read_content(path))
     except pypdfium2.PdfiumError as error:
         if error.err_code == _PASSWORD:
-            raise BadDocument(f"{path}: encrypted; save it without its password, or leave it out.") from error
-        raise BadDocument(f"{path}: damaged, or no PDF ({error}); save it again, or leave it out.") from error
+            raise BadDocument(
+                f"{path}: encrypted; save it without its password, or leave it out."
+            ) from error
+        raise BadDocument(
+            f"{path}: damaged, or no PDF ({error}); save it again, or leave it out."
+        ) from error
     return Document(title_of(path, pdf.get_metadata_value("Title")), _pages(pdf, path))
 
 
@@ -64,7 +72,8 @@ def _pages(pdf: Any, path: Path) -> Iterator[Block | Unread]:
         pdf.close()
     if not read:
         raise BadDocument(
-            f"{path}: holds no text, as scans do; put it through OCR (ocrmypdf does that), or leave it out."
+            f"{path}: holds no text, as scans do; put it through OCR (ocrmypdf does "
+            "that), or leave it out."
         )
     for kind, numbers in unread.items():
         more = ", …" if len(numbers) > _MAX_SHOWN else ""
@@ -81,8 +90,14 @@ def _text(page: Any) -> str:
         for run in _AFTER_TEXT.finditer(whole):
             base, _ = _place(text_page, run.start() - 1)
             places = {index: _place(text_page, index) for index in range(*run.span())}
-            above = [index for index, (level, height) in places.items() if level - base > _RAISED * height > 0]
-            for index, letter in zip(above, raised("".join(letters[index] for index in above)), strict=True):
+            above = [
+                index
+                for index, (level, height) in places.items()
+                if level - base > _RAISED * height > 0
+            ]
+            for index, letter in zip(
+                above, raised("".join(letters[index] for index in above)), strict=True
+            ):
                 letters[index] = letter
         text = _SAME_LINE.sub(r"\1", "".join(letters))
     text_page.close()
@@ -106,5 +121,6 @@ def _paragraphs(text: str) -> str:
     short = _SHORT_LINE * max(map(len, lines), default=0)
     pairs = zip(lines, [*lines[1:], ""], strict=False)
     return "".join(
-        f"{line}\n\n" if len(line) < short and not following[:1].islower() else f"{line}\n" for line, following in pairs
+        f"{line}\n\n" if len(line) < short and not following[:1].islower() else f"{line}\n"
+        for line, following in pairs
     )

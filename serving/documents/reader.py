@@ -1,6 +1,8 @@
-"""Reading documents in another process, within limits: files that unpack to gigabytes, or take for ever, are given up.
+"""Reading documents in another process, within limits: files that unpack to gigabytes, or take for
+ever, are given up.
 
-`python -m serving.documents.reader SOCKET SECONDS` is that process: it gets paths, and sends what `read_parts` gives.
+`python -m serving.documents.reader SOCKET SECONDS` is that process: it gets paths, and sends what
+`read_parts` gives.
 """
 
 import os
@@ -22,7 +24,18 @@ import msgspec
 
 from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, RolegateError
 from serving.dependencies import missing_extra
-from serving.documents.document import Block, Document, Kind, Part, Row, Title, Unread, batches, escaped, kind_of
+from serving.documents.document import (
+    Block,
+    Document,
+    Kind,
+    Part,
+    Row,
+    Title,
+    Unread,
+    batches,
+    escaped,
+    kind_of,
+)
 from serving.documents.docx import read_docx
 from serving.documents.markup import read_html, read_markdown
 from serving.documents.pdf import read_pdf
@@ -41,16 +54,29 @@ _MEMORY_BYTES = 1 << 30
 _CHARS, _CHARS_OF_ROWS = 256 << 20, 16 << 20
 """Of a document, and of a file of rows."""
 _CHARS_A_BYTE = 100
-"""Rows may have more, up to so many for each byte of their file; no text of any use is packed that well."""
-_ENVIRONMENT = ("PATH", "HOME", "PYTHONHOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR")
+"""Rows may have more, up to so many for each byte of their file; no text of any use is packed
+that well.
+"""
+_ENVIRONMENT = (
+    "PATH",
+    "HOME",
+    "PYTHONHOME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "LD_LIBRARY_PATH",
+    "TMPDIR",
+)
 """Variables that the process has from this one: no key is among them."""
 _ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, DocumentTooLarge)}
 
 
 def read_parts(path: Path) -> Iterator[Part]:
-    """The rows of a file that holds rows; else its title, and then its blocks. One of an unknown kind counts as text.
+    """The rows of a file that holds rows; else its title, and then its blocks. One of an unknown
+    kind counts as text.
 
-    Raises `BadDocument` or `BadCorpus` where it cannot be read, and `BadConfig` where a package is missing.
+    Raises `BadDocument` or `BadCorpus` where it cannot be read, and `BadConfig` where a package is
+    missing.
     """
     with _errors_of(path):
         if (kind := kind_of(path)) == "rows":
@@ -76,11 +102,13 @@ def _errors_of(path: Path) -> Iterator[None]:
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0].replace("docx", "python-docx")
         raise BadConfig(
-            f"{path}: reading it needs the package {package}; run: {missing_extra(package, 'documents')}"
+            f"{path}: reading it needs the package {package}; run: "
+            f"{missing_extra(package, 'documents')}"
         ) from error
     except OSError as error:
         raise BadDocument(
-            f"{path}: cannot be read ({error.strerror or error}); make it readable, or leave it out."
+            f"{path}: cannot be read ({error.strerror or error}); make it readable, or "
+            "leave it out."
         ) from error
     except Exception as error:  # parsers raise anything for a damaged file
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -113,14 +141,17 @@ class Reader:
         self._end()
 
     def read(self, path: Path) -> Iterator[Part]:
-        """Read as `read_parts` does, one file at a time. Raises what that raises, and `DocumentTooLarge`."""
+        """Read as `read_parts` does, one file at a time. Raises what that raises, and
+        `DocumentTooLarge`.
+        """
         self._running = process, wire = self._running or self._started()
         usable = False
         try:
             wire.send_bytes(os.fsencode(path))
             while batch := _decoder.decode(wire.recv_bytes()):
                 if isinstance(batch, _Failed):
-                    usable = batch.kind != "DocumentTooLarge"  # the memory that it took may not have come back
+                    # The memory that it took may not have come back
+                    usable = batch.kind != "DocumentTooLarge"
                     raise _ERRORS[batch.kind](batch.message)
                 yield from batch
             usable = True
@@ -133,16 +164,25 @@ class Reader:
     def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = Pipe()
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # each would take its share of memory
+        # Each would take its share of memory
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         with theirs:
             process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-P", "-m", "serving.documents.reader", str(theirs.fileno()), str(self._seconds)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "serving.documents.reader",
+                    str(theirs.fileno()),
+                    str(self._seconds),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**environment, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
-                start_new_session=True,  # a terminal's interrupt is for this process, which ends the other
+                # A terminal's interrupt is for this process, which ends the other
+                start_new_session=True,
             )
         return process, ours
 
@@ -157,12 +197,19 @@ class Reader:
     def _error(self, path: Path, code: int) -> RolegateError:
         """The error for a process that ended with `code` while it read."""
         if code >= 0:
-            return BadConfig(f"{path}: the process that reads documents ended with status {code}; reinstall rolegate.")
+            return BadConfig(
+                f"{path}: the process that reads documents ended with status {code}; "
+                "reinstall rolegate."
+            )
         if code == -signal.SIGALRM:
-            return BadDocument(f"{path}: takes more than {self._seconds:g} s to read; split it, or leave it out.")
-        by_others = code in (-signal.SIGKILL, -signal.SIGTERM)  # perhaps for want of memory, perhaps not
+            return BadDocument(
+                f"{path}: takes more than {self._seconds:g} s to read; split it, or leave it out."
+            )
+        # Perhaps for want of memory, perhaps not
+        by_others = code in (-signal.SIGKILL, -signal.SIGTERM)
         return (BadDocument if by_others else DocumentTooLarge)(
-            f"{path}: reading it ended in {signal.Signals(-code).name}, as where it takes more than "
+            f"{path}: reading it ended in {signal.Signals(-code).name}, as where it "
+            "takes more than "
             f"{_MEMORY_BYTES >> 20} MB of memory; split it, or leave it out."
         )
 
@@ -182,7 +229,10 @@ def _work(wire: Connection, seconds: float) -> None:
                     wire.send_bytes(msgspec.msgpack.encode(batch))
             last: list[Part] | _Failed = []
         except MemoryError:
-            message = f"{path}: takes more than {_MEMORY_BYTES >> 20} MB of memory to read; split it, or leave it out."
+            message = (
+                f"{path}: takes more than {_MEMORY_BYTES >> 20} MB of memory to read; split "
+                "it, or leave it out."
+            )
             last = _Failed("DocumentTooLarge", escaped(message))
         except RolegateError as error:
             last = _Failed(type(error).__name__, escaped(str(error)))
@@ -190,7 +240,9 @@ def _work(wire: Connection, seconds: float) -> None:
 
 
 def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
-    """Read in batches. The system ends this process where that takes too long, whatever it is doing."""
+    """Read in batches. The system ends this process where that takes too long, whatever it is
+    doing.
+    """
     parts = batches(read_parts(path), _chars)
     left, chars = seconds, 0
     while True:
@@ -207,7 +259,8 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
             most = max(_CHARS_OF_ROWS, _CHARS_A_BYTE * path.stat().st_size)
         if chars > most:
             raise DocumentTooLarge(
-                f"{path}: unpacks to more than {most >> 20} million characters; split it, or leave it out."
+                f"{path}: unpacks to more than {most >> 20} million characters; split it,"
+                " or leave it out."
             )
         yield batch
 

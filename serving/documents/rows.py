@@ -1,6 +1,7 @@
 r"""Rows: passages that were cut already, in JSON lines or Parquet.
 
-A row is `{"id": …, "title": …, "text": …}`, or, as FlashRAG writes it, `{"id": …, "contents": "title\ntext"}`.
+A row is `{"id": …, "title": …, "text": …}`, or, as FlashRAG writes it, `{"id": …, "contents":
+"title\ntext"}`.
 """
 
 import codecs
@@ -29,7 +30,8 @@ _decoder = msgspec.json.Decoder(_Row)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
-    """The rows in order, each with its file and line, read as they are asked for. Blank lines are skipped.
+    """The rows in order, each with its file and line, read as they are asked for. Blank lines are
+    skipped.
 
     Raises `BadCorpus`, with file and line, at the first row that cannot be used.
     """
@@ -50,19 +52,28 @@ def _lines(path: Path) -> Iterator[tuple[str, _Row]]:
                 if content.strip():
                     yield f"{path}:{number}", _decoded(content, f"{path}:{number}")
     except OSError as error:
-        raise BadCorpus(f"{path}: cannot be read ({error.strerror or error}); give a file of JSON lines.") from error
+        raise BadCorpus(
+            f"{path}: cannot be read ({error.strerror or error}); give a file of JSON lines."
+        ) from error
 
 
 def _decoded(line: bytes, where: str) -> _Row:
     if len(line) > _MAX_LINE_BYTES:
-        raise BadCorpus(f"{where}: longer than {_MAX_LINE_BYTES >> 20} MB; write one JSON object a line.")
+        raise BadCorpus(
+            f"{where}: longer than {_MAX_LINE_BYTES >> 20} MB; write one JSON object a line."
+        )
     if line.lstrip().startswith(b"["):
-        raise BadCorpus(f"{where}: a list, not an object; write one JSON object a line (`jq -c '.[]'` does that).")
+        raise BadCorpus(
+            f"{where}: a list, not an object; write one JSON object a line (`jq -c "
+            "'.[]'` does that)."
+        )
     try:
         line.decode()
         return _decoder.decode(line)
     except UnicodeDecodeError as error:
-        raise BadCorpus(f"{where}: not UTF-8 at byte {error.start + 1}; save the file as UTF-8.") from error
+        raise BadCorpus(
+            f"{where}: not UTF-8 at byte {error.start + 1}; save the file as UTF-8."
+        ) from error
     except msgspec.ValidationError as error:
         raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
     except msgspec.DecodeError as error:
@@ -75,8 +86,13 @@ def _parquet(path: Path) -> Iterator[tuple[str, _Row]]:
     with ParquetFile(path) as file:
         names = file.schema_arrow.names
         if "id" not in names or not {"text", "contents"} & set(names):
-            raise BadCorpus(f"{path}: its columns are {', '.join(names)}; it needs id and text, or id and contents.")
-        batches = file.iter_batches(_BATCH, columns=[name for name in _Row.__struct_fields__ if name in names])
+            raise BadCorpus(
+                f"{path}: its columns are {', '.join(names)}; it needs id and text, or "
+                "id and contents."
+            )
+        batches = file.iter_batches(
+            _BATCH, columns=[name for name in _Row.__struct_fields__ if name in names]
+        )
         for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
             where = f"{path}:{number}"
             try:
@@ -87,7 +103,8 @@ def _parquet(path: Path) -> Iterator[tuple[str, _Row]]:
 
 def _passage(row: _Row, where: str) -> Passage:
     title, text = row.title or "", row.text
-    if text is None and row.contents is not None:  # the first line is the title, where there is another one
+    # The first line is the title, where there is another one
+    if text is None and row.contents is not None:
         title, _, text = row.contents.partition("\n")
         title, text = (title.strip().strip('"'), text) if text.strip() else ("", row.contents)
     if text is None:

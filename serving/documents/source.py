@@ -36,15 +36,17 @@ class Found(msgspec.Struct, frozen=True):
     passed_over: tuple[str, ...]
     """Paths of other files, of kinds that are not read."""
     links: tuple[str, ...]
-    """Paths that were not followed, as symbolic links and folders without permission, each with the reason."""
+    """Paths that were not followed, as symbolic links and folders without permission, each with
+    the reason.
+    """
 
 
 def find_sources(places: Sequence[Path]) -> Found:
-    """All documents at or below `places`, each file once; hidden files and folders are left alone. Links are followed
-    to files below their place only.
+    """All documents at or below `places`, each file once; hidden files and folders are left alone.
+    Links are followed to files below their place only.
 
-    A file that is itself a place counts as text where its kind is not known. Raises `BadDocument` for a place where
-    nothing can be read, and for two files that would have the same name.
+    A file that is itself a place counts as text where its kind is not known. Raises `BadDocument`
+    for a place where nothing can be read, and for two files that would have the same name.
     """
     named: dict[str, Source] = {}
     seen: set[tuple[int, int]] = set()
@@ -53,7 +55,9 @@ def find_sources(places: Sequence[Path]) -> Found:
     for place in places:
         base = Path(os.path.normpath(place.absolute()))
         if not base.exists():
-            raise BadDocument(f"{escaped(str(base))}: there is no such file or folder; correct the path.")
+            raise BadDocument(
+                f"{escaped(str(base))}: there is no such file or folder; correct the path."
+            )
         readable, before = False, len(links)
         for path, status in _files(base, links):
             if not stat.S_ISREG(status.st_mode) or not (path == base or _is_read(path)):
@@ -66,12 +70,19 @@ def find_sources(places: Sequence[Path]) -> Found:
                 _add(named, Source(name, str(path), status.st_size, status.st_mtime_ns))
         if not readable:
             but = "".join(f" {link}" for link in links[before:][-1:])
-            raise BadDocument(f"{escaped(str(place))}: nothing here that can be read; these kinds can: {READ}.{but}")
-    return Found(tuple(named[name] for name in sorted(named)), tuple(passed_over), tuple(sorted(links)))
+            raise BadDocument(
+                f"{escaped(str(place))}: nothing here that can be read; these kinds can: "
+                f"{READ}.{but}"
+            )
+    return Found(
+        tuple(named[name] for name in sorted(named)), tuple(passed_over), tuple(sorted(links))
+    )
 
 
 def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """All but folders at or below `base`, with what the system says of them; `links` gets what is not looked at."""
+    """All but folders at or below `base`, with what the system says of them; `links` gets what
+    is not looked at.
+    """
 
     def leave(path: str | Path, reason: str) -> None:
         links.append(f"{escaped(str(path))[:_MAX_SHOWN_CHARS]}: {reason}.")
@@ -80,7 +91,9 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
         yield base, base.stat()
         return
     root = base.resolve()
-    for folder, folders, names in os.walk(base, onerror=lambda error: leave(error.filename, str(error.strerror))):
+    for folder, folders, names in os.walk(
+        base, onerror=lambda error: leave(error.filename, str(error.strerror))
+    ):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(folder, name) for name in (*folders, *names) if not name.startswith(".")):
             try:
@@ -88,7 +101,11 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
                 if stat.S_ISLNK(status.st_mode):
                     target = Path(os.path.realpath(path))
                     if not (target.is_relative_to(root) and target.is_file()):
-                        leave(path, f"a link to no file in {escaped(str(base))}; name what it leads to as well")
+                        leave(
+                            path,
+                            f"a link to no file in {escaped(str(base))}; name what it "
+                            "leads to as well",
+                        )
                         continue
                     status = target.stat()
             except OSError as error:  # its path is too long, or it is gone
@@ -99,7 +116,9 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
 
 
 def _is_read(path: Path) -> bool:
-    """Tell whether a file is of a kind that is read; one that cannot be opened is, so that its reader says why not."""
+    """Tell whether a file is of a kind that is read; one that cannot be opened is, so that its
+    reader says why not.
+    """
     if path.suffix:
         return kind_of(path) is not None
     try:
@@ -112,6 +131,7 @@ def _is_read(path: Path) -> bool:
 def _add(named: dict[str, Source], source: Source) -> None:
     if (other := named.setdefault(source.name, source)) is not source:
         raise BadDocument(
-            f"{escaped(source.path)} and {escaped(other.path)}: both would be known as {source.name!r}; give the "
+            f"{escaped(source.path)} and {escaped(other.path)}: both would be known as "
+            f"{source.name!r}; give the "
             "folder above both, or rename one."
         )

@@ -46,7 +46,9 @@ def read_text(path: Path) -> Document:
 
 
 def web_encoding(label: str) -> str | None:
-    """Return Python's name of the encoding that a declared label means on the web; None for an unknown label."""
+    """Return Python's name of the encoding that a declared label means on the web; None for an
+    unknown label.
+    """
     from webencodings import lookup
 
     encoding = lookup(label)
@@ -58,8 +60,8 @@ def web_encoding(label: str) -> str | None:
 
 
 def decode(content: bytes, path: Path, declared: str | None = None) -> str:
-    """Decode by the mark, as UTF-8, or as `declared`; else every line that is no UTF-8 as guessed. Bytes that stand for
-    nothing become U+FFFD.
+    """Decode by the mark, as UTF-8, or as `declared`; else every line that is no UTF-8 as guessed.
+    Bytes that stand for nothing become U+FFFD.
 
     Raises `BadDocument` where it is not text; `path` is for the message.
     """
@@ -77,11 +79,15 @@ def decode(content: bytes, path: Path, declared: str | None = None) -> str:
     like_utf8 = sum(known is not None and not known.isascii() for _, known in lines)
     if encoding in _PAIRS and like_utf8 < len(others):
         return _NO_LETTER.sub("\ufffd", content.decode(encoding, "replace"))
-    return "\n".join(line.decode(encoding, "replace") if known is None else known for line, known in lines)
+    return "\n".join(
+        line.decode(encoding, "replace") if known is None else known for line, known in lines
+    )
 
 
 def is_binary(content: bytes) -> bool:
-    """Tell whether the bytes are anything but text: by zeros or many control characters, without a mark."""
+    """Tell whether the bytes are anything but text: by zeros or many control characters,
+    without a mark.
+    """
     sample = content[:_SAMPLE_BYTES]
     is_strange = b"\0" in content or 10 * len(_CONTROL.findall(sample)) > len(sample)
     return is_strange and not _mark(content) and not _whole(content)
@@ -116,5 +122,7 @@ def _guessed(content: bytes) -> str | None:
     )
     fits = {each["encoding"]: each["confidence"] for each in found}
     best = max(fits, key=fits.__getitem__)
-    is_short = best not in _WHOLE and len(_NO_ASCII.findall(content[:_SAMPLE_BYTES])) < _TELLING_BYTES
+    is_short = (
+        best not in _WHOLE and len(_NO_ASCII.findall(content[:_SAMPLE_BYTES])) < _TELLING_BYTES
+    )
     return "cp1252" if is_short or fits.get("cp1252", 0) >= _LIKELY * fits[best] else best

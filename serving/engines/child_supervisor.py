@@ -1,8 +1,9 @@
 """Run a program so that it and all that it starts end when the process that started this one dies.
 
-Linux signals a child whose parent dies (`PR_SET_PDEATHSIG`), but not its grandchildren, and launchers such as `npx`
-run the real server as their child. So this process stays between: on SIGTERM it ends its whole process group. Popen's
-`preexec_fn` is no alternative: code between fork and exec sometimes aborts where gRPC's threads run.
+Linux signals a child whose parent dies (`PR_SET_PDEATHSIG`), but not its grandchildren, and
+launchers such as `npx` run the real server as their child. So this process stays between: on
+SIGTERM it ends its whole process group. Popen's `preexec_fn` is no alternative: code between fork
+and exec sometimes aborts where gRPC's threads run.
 
 Usage: `python -I -S child_supervisor.py PROGRAM [ARGUMENT …]`, as the leader of a new session.
 """

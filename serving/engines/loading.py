@@ -20,9 +20,13 @@ MOST_LOADED = 7
 
 
 class Loading:
-    """Loads versions by their names, and lets the engine forget the first of those that are not in use any more."""
+    """Loads versions by their names, and lets the engine forget the first of those that are not
+    in use any more.
+    """
 
-    def __init__(self, config: Config, engines: Mapping[str, str], session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, config: Config, engines: Mapping[str, str], session: aiohttp.ClientSession
+    ) -> None:
         """`engines`: base URLs by engine name."""
         self._role, self._versions = config.roles.execution, config.versions
         engine = config.engines.get(self._role.engine or "")
@@ -39,8 +43,8 @@ class Loading:
         """Versions that must stay."""
 
     async def first(self) -> tuple[str, str] | None:
-        """The version that is active until another one is promoted, loaded: its name and its manifest; None where that
-        is the model itself. Raises `BadConfig`.
+        """The version that is active until another one is promoted, loaded: its name and its
+        manifest; None where that is the model itself. Raises `BadConfig`.
         """
         if self._versions.start is None:
             return None
@@ -53,12 +57,14 @@ class Loading:
     async def load(self, version: str) -> str:
         """Check a version and make the engine know it; its manifest, as JSON.
 
-        Raises `BadVersion` where its files are not what its manifest says, or do not fit the engine, or the engine has
-        no room for it, and `UpstreamUnavailable` where no replica can be reached.
+        Raises `BadVersion` where its files are not what its manifest says, or do not fit the
+        engine, or the engine has no room for it, and `UpstreamUnavailable` where no replica can be
+        reached.
         """
         if not self._replicas:
             raise BadVersion(
-                f"{version}: the executor's model is a provider's, which loads no adapters; set roles.execution.engine."
+                f"{version}: the executor's model is a provider's, which loads no "
+                "adapters; set roles.execution.engine."
             )
         folder = self._folder(version)
         manifest = await asyncio.to_thread(self._checked, folder)
@@ -70,23 +76,33 @@ class Loading:
         return msgspec.json.encode(manifest).decode()
 
     async def _load(self, version: str, folder: Path) -> None:
-        """Load it into all replicas. One that is away gets it later: it turns the version away once it is back."""
+        """Load it into all replicas. One that is away gets it later: it turns the version away
+        once it is back.
+        """
         loading = (adapters.load(version, folder) for adapters in self._replicas)
-        failures = [end for end in await asyncio.gather(*loading, return_exceptions=True) if isinstance(end, Exception)]
+        failures = [
+            end
+            for end in await asyncio.gather(*loading, return_exceptions=True)
+            if isinstance(end, Exception)
+        ]
         for failure in failures:
             if not isinstance(failure, UpstreamUnavailable) or len(failures) == len(self._replicas):
                 raise failure
             _log.warning("version.not_everywhere", version=version, error=str(failure))
 
     async def _make_room(self, version: str) -> None:
-        # An engine of ours may serve several of our gateways; the adapters in others' engines are not our business.
+        # An engine of ours may serve several of our gateways; the adapters in others' engines are
+        # not our business.
         there = await self._replicas[0].names() if self._role.engine else []
         others = [name for name in dict.fromkeys((*self._loaded, *there)) if name != version]
         in_use = self.in_use()
         while len(others) >= MOST_LOADED:
             idle = next((name for name in others if name not in in_use), None)
             if idle is None:
-                raise BadVersion(f"{version}: the engine has {MOST_LOADED} versions that runs are working with; wait.")
+                raise BadVersion(
+                    f"{version}: the engine has {MOST_LOADED} versions that runs are "
+                    "working with; wait."
+                )
             others.remove(idle)
             await asyncio.gather(*(adapters.unload(idle) for adapters in self._replicas))
             self._loaded.pop(idle, None)
@@ -99,15 +115,20 @@ class Loading:
         manifest = verified(folder)
         if manifest.kind == "weights":
             raise BadVersion(
-                f"{folder}: holds whole weights, and an engine that runs loads adapters only; serve them as a model of "
+                f"{folder}: holds whole weights, and an engine that runs loads adapters "
+                "only; serve them as a model of "
                 "their own, and name it in roles.execution.model."
             )
         if self._base is not None and not self._base_sha256:
             self._base_sha256 = base_sha256(self._base)
-        theirs, ours = (manifest.base_model, manifest.base_sha256), (self._role.model, self._base_sha256)
+        theirs, ours = (
+            (manifest.base_model, manifest.base_sha256),
+            (self._role.model, self._base_sha256),
+        )
         if theirs[0] != ours[0] or (theirs[1] != ours[1] and all((theirs[1], ours[1]))):
             raise BadVersion(
-                f"{folder}: was trained on {_base(*theirs)}, and the engine serves {_base(*ours)}; train it on that "
+                f"{folder}: was trained on {_base(*theirs)}, and the engine serves "
+                f"{_base(*ours)}; train it on that "
                 "one, or serve the other as roles.execution.model."
             )
         return manifest

@@ -1,4 +1,6 @@
-"""An HTTP server as a child process: started, awaited, watched, stopped; any number of times, on one port."""
+"""An HTTP server as a child process: started, awaited, watched, stopped; any number of times,
+on one port.
+"""
 
 import asyncio
 import contextlib
@@ -24,12 +26,16 @@ DYING_WITH_PARENT = (
     if sys.platform == "linux"
     else ()
 )
-"""Prefix of a command, on Linux: the program and all that it starts end when this process dies, however it dies."""
+"""Prefix of a command, on Linux: the program and all that it starts end when this process dies,
+however it dies.
+"""
 _log = structlog.get_logger("engine")
 
 
 class ServerProcess:
-    """A server that answers `GET /health` with 200 once it serves. Its output is added to a file."""
+    """A server that answers `GET /health` with 200 once it serves. Its output is added to a
+    file.
+    """
 
     def __init__(
         self,
@@ -43,11 +49,17 @@ class ServerProcess:
     ) -> None:
         """`name`: for messages. `environment`: beside this process's own, which wins."""
         self.name, self.log, self._ready_within_s = name, log, ready_within_s
-        self._command, self._environment, self._url = command, environment, f"http://127.0.0.1:{port}/health"
+        self._command, self._environment, self._url = (
+            command,
+            environment,
+            f"http://127.0.0.1:{port}/health",
+        )
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it, and wait until it serves. Raises `BadConfig`, with the end of its output, where it does not."""
+        """Start it, and wait until it serves. Raises `BadConfig`, with the end of its output,
+        where it does not.
+        """
         with self.log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *DYING_WITH_PARENT,
@@ -83,7 +95,10 @@ class ServerProcess:
         """Tell whether its health check succeeds within so many seconds."""
         timeout = aiohttp.ClientTimeout(total=within_s)
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-            async with aiohttp.ClientSession() as session, session.get(self._url, timeout=timeout) as response:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(self._url, timeout=timeout) as response,
+            ):
                 return response.status == 200
         return False
 
@@ -120,7 +135,9 @@ class Watch:
 
 
 async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch) -> None:
-    """Watch a server that has been started, and start it again whenever it is down or hangs; for ever."""
+    """Watch a server that has been started, and start it again whenever it is down or hangs;
+    for ever.
+    """
     pause_s = watch.first_pause_s
     while True:
         up_at = time.monotonic()
@@ -136,7 +153,7 @@ async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch
             try:
                 await process.start()
                 reason = None
-            except (BadConfig, OSError) as error:  # a disk that is full, or no memory for another process
+            except (BadConfig, OSError) as error:  # such as a full disk, or no memory left
                 reason = str(error)
         on_change(None)
         _log.info("engine.up", name=process.name)

@@ -28,7 +28,9 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     base_model: str
     """The name under which the base model is served, or was trained from."""
     base_sha256: str
-    """Of the base model's `model.safetensors`, or of its index; empty where it was not at hand as a folder."""
+    """Of the base model's `model.safetensors`, or of its index; empty where it was not at hand
+    as a folder.
+    """
     rank: int | None = None
     """Of an adapter."""
     recipe: dict[str, Any]
@@ -50,46 +52,64 @@ _NAME = re.compile(r"executor-(\d{6,})")
 
 
 def verified(folder: Path) -> VersionManifest:
-    """The manifest of a version whose files are what was published. Raises `BadVersion` naming what is not so."""
+    """The manifest of a version whose files are what was published. Raises `BadVersion` naming
+    what is not so.
+    """
     path = folder / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=VersionManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadVersion(f"{path}: {error}; publish the version again.") from None
     except OSError as error:
-        raise BadVersion(f"{path}: {error.strerror}; name the folder of a published version.") from None
+        raise BadVersion(
+            f"{path}: {error.strerror}; name the folder of a published version."
+        ) from None
     if manifest.version != folder.resolve().name:
         raise BadVersion(f"{path}: is of {manifest.version}; give the folder that name.")
     present = set(_files(folder)) - {MANIFEST}
     for name in sorted(manifest.files.keys() | present):
         if name not in manifest.files:
-            raise BadVersion(f"{folder / name}: is not in the manifest; remove it, or publish the version again.")
+            raise BadVersion(
+                f"{folder / name}: is not in the manifest; remove it, or publish the version again."
+            )
         if name not in present:
-            raise BadVersion(f"{folder / name}: is missing; copy the version again, or publish it again.")
+            raise BadVersion(
+                f"{folder / name}: is missing; copy the version again, or publish it again."
+            )
         if _sha256_of(folder / name) != manifest.files[name]:
             raise BadVersion(
-                f"{folder / name}: is not what was published; copy the version again, or publish it again."
+                f"{folder / name}: is not what was published; copy the version again, or "
+                "publish it again."
             )
     return manifest
 
 
 def base_sha256(model: Path) -> str:
-    """SHA-256 of the weights in a model's folder, or of their index; empty where there is neither."""
+    """SHA-256 of the weights in a model's folder, or of their index; empty where there is
+    neither.
+    """
     return next((_sha256_of(model / name) for name in WEIGHTS if (model / name).is_file()), "")
 
 
 def next_version(folder: Path, taken: Iterable[str] = ()) -> str:
-    """The name after the last one in the folder of versions, and after those that are `taken` elsewhere."""
+    """The name after the last one in the folder of versions, and after those that are `taken`
+    elsewhere.
+    """
     names = [*taken, *(path.name for path in folder.iterdir())] if folder.is_dir() else taken
-    return f"executor-{max((int(found[1]) for found in map(_NAME.fullmatch, names) if found), default=0) + 1:06d}"
+    matches = filter(None, map(_NAME.fullmatch, names))
+    latest = max((int(match[1]) for match in matches), default=0)
+    return f"executor-{latest + 1:06d}"
 
 
-def write_version(folder: Path, content: Path, manifest: VersionManifest, taken: Iterable[str] = ()) -> Path:
-    """Publish the files in `content` in the folder of versions, as the next one; the new version's folder.
+def write_version(
+    folder: Path, content: Path, manifest: VersionManifest, taken: Iterable[str] = ()
+) -> Path:
+    """Publish the files in `content` in the folder of versions, as the next one; the new version's
+    folder.
 
-    `taken`: names that stand elsewhere, as a version keeps its name for good. The manifest's `version` and `files` are
-    filled in here. Raises `BadVersion` where it cannot be written; what a kill leaves half-written is never taken for a
-    version, and is removed here the next time.
+    `taken`: names that stand elsewhere, as a version keeps its name for good. The manifest's
+    `version` and `files` are filled in here. Raises `BadVersion` where it cannot be written; what a
+    kill leaves half-written is never taken for a version, and is removed here the next time.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +159,9 @@ def _write(target: Path, content: Path, manifest: VersionManifest) -> None:
 
 def _files(folder: Path) -> list[str]:
     """Every file's path in `folder`, in order."""
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
+    )
 
 
 def _sha256_of(path: Path) -> str:

@@ -9,8 +9,10 @@ from router.trace import Price, RoleName
 from serving.config.config import Config
 
 TYPICAL = (
-    "Typical: two rounds of two sub-queries and a stop, one search each, reports of 60 tokens, turns as long as the "
-    "probe's. At most: all rounds, sub-queries, turns and max_tokens used up, every decision corrected; no retries. "
+    "Typical: two rounds of two sub-queries and a stop, one search each, reports of 60 "
+    "tokens, turns as long as the "
+    "probe's. At most: all rounds, sub-queries, turns and max_tokens used up, every "
+    "decision corrected; no retries. "
     "What counts no tokens is taken at 4 characters a token."
 )
 _QUESTION, _SUB_QUERY, _REPORT = 30, 20, 60
@@ -39,13 +41,17 @@ class Use(msgspec.Struct, frozen=True):
         return (self.prompt_tokens * price.prompt + self.completion_tokens * price.completion) / 1e6
 
 
-def estimate(config: Config, measured: Mapping[RoleName, Measured]) -> dict[RoleName, tuple[Use, Use]]:
+def estimate(
+    config: Config, measured: Mapping[RoleName, Measured]
+) -> dict[RoleName, tuple[Use, Use]]:
     """Each role's use, typical and at most."""
     search = config.search
     allowed = {name: role.max_tokens for name, role in config.roles.by_name.items()}
     written = {name: min(measured[name].written, tokens) for name, tokens in allowed.items()}
     written["execution"] = min(max(written["execution"], _REPORT), allowed["execution"])
-    system = {name: int(measured[name].system_chars / measured[name].chars_a_token) for name in allowed}
+    system = {
+        name: int(measured[name].system_chars / measured[name].chars_a_token) for name in allowed
+    }
     prompts = partial(_prompts, system, search.top_k * config.retrieval.chunk_tokens)
     typical = prompts(
         rounds=min(2, search.max_rounds),
@@ -72,7 +78,10 @@ def estimate(config: Config, measured: Mapping[RoleName, Measured]) -> dict[Role
         written=allowed,
     )
     return {
-        name: (_use(typical[name], written[name], most_written), _use(most[name], most_written, most_written))
+        name: (
+            _use(typical[name], written[name], most_written),
+            _use(most[name], most_written, most_written),
+        )
         for name, most_written in allowed.items()
     }
 
@@ -96,15 +105,22 @@ def _prompts(
     report: int,
     written: Mapping[RoleName, int],
 ) -> dict[RoleName, list[int]]:
-    """The size of every call's prompt, in tokens; each turn sees those before it. `tries`: calls of one decision.
-    `fan`: sub-queries of a round. `passages`, and from `question` on: sizes.
+    """The size of every call's prompt, in tokens; each turn sees those before it. `tries`: calls of
+    one decision. `fan`: sub-queries of a round. `passages`, and from `question` on: sizes.
     """
     results = fan * (sub_query + report)
     turn, round_ = written["delegation"], tries * written["delegation"] + results
     first, asked = system["delegation"] + question, system["execution"] + sub_query
-    executor = [asked + number * written["execution"] + min(number, searches) * passages for number in range(turns)]
+    executor = [
+        asked + number * written["execution"] + min(number, searches) * passages
+        for number in range(turns)
+    ]
     return {
-        "delegation": [first + number * round_ + tried * turn for number in range(decisions) for tried in range(tries)],
+        "delegation": [
+            first + number * round_ + tried * turn
+            for number in range(decisions)
+            for tried in range(tries)
+        ],
         "execution": executor * (rounds * fan),
         "answer": [system["answer"] + question + rounds * results],
     }

@@ -1,4 +1,6 @@
-"""A few small questions to what a config names, asked as the gateway itself asks, with its engines started."""
+"""A few small questions to what a config names, asked as the gateway itself asks, with its
+engines started.
+"""
 
 import asyncio
 import re
@@ -34,7 +36,9 @@ from serving.roles import new_role
 from serving.startup import start_engines
 from serving.tools.pool import reason
 
-_REPEAT = Turn("", bool, ("e", "o"), "Repeat this line: one two three four five six seven eight nine ten")
+_REPEAT = Turn(
+    "", bool, ("e", "o"), "Repeat this line: one two three four five six seven eight nine ten"
+)
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": _SCHEMA}}
 _QUOTED_CHARS = 80
@@ -78,46 +82,78 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def cells(self) -> dict[str, Cells]:
-        """Those of all roles, of the embedder and the index, or of the retrieval server, and of tools."""
-        return {**{name: role.cells for name, role in self.roles.items()}, **self.retrieval, **self.tools}
+        """Those of all roles, of the embedder and the index, or of the retrieval server, and of
+        tools.
+        """
+        return {
+            **{name: role.cells for name, role in self.roles.items()},
+            **self.retrieval,
+            **self.tools,
+        }
 
     @property
     def works(self) -> bool:
         """True where nothing that is needed is bad."""
-        return not any(cell.needed and not cell.good for cells in self.cells.values() for cell in cells.values())
+        return not any(
+            cell.needed and not cell.good
+            for cells in self.cells.values()
+            for cell in cells.values()
+        )
 
 
 async def live_check(config: Config, log: Log, limit_s: float) -> Found:
-    """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises `BadConfig`."""
+    """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises
+    `BadConfig`.
+    """
     async with AsyncExitStack() as stack:
-        engines, probe_retrieval = await start_engines(config, stack, log, partial(_retrieval_probe, config, log))
+        engines, probe_retrieval = await start_engines(
+            config, stack, log, partial(_retrieval_probe, config, log)
+        )
         pool = await stack.enter_async_context(ConnectionPool())
         session = await stack.enter_async_context(aiohttp.ClientSession())
         stack.push_async_callback(close_clients)
         probes = {
-            name: _RoleProbe(name, role, partial(new_role, name, pool=pool, engines=engines), limit_s)
+            name: _RoleProbe(
+                name, role, partial(new_role, name, pool=pool, engines=engines), limit_s
+            )
             for name, role in config.roles.by_name.items()
         }
         running = asyncio.gather(*(probe.run(session, log) for probe in probes.values()))
-        listing = asyncio.gather(*(_probe_tools(name, server, limit_s) for name, server in config.tools.items()))
+        listing = asyncio.gather(
+            *(_probe_tools(name, server, limit_s) for name, server in config.tools.items())
+        )
         _, retrieval, listed = await asyncio.gather(running, probe_retrieval(), listing)
         tools = {f"tools.{name}": cells for name, cells in zip(config.tools, listed, strict=True)}
         uses = estimate(config, {name: probe.measured for name, probe in probes.items()})
-        judged = (asyncio.to_thread(probe.judged, config, *uses[name]) for name, probe in probes.items())
-        return Found(dict(zip(probes, await asyncio.gather(*judged), strict=True)), retrieval, tools)
+        judged = (
+            asyncio.to_thread(probe.judged, config, *uses[name]) for name, probe in probes.items()
+        )
+        return Found(
+            dict(zip(probes, await asyncio.gather(*judged), strict=True)), retrieval, tools
+        )
 
 
 class _RoleProbe:
-    def __init__(self, name: RoleName, config: RoleConfig, make: Callable[[RoleConfig], Role], limit_s: float) -> None:
+    def __init__(
+        self, name: RoleName, config: RoleConfig, make: Callable[[RoleConfig], Role], limit_s: float
+    ) -> None:
         """`make` builds the role from its section; one question may take `limit_s` seconds."""
         self._name, self._config, self._make, self._limit_s = name, config, make, limit_s
-        self.measured, self._cells, self._context = Measured(len(make(config).system)), Cells(), config.context_tokens
+        self.measured, self._cells, self._context = (
+            Measured(len(make(config).system)),
+            Cells(),
+            config.context_tokens,
+        )
 
     async def run(self, session: aiohttp.ClientSession, log: Log) -> None:
         """Ask, and keep the cells; of a role that fails, the one that says why."""
         first, *others = TURNS[self._name]
         role = self._make(self._config)
-        served = await _served_models(session, role, api_key(self._config.api_key_env)) if role.streams else {}
+        served = (
+            await _served_models(session, role, api_key(self._config.api_key_env))
+            if role.streams
+            else {}
+        )
         self._context = self._context or served.get(self._config.model)
         try:
             said = await self._ask(first)
@@ -148,7 +184,10 @@ class _RoleProbe:
                 messages = (*role.opening(turn.text), *turn.then)
                 return await role.ask(messages, turn.stop, Ledger(), pattern=turn.pattern)
         except TimeoutError:
-            said = f"no answer within {self._limit_s:g} s; if it is still loading, allow more with --timeout"
+            said = (
+                f"no answer within {self._limit_s:g} s; if it is still loading, allow more "
+                "with --timeout"
+            )
             raise UpstreamUnavailable(said, endpoint=role.model.endpoint) from None
 
     def _protocol(self, results: list[Completion | BaseException]) -> Cell:
@@ -158,14 +197,18 @@ class _RoleProbe:
             if isinstance(said, BaseException):
                 slips.append(f"a turn could not be asked: {said}")
             elif not turn.follows(said):
-                cut = ", and was cut off; raise max_tokens" if said.finish_reason == "length" else ""
+                cut = (
+                    ", and was cut off; raise max_tokens" if said.finish_reason == "length" else ""
+                )
                 slips.append(f"{turn.due} was due, but it wrote {_quoted(said.text)}{cut}")
         word = f"{len(results) - len(slips)} of {len(results)}"
         if not slips:
             return Cell(True, word)
         advice = f"in {word} small turns it followed the protocol of its role: {slips[0]}"
         if 2 * len(slips) < len(results):
-            return Cell(False, word, f"{advice}; each slip costs a correction, or what was to be found")
+            return Cell(
+                False, word, f"{advice}; each slip costs a correction, or what was to be found"
+            )
         do = "it cannot do this work, so name another model, or another prompt"
         return Cell(False, word, f"{advice}; {do}", needed=True)
 
@@ -175,14 +218,23 @@ class _RoleProbe:
         except UpstreamError as error:
             return Cell(None, "failed", f"stop strings: {error.args[0]}")
         if said.overran:
-            advice = "stop strings are ignored: the gateway cuts what is written past them, but you pay for it"
-            return Cell(False, "ignored", f"{advice}; a server and a model that honour them are cheaper and quicker")
+            advice = (
+                "stop strings are ignored: the gateway cuts what is written past them, but "
+                "you pay for it"
+            )
+            return Cell(
+                False,
+                "ignored",
+                f"{advice}; a server and a model that honour them are cheaper and quicker",
+            )
         return Cell(None, "unknown") if said.finish_reason == "length" else Cell(True, "honoured")
 
     async def _schema(self) -> Cell:
         try:
             turn = Turn("", bool, (), "Name any city, as JSON.")
-            said = await self._ask(turn, extra_body={**self._config.extra_body, "response_format": _FORMAT})
+            said = await self._ask(
+                turn, extra_body={**self._config.extra_body, "response_format": _FORMAT}
+            )
             if said.finish_reason == "length":
                 return Cell(None, "unknown")
             msgspec.json.decode(without_thinking(said.text), type=dict[str, str])["city"]
@@ -202,8 +254,13 @@ class _RoleProbe:
             do = f"{self._config.model} is not there; there is: {', '.join([*served][:8])}"
             return Cell(False, "no such model", do, needed=True)
         if isinstance(error, UpstreamUnavailable):
-            return Cell(False, "no", f"{said}; see that it runs and can be reached from here", needed=True)
-        do = f"check the model's name, that base_url ends in /v1, and whether it needs {key}.system_role = false"
+            return Cell(
+                False, "no", f"{said}; see that it runs and can be reached from here", needed=True
+            )
+        do = (
+            "check the model's name, that base_url ends in /v1, and whether it needs "
+            f"{key}.system_role = false"
+        )
         return Cell(False, "refused", f"{said}; {do}", needed=True)
 
     def judged(self, config: Config, typical: Use, most: Use) -> RoleFound:
@@ -213,28 +270,44 @@ class _RoleProbe:
             cells["context"] = self._judged_context(typical, most)
             advice = "" if price else f'nobody tells its price; put it into [prices."{role.model}"]'
             cells["price"] = Cell(
-                bool(price) or None, f"${price.prompt:g} / ${price.completion:g}" if price else "unknown", advice
+                bool(price) or None,
+                f"${price.prompt:g} / ${price.completion:g}" if price else "unknown",
+                advice,
             )
         dollars = (typical.cost(price), most.cost(price)) if price else None
         return RoleFound(role.model, cells, typical, most, price, dollars)
 
     def _judged_context(self, typical: Use, most: Use) -> Cell:
         hosted = self._config.engine is None and self._config.base_url is None
-        tokens = self._context or (litellm_entry(self._config.model).get("max_input_tokens") if hosted else None)
+        tokens = self._context or (
+            litellm_entry(self._config.model).get("max_input_tokens") if hosted else None
+        )
         if tokens is None:
-            return Cell(None, "unknown", f"nobody tells its context; calls take {typical.longest} to {most.longest}")
+            return Cell(
+                None,
+                "unknown",
+                f"nobody tells its context; calls take {typical.longest} to {most.longest}",
+            )
         said = f"its context is {tokens} tokens, but a call takes"
         if tokens < typical.longest:
             do = "serve it with more, or lower max_tokens, search.top_k or retrieval.chunk_tokens"
             return Cell(False, str(tokens), f"{said} {typical.longest}; {do}", needed=True)
         if tokens < most.longest:
             do = "one that does is refused, so lower max_tokens or the search's budgets"
-            return Cell(False, str(tokens), f"{said} {most.longest} where a question uses up all budgets; {do}")
+            return Cell(
+                False,
+                str(tokens),
+                f"{said} {most.longest} where a question uses up all budgets; {do}",
+            )
         return Cell(True, str(tokens))
 
 
-async def _served_models(session: aiohttp.ClientSession, role: Role, key: str | None) -> Mapping[str, int | None]:
-    """The context of each model, by name, in tokens, where the endpoint keeps a list and tells it."""
+async def _served_models(
+    session: aiohttp.ClientSession, role: Role, key: str | None
+) -> Mapping[str, int | None]:
+    """The context of each model, by name, in tokens, where the endpoint keeps a list and tells
+    it.
+    """
     try:
         async with asyncio.timeout(_LISTED_WITHIN_S):
             models = await Adapters(session, role.model.endpoint, key).served()
@@ -256,7 +329,12 @@ async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> C
     others = ", ".join(tool for tool in listed if tool not in config.allow)
     word = ", ".join(tool for tool in listed if tool in config.allow) or "none allowed"
     advice = f"does not list {lacking}, which tools.{name}.allow names" if lacking else ""
-    tools = Cell(not lacking, _printable(f"{word}; not allowed: {others}" if others else word), advice, needed=True)
+    tools = Cell(
+        not lacking,
+        _printable(f"{word}; not allowed: {others}" if others else word),
+        advice,
+        needed=True,
+    )
     return {"starts": Cell(True), "tools": tools}
 
 
@@ -267,19 +345,29 @@ def _quoted(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 @asynccontextmanager
 async def _retrieval_probe(
     config: Config, log: Log, *, cpu_threads: int
 ) -> AsyncIterator[Callable[[], Awaitable[dict[str, Cells]]]]:
-    """Open what is searched with; the call that probes it. `cpu_threads`: as for `open_retriever`."""
+    """Open what is searched with; the call that probes it. `cpu_threads`: as for
+    `open_retriever`.
+    """
     retrieval = config.retrieval
     if retrieval.address is None:
         opened = open_embedder(retrieval.embedder, config.engines, log, cpu_threads=cpu_threads)
         async with opened as embedder:
-            yield partial(asyncio.to_thread, _probe_index, Path(retrieval.index or ""), embedder, retrieval.documents)
+            yield partial(
+                asyncio.to_thread,
+                _probe_index,
+                Path(retrieval.index or ""),
+                embedder,
+                retrieval.documents,
+            )
         return
     async with open_retriever(retrieval, log) as retriever:
 
@@ -287,7 +375,9 @@ async def _retrieval_probe(
             try:
                 await retriever.search(["Who directed the film Heat?"], 1)
             except UpstreamError as error:
-                advice = f"{error}; start `rolegate retrieve serve` there, or correct retrieval.address"
+                advice = (
+                    f"{error}; start `rolegate retrieve serve` there, or correct retrieval.address"
+                )
                 return {"retrieval": {"reachable": Cell(False, "no", advice, needed=True)}}
             return {"retrieval": {"reachable": Cell(True)}}
 
@@ -295,7 +385,9 @@ async def _retrieval_probe(
 
 
 def _probe_index(folder: Path, embedder: Embedder, documents: tuple[str, ...]) -> dict[str, Cells]:
-    """The cells of the embedder and of the index, which is made of `documents` at the start. Blocks."""
+    """The cells of the embedder and of the index, which is made of `documents` at the start.
+    Blocks.
+    """
     try:
         embedder.embed(["Who directed the film Heat?"], queries=True)
         embeds = Cell(True, f"{embedder.dimension} numbers")
@@ -321,5 +413,8 @@ def _probe_built(folder: Path, embedder: Embedder | None) -> Cells:
         return {**cells, "fits the embedder": Cell(None, "unknown")}
     fits, advice = same >= SAME_EMBEDDER, ""  # not for NaN
     if not fits:
-        advice = "the embedder gives other vectors than the index holds; name the one that built it, or build it anew"
+        advice = (
+            "the embedder gives other vectors than the index holds; name the one that built "
+            "it, or build it anew"
+        )
     return {**cells, "fits the embedder": Cell(fits, f"{same:.2f}", advice, needed=True)}

@@ -26,7 +26,9 @@ class Turn:
 
 
 def _decides(kind: type[Dispatch | Stop]) -> Callable[[Completion], bool]:
-    return lambda said: isinstance(parse_decision(said.text, limit=8, cut=said.finish_reason == "length"), kind)
+    return lambda said: isinstance(
+        parse_decision(said.text, limit=8, cut=said.finish_reason == "length"), kind
+    )
 
 
 def _executes(kind: type[SearchTurn | ReportTurn]) -> Callable[[Completion], bool]:
@@ -38,11 +40,21 @@ def _answers(said: Completion) -> bool:
     return any(block.body for block in blocks(without_thinking(said.text), "answer"))
 
 
-# In the words of the demo's world, whose models know no others; to all other models these are English, too.
-_FOUNDER, _FOUNDED = "Who is the founder of Fluskaes House?", "The founder of Fluskaes House is Skilneist Pingir."
+# In the words of the demo's world, whose models know no others; to all other models these are
+# English, too.
+_FOUNDER, _FOUNDED = (
+    "Who is the founder of Fluskaes House?",
+    "The founder of Fluskaes House is Skilneist Pingir.",
+)
 _PAIRS = (
-    ("When was The Tarour Letters published?", Report("1747", ("The Tarour Letters was published in 1747.",))),
-    ("When was The Heilchix Garden published?", Report("1826", ("In 1826, The Heilchix Garden was published.",))),
+    (
+        "When was The Tarour Letters published?",
+        Report("1747", ("The Tarour Letters was published in 1747.",)),
+    ),
+    (
+        "When was The Heilchix Garden published?",
+        Report("1826", ("In 1826, The Heilchix Garden was published.",)),
+    ),
 )
 _HOP = "Who is the mother of the founder of Fluskaes House?"
 _COMPARISON = "Which book was published earlier, The Tarour Letters or The Heilchix Garden?"
@@ -59,7 +71,9 @@ _READ = (
     Message("assistant", f"<search>{_PAIRS[0][0]}</search>"),
     Message("user", prompts.documents((_LETTERS,), last=True)),
 )
-_FIRST, _LAST = (turn_pattern(searched=searched, may_search=not searched) for searched in (False, True))
+_FIRST, _LAST = (
+    turn_pattern(searched=searched, may_search=not searched) for searched in (False, True)
+)
 _SUB_QUERY, _REPORT = prompts.request(_FOUNDER), "an <answer> with its <evidence>"
 _PAIR = (_FOUNDER, Report("Skilneist Pingir", (_FOUNDED,)))
 
@@ -71,9 +85,22 @@ TURNS: dict[RoleName, tuple[Turn, ...]] = {
     ),
     "execution": (
         Turn("a <search> block", _executes(SearchTurn), executor.STOP, _SUB_QUERY, pattern=_FIRST),
-        Turn("a <search> block", _executes(SearchTurn), executor.STOP, prompts.request(_PAIRS[0][0]), pattern=_FIRST),
+        Turn(
+            "a <search> block",
+            _executes(SearchTurn),
+            executor.STOP,
+            prompts.request(_PAIRS[0][0]),
+            pattern=_FIRST,
+        ),
         Turn(_REPORT, _executes(ReportTurn), executor.STOP, _SUB_QUERY, _SEARCHED, _LAST),
-        Turn(_REPORT, _executes(ReportTurn), executor.STOP, prompts.request(_PAIRS[0][0]), _READ, _LAST),
+        Turn(
+            _REPORT,
+            _executes(ReportTurn),
+            executor.STOP,
+            prompts.request(_PAIRS[0][0]),
+            _READ,
+            _LAST,
+        ),
     ),
     "answer": (
         Turn("an <answer>", _answers, answerer.STOP, prompts.answer_request(_COMPARISON, _PAIRS)),

@@ -1,4 +1,6 @@
-"""Taking over an index that another program built: a FAISS file and the corpus that it was built from."""
+"""Taking over an index that another program built: a FAISS file and the corpus that it was
+built from.
+"""
 
 import shutil
 from collections.abc import Sequence
@@ -13,7 +15,13 @@ from serving.documents.source import find_sources
 from serving.retrieval.dense import VECTORS, DenseIndex
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.manifest import BUILDING, Manifest, build_lock, publish
-from serving.retrieval.passages import DocumentEntry, PassageStore, PassageWriter, embedded_text, write_table
+from serving.retrieval.passages import (
+    DocumentEntry,
+    PassageStore,
+    PassageWriter,
+    embedded_text,
+    write_table,
+)
 
 SAME_EMBEDDER = 0.98
 """The agreement above which both are of one embedder, computed in another precision perhaps."""
@@ -23,8 +31,11 @@ _UNLIMITED = 1 << 40
 """Tokens that no row has: rows are taken as they are."""
 
 
-def agreement(passages: PassageStore, dense: DenseIndex, embedder: Embedder, rows: Sequence[int]) -> float:
-    """The median cosine of stored vectors with the same passages embedded now; NaN where a vector is damaged.
+def agreement(
+    passages: PassageStore, dense: DenseIndex, embedder: Embedder, rows: Sequence[int]
+) -> float:
+    """The median cosine of stored vectors with the same passages embedded now; NaN where a vector
+    is damaged.
 
     Blocks. Raises `RuntimeError` where the index keeps no vectors, and what `embedder` raises.
     """
@@ -36,8 +47,8 @@ def agreement(passages: PassageStore, dense: DenseIndex, embedder: Embedder, row
 def adopt_index(faiss_file: Path, corpus: Path, out: Path, embedder: Embedder) -> Manifest:
     """Copy both into the new index folder `out`; row n of the corpus is vector n.
 
-    Raises `BadIndex` where they do not belong together, or where `embedder` gives other vectors for some of the
-    passages; `BadCorpus`; what `embedder` raises. Nothing is left behind then.
+    Raises `BadIndex` where they do not belong together, or where `embedder` gives other vectors for
+    some of the passages; `BadCorpus`; what `embedder` raises. Nothing is left behind then.
     """
     if out.exists():
         raise BadIndex(f"{out}: already exists; name a new folder.")
@@ -57,12 +68,18 @@ def _fill(folder: Path, faiss_file: Path, corpus: Path, embedder: Embedder) -> N
     try:
         shutil.copyfile(faiss_file, folder / VECTORS)
     except OSError as error:
-        raise BadIndex(f"{faiss_file}: cannot be read ({error.strerror}); name a file of FAISS.") from error
+        raise BadIndex(
+            f"{faiss_file}: cannot be read ({error.strerror}); name a file of FAISS."
+        ) from error
     source, *more = find_sources([corpus]).sources
     if more:
         raise BadIndex(f"{corpus}: holds {len(more) + 1} files; name the one that the index is of.")
     with PassageWriter(folder) as writer, Reader() as reader:
-        writer.write(read_passages(source, Cutter(_UNLIMITED, _UNLIMITED, embedder.count_tokens), reader.read))
+        writer.write(
+            read_passages(
+                source, Cutter(_UNLIMITED, _UNLIMITED, embedder.count_tokens), reader.read
+            )
+        )
         write_table(folder, [DocumentEntry(source, 0, len(writer))])
 
 
@@ -71,9 +88,14 @@ def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> DenseIndex:
     try:
         passages, dense = PassageStore(folder), DenseIndex.open(folder)
     except BadIndex:
-        raise BadIndex(f"{faiss_file}: FAISS cannot read it; name what faiss.write_index wrote.") from None
+        raise BadIndex(
+            f"{faiss_file}: FAISS cannot read it; name what faiss.write_index wrote."
+        ) from None
     if len(passages) != len(dense):
-        raise BadIndex(f"{faiss_file}: {len(dense)} vectors for {len(passages)} rows; name the corpus it is of.")
+        raise BadIndex(
+            f"{faiss_file}: {len(dense)} vectors for {len(passages)} rows; name the "
+            "corpus it is of."
+        )
     if dense.dimension != embedder.dimension:
         raise BadIndex(
             f"{faiss_file}: vectors of dimension {dense.dimension}, but {embedder.identity} gives "
@@ -82,12 +104,19 @@ def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> DenseIndex:
     rows = np.linspace(0, len(passages) - 1, min(_CHECKED, len(passages)), dtype=int).tolist()
     try:
         same = agreement(passages, dense, embedder, rows) >= SAME_EMBEDDER  # NaN is not
-    except RuntimeError:  # an index of lists keeps no map of its vectors; then most passages must find themselves
-        found = dense.search(embedder.embed([embedded_text(passages[row]) for row in rows], queries=False), 10)
-        same = 2 * sum(row in {hit.row for hit in hits} for row, hits in zip(rows, found, strict=True)) > len(rows)
+    except RuntimeError:
+        # An index of lists keeps no map of its vectors: then most passages must find themselves.
+        found = dense.search(
+            embedder.embed([embedded_text(passages[row]) for row in rows], queries=False), 10
+        )
+        same = 2 * sum(
+            row in {hit.row for hit in hits} for row, hits in zip(rows, found, strict=True)
+        ) > len(rows)
     if not same:
         raise BadIndex(
-            f"{faiss_file}: {embedder.identity} gives other vectors for the passages of the corpus; name the embedder, "
-            "with its prefixes, that the index was built with, and rows in the order of its vectors."
+            f"{faiss_file}: {embedder.identity} gives other vectors for the passages of "
+            "the corpus; name the embedder, "
+            "with its prefixes, that the index was built with, and rows in the order of "
+            "its vectors."
         )
     return dense

@@ -1,8 +1,8 @@
 """Building an index: new documents are read and embedded, the rest is taken from the build before.
 
-A build fills a hidden folder inside the index folder, which becomes the next generation when it is whole; the manifest,
-replaced last and at once, names the generation that counts. Vectors that a killed build has computed lie in a file
-beside it, for the next one.
+A build fills a hidden folder inside the index folder, which becomes the next generation when it is
+whole; the manifest, replaced last and at once, names the generation that counts. Vectors that a
+killed build has computed lie in a file beside it, for the next one.
 """
 
 import errno
@@ -57,8 +57,9 @@ _EMBEDDED = ".embedded-"
 _UNIT_WITHIN = 1e-3
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage (`reading` documents, `embedding` passages), how many are done, and of how many; `reading` 0 of
-0 while another build is waited for. Whatever it raises ends the build."""
+"""Called with the stage (`reading` documents, `embedding` passages), how many are done, and of how
+many; `reading` 0 of 0 while another build is waited for. Whatever it raises ends the build.
+"""
 
 
 class Built(NamedTuple):
@@ -105,10 +106,12 @@ def build_index(
     wait: bool = True,
     progress: Progress = lambda _stage, _done, _total: None,
 ) -> Built:
-    """Bring the index in the folder `out` up to date with the files and folders `places`. Blocks while it embeds.
+    """Bring the index in the folder `out` up to date with the files and folders `places`. Blocks
+    while it embeds.
 
-    `wait`: for another build of this index to end. Raises `BadDocument` or `BadCorpus` where nothing can be read,
-    `BadIndex` where `out` holds something else, and what `embedder` raises; the index is then what it was before.
+    `wait`: for another build of this index to end. Raises `BadDocument` or `BadCorpus` where
+    nothing can be read, `BadIndex` where `out` holds something else, and what `embedder` raises;
+    the index is then what it was before.
     """
     found = find_sources(places)
     new = not out.exists()
@@ -118,13 +121,16 @@ def build_index(
         out.mkdir(exist_ok=True)  # a build that was waited for removes what it leaves empty
         try:
             chunk_tokens = min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS)
-            build = _Build(out, embedder, reader, lexical=lexical, chunk_tokens=chunk_tokens, progress=progress)
+            build = _Build(
+                out, embedder, reader, lexical=lexical, chunk_tokens=chunk_tokens, progress=progress
+            )
             return build.run(found)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
             raise BadIndex(
-                f"{out}: cannot be written: {error.strerror}; make room there and build it again, which goes on from "
+                f"{out}: cannot be written: {error.strerror}; make room there and build "
+                "it again, which goes on from "
                 "what is embedded."
             ) from error
         finally:
@@ -137,7 +143,14 @@ class _Build:
     """One build: collect the passages, embed them, publish."""
 
     def __init__(
-        self, out: Path, embedder: Embedder, reader: Reader, *, lexical: bool, chunk_tokens: int, progress: Progress
+        self,
+        out: Path,
+        embedder: Embedder,
+        reader: Reader,
+        *,
+        lexical: bool,
+        chunk_tokens: int,
+        progress: Progress,
     ) -> None:
         self._out, self._embedder, self._lexical, self._progress = out, embedder, lexical, progress
         self._reader, self._chunk_tokens, self._folder = reader, chunk_tokens, out / BUILDING
@@ -147,7 +160,11 @@ class _Build:
         found, earlier = _outside(self._out, found), self._earlier
         sources = list(found.sources)
         before = earlier.entries if earlier and has_words(earlier.manifest) == self._lexical else []
-        if earlier and [entry.source for entry in before] == sources and not any(entry.error for entry in before):
+        if (
+            earlier
+            and [entry.source for entry in before] == sources
+            and not any(entry.error for entry in before)
+        ):
             return Built(self._noted(earlier.manifest, found, before), found, before)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
@@ -165,7 +182,9 @@ class _Build:
         self._clean(manifest)
         return Built(manifest, found, entries, read, embedded)
 
-    def _noted(self, manifest: Manifest, found: Found, entries: Sequence[DocumentEntry]) -> Manifest:
+    def _noted(
+        self, manifest: Manifest, found: Found, entries: Sequence[DocumentEntry]
+    ) -> Manifest:
         """Return the manifest of an unchanged index with the files that are not read now."""
         noted = replace(manifest, files_not_read=_files_not_read(found, entries))
         if noted != manifest:
@@ -174,8 +193,16 @@ class _Build:
 
     def _collect(self, sources: Sequence[Source]) -> tuple[list[DocumentEntry], int]:
         """Write the passages of all sources: the entries, and how many sources were read for it."""
-        known = {entry.source: entry for entry in self._earlier.entries if not entry.error} if self._earlier else {}
-        cutter = Cutter(self._chunk_tokens, self._embedder.max_tokens - _SPECIAL_TOKENS, self._embedder.count_tokens)
+        known = (
+            {entry.source: entry for entry in self._earlier.entries if not entry.error}
+            if self._earlier
+            else {}
+        )
+        cutter = Cutter(
+            self._chunk_tokens,
+            self._embedder.max_tokens - _SPECIAL_TOKENS,
+            self._embedder.count_tokens,
+        )
         entries: list[DocumentEntry] = []
         read = 0
         with PassageWriter(self._folder) as writer:
@@ -193,7 +220,9 @@ class _Build:
                         read += 1
                 except (BadDocument, BadCorpus) as unreadable:
                     error = escaped(str(unreadable))
-                entries.append(DocumentEntry(source, first, len(writer) - first, error, "; ".join(unread)))
+                entries.append(
+                    DocumentEntry(source, first, len(writer) - first, error, "; ".join(unread))
+                )
             if not len(writer):
                 raise _nothing(entries)
         self._progress("reading", len(sources), len(sources))
@@ -209,7 +238,9 @@ class _Build:
                 yield part
 
     def _embed(self) -> int:
-        """Write the vectors of all passages, and their words; the number of those that were not known."""
+        """Write the vectors of all passages, and their words; the number of those that were not
+        known.
+        """
         passages, vectors = PassageStore(self._folder), new_vectors(self._embedder.dimension)
         known, embedded = _KnownVectors(self._out, self._embedder, self._earlier), 0
         for start in range(0, len(passages), BATCH):
@@ -217,17 +248,25 @@ class _Build:
             texts = [embedded_text(passages[row]) for row in range(start, end)]
             found = [known.get(text) for text in texts]
             missing = [text for text, vector in zip(texts, found, strict=True) if vector is None]
-            computed = iter(known.add(missing, self._embedder.embed(missing, queries=False)) if missing else ())
-            vectors.add(np.stack([next(computed) if vector is None else vector for vector in found]))
+            computed = iter(
+                known.add(missing, self._embedder.embed(missing, queries=False)) if missing else ()
+            )
+            vectors.add(
+                np.stack([next(computed) if vector is None else vector for vector in found])
+            )
             embedded += len(missing)
             self._progress("embedding", end, len(passages))
         write_dense(self._folder, vectors)
         if self._lexical:
-            write_lexical(self._folder, (embedded_text(passages[row]) for row in range(len(passages))))
+            write_lexical(
+                self._folder, (embedded_text(passages[row]) for row in range(len(passages)))
+            )
         return embedded
 
     def _clean(self, manifest: Manifest) -> None:
-        """Remove what no one reads any more. The generation before stays: someone may be about to open it."""
+        """Remove what no one reads any more. The generation before stays: someone may be about
+        to open it.
+        """
         keep = {manifest.generation, self._earlier.manifest.generation if self._earlier else ""}
         for path in generations(self._out):
             if path.name not in keep:
@@ -237,17 +276,25 @@ class _Build:
 
 
 class _KnownVectors:
-    """Vectors by the text that they stand for: of the generation before, and of builds that did not finish, which lie
-    in a file.
+    """Vectors by the text that they stand for: of the generation before, and of builds that did not
+    finish, which lie in a file.
     """
 
     def __init__(self, out: Path, embedder: Embedder, earlier: _Earlier | None) -> None:
         self._path = out / f"{_EMBEDDED}{_key(f'{embedder.dimension} {embedder.identity}').hex()}"
         self._record = np.dtype([("key", "V16"), ("vector", np.float32, embedder.dimension)])
         left = self._left_over()
-        self._earlier, self._left, self._rows = earlier, left["vector"], len(earlier.passages) if earlier else 0
-        texts = (embedded_text(earlier.passages[row]) for row in range(self._rows)) if earlier else ()
-        self._row_of = {key: row for row, key in enumerate(chain(map(_key, texts), left["key"].tolist()))}
+        self._earlier, self._left, self._rows = (
+            earlier,
+            left["vector"],
+            len(earlier.passages) if earlier else 0,
+        )
+        texts = (
+            (embedded_text(earlier.passages[row]) for row in range(self._rows)) if earlier else ()
+        )
+        self._row_of = {
+            key: row for row, key in enumerate(chain(map(_key, texts), left["key"].tolist()))
+        }
 
     def get(self, text: str) -> Vectors | None:
         """The vector of exactly this text, (dimension,) float32, if it is known."""
@@ -259,7 +306,9 @@ class _KnownVectors:
         return vector
 
     def add(self, texts: Sequence[str], vectors: Vectors) -> Vectors:
-        """Keep the vectors of these texts, (batch, dimension) float32, for a build after this one."""
+        """Keep the vectors of these texts, (batch, dimension) float32, for a build after this
+        one.
+        """
         records = np.empty(len(texts), self._record)
         records["key"], records["vector"] = np.array([_key(text) for text in texts], "V16"), vectors
         with self._path.open("ab") as file:
@@ -270,7 +319,8 @@ class _KnownVectors:
         if not self._path.exists():
             return np.empty(0, self._record)
         records = np.fromfile(self._path, self._record)
-        # After a power failure a file may hold blocks of zeros: it counts up to the first that is no unit vector.
+        # After a power failure a file may hold blocks of zeros: it counts up to the first that is
+        # no unit vector.
         whole = np.abs(np.linalg.norm(records["vector"], axis=1) - 1) < _UNIT_WITHIN
         records = records[: len(whole) if whole.all() else int(whole.argmin())]
         with self._path.open("ab") as file:
@@ -289,7 +339,9 @@ def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | Non
     except BadIndex:
         return None
     if manifest.chunk_tokens == 0:
-        raise BadIndex(f"{out}: an index of another program was adopted here; build into another folder.")
+        raise BadIndex(
+            f"{out}: an index of another program was adopted here; build into another folder."
+        )
     made = (manifest.embedder, manifest.dimension, manifest.chunk_tokens)
     if made != (embedder.identity, embedder.dimension, chunk_tokens):
         return None
@@ -318,7 +370,9 @@ def _is_in(folder: Path, path: str) -> bool:
 
 def _files_not_read(found: Found, entries: Sequence[DocumentEntry]) -> dict[str, int]:
     failed = (entry.source.name for entry in entries if entry.error)
-    counts = Counter(Path(name).suffix.lower() or "no suffix" for name in chain(found.passed_over, failed))
+    counts = Counter(
+        Path(name).suffix.lower() or "no suffix" for name in chain(found.passed_over, failed)
+    )
     return dict(sorted(counts.items(), key=lambda count: (-count[1], count[0])))
 
 
@@ -327,4 +381,6 @@ def _nothing(entries: Sequence[DocumentEntry]) -> BadCorpus:
     if len(failed) == len(entries) == 1:
         return BadCorpus(failed[0].error)
     reasons = "".join(f"\n  {entry.error}" for entry in failed[:5])
-    return BadCorpus(f"None of {len(entries)} documents holds anything that can be indexed.{reasons}")
+    return BadCorpus(
+        f"None of {len(entries)} documents holds anything that can be indexed.{reasons}"
+    )

@@ -11,8 +11,10 @@ from serving.retrieval.embedder import Vectors
 
 VECTORS = "dense.faiss"
 _DECIMALS, _NOISE, _MORE = 6, 1e-5, 8
-"""The last bits of a score in single precision depend on how many queries are searched together. So whatever may be
-among the best is scored again in double precision, and scores are given out with fewer decimals than may differ."""
+"""The last bits of a score in single precision depend on how many queries are searched together. So
+whatever may be among the best is scored again in double precision, and scores are given out with
+fewer decimals than may differ.
+"""
 _DEEPEST = 4096
 
 
@@ -29,7 +31,8 @@ class DenseIndex:
     def __init__(self, vectors: Any) -> None:
         import faiss
 
-        faiss.cvar.distance_compute_blas_threshold = 2  # else it reads all rows anew for each query of a small batch
+        # Else it reads all rows anew for each query of a small batch
+        faiss.cvar.distance_compute_blas_threshold = 2
         self._vectors, self._exact = vectors, isinstance(vectors, faiss.IndexFlatIP)
         self.metric: Literal["l2", "inner_product"] = (
             "l2" if vectors.metric_type == faiss.METRIC_L2 else "inner_product"
@@ -44,7 +47,9 @@ class DenseIndex:
             # Mapped where FAISS can do it: processes share the memory, and opening takes no time.
             return cls(faiss.read_index(str(folder / VECTORS), faiss.IO_FLAG_MMAP_IFC))
         except RuntimeError as error:
-            raise BadIndex(f"{folder / VECTORS}: FAISS cannot read it; build the index again.") from error
+            raise BadIndex(
+                f"{folder / VECTORS}: FAISS cannot read it; build the index again."
+            ) from error
 
     def __len__(self) -> int:
         return int(self._vectors.ntotal)
@@ -55,7 +60,8 @@ class DenseIndex:
         return int(self._vectors.d)
 
     def search(self, queries: Vectors, top_k: int) -> list[list[Hit]]:
-        """The `top_k` nearest rows of each of the (batch, dimension) unit vectors, best first, ties by row.
+        """The `top_k` nearest rows of each of the (batch, dimension) unit vectors, best first, ties
+        by row.
 
         Scores are cosines, with six decimals.
         """
@@ -74,22 +80,28 @@ class DenseIndex:
         ]
 
     def within(self, query: Vectors, rows: range) -> list[Hit]:
-        """All of these rows, the nearest to the unit vector (dimension,) first, with cosines. Raises `BadIndex` where
-        this kind of index keeps no vectors.
+        """All of these rows, the nearest to the unit vector (dimension,) first, with cosines.
+        Raises `BadIndex` where this kind of index keeps no vectors.
         """
         try:
             vectors = self._vectors.reconstruct_batch(np.array(rows, dtype=np.int64))
         except RuntimeError as error:
-            raise BadIndex("This kind of FAISS index keeps no vectors, so no document of it can be opened.") from error
+            raise BadIndex(
+                "This kind of FAISS index keeps no vectors, so no document of it can be opened."
+            ) from error
         scores = (np.float64(vectors) * np.float64(query)).sum(1).round(_DECIMALS)
         return sorted(map(Hit, rows, scores.tolist()), key=lambda hit: (-hit.score, hit.row))
 
     def vector(self, row: int) -> Vectors:
-        """The vector of a row, (dimension,) float32. Raises `RuntimeError` where this kind of index keeps none."""
+        """The vector of a row, (dimension,) float32. Raises `RuntimeError` where this kind of
+        index keeps none.
+        """
         vector: Vectors = self._vectors.reconstruct(row)
         return vector
 
-    def _ranked(self, query: Vectors, rows: NDArray[np.int64], scores: NDArray[np.float64]) -> list[Hit]:
+    def _ranked(
+        self, query: Vectors, rows: NDArray[np.int64], scores: NDArray[np.float64]
+    ) -> list[Hit]:
         if self._exact:
             scores = (np.float64(self._vectors.reconstruct_batch(rows)) * np.float64(query)).sum(1)
         hits = map(Hit, rows.tolist(), scores.astype(np.float64).round(_DECIMALS).tolist())
@@ -102,7 +114,9 @@ def _cut(scores: Vectors, top_k: int) -> bool:
 
 
 def new_vectors(dimension: int) -> Any:
-    """An empty index of FAISS; its `add` takes (batch, dimension) unit vectors, in the order of the passages."""
+    """An empty index of FAISS; its `add` takes (batch, dimension) unit vectors, in the order of
+    the passages.
+    """
     import faiss
 
     return faiss.IndexFlatIP(dimension)

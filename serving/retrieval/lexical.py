@@ -1,4 +1,6 @@
-"""Lexical search: BM25 (bm25s, Lucene's variant, English stop words left out) over the terms of folded texts."""
+"""Lexical search: BM25 (bm25s, Lucene's variant, English stop words left out) over the terms of
+folded texts.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,11 +15,12 @@ from serving.retrieval.dense import Hit
 from serving.retrieval.manifest import Manifest
 
 LEXICAL = "lexical-2"
-"""The folder of its files, inside the index folder. Its number changes with the way in which texts are cut to terms, as
-statistics serve only queries that are cut in the same way.
+"""The folder of its files, inside the index folder. Its number changes with the way in which texts
+are cut to terms, as statistics serve only queries that are cut in the same way.
 """
 OUTDATED = (
-    "its word statistics are of another version of rolegate; run `rolegate index build` again, which keeps the vectors."
+    "its word statistics are of another version of rolegate; run `rolegate index build` "
+    "again, which keeps the vectors."
 )
 _ARTICLE = re.compile(r"\b(?:a|(?<![^.!?\n] )A)(?= \w)")
 """The article "a", and not the letter, as in "Vitamin A" and "Article 5 (a)"."""
@@ -39,18 +42,24 @@ class LexicalIndex:
         try:
             return cls(bm25s.BM25.load(str(folder / LEXICAL), show_progress=False))
         except (OSError, ValueError, KeyError) as error:
-            raise BadIndex(f"{folder / LEXICAL}: bm25s cannot read it; build the index again.") from error
+            raise BadIndex(
+                f"{folder / LEXICAL}: bm25s cannot read it; build the index again."
+            ) from error
 
-    def search(self, queries: Sequence[str], top_k: int, among: range | None = None) -> list[list[Hit]]:
-        """The `top_k` best rows of each query, best first; rows that share no word with it are left out. `among`: the
-        rows to search; None for all.
+    def search(
+        self, queries: Sequence[str], top_k: int, among: range | None = None
+    ) -> list[list[Hit]]:
+        """The `top_k` best rows of each query, best first; rows that share no word with it are left
+        out. `among`: the rows to search; None for all.
         """
         words = _words(queries, return_ids=False)
         size, mask = self._scores.scores["num_docs"], None
         if among is not None:
             mask = np.zeros(size, dtype=np.float32)
             mask[among.start : among.stop] = 1
-        rows, scores = self._scores.retrieve(words, k=min(top_k, size), show_progress=False, weight_mask=mask)
+        rows, scores = self._scores.retrieve(
+            words, k=min(top_k, size), show_progress=False, weight_mask=mask
+        )
         return [
             [Hit(row, score) for row, score in zip(*found, strict=True) if score > 0]
             for found in zip(rows.tolist(), scores.tolist(), strict=True)
@@ -63,12 +72,16 @@ def has_words(manifest: Manifest) -> bool:
 
 
 def write_lexical(folder: Path, texts: Iterable[str]) -> None:
-    """Count the words of the texts, in order. Raises `BadCorpus` where there is nothing to count."""
+    """Count the words of the texts, in order. Raises `BadCorpus` where there is nothing to
+    count.
+    """
     import bm25s
 
     words = _words(texts, return_ids=True)
     if not any(words.ids):
-        raise BadCorpus("The corpus has no words but stop words; build its index without word statistics.")
+        raise BadCorpus(
+            "The corpus has no words but stop words; build its index without word statistics."
+        )
     scores = bm25s.BM25()
     scores.index(words, show_progress=False)
     scores.save(str(folder / LEXICAL), show_progress=False)
@@ -81,5 +94,10 @@ def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
 
     joined = [" ".join(terms(fold(_ARTICLE.sub(" ", text)))) for text in texts]
     stopwords = [word for word in STOPWORDS_EN if word != "a"]
-    options = {"lower": False, "token_pattern": r"\S+", "stopwords": stopwords, "show_progress": False}
+    options = {
+        "lower": False,
+        "token_pattern": r"\S+",
+        "stopwords": stopwords,
+        "show_progress": False,
+    }
     return bm25s.tokenize(joined, return_ids=return_ids, **options)

@@ -1,4 +1,6 @@
-"""The folder of an index: a manifest, written last, that names the generation of files that counts."""
+"""The folder of an index: a manifest, written last, that names the generation of files that
+counts.
+"""
 
 import fcntl
 import time
@@ -55,17 +57,22 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a finished index. Raises `BadIndex` where there is none, or not one of this format."""
+    """The manifest of a finished index. Raises `BadIndex` where there is none, or not one of
+    this format.
+    """
     path = folder / MANIFEST
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise BadIndex(
-            f"{folder}: no index here, or one whose build did not finish ({MANIFEST}: {error.strerror}); "
+            f"{folder}: no index here, or one whose build did not finish ({MANIFEST}: "
+            f"{error.strerror}); "
             "build it, or name another folder."
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadIndex(f"{path}: damaged, or of another version ({error}); build the index again.") from error
+        raise BadIndex(
+            f"{path}: damaged, or of another version ({error}); build the index again."
+        ) from error
 
 
 def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
@@ -76,10 +83,13 @@ def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
             raise BadIndex(f"{path}: missing; restore it or build the index again.")
         if (size := path.stat().st_size) != entry.size_bytes:
             raise BadIndex(
-                f"{path}: {size} bytes where the manifest says {entry.size_bytes}; restore it or build the index again."
+                f"{path}: {size} bytes where the manifest says {entry.size_bytes}; "
+                "restore it or build the index again."
             )
         if contents and sha256_of(path) != entry.sha256:
-            raise BadIndex(f"{path}: altered since it was built; restore it or build the index again.")
+            raise BadIndex(
+                f"{path}: altered since it was built; restore it or build the index again."
+            )
 
 
 def publish(
@@ -124,7 +134,11 @@ def write_manifest(out: Path, manifest: Manifest) -> None:
 
 def generations(out: Path) -> list[Path]:
     """The finished folders."""
-    return [path for path in out.iterdir() if path.name.isdecimal() and len(path.name) >= 6 and path.is_dir()]
+    return [
+        path
+        for path in out.iterdir()
+        if path.name.isdecimal() and len(path.name) >= 6 and path.is_dir()
+    ]
 
 
 def check_place(out: Path) -> None:
@@ -135,20 +149,31 @@ def check_place(out: Path) -> None:
         return
     own = {path.name for path in generations(out) if (path / PASSAGES).is_file()}
     known = own | {MANIFEST} if own else own
-    foreign = [path.name for path in out.iterdir() if not path.name.startswith(".") and path.name not in known]
+    foreign = [
+        path.name
+        for path in out.iterdir()
+        if not path.name.startswith(".") and path.name not in known
+    ]
     if foreign:
-        raise BadIndex(f"{out}: already exists and is no index ({foreign[0]}); name another folder.")
+        raise BadIndex(
+            f"{out}: already exists and is no index ({foreign[0]}); name another folder."
+        )
 
 
 @contextmanager
-def build_lock(folder: Path, *, wait: bool, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock while open; it is freed too when the process dies. Raises `BadIndex` where another build runs and
-    `wait` is false; else it calls `waiting` again and again, and raises what that raises.
+def build_lock(
+    folder: Path, *, wait: bool, waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Hold the lock while open; it is freed too when the process dies. Raises `BadIndex` where
+    another build runs and `wait` is false; else it calls `waiting` again and again, and raises what
+    that raises.
     """
     with (folder / _LOCK).open("wb") as file:
         while not _locked(file):
             if not wait:
-                raise BadIndex(f"{folder}: another build is under way there; wait for it, or end it.")
+                raise BadIndex(
+                    f"{folder}: another build is under way there; wait for it, or end it."
+                )
             waiting()
             time.sleep(_LOCK_INTERVAL_S)
         yield

@@ -1,5 +1,5 @@
-"""From the retrieval section of a config to a retriever: one at an address, or an index in this process, brought up to
-date, opened, and left for the next generation when there is one.
+"""From the retrieval section of a config to a retriever: one at an address, or an index in this
+process, brought up to date, opened, and left for the next generation when there is one.
 """
 
 import asyncio
@@ -45,7 +45,9 @@ async def open_embedder(
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[Embedder]:
-    """The embedder that a config names, with its engine if it has one; `on_change` as for that. Raises `BadConfig`."""
+    """The embedder that a config names, with its engine if it has one; `on_change` as for that.
+    Raises `BadConfig`.
+    """
     if config.in_process:
         yield MiniLM()
         return
@@ -53,7 +55,12 @@ async def open_embedder(
         if config.engine is not None:
             served = [config.model or ""]
             started = engine(
-                config.engine, engines[config.engine], served, log, cpu_threads=cpu_threads, on_change=on_change
+                config.engine,
+                engines[config.engine],
+                served,
+                log,
+                cpu_threads=cpu_threads,
+                on_change=on_change,
             )
             config = replace(config, base_url=await stack.enter_async_context(started))
         embedder = _endpoint(config)
@@ -65,7 +72,10 @@ async def open_embedder(
 
 def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
     if config.base_url is None or config.model is None or config.dimension is None:
-        raise BadConfig("retrieval.embedder: an embedder elsewhere needs base_url (or engine), model and dimension.")
+        raise BadConfig(
+            "retrieval.embedder: an embedder elsewhere needs base_url (or engine), model "
+            "and dimension."
+        )
     for problem in key_problems("retrieval.embedder.api_key_env", config.api_key_env):
         raise BadConfig(problem)
     return EndpointEmbedder(
@@ -87,7 +97,8 @@ async def open_retriever(
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[IndexRetriever]:
-    """The retriever that a config names, ready to search, with its embedder's engine. Raises `BadConfig` or `BadIndex`.
+    """The retriever that a config names, ready to search, with its embedder's engine. Raises
+    `BadConfig` or `BadIndex`.
 
     `cpu_threads`, `on_change`: for that engine, as for `serving.engines.engine.engine`.
     """
@@ -99,7 +110,9 @@ async def open_retriever(
             await remote.close()
         return
     async with (
-        open_embedder(config.embedder, engines, log, cpu_threads=cpu_threads, on_change=on_change) as embedder,
+        open_embedder(
+            config.embedder, engines, log, cpu_threads=cpu_threads, on_change=on_change
+        ) as embedder,
         _open_searcher(config, embedder, log) as searcher,
     ):
         yield searcher
@@ -111,7 +124,8 @@ async def check_access(retriever: Retriever) -> None:
         for passage in (await retriever.search(["document"], 1))[0]:
             if not passage.document:
                 raise BadConfig("search.access: the passages name no documents; set it to false.")
-            for name in (passage.document, "\0"):  # a server that does not know the field finds something in any
+            # A server that does not know the field finds something in any
+            for name in (passage.document, "\0"):
                 await retriever.search(["document"], 1, name)
     except (UpstreamRefused, BadIndex) as error:
         raise BadConfig(f"search.access: {error}; set it to false.") from error
@@ -154,7 +168,9 @@ async def _open_searcher(
         await searcher.close()
 
 
-def _open_up_to_date(config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None], check: Check) -> Index:
+def _open_up_to_date(
+    config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None], check: Check
+) -> Index:
     if config.documents:
         _update(config, embedder, log, check)
     index = _open(config, embedder)
@@ -163,8 +179,12 @@ def _open_up_to_date(config: RetrievalConfig, embedder: Embedder, log: Callable[
     return index
 
 
-async def _follow(config: RetrievalConfig, searcher: IndexSearcher, seen: Manifest | None, embedder: Embedder) -> None:
-    """Let `searcher` go over to each new generation of its index; one that cannot be opened is logged and left."""
+async def _follow(
+    config: RetrievalConfig, searcher: IndexSearcher, seen: Manifest | None, embedder: Embedder
+) -> None:
+    """Let `searcher` go over to each new generation of its index; one that cannot be opened is
+    logged and left.
+    """
     while True:
         await asyncio.sleep(_FOLLOW_INTERVAL_S)
         found = await asyncio.to_thread(_manifest, config)
@@ -180,8 +200,10 @@ def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
     index = Index.open(Path(config.index or ""), embedder)
     if index.manifest.lexical != config.lexical:
         raise BadIndex(
-            f"{config.index}: built {'with' if index.manifest.lexical else 'without'} word statistics, but "
-            f"retrieval.lexical is {str(config.lexical).lower()}; change the key, or build the index again."
+            f"{config.index}: built {'with' if index.manifest.lexical else 'without'} "
+            "word statistics, but "
+            f"retrieval.lexical is {str(config.lexical).lower()}; change the key, or "
+            "build the index again."
         )
     return index
 
@@ -192,7 +214,9 @@ def _manifest(config: RetrievalConfig) -> Manifest | None:
     return None
 
 
-def _update(config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None], check: Check) -> None:
+def _update(
+    config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None], check: Check
+) -> None:
     """Bring the index up to date. Where that fails and there is one, it is served as it is."""
     logged_at = time.monotonic()
 
@@ -201,7 +225,10 @@ def _update(config: RetrievalConfig, embedder: Embedder, log: Callable[[str], No
         check()
         if time.monotonic() - logged_at >= _LOG_INTERVAL_S:
             logged_at = time.monotonic()
-            log(f"retrieval: {stage}, {done} of {total} {'documents' if stage == 'reading' else 'passages'}")
+            log(
+                f"retrieval: {stage}, {done} of {total} "
+                f"{'documents' if stage == 'reading' else 'passages'}"
+            )
 
     exists = _manifest(config) is not None
     try:
@@ -217,7 +244,10 @@ def _update(config: RetrievalConfig, embedder: Embedder, log: Callable[[str], No
     except (RolegateError, OSError) as error:
         if not exists:
             raise
-        log(f"retrieval: the index is served as it was, because it could not be brought up to date: {error}")
+        log(
+            "retrieval: the index is served as it was, because it could not be brought "
+            f"up to date: {error}"
+        )
     else:
         for entry in built.skipped:
             log(f"retrieval: skipped {entry.error}")

@@ -1,4 +1,6 @@
-"""The passages of an index: JSON lines on disk, looked up by row through an array of offsets, both memory-mapped."""
+"""The passages of an index: JSON lines on disk, looked up by row through an array of offsets,
+both memory-mapped.
+"""
 
 import json
 import mmap
@@ -29,16 +31,26 @@ class PassageStore:
     """Rows count from 0. The files stay mapped as long as the object lives."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `BadIndex` where the offsets are not those of the passages, as does each look at a damaged one."""
+        """Raises `BadIndex` where the offsets are not those of the passages, as does each look
+        at a damaged one.
+        """
         self._path = folder / PASSAGES
         try:
             self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
             with self._path.open("rb") as file:
                 self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise BadIndex(f"{folder}: the passages cannot be read ({error}); build the index again.") from error
-        if self._offsets.ndim != 1 or len(self._offsets) < 2 or self._offsets[-1] != len(self._lines):
-            raise BadIndex(f"{folder / OFFSETS}: does not belong to {PASSAGES}; build the index again.")
+            raise BadIndex(
+                f"{folder}: the passages cannot be read ({error}); build the index again."
+            ) from error
+        if (
+            self._offsets.ndim != 1
+            or len(self._offsets) < 2
+            or self._offsets[-1] != len(self._lines)
+        ):
+            raise BadIndex(
+                f"{folder / OFFSETS}: does not belong to {PASSAGES}; build the index again."
+            )
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -47,7 +59,9 @@ class PassageStore:
         if not 0 <= row < len(self):
             raise IndexError(row)
         try:
-            return msgspec.json.decode(self._lines[self._offsets[row] : self._offsets[row + 1]], type=Passage)
+            return msgspec.json.decode(
+                self._lines[self._offsets[row] : self._offsets[row + 1]], type=Passage
+            )
         except JSON_ERRORS as error:
             raise BadIndex(f"{self._path}: damaged ({error}); build the index again.") from error
 
@@ -68,7 +82,9 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class PassageWriter:
-    """Writes both files; of the passages it holds the ids only. The offsets come last, when it is closed in peace."""
+    """Writes both files; of the passages it holds the ids only. The offsets come last, when it
+    is closed in peace.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -84,13 +100,16 @@ class PassageWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None
+    ) -> None:
         self._file.close()
         if kind is None:
             np.save(self._folder / OFFSETS, np.frombuffer(self._offsets, dtype=np.int64))
 
     def write(self, placed: Iterable[tuple[str, Passage]]) -> None:
-        """Add passages, each with the place that an error names: all of them, or, where reading them fails, none.
+        """Add passages, each with the place that an error names: all of them, or, where reading
+        them fails, none.
 
         Raises `DuplicateId` where one has the id of another, and what reading them raises.
         """
@@ -101,10 +120,13 @@ class PassageWriter:
                     if passage.id in self._rows:
                         other = self._document(self._rows[passage.id])
                         raise DuplicateId(
-                            f"{where}: the id {passage.id!r} is given to {other} too; give each row an id of its own."
+                            f"{where}: the id {passage.id!r} is given to {other} too; "
+                            "give each row an id of its own."
                         )
                     self._rows[passage.id] = len(self)
-                    self._offsets.append(self._offsets[-1] + self._file.write(self._encoder.encode(passage) + b"\n"))
+                    self._offsets.append(
+                        self._offsets[-1] + self._file.write(self._encoder.encode(passage) + b"\n")
+                    )
         except BaseException:
             while len(self) > before:
                 self._rows.popitem()
@@ -133,11 +155,14 @@ class DocumentEntry(msgspec.Struct, frozen=True):
 
 def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
     """Write one line for each source."""
-    lines = (json.dumps(msgspec.to_builtins(entry)) + "\n" for entry in entries)  # paths need not be UTF-8
+    # Paths need not be UTF-8
+    lines = (json.dumps(msgspec.to_builtins(entry)) + "\n" for entry in entries)
     (folder / DOCUMENTS).write_text("".join(lines), "ascii")
 
 
 def read_table(folder: Path) -> list[DocumentEntry]:
-    """The entries in the order of their passages. Raises `OSError`, `ValueError` and `msgspec.ValidationError`."""
+    """The entries in the order of their passages. Raises `OSError`, `ValueError` and
+    `msgspec.ValidationError`.
+    """
     lines = (folder / DOCUMENTS).read_bytes().splitlines()
     return [msgspec.convert(json.loads(line), DocumentEntry) for line in lines]

@@ -13,7 +13,8 @@ from router.protocol import Passage
 
 MAX_RESPONSE_BYTES = 16 << 20
 _REFUSED = frozenset(
-    "INVALID_ARGUMENT NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED FAILED_PRECONDITION OUT_OF_RANGE UNIMPLEMENTED "
+    "INVALID_ARGUMENT NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED FAILED_PRECONDITION "
+    "OUT_OF_RANGE UNIMPLEMENTED "
     "UNAUTHENTICATED".split()
 )
 """Another attempt would end in the same way."""
@@ -25,7 +26,9 @@ _RETRY = {
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
 _RETRIES = {
-    "methodConfig": [{"name": [{"service": "rolegate.v1.RetrievalService"}], "retryPolicy": _RETRY}],
+    "methodConfig": [
+        {"name": [{"service": "rolegate.v1.RetrievalService"}], "retryPolicy": _RETRY}
+    ],
     "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.2},
 }
 """As gRPC takes them: not while half of the last searches fail."""
@@ -48,9 +51,11 @@ class RemoteRetriever:
         self.index_id: str | None = None
         """The index that the last search went to; None where the server did not say."""
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
-        """See `Retriever.search`; a server that is not available is asked again, twice at most, within the time of one
-        search. Cancelling it cancels the call.
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
+        """See `Retriever.search`; a server that is not available is asked again, twice at most,
+        within the time of one search. Cancelling it cancels the call.
         """
         if not queries:
             return []
@@ -62,12 +67,20 @@ class RemoteRetriever:
             raise kind(f"{error.code().name}: {error.details()}", endpoint=self._address) from error
         if len(response.results) != len(queries):
             raise UpstreamProtocolError(
-                f"{len(queries)} queries were sent, results for {len(response.results)} came", endpoint=self._address
+                f"{len(queries)} queries were sent, results for {len(response.results)} came",
+                endpoint=self._address,
             )
         self.index_id = response.index_id or None
-        found = [[passage_from_proto(passage) for passage in result.passages][:top_k] for result in response.results]
-        if document is not None and any(passage.document != document for each in found for passage in each):
-            raise UpstreamRefused("the retrieval server cannot open documents", endpoint=self._address)
+        found = [
+            [passage_from_proto(passage) for passage in result.passages][:top_k]
+            for result in response.results
+        ]
+        if document is not None and any(
+            passage.document != document for each in found for passage in each
+        ):
+            raise UpstreamRefused(
+                "the retrieval server cannot open documents", endpoint=self._address
+            )
         return found
 
     async def close(self) -> None:
@@ -78,4 +91,6 @@ class RemoteRetriever:
 def passage_from_proto(passage: evidence_pb2.Passage) -> Passage:
     """A message as a passage."""
     page = passage.page if passage.HasField("page") else None
-    return Passage(passage.passage_id, passage.title, passage.text, passage.score, passage.document, page)
+    return Passage(
+        passage.passage_id, passage.title, passage.text, passage.score, passage.document, page
+    )

@@ -38,16 +38,19 @@ class _Waiting:
 
 
 class IndexSearcher:
-    """A `Retriever` over an `Index`: embeds and searches in one thread of its own, whose callers share batches.
+    """A `Retriever` over an `Index`: embeds and searches in one thread of its own, whose callers
+    share batches.
 
-    Whatever is asked while a batch is under way forms the next one, but for searches that are cancelled before that;
-    the event loop is woken once a batch. A query finds the same in any company, up to what an embedder's endpoint may
-    make of it.
+    Whatever is asked while a batch is under way forms the next one, but for searches that are
+    cancelled before that; the event loop is woken once a batch. A query finds the same in any
+    company, up to what an embedder's endpoint may make of it.
     """
 
-    def __init__(self, index: Index, embedder: Embedder, *, most: int = 64, cache: int = 10_000) -> None:
-        """`most`: no further caller joins a batch of so many queries. `cache`: how many queries' passages are kept
-        until the index is swapped.
+    def __init__(
+        self, index: Index, embedder: Embedder, *, most: int = 64, cache: int = 10_000
+    ) -> None:
+        """`most`: no further caller joins a batch of so many queries. `cache`: how many queries'
+        passages are kept until the index is swapped.
         """
         self._embedder, self._most, self._cache = embedder, most, cache
         self._searched = _Searched(index, LRUCache(cache))
@@ -61,10 +64,22 @@ class IndexSearcher:
         """The identity of the index that is searched now."""
         return self._searched.index.manifest.corpus_sha256
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
-        """See `Retriever.search`; surplus space makes no difference. Raises what the embedder raises."""
-        asked, cache, where = [" ".join(query.split()) for query in queries], self._searched.cache, (top_k, document)
-        found = {query: passages for query in asked if (passages := cache.get((query, where))) is not None}
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
+        """See `Retriever.search`; surplus space makes no difference. Raises what the embedder
+        raises.
+        """
+        asked, cache, where = (
+            [" ".join(query.split()) for query in queries],
+            self._searched.cache,
+            (top_k, document),
+        )
+        found = {
+            query: passages
+            for query in asked
+            if (passages := cache.get((query, where))) is not None
+        }
         if missing := tuple(dict.fromkeys(query for query in asked if query not in found)):
             waiting = _Waiting(missing, where, asyncio.get_running_loop().create_future())
             self._waiting.put(waiting)
@@ -114,7 +129,9 @@ class IndexSearcher:
             return [end for waiting in batch for end in self._ends([waiting], index)]
         except Exception as error:
             return [error] * len(batch)
-        return [{query: found[query, waiting.where] for query in waiting.queries} for waiting in batch]
+        return [
+            {query: found[query, waiting.where] for query in waiting.queries} for waiting in batch
+        ]
 
     def _find(self, batch: list[_Waiting], index: Index) -> dict[tuple[str, _Where], list[Passage]]:
         """The passages by query and place, each query embedded once."""
@@ -124,7 +141,9 @@ class IndexSearcher:
         for where in {waiting.where for waiting in batch}:
             queries = _distinct(waiting for waiting in batch if waiting.where == where)
             ranked = index.search(vectors[[rows[query] for query in queries]], queries, *where)
-            found |= {(query, where): passages for query, passages in zip(queries, ranked, strict=True)}
+            found |= {
+                (query, where): passages for query, passages in zip(queries, ranked, strict=True)
+            }
         return found
 
 

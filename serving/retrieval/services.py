@@ -1,4 +1,6 @@
-"""Retrieval as a service, over any retriever: `rolegate.v1.RetrievalService`, and HTTP `POST /retrieve`."""
+"""Retrieval as a service, over any retriever: `rolegate.v1.RetrievalService`, and HTTP `POST
+/retrieve`.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -24,8 +26,9 @@ _log = structlog.get_logger()
 
 
 def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
-    """`top_k`, or `default` where it is 0. Raises `BadRequest` unless there are 1 to 256 queries, none blank, none
-    above 8192 characters, `top_k` is 0 to 100, and both together make 2560 passages at most.
+    """`top_k`, or `default` where it is 0. Raises `BadRequest` unless there are 1 to 256 queries,
+    none blank, none above 8192 characters, `top_k` is 0 to 100, and both together make 2560
+    passages at most.
     """
     if not 1 <= len(queries) <= MAX_QUERIES:
         raise BadRequest(f"queries: {len(queries)} were sent; send 1 to {MAX_QUERIES}.")
@@ -33,29 +36,42 @@ def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
         if not query.strip():
             raise BadRequest(f"queries[{number}]: empty; write a query or leave it out.")
         if len(query) > MAX_QUERY_CHARS:
-            raise BadRequest(f"queries[{number}]: {len(query)} characters; send at most {MAX_QUERY_CHARS}.")
+            raise BadRequest(
+                f"queries[{number}]: {len(query)} characters; send at most {MAX_QUERY_CHARS}."
+            )
     if not 0 <= top_k <= MAX_TOP_K:
-        raise BadRequest(f"top_k: {top_k}; send 1 to {MAX_TOP_K}, or 0 for the default of {default}.")
+        raise BadRequest(
+            f"top_k: {top_k}; send 1 to {MAX_TOP_K}, or 0 for the default of {default}."
+        )
     top_k = top_k or default
     if len(queries) * top_k > MAX_PASSAGES:
         raise BadRequest(
-            f"top_k: {top_k} passages for each of {len(queries)} queries; a search returns at most {MAX_PASSAGES}, so "
+            f"top_k: {top_k} passages for each of {len(queries)} queries; a search "
+            f"returns at most {MAX_PASSAGES}, so "
             "send fewer queries at a time."
         )
     return top_k
 
 
 class RetrievalServicer(RetrievalServiceServicer):
-    """Checks, converts, searches, converts. Errors of `router.errors` pass through to the server's translator."""
+    """Checks, converts, searches, converts. Errors of `router.errors` pass through to the
+    server's translator.
+    """
 
     def __init__(
-        self, retriever: Retriever, *, default_top_k: int = 3, index_id: Callable[[], str | None] = lambda: None
+        self,
+        retriever: Retriever,
+        *,
+        default_top_k: int = 3,
+        index_id: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`index_id`: as `IndexRetriever.index_id`."""
         self._retriever, self._default_top_k, self._index_id = retriever, default_top_k, index_id
 
     async def Search(
-        self, request: SearchRequest, context: grpc.aio.ServicerContext[SearchRequest, SearchResponse]
+        self,
+        request: SearchRequest,
+        context: grpc.aio.ServicerContext[SearchRequest, SearchResponse],
     ) -> SearchResponse:
         """Raises `BadRequest`, and what the retriever raises."""
         queries = list(request.queries)
@@ -89,18 +105,28 @@ class _Body(msgspec.Struct, frozen=True):
 def retrieval_app(
     retriever: Retriever, *, default_top_k: int = 3, readiness: Readiness | None = None
 ) -> web.Application:
-    """The application; the caller runs it. Errors are `{"error": …}`: 400, 413 above 1 MiB, 421 for names that are not
-    this server's, 503 without internals. `readiness`: for `GET /health`, which says 503 while the search is down.
+    """The application; the caller runs it. Errors are `{"error": …}`: 400, 413 above 1 MiB, 421 for
+    names that are not this server's, 503 without internals. `readiness`: for `GET /health`, which
+    says 503 while the search is down.
     """
 
     async def retrieve(request: web.Request) -> web.Response:
         body = _decoded(await request.read())
         queries = body.query_list if body.queries is None else body.queries
         if queries is None or (body.queries is not None and body.query_list is not None):
-            raise BadRequest('Send the queries either as "queries" or as "query_list", a list of strings.')
+            raise BadRequest(
+                'Send the queries either as "queries" or as "query_list", a list of strings.'
+            )
         top_k = checked_top_k(queries, body.topk or body.k or 0, default_top_k)
         results = await retriever.search(queries, top_k)
-        return _json(200, {"result": [[_document(each, body.return_scores) for each in found] for found in results]})
+        return _json(
+            200,
+            {
+                "result": [
+                    [_document(each, body.return_scores) for each in found] for found in results
+                ]
+            },
+        )
 
     async def health(_: web.Request) -> web.Response:
         down = readiness is not None and readiness.down(["retrieval"])
@@ -120,7 +146,14 @@ async def _plain_errors(
     except BadRequest as error:
         return _json(400, {"error": str(error)})
     except web.HTTPRequestEntityTooLarge:
-        return _json(413, {"error": f"The body is larger than {MAX_BODY_BYTES} bytes; send fewer queries at a time."})
+        return _json(
+            413,
+            {
+                "error": (
+                    f"The body is larger than {MAX_BODY_BYTES} bytes; send fewer queries at a time."
+                )
+            },
+        )
     except web.HTTPException as error:
         return _json(error.status, {"error": error.text})
     except UpstreamError as error:
@@ -139,9 +172,14 @@ def _decoded(body: bytes) -> _Body:
 
 
 def _document(passage: Passage, scored: bool) -> dict[str, object]:
-    document: dict[str, object] = {"id": passage.id, "contents": f'"{passage.title}"\n{passage.text}'}
+    document: dict[str, object] = {
+        "id": passage.id,
+        "contents": f'"{passage.title}"\n{passage.text}',
+    }
     return {"document": document, "score": passage.score} if scored else document
 
 
 def _json(status: int, content: object) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(content), content_type="application/json")
+    return web.Response(
+        status=status, body=msgspec.json.encode(content), content_type="application/json"
+    )

@@ -35,24 +35,44 @@ class Metrics:
         def counter(name: str, what: str, *labels: str) -> Counter:
             return Counter(f"rolegate_{name}", what, labels, registry=registry)
 
-        def histogram(name: str, what: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(f"rolegate_{name}_seconds", what, labels, buckets=buckets, registry=registry)
+        def histogram(
+            name: str, what: str, *labels: str, buckets: tuple[float, ...] = _SECONDS
+        ) -> Histogram:
+            return Histogram(
+                f"rolegate_{name}_seconds", what, labels, buckets=buckets, registry=registry
+            )
 
-        self._under_way = Gauge("rolegate_requests_in_flight", "Requests under way", ("rpc",), registry=registry)
+        self._under_way = Gauge(
+            "rolegate_requests_in_flight", "Requests under way", ("rpc",), registry=registry
+        )
         self._requests = counter("requests", "Requests by how they ended", "rpc", "code")
         self._request_s = histogram("request", "What requests took", "rpc")
         self._runs = counter("runs", "Runs by how they ended", "kind", "status", "outcome")
         self._run_s = histogram("run", "What runs took", "kind")
-        self._calls = counter("calls", "Attempts of model calls", "role", "model", "purpose", "outcome")
+        self._calls = counter(
+            "calls", "Attempts of model calls", "role", "model", "purpose", "outcome"
+        )
         self._call_s = histogram("call", "What attempts of model calls took", "role")
-        self._first_token_s = histogram("first_token", "From the request to the first token", "role")
-        self._tokens = counter("tokens", "Tokens; cached and reasoning are parts of the others", "role", "kind")
-        self._wasted = counter("wasted_tokens", "Tokens of attempts whose output nobody got", "role")
+        self._first_token_s = histogram(
+            "first_token", "From the request to the first token", "role"
+        )
+        self._tokens = counter(
+            "tokens", "Tokens; cached and reasoning are parts of the others", "role", "kind"
+        )
+        self._wasted = counter(
+            "wasted_tokens", "Tokens of attempts whose output nobody got", "role"
+        )
         self._unknown = counter("uncounted_calls", "Attempts whose tokens nobody knows", "role")
-        self._dollars = counter("cost_usd", "What the tokens cost, where the price is known", "role")
-        self._searches = counter("searches", "Queries searched for; error is empty where it went well", "error")
+        self._dollars = counter(
+            "cost_usd", "What the tokens cost, where the price is known", "role"
+        )
+        self._searches = counter(
+            "searches", "Queries searched for; error is empty where it went well", "error"
+        )
         self._search_s = histogram("search", "What searching for a query took")
-        self._lag_s = histogram("event_loop_lag", "How late the event loop is", buckets=_LAG_SECONDS)
+        self._lag_s = histogram(
+            "event_loop_lag", "How late the event loop is", buckets=_LAG_SECONDS
+        )
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
         """Count it as under way."""
@@ -123,8 +143,14 @@ class Gauges(Collector):
         waiting = [(name, role.waiting) for name, role in roles]
         yield _family(gauge, "role_calls_queued", "Attempts that wait for a place", waiting, "role")
         fallbacks = [(name, role.fallbacks) for name, role in roles]
-        yield _family(counter, "fallbacks", "Calls that another role's model got", fallbacks, "role")
-        states = [(name, each, end.breaker.state == each) for name, end in endpoints for each in get_args(BreakerState)]
+        yield _family(
+            counter, "fallbacks", "Calls that another role's model got", fallbacks, "role"
+        )
+        states = [
+            (name, each, end.breaker.state == each)
+            for name, end in endpoints
+            for each in get_args(BreakerState)
+        ]
         yield _family(gauge, "breaker_state", "1 for the state it is in", states, at, "state")
         openings = [(name, endpoint.breaker.openings) for name, endpoint in endpoints]
         yield _family(counter, "breaker_openings", "How often it was opened", openings, at)
@@ -133,7 +159,9 @@ class Gauges(Collector):
         if isinstance(found := self.executor(), ReportCache):
             # Reports that were kept, shared by a run at the same time, or worked for.
             reports = [("kept", found.hits), ("shared", found.shared), ("worked", found.misses)]
-            yield _family(counter, "sub_queries", "Sub-queries by where reports came from", reports, "report")
+            yield _family(
+                counter, "sub_queries", "Sub-queries by where reports came from", reports, "report"
+            )
 
 
 def _family(

@@ -35,20 +35,26 @@ class Watched:
 async def open_observers(
     config: TelemetryConfig, log: Log, watched: Watched, hosts: Iterable[str] = ()
 ) -> AsyncIterator[Observers]:
-    """Observers while the context is open; nothing is loaded for what is not configured. `hosts`: as for
-    `HTTPServer`. Raises `BadConfig`.
+    """Observers while the context is open; nothing is loaded for what is not configured. `hosts`:
+    as for `HTTPServer`. Raises `BadConfig`.
     """
     async with AsyncExitStack() as stack:
         each: list[Observer] = []
         if config.metrics is not None:
-            each.append(await stack.enter_async_context(_metrics(config.metrics, log, watched, hosts)))
+            each.append(
+                await stack.enter_async_context(_metrics(config.metrics, log, watched, hosts))
+            )
         if config.otlp is not None:
-            each.append(await stack.enter_async_context(_traces(config.otlp, config.contents, watched)))
+            each.append(
+                await stack.enter_async_context(_traces(config.otlp, config.contents, watched))
+            )
         yield Observers(each)
 
 
 @asynccontextmanager
-async def _metrics(address: str, log: Log, watched: Watched, hosts: Iterable[str]) -> AsyncIterator[Observer]:
+async def _metrics(
+    address: str, log: Log, watched: Watched, hosts: Iterable[str]
+) -> AsyncIterator[Observer]:
     from prometheus_client.aiohttp import make_aiohttp_handler
 
     from serving.telemetry.metrics import Gauges, Metrics
@@ -73,10 +79,14 @@ async def _traces(endpoint: str, contents: bool, watched: Watched) -> AsyncItera
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise BadConfig("telemetry.otlp: OpenTelemetry is not installed; install rolegate[otlp].") from None
+        raise BadConfig(
+            "telemetry.otlp: OpenTelemetry is not installed; install rolegate[otlp]."
+        ) from None
     from serving.telemetry.traces import Traces
 
-    provider = TracerProvider(resource=Resource.create({"service.name": "rolegate"}), shutdown_on_exit=False)
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": "rolegate"}), shutdown_on_exit=False
+    )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_S)))
     try:
         yield Traces(provider, watched.addresses, contents=contents)

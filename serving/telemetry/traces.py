@@ -1,5 +1,6 @@
-"""Runs as OpenTelemetry spans: an `invoke_workflow` for each run, current while it goes on; in it a `chat` for each
-attempt of a call, a `retrieval` for each query, and an `invoke_agent` around those of a sub-query.
+"""Runs as OpenTelemetry spans: an `invoke_workflow` for each run, current while it goes on; in it a
+`chat` for each attempt of a call, a `retrieval` for each query, and an `invoke_agent` around those
+of a sub-query.
 """
 
 import json
@@ -10,7 +11,14 @@ from urllib.parse import urlsplit
 
 from opentelemetry.context import Context, attach, get_value, set_value
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from router.trace import Call, Execution, Run, Trajectory
@@ -19,8 +27,9 @@ from router.trace.export import output_of
 from router.trace.values import TableRun
 
 _SEARCHES = "rolegate-searches"
-"""In the context of a run: its searches so far. Their spans begin at its end, as only then it is known whether their
-texts must not be kept."""
+"""In the context of a run: its searches so far. Their spans begin at its end, as only then it is
+known whether their texts must not be kept.
+"""
 _caller: ContextVar[Context | None] = ContextVar("caller", default=None)
 """The trace that a request goes on with."""
 
@@ -42,11 +51,16 @@ class _Search(NamedTuple):
 
 
 class Traces:
-    """An `Observer` that makes spans; requests go on with the trace that their `traceparent` names."""
+    """An `Observer` that makes spans; requests go on with the trace that their `traceparent`
+    names.
+    """
 
-    def __init__(self, provider: TracerProvider, addresses: Mapping[str, str | None], *, contents: bool) -> None:
-        """`provider`: where spans go; it is the caller's. `addresses`: base URLs by deployment. `contents`: whether
-        spans hold questions, queries and answers, unless these must not be kept.
+    def __init__(
+        self, provider: TracerProvider, addresses: Mapping[str, str | None], *, contents: bool
+    ) -> None:
+        """`provider`: where spans go; it is the caller's. `addresses`: base URLs by deployment.
+        `contents`: whether spans hold questions, queries and answers, unless these must not be
+        kept.
         """
         self._tracer = provider.get_tracer("rolegate")
         self._addresses, self._contents = addresses, contents
@@ -96,7 +110,9 @@ class Traces:
             execution = executions[index] if index < len(executions) else None
             calls = [call for call in run.calls if call.sub_query == index]
             queries = {search.query for search in execution.every_search} if execution else set()
-            mine = [search for search in searches if search.query in queries and search.error is None]
+            mine = [
+                search for search in searches if search.query in queries and search.error is None
+            ]
             searches = [search for search in searches if search not in mine]
             if calls:
                 self._agent(span, execution, calls, mine, told=told)
@@ -109,7 +125,13 @@ class Traces:
         span.end()
 
     def _agent(
-        self, run: Span, execution: Execution | None, calls: Sequence[Call], searches: Sequence[_Search], *, told: bool
+        self,
+        run: Span,
+        execution: Execution | None,
+        calls: Sequence[Call],
+        searches: Sequence[_Search],
+        *,
+        told: bool,
     ) -> None:
         """An executor's work on a sub-query; without its execution, nobody waited for it."""
         times = [(call.started_at, call.started_at + call.duration_s) for call in calls]
@@ -135,7 +157,10 @@ class Traces:
             "gen_ai.request.model": call.model,
             "gen_ai.request.max_tokens": call.max_tokens,
             "gen_ai.response.time_to_first_chunk": call.first_token_s,
-            **{f"gen_ai.usage.{name}": getattr(call.usage, field, None) for name, field in _USAGE.items()},
+            **{
+                f"gen_ai.usage.{name}": getattr(call.usage, field, None)
+                for name, field in _USAGE.items()
+            },
             "rolegate.role": call.role,
             "rolegate.purpose": call.purpose,
             "rolegate.attempt": call.attempt,
@@ -143,17 +168,32 @@ class Traces:
             "server.port": parts.port or {"https": 443, "http": 80}.get(parts.scheme),
         }
         during, error = (call.started_at, call.started_at + call.duration_s), call.outcome
-        self._span(parent, f"chat {call.model}", during, attributes, None if error in WHOLE else error)
+        self._span(
+            parent, f"chat {call.model}", during, attributes, None if error in WHOLE else error
+        )
 
     def _retrieval(self, parent: Span, search: _Search, *, told: bool) -> None:
         text = search.query if told else None
         attributes = {"gen_ai.data_source.id": "rolegate", "gen_ai.retrieval.query.text": text}
-        self._span(parent, "retrieval rolegate", (search.began_at, search.ended_at), attributes, search.error)
+        self._span(
+            parent,
+            "retrieval rolegate",
+            (search.began_at, search.ended_at),
+            attributes,
+            search.error,
+        )
 
     def _span(
-        self, parent: Span, name: str, during: tuple[float, float], attributes: _Attributes, error: str | None
+        self,
+        parent: Span,
+        name: str,
+        during: tuple[float, float],
+        attributes: _Attributes,
+        error: str | None,
     ) -> Span:
-        """A span that has ended. `during`: its ends, Unix time in seconds. `error`: a word for what went wrong."""
+        """A span that has ended. `during`: its ends, Unix time in seconds. `error`: a word for
+        what went wrong.
+        """
         operation = name.partition(" ")[0]
         known = {key: value for key, value in attributes.items() if value is not None}
         span = self._tracer.start_span(
@@ -175,7 +215,9 @@ def _fail(span: Span, error: str | None) -> None:
 
 
 def _provider(deployment: str) -> str:
-    """A provider as the conventions name it: LiteLLM's, the engine that we run, or the API that an endpoint speaks."""
+    """A provider as the conventions name it: LiteLLM's, the engine that we run, or the API that
+    an endpoint speaks.
+    """
     if deployment.startswith("engines."):
         return "vllm"
     return deployment.removeprefix("litellm:") if deployment.startswith("litellm:") else "openai"
@@ -184,6 +226,8 @@ def _provider(deployment: str) -> str:
 def _messages(asked: str, said: str) -> dict[str, str]:
     parts = {"input": ("user", asked), "output": ("assistant", said)}
     return {
-        f"gen_ai.{side}.messages": json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}])
+        f"gen_ai.{side}.messages": json.dumps(
+            [{"role": role, "parts": [{"type": "text", "content": text}]}]
+        )
         for side, (role, text) in parts.items()
     }

@@ -1,4 +1,6 @@
-"""A connection to an MCP server, by the official SDK: its tools, and calls of them as outputs or failures."""
+"""A connection to an MCP server, by the official SDK: its tools, and calls of them as outputs
+or failures.
+"""
 
 import asyncio
 import os
@@ -29,8 +31,8 @@ _US = types.Implementation(name="rolegate", version=version("rolegate"))
 
 @asynccontextmanager
 async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConnection"]:
-    """Start the program of a section, or connect to its address, as long as the context is open. What goes wrong
-    is a `ConnectionError`, also where the task that has entered is cancelled.
+    """Start the program of a section, or connect to its address, as long as the context is open.
+    What goes wrong is a `ConnectionError`, also where the task that has entered is cancelled.
     """
     stale, most = asyncio.Event(), _MOST_BYTES + 4 * config.max_chars
     headers = {header: api_key(variable) or "" for header, variable in config.headers.items()}
@@ -48,9 +50,13 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
                 transport = child_process(config.command, environment, most, ended=stale)
             else:
                 http = await stack.enter_async_context(http_client(headers, config.timeout_s, most))
-                transport = streamable_http_client(config.url, http_client=http, max_sse_event_size=most)
+                transport = streamable_http_client(
+                    config.url, http_client=http, max_sse_event_size=most
+                )
             # The handshake is what every server knows, and it has changes of the list told unasked.
-            client = Client(transport, mode="legacy", cache=None, client_info=_US, message_handler=on_message)
+            client = Client(
+                transport, mode="legacy", cache=None, client_info=_US, message_handler=on_message
+            )
             await stack.enter_async_context(client)
             yield MCPConnection(name, client, stale, config.max_chars, secrets)
     except Exception as error:
@@ -60,9 +66,16 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
 class MCPConnection:
     """A `Connection` of the pool, over a client of the SDK."""
 
-    def __init__(self, server: str, client: Client, stale: asyncio.Event, max_chars: int, secrets: Secrets) -> None:
+    def __init__(
+        self, server: str, client: Client, stale: asyncio.Event, max_chars: int, secrets: Secrets
+    ) -> None:
         self.stale = stale
-        self._server, self._client, self._max_chars, self._secrets = server, client, max_chars, secrets
+        self._server, self._client, self._max_chars, self._secrets = (
+            server,
+            client,
+            max_chars,
+            secrets,
+        )
 
     async def tools(self) -> list[Tool]:
         """List all tools, over some pages."""
@@ -78,17 +91,24 @@ class MCPConnection:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
         """Call a tool; a task that is cancelled has the server told so. Raises `ToolFailed`."""
-        asked = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=dict(arguments)))
+        asked = types.CallToolRequest(
+            params=types.CallToolRequestParams(name=name, arguments=dict(arguments))
+        )
         try:
             msgspec.json.encode(arguments)
         except (ValueError, TypeError):  # half a surrogate pair; it would end the transport
             raise self._failed("the arguments are no JSON") from None
         try:
-            # Not `call_tool`, which holds outputs against schemas of the server's, with whatever patterns it likes.
+            # Not `call_tool`, which holds outputs against schemas of the server's, with whatever
+            # patterns it likes.
             result = await self._client.session.send_request(asked, types.CallToolResult)
         except (MCPError, ValueError, RuntimeError, OSError) as error:
             self.stale.set()
-            said = "answered with something that is no result" if isinstance(error, ValueError) else reason(error)
+            said = (
+                "answered with something that is no result"
+                if isinstance(error, ValueError)
+                else reason(error)
+            )
             raise self._failed(said) from error
         output = output_of(result, self._max_chars, self._secrets)
         if result.is_error:
@@ -96,7 +116,9 @@ class MCPConnection:
         return output
 
     def _failed(self, said: str) -> ToolFailed:
-        return ToolFailed(self._secrets.hidden(said)[:_REASON_CHARS], endpoint=f"tools.{self._server}")
+        return ToolFailed(
+            self._secrets.hidden(said)[:_REASON_CHARS], endpoint=f"tools.{self._server}"
+        )
 
 
 def _hidden(value: Any, secrets: Secrets) -> Any:
@@ -112,8 +134,8 @@ def _hidden(value: Any, secrets: Secrets) -> Any:
 
 
 def output_of(result: types.CallToolResult, max_chars: int, secrets: Secrets) -> ToolOutput:
-    """The texts of a result without secrets, cut off after `max_chars`. A resource that is alone, or a link to one,
-    names what was read; pictures and sounds are left out.
+    """The texts of a result without secrets, cut off after `max_chars`. A resource that is alone,
+    or a link to one, names what was read; pictures and sounds are left out.
     """
     texts, named = [], []
     for part in result.content:
@@ -130,5 +152,6 @@ def output_of(result: types.CallToolResult, max_chars: int, secrets: Secrets) ->
         texts += [f"{title} {address}".strip() for title, address in named]
     if not texts and result.structured_content is not None:
         texts = [msgspec.json.encode(_hidden(result.structured_content, secrets)).decode()]
-    text, title, address = map(secrets.hidden, ("\n".join(texts), title, address))  # half of one would not be known
+    # Half of one would not be known
+    text, title, address = map(secrets.hidden, ("\n".join(texts), title, address))
     return ToolOutput(text[:max_chars], title, address)

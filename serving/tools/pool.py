@@ -1,4 +1,6 @@
-"""One pool of MCP servers for all runs: kept running, their tools listed, calls of them within limits."""
+"""One pool of MCP servers for all runs: kept running, their tools listed, calls of them within
+limits.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -12,14 +14,18 @@ from router.search.tools import Tool, ToolOutput, Tools
 from serving.config.config import ToolServerConfig
 
 _LONGEST_PAUSE_S, _GOOD_AFTER_S = 60.0, 60.0
-"""Pauses before a server is started again double up to the longest; once it has run so long, they begin anew."""
+"""Pauses before a server is started again double up to the longest; once it has run so long,
+they begin anew.
+"""
 
 
 class Connection(Protocol):
     """A server that was reached."""
 
     stale: asyncio.Event
-    """Set where the list of tools may have changed, or the server may be gone: time to ask for the list."""
+    """Set where the list of tools may have changed, or the server may be gone: time to ask for
+    the list.
+    """
 
     async def tools(self) -> Sequence[Tool]:
         """List all tools. Raises anything."""
@@ -47,8 +53,9 @@ class ToolPool:
 async def tool_pool(
     configs: Mapping[str, ToolServerConfig], readiness: Readiness, *, first_pause_s: float = 1.0
 ) -> AsyncIterator[ToolPool]:
-    """Start servers and keep them running while the context is open; one that is down is told to `readiness`, as
-    `tools.NAME`, and keeps nothing else from working. `first_pause_s`: before a server is started again.
+    """Start servers and keep them running while the context is open; one that is down is told to
+    `readiness`, as `tools.NAME`, and keeps nothing else from working. `first_pause_s`: before a
+    server is started again.
     """
     if not configs:
         yield ToolPool({})
@@ -56,7 +63,9 @@ async def tool_pool(
     from serving.tools.connection import connect  # needs the extra mcp
 
     servers = {name: _Server(name, config, readiness) for name, config in configs.items()}
-    async with background_tasks(*(server.keep(connect, first_pause_s) for server in servers.values())):
+    async with background_tasks(
+        *(server.keep(connect, first_pause_s) for server in servers.values())
+    ):
         try:
             yield ToolPool(servers)
         finally:
@@ -75,7 +84,9 @@ class _Server:
         self.closing = False
 
     async def available(self) -> Sequence[Tool]:
-        """The tools that it lists and that are allowed; once its first start has succeeded, or not."""
+        """The tools that it lists and that are allowed; once its first start has succeeded, or
+        not.
+        """
         await self._tried.wait()
         return tuple(self._tools.values())
 
@@ -86,7 +97,9 @@ class _Server:
             if (connection := self._connection) is None:
                 raise ToolFailed(f"is down: {self._why}", endpoint=f"tools.{self._name}")
             if name not in self._tools:
-                raise ToolFailed("there is no such tool, or it is not allowed", endpoint=f"tools.{self._name}")
+                raise ToolFailed(
+                    "there is no such tool, or it is not allowed", endpoint=f"tools.{self._name}"
+                )
             try:
                 async with asyncio.timeout(self._config.timeout_s):
                     return await connection.call(name, arguments)
@@ -101,13 +114,17 @@ class _Server:
         while True:
             began = loop.time()
             try:
-                async with asyncio.timeout(start_s) as limit, connect(self._name, self._config) as connection:
+                async with (
+                    asyncio.timeout(start_s) as limit,
+                    connect(self._name, self._config) as connection,
+                ):
                     while True:
                         connection.stale.clear()
                         listed = await connection.tools()
                         limit.reschedule(None)
                         self._say(connection, listed)
-                        await asyncio.sleep(first_pause_s)  # a server may say with each list that there is another one
+                        # A server may say with each list that there is another one
+                        await asyncio.sleep(first_pause_s)
                         await connection.stale.wait()
                         limit.reschedule(loop.time() + start_s)
             except Exception as error:
@@ -119,7 +136,9 @@ class _Server:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _say(self, connection: Connection | None, listed: Sequence[Tool], why: str | None = None) -> None:
+    def _say(
+        self, connection: Connection | None, listed: Sequence[Tool], why: str | None = None
+    ) -> None:
         self._connection, self._why = connection, why
         self._tools = {tool.name: tool for tool in listed if tool.name in self._config.allow}
         self._tried.set()
@@ -137,7 +156,9 @@ class _View:
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
         """Call a tool of one of its servers. Raises `ToolFailed`."""
         if (server := self._servers.get(tool.server)) is None:
-            raise ToolFailed("is not among the servers that may be called here", endpoint=f"tools.{tool.server}")
+            raise ToolFailed(
+                "is not among the servers that may be called here", endpoint=f"tools.{tool.server}"
+            )
         return await server.call(tool.name, arguments)
 
 
@@ -146,4 +167,6 @@ def reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     said = " ".join(str(error).split())
-    return said or ("did not answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+    return said or (
+        "did not answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    )

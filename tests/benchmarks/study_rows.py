@@ -14,7 +14,13 @@ MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}
 def total(role: str = "execution", tokens: int = 100, **fields: object) -> RoleTotal:
     """What a role has spent on one answer."""
     known: dict[str, object] = dict.fromkeys(RoleTotal.__struct_fields__, 0)
-    known |= {"role": role, "model": "m", "attempts": 1, "prompt_tokens": tokens, "nano_usd": tokens * 1000}
+    known |= {
+        "role": role,
+        "model": "m",
+        "attempts": 1,
+        "prompt_tokens": tokens,
+        "nano_usd": tokens * 1000,
+    }
     known |= {"cached_tokens": None, "reasoning_tokens": None, "manager": ""}
     return msgspec.convert(known | fields, RoleTotal)
 
@@ -51,14 +57,20 @@ def row(question: str = "q1", **fields: object) -> Row:
 
 
 def grid(folder: Path) -> Path:
-    """The folder of a sweep over 8 questions, twice each, in which larger backbones answer more, and larger executors a
-    little more.
+    """The folder of a sweep over 8 questions, twice each, in which larger backbones answer more,
+    and larger executors a little more.
     """
     pairs = [("large", executor) for executor in reversed(MODELS)]
     pairs += [("small", "large"), ("small", "small"), ("middle", "small")]
     cells: list[tuple[str, str | None]] = [*pairs, *((model, None) for model in MODELS)]
     return written(
-        folder, [_answered(*cell, number, twice) for cell in cells for number in range(8) for twice in (0, 1)]
+        folder,
+        [
+            _answered(*cell, number, twice)
+            for cell in cells
+            for number in range(8)
+            for twice in (0, 1)
+        ],
     )
 
 
@@ -67,7 +79,13 @@ def written(folder: Path, rows: Sequence[Row], questions: int = 8, rollouts: int
     folder.mkdir(exist_ok=True)
     asked = sorted({one.question_id for one in rows})
     others = [f"not asked yet {number}" for number in range(questions - len(asked))]
-    plan = KeptPlan("Made up", (*asked, *others), rollouts, (*dict.fromkeys(one.cell for one in rows),), {**MODELS})
+    plan = KeptPlan(
+        "Made up",
+        (*asked, *others),
+        rollouts,
+        (*dict.fromkeys(one.cell for one in rows),),
+        {**MODELS},
+    )
     (folder / PLAN).write_bytes(msgspec.json.encode(plan))
     (folder / RESULTS).write_bytes(msgspec.json.Encoder().encode_lines(rows))
     return folder
@@ -77,7 +95,10 @@ def _answered(backbone: str, executor: str | None, number: int, rollout: int) ->
     skill = {"small": 0, "middle": 2, "large": 4}
     right = number + rollout < skill[backbone] + (skill[executor] // 2 if executor else 0) + 1
     lost_by = "delegation" if number % 3 else "reading"
-    spent = (total("delegation", 50), *((total("execution", 100 * (1 + skill[executor])),) if executor else ()))
+    spent = (
+        total("delegation", 50),
+        *((total("execution", 100 * (1 + skill[executor])),) if executor else ()),
+    )
     return row(
         f"q{number}",
         cell=f"{backbone} + {executor}" if executor else f"single_agent: {backbone}",

@@ -16,7 +16,15 @@ from tests.router.store.stored import call, put, run
 CALLS = (
     call("r", 0, role="delegation", model="big", usage=Usage(1000, 100, 400), nano_usd=5_000_000),
     call("r", 1, role="execution", model="large", usage=Usage(3000, 200), nano_usd=4_000_000),
-    call("r", 2, role="execution", model="large", usage=Usage(1000, 0), nano_usd=1_000_000, outcome="wasted"),
+    call(
+        "r",
+        2,
+        role="execution",
+        model="large",
+        usage=Usage(1000, 0),
+        nano_usd=1_000_000,
+        outcome="wasted",
+    ),
     call("r", 3, role="answer", model="fixed", usage=Usage(500, 50), nano_usd=0),
 )
 PRICES = "[tiny]\nprompt = 0.1\ncompletion = 1.0\n[fixed]\nprompt = 2.0\ncompletion = 0.0\n"
@@ -52,7 +60,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_as_booked(store: Store) -> None:
-    """By role and model: 10 thousandths of a dollar, half of them execution's, 1,000 tokens wasted."""
+    """By role and model: 10 thousandths of a dollar, half of them execution's, 1,000 tokens
+    wasted.
+    """
     store.put(*CALLS)
     report = store.report()
     assert (report["runs"], report["booked"]["dollars"]) == (1, pytest.approx(0.01))
@@ -63,12 +73,16 @@ def test_as_booked(store: Store) -> None:
 
 
 def test_what_if(store: Store) -> None:
-    """Another executor: 4,000 tokens at 0.1 and 200 at 1.0 for a million instead of five thousandths of a dollar. The
-    prices that are given stand for those at which the others' calls were booked.
+    """Another executor: 4,000 tokens at 0.1 and 200 at 1.0 for a million instead of five
+    thousandths of a dollar. The prices that are given stand for those at which the others' calls
+    were booked.
     """
     store.put(*CALLS)
     given = ("--prices", str(store.prices), "--instead")
-    swapped, distilled = store.report(*given, "execution=tiny"), store.report(*given, "execution=tiny*0.5")
+    swapped, distilled = (
+        store.report(*given, "execution=tiny"),
+        store.report(*given, "execution=tiny*0.5"),
+    )
     assert swapped["booked"]["dollars"] == pytest.approx(0.005 + 0.005 + 0.001)
     assert swapped["what_if"]["dollars"] == pytest.approx(0.005 + 0.0006 + 0.001)
     assert distilled["what_if"]["dollars"] == pytest.approx(0.005 + 0.0003 + 0.001)
@@ -76,13 +90,26 @@ def test_what_if(store: Store) -> None:
 
 
 def test_one_unknown_makes_the_sum_unknown(store: Store) -> None:
-    """And not lower: a call without a price, and one that nobody counted, whatever the price of its model is."""
-    uncounted = call("r", 4, role="answer", model="fixed", usage=None, nano_usd=None, outcome="unavailable")
+    """And not lower: a call without a price, and one that nobody counted, whatever the price of
+    its model is.
+    """
+    uncounted = call(
+        "r", 4, role="answer", model="fixed", usage=None, nano_usd=None, outcome="unavailable"
+    )
     store.put(*CALLS, uncounted, call("r", 5, role="judge", model="own", nano_usd=None))
-    report = store.report("--prices", str(store.prices), "--instead", "execution=tiny", "answer=tiny")
+    report = store.report(
+        "--prices", str(store.prices), "--instead", "execution=tiny", "answer=tiny"
+    )
     for costs, known in ((report["booked"], 5_000_000), (report["what_if"], 600_000)):
-        rows = {row["role"]: (row["nano_usd"], row["attempts_without_cost"]) for row in costs["rows"]}
-        assert rows == {"delegation": (5_000_000, 0), "execution": (known, 0), "answer": (None, 1), "judge": (None, 1)}
+        rows = {
+            row["role"]: (row["nano_usd"], row["attempts_without_cost"]) for row in costs["rows"]
+        }
+        assert rows == {
+            "delegation": (5_000_000, 0),
+            "execution": (known, 0),
+            "answer": (None, 1),
+            "judge": (None, 1),
+        }
         assert costs["dollars"] is None
     assert report["saved_share"] is None
 
@@ -97,7 +124,9 @@ def test_one_unknown_makes_the_sum_unknown(store: Store) -> None:
         (["--prices", "nowhere.toml"], "nowhere.toml: cannot be read"),
     ],
 )
-def test_refused(store: Store, options: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused(
+    store: Store, options: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     store.put(*CALLS)
     assert store.report(*options) is None
     assert why in capsys.readouterr().err

@@ -26,7 +26,11 @@ HOTPOT = {
     "type": "comparison",
     "level": "hard",
     "supporting_facts": [["Ana", 0], ["Bo", 1], ["Ana", 1]],
-    "context": [["Ana", ["Ana is from Ulm.", " She is a painter."]], ["Cy", ["Cy."]], ["Bo", ["Bo", " is from Ulm."]]],
+    "context": [
+        ["Ana", ["Ana is from Ulm.", " She is a painter."]],
+        ["Cy", ["Cy."]],
+        ["Bo", ["Bo", " is from Ulm."]],
+    ],
 }
 MUSIQUE = {
     "id": "2hop__1_2",
@@ -44,9 +48,18 @@ MUSIQUE = {
         {"id": 8, "question": "Who founded #1 ?", "answer": "Otto", "paragraph_support_idx": 0},
     ],
 }
-POPQA = {"id": 42, "question": "What is Ana's occupation?", "possible_answers": '["painter", "artist"]', "s_pop": 7}
-FLASHRAG = '{"id": "dev_0", "question": "Who?", "golden_answers": ["Ana", "A."], "metadata": {"x": 1}}'
-BAMBOOGLE = BenchmarkQuestion("bamboogle-1", "Who, in 1900, was Ana?", ("a painter",), "bamboogle", "test")
+POPQA = {
+    "id": 42,
+    "question": "What is Ana's occupation?",
+    "possible_answers": '["painter", "artist"]',
+    "s_pop": 7,
+}
+FLASHRAG = (
+    '{"id": "dev_0", "question": "Who?", "golden_answers": ["Ana", "A."], "metadata": {"x": 1}}'
+)
+BAMBOOGLE = BenchmarkQuestion(
+    "bamboogle-1", "Who, in 1900, was Ana?", ("a painter",), "bamboogle", "test"
+)
 
 
 def written(path: Path, content: str | bytes | list[Any]) -> Path:
@@ -80,14 +93,17 @@ def _by_column(rows: Any) -> dict[str, list[Any]]:
 def test_rows_as_hubs_hand_them_out(tmp_path: Path) -> None:
     """Lists of records come as one list for each field; what is read is the same."""
     read, published = (
-        [*read_entries(written(tmp_path / f"{name}.jsonl", [row]))] for name, row in (("hub", HUB), ("dev", HOTPOT))
+        [*read_entries(written(tmp_path / f"{name}.jsonl", [row]))]
+        for name, row in (("hub", HUB), ("dev", HOTPOT))
     )
     assert [entry.passages for entry in read] == [entry.passages for entry in published]
     assert [(entry.question.id, entry.question.supporting) for entry in read] == [
         (entry.question.id, entry.question.supporting) for entry in published
     ]
     columns = {name: _by_column(MUSIQUE[name]) for name in ("paragraphs", "question_decomposition")}
-    assert only(written(tmp_path / "a.jsonl", [MUSIQUE | columns])) == only(written(tmp_path / "a.jsonl", [MUSIQUE]))
+    assert only(written(tmp_path / "a.jsonl", [MUSIQUE | columns])) == only(
+        written(tmp_path / "a.jsonl", [MUSIQUE])
+    )
 
 
 def test_fields_that_are_not_read_are_ignored(tmp_path: Path) -> None:
@@ -104,36 +120,71 @@ def test_fields_that_are_not_read_are_ignored(tmp_path: Path) -> None:
 
 
 def test_hotpotqa(tmp_path: Path) -> None:
-    """A paragraph is its sentences; both gold ones are known by what they say; other fields are left alone."""
-    path = written(tmp_path / "dev_v1.json", "\ufeff" + json.dumps([HOTPOT, HOTPOT | {"_id": "5a8c"}]))
+    """A paragraph is its sentences; both gold ones are known by what they say; other fields are
+    left alone.
+    """
+    path = written(
+        tmp_path / "dev_v1.json", "\ufeff" + json.dumps([HOTPOT, HOTPOT | {"_id": "5a8c"}])
+    )
     first, second = read_entries(path)
     ana, _, bo = first.passages
-    assert (ana.title, ana.text, bo.text) == ("Ana", "Ana is from Ulm. She is a painter.", "Bo is from Ulm.")
-    assert first.question == BenchmarkQuestion(
-        "5a8b", "Were Ana and Bo of one town?", ("yes",), "hotpotqa", "dev", (ana.id, bo.id), type="comparison"
+    assert (ana.title, ana.text, bo.text) == (
+        "Ana",
+        "Ana is from Ulm. She is a painter.",
+        "Bo is from Ulm.",
     )
-    assert (second.where, second.question.id, second.passages) == (f"{path}, item 2", "5a8c", first.passages)
+    assert first.question == BenchmarkQuestion(
+        "5a8b",
+        "Were Ana and Bo of one town?",
+        ("yes",),
+        "hotpotqa",
+        "dev",
+        (ana.id, bo.id),
+        type="comparison",
+    )
+    assert (second.where, second.question.id, second.passages) == (
+        f"{path}, item 2",
+        "5a8c",
+        first.passages,
+    )
     packed = gzip.compress(json.dumps([HOTPOT | {"evidences": [["Ana", "town", "Ulm"]]}]).encode())
     wiki = only(written(tmp_path / "train.json.gz", packed))
     assert (wiki.dataset, wiki.split, len(wiki.supporting)) == ("2wikimultihopqa", "train", 2)
 
 
 def test_musique(tmp_path: Path) -> None:
-    """Aliases are answers, each once; each step knows its passage; earlier answers are filled into later steps."""
-    (entry,) = read_entries(written(tmp_path / "musique_ans_v1.0_dev.jsonl", json.dumps(MUSIQUE) + "\n\n"))
+    """Aliases are answers, each once; each step knows its passage; earlier answers are filled
+    into later steps.
+    """
+    (entry,) = read_entries(
+        written(tmp_path / "musique_ans_v1.0_dev.jsonl", json.dumps(MUSIQUE) + "\n\n")
+    )
     question, (ulm, ana, _) = entry.question, entry.passages
-    assert (question.answers, question.dataset, question.split) == (("Otto", "King Otto"), "musique", "dev")
+    assert (question.answers, question.dataset, question.split) == (
+        ("Otto", "King Otto"),
+        "musique",
+        "dev",
+    )
     assert question.supporting == (ulm.id, ana.id)
-    first, second = SubQuestion("Ana >> town", "Ulm", ana.id), SubQuestion("Who founded #1 ?", "Otto", ulm.id)
+    first, second = (
+        SubQuestion("Ana >> town", "Ulm", ana.id),
+        SubQuestion("Who founded #1 ?", "Otto", ulm.id),
+    )
     assert question.decomposition == (first, second)
     assert question.sub_questions == ("Ana >> town", "Who founded Ulm ?")
 
 
 def test_a_number_that_is_no_step_stays() -> None:
     """ "#1" in the first step, or "#7" in the second, are part of the text."""
-    steps = SubQuestion("Which song of Ana reached #1?", r"A \1"), SubQuestion("Did #1 fall to #7 or #0?", "no")
+    steps = (
+        SubQuestion("Which song of Ana reached #1?", r"A \1"),
+        SubQuestion("Did #1 fall to #7 or #0?", "no"),
+    )
     question = BenchmarkQuestion("1", "?", ("no",), "musique", "dev", decomposition=steps)
-    assert question.sub_questions == ("Which song of Ana reached #1?", r"Did A \1 fall to #7 or #0?")
+    assert question.sub_questions == (
+        "Which song of Ana reached #1?",
+        r"Did A \1 fall to #7 or #0?",
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,10 +194,22 @@ def test_a_number_that_is_no_step_stays() -> None:
             "popQA.jsonl",
             json.dumps(POPQA),
             {},
-            BenchmarkQuestion("42", "What is Ana's occupation?", ("painter", "artist"), "popqa", "test"),
+            BenchmarkQuestion(
+                "42", "What is Ana's occupation?", ("painter", "artist"), "popqa", "test"
+            ),
         ),
-        ("b.json", '[{"Question": "Who, in 1900, was Ana?", "Answer": "a painter"}]', {}, BAMBOOGLE),
-        ("nq/dev.jsonl", FLASHRAG, {}, BenchmarkQuestion("dev_0", "Who?", ("Ana", "A."), "nq", "dev")),
+        (
+            "b.json",
+            '[{"Question": "Who, in 1900, was Ana?", "Answer": "a painter"}]',
+            {},
+            BAMBOOGLE,
+        ),
+        (
+            "nq/dev.jsonl",
+            FLASHRAG,
+            {},
+            BenchmarkQuestion("dev_0", "Who?", ("Ana", "A."), "nq", "dev"),
+        ),
         (
             "nq/dev.jsonl",
             FLASHRAG,
@@ -164,9 +227,15 @@ def test_flat_forms(
 
 def test_the_mini_world(tmp_path: Path) -> None:
     """Its gold sub-queries are a decomposition."""
-    for question, entry in zip(export(World(3, "train"), tmp_path, 4), read_entries(tmp_path), strict=True):
+    for question, entry in zip(
+        export(World(3, "train"), tmp_path, 4), read_entries(tmp_path), strict=True
+    ):
         read = entry.question
-        assert (read.id, read.question, read.answers) == (question.id, question.text, (question.answer,))
+        assert (read.id, read.question, read.answers) == (
+            question.id,
+            question.text,
+            (question.answer,),
+        )
         assert (read.dataset, read.type) == ("miniworld", question.type)
         assert read.sub_questions == tuple(sub_query.text for sub_query in question.sub_queries)
         assert {step.supporting_doc_id for step in read.decomposition} <= set(read.supporting)
@@ -175,8 +244,12 @@ def test_the_mini_world(tmp_path: Path) -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """The plain form loses nothing."""
     step = SubQuestion("Which town?", "Ulm", "p2")
-    whole = BenchmarkQuestion("1", "Who?", ("Ana", "A."), "nq", "dev", ("p1", "p2"), (step,), "bridge")
-    lines = msgspec.json.Encoder().encode_lines([whole, BenchmarkQuestion("2", "Who?", ("Bo",), "nq", "dev")])
+    whole = BenchmarkQuestion(
+        "1", "Who?", ("Ana", "A."), "nq", "dev", ("p1", "p2"), (step,), "bridge"
+    )
+    lines = msgspec.json.Encoder().encode_lines(
+        [whole, BenchmarkQuestion("2", "Who?", ("Bo",), "nq", "dev")]
+    )
     first, second = read_entries(written(tmp_path / "questions.jsonl", lines).parent)
     assert (first.question, second.question.answers) == (whole, ("Bo",))
 
@@ -187,10 +260,26 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("q.jsonl", GOOD + '{"id": "2", "question": "Who?", "answers": [" "]}\n', "q.jsonl:2: no answer"),
-        ("q.jsonl", GOOD + '{"id": "2", "question": " ", "answers": ["Bo"]}\n', "q.jsonl:2: no question"),
-        ("q.jsonl", GOOD + '{"id": "2", "qeustion": "Who?"}\n', "q.jsonl:2: .*missing required field `question`"),
-        ("q.jsonl", GOOD + '{"id": "2", "question": "Who?", "answers": "Bo"}\n', "q.jsonl:2: Expected `array`"),
+        (
+            "q.jsonl",
+            GOOD + '{"id": "2", "question": "Who?", "answers": [" "]}\n',
+            "q.jsonl:2: no answer",
+        ),
+        (
+            "q.jsonl",
+            GOOD + '{"id": "2", "question": " ", "answers": ["Bo"]}\n',
+            "q.jsonl:2: no question",
+        ),
+        (
+            "q.jsonl",
+            GOOD + '{"id": "2", "qeustion": "Who?"}\n',
+            "q.jsonl:2: .*missing required field `question`",
+        ),
+        (
+            "q.jsonl",
+            GOOD + '{"id": "2", "question": "Who?", "answers": "Bo"}\n',
+            "q.jsonl:2: Expected `array`",
+        ),
         ("q.jsonl", GOOD + '{"id": "2", "question": "Wh', "q.jsonl:2: .*truncated"),
         ("q.jsonl", GOOD + '["Who?"]', "q.jsonl:2: not an object"),
         ("q.jsonl", GOOD.encode("utf-16"), "q.jsonl:1: "),
@@ -198,11 +287,23 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
         ("q.jsonl", "", "q.jsonl: holds no question"),
         ("q.jsonl.gz", gzip.compress(GOOD.encode(), mtime=0)[:-12], "q.jsonl.gz: cannot be read"),
         ("q.json", json.dumps([HOTPOT, HOTPOT])[:-9], "q.json: after item 1: .*premature EOF"),
-        ("q.json", json.dumps([HOTPOT]).replace("Cy", "C\xff").encode("latin-1"), "q.json: after item 0: .*UTF8"),
-        ("q.json", json.dumps([HOTPOT, HOTPOT | {"question": 1}]), "q.json, item 2: Expected `str`, got `int`"),
+        (
+            "q.json",
+            json.dumps([HOTPOT]).replace("Cy", "C\xff").encode("latin-1"),
+            "q.json: after item 0: .*UTF8",
+        ),
+        (
+            "q.json",
+            json.dumps([HOTPOT, HOTPOT | {"question": 1}]),
+            "q.json, item 2: Expected `str`, got `int`",
+        ),
         ("q.json", json.dumps([HOTPOT, 1]), "q.json, item 2: not an object"),
         ("q.jsonl", json.dumps(MUSIQUE | {"answerable": False}), "q.jsonl:1: no answer"),
-        ("q.jsonl", json.dumps(POPQA | {"possible_answers": '["painter'}), "q.jsonl:1: .*truncated"),
+        (
+            "q.jsonl",
+            json.dumps(POPQA | {"possible_answers": '["painter'}),
+            "q.jsonl:1: .*truncated",
+        ),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, name: str, content: str | bytes, why: str) -> None:
@@ -212,7 +313,9 @@ def test_bad_rows_are_named(tmp_path: Path, name: str, content: str | bytes, why
 
 
 def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
-    """The first ones are there long before the damage further on is met; the form that was tried is said."""
+    """The first ones are there long before the damage further on is met; the form that was
+    tried is said.
+    """
     many: list[Any] = [HOTPOT] * 500
     entries = read_entries(written(tmp_path / "q.json", json.dumps(many)[:-2]))
     assert [next(entries).where for _ in range(3)][-1].endswith("item 3")
@@ -258,7 +361,13 @@ def question(name: str, text: str, *answers: str, dataset: str = "popqa") -> Ben
 
 def numbered(dataset: str, count: int) -> list[dict[str, Any]]:
     return [
-        {"id": f"{dataset}-{n}", "question": f"{dataset} {n}?", "answers": ["x"], "dataset": dataset, "split": "dev"}
+        {
+            "id": f"{dataset}-{n}",
+            "question": f"{dataset} {n}?",
+            "answers": ["x"],
+            "dataset": dataset,
+            "split": "dev",
+        }
         for n in range(count)
     ]
 
@@ -282,13 +391,18 @@ def test_repeated_and_conflicting() -> None:
             question("6", "Whose?", "Ana"),
         ]
     )
-    assert [(one.dataset, one.id, one.times) for one in census.repeated_ids] == [("popqa", "1", 2), ("popqa", "6", 2)]
+    assert [(one.dataset, one.id, one.times) for one in census.repeated_ids] == [
+        ("popqa", "1", 2),
+        ("popqa", "6", 2),
+    ]
     repeated = [(one.ids, one.conflicting) for one in census.repeated_questions]
     assert repeated == [(("1", "2"), False), (("5", "1", "6"), True)]
 
 
 def test_a_sample_is_the_same_again() -> None:
-    """The seed decides it; another data set beside does not change it; a small one is taken whole."""
+    """The seed decides it; another data set beside does not change it; a small one is taken
+    whole.
+    """
     popqa = [question(str(n), f"{n}?", "x") for n in range(50)]
     others = [question(str(n), f"other {n}?", "x", dataset="nq") for n in range(5)]
     drawn = sample(popqa, 10, 1)
@@ -297,9 +411,15 @@ def test_a_sample_is_the_same_again() -> None:
 
 
 def test_sample_then_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Up to N of each data set, then without what the reference run answered without a search; counted by data set."""
+    """Up to N of each data set, then without what the reference run answered without a search;
+    counted by data set.
+    """
     path = written(tmp_path / "q.jsonl", numbered("a", 30) + numbered("b", 4))
-    out, again, figures = tmp_path / "questions.jsonl", tmp_path / "again.jsonl", tmp_path / "figures.json"
+    out, again, figures = (
+        tmp_path / "questions.jsonl",
+        tmp_path / "again.jsonl",
+        tmp_path / "figures.json",
+    )
     argv = ["datasets", str(path), "--sample", "10", "--seed", "7"]
     assert main([*argv, "--out", str(out)]) == 0
     drawn = ids(out)
@@ -311,7 +431,10 @@ def test_sample_then_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([*argv, "--out", str(again), "--json", str(figures)]) == 0
     assert ids(again) == drawn[1:13]
     counts = json.loads(figures.read_bytes())["counts"]
-    assert [(one["dataset"], one["read"], one["sampled"], one["excluded"], one["kept"]) for one in counts] == [
+    assert [
+        (one["dataset"], one["read"], one["sampled"], one["excluded"], one["kept"])
+        for one in counts
+    ] == [
         ("a", 30, 10, 1, 9),
         ("b", 4, 4, 1, 3),
     ]
@@ -329,8 +452,12 @@ def test_sample_then_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ('{"run_id": "r", "request": "A 1", "outcome": "no_search"}', ""),
     ],
 )
-def test_exclusions(tmp_path: Path, capsys: pytest.CaptureFixture[str], listed: str, why: str) -> None:
-    """One of another list is refused, and nothing is written; exported runs know a question by its text."""
+def test_exclusions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], listed: str, why: str
+) -> None:
+    """One of another list is refused, and nothing is written; exported runs know a question by
+    its text.
+    """
     path, out = written(tmp_path / "q.jsonl", numbered("a", 3)), tmp_path / "out.jsonl"
     exclude = written(tmp_path / "exclude.txt", listed)
     assert main(["datasets", str(path), "--exclude", str(exclude), "--out", str(out)]) == bool(why)
@@ -340,7 +467,10 @@ def test_exclusions(tmp_path: Path, capsys: pytest.CaptureFixture[str], listed: 
 
 def test_a_corpus_is_pooled_and_checked(tmp_path: Path) -> None:
     """Each paragraph once; what questions name is there, and what is missing is counted."""
-    original = written(tmp_path / "hotpot_dev.json", json.dumps([HOTPOT, HOTPOT | {"_id": "2", "question": "Whose?"}]))
+    original = written(
+        tmp_path / "hotpot_dev.json",
+        json.dumps([HOTPOT, HOTPOT | {"_id": "2", "question": "Whose?"}]),
+    )
     plain, figures = tmp_path / "plain", tmp_path / "figures.json"
     plain.mkdir()
     argv = ["datasets", str(original), "--out", str(plain / "questions.jsonl")]
@@ -355,14 +485,18 @@ def test_a_corpus_is_pooled_and_checked(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not SPLITS.is_dir(), reason=f"no {SPLITS}")
 def test_the_papers_exclusion(tmp_path: Path) -> None:
-    """4,125 questions become the 3,869 that were released, as in TBSS, Table 8, with known defects."""
+    """4,125 questions become the 3,869 that were released, as in TBSS, Table 8, with known
+    defects.
+    """
     out, figures = tmp_path / "clean.jsonl", tmp_path / "figures.json"
     exclude = SPLITS / "test_all_clean_3869_excluded_source_indices.txt"
     argv = ["datasets", str(SPLITS / "test_all.jsonl"), "--exclude", str(exclude)]
     assert main([*argv, "--out", str(out), "--json", str(figures)]) == 0
     assert ids(out) == ids(SPLITS / "test_all_clean_3869.jsonl")
     read = json.loads(figures.read_bytes())
-    assert {one["dataset"]: (one["read"], one["excluded"], one["kept"]) for one in read["counts"]} == {
+    assert {
+        one["dataset"]: (one["read"], one["excluded"], one["kept"]) for one in read["counts"]
+    } == {
         "2wikimultihopqa": (1000, 9, 991),
         "bamboogle": (125, 16, 109),
         "hotpotqa": (1000, 37, 963),
@@ -371,4 +505,7 @@ def test_the_papers_exclusion(tmp_path: Path) -> None:
     }
     assert Counter(one["dataset"] for one in read["census"]["repeated_ids"]) == {"musique": 113}
     (conflict,) = (one for one in read["census"]["repeated_questions"] if one["conflicting"])
-    assert (conflict["question"], len(conflict["answers"])) == ("Who was the screenwriter for Pilot?", 4)
+    assert (conflict["question"], len(conflict["answers"])) == (
+        "Who was the screenwriter for Pilot?",
+        4,
+    )

@@ -1,4 +1,6 @@
-"""A noisy teacher has the flaws it is said to have, and what the filter keeps is compared with gold."""
+"""A noisy teacher has the flaws it is said to have, and what the filter keeps is compared with
+gold.
+"""
 
 from itertools import islice
 
@@ -13,7 +15,10 @@ from router.protocol import Passage, Report, parse_turn, prompts
 from router.protocol.turns import ReportTurn
 from tests.executor_sft.traces import ONE, REPORT, TWO, executed, search
 
-PAGES = [Passage("1", "Heat", "Heat is a film by Michael Mann."), Passage("2", "Tea", "Kim Hot sold tea in 1911.")]
+PAGES = [
+    Passage("1", "Heat", "Heat is a film by Michael Mann."),
+    Passage("2", "Tea", "Kim Hot sold tea in 1911."),
+]
 
 
 async def turn(teacher: NoisyTeacher, seed: int, searches: int = 1, *, last: bool = False) -> str:
@@ -24,11 +29,15 @@ async def turn(teacher: NoisyTeacher, seed: int, searches: int = 1, *, last: boo
 
 
 async def test_a_noisy_teacher() -> None:
-    """It searches again where it would report after one search, unless it is the last; its wrong reports name what it
-    was shown, half of them with the sentence that has it; asked again, it has the same flaws.
+    """It searches again where it would report after one search, unless it is the last; its wrong
+    reports name what it was shown, half of them with the sentence that has it; asked again, it has
+    the same flaws.
     """
     model = ScriptedModel(lambda _: REPORT)
-    searching, lying = NoisyTeacher(model, "m", "e", 0.3, 0.0), NoisyTeacher(model, "m", "e", 0.0, 0.15)
+    searching, lying = (
+        NoisyTeacher(model, "m", "e", 0.3, 0.0),
+        NoisyTeacher(model, "m", "e", 0.0, 0.15),
+    )
     written = [await turn(searching, seed) for seed in range(500)]
     assert set(written) == {REPORT, search("Heat")}
     assert 0.25 < written.count(search("Heat")) / 500 < 0.35
@@ -36,7 +45,11 @@ async def test_a_noisy_teacher() -> None:
     assert {await turn(searching, seed, last=True) for seed in range(50)} == {REPORT}
     assert {await turn(searching, seed, searches=2) for seed in range(50)} == {REPORT}
     turns = [parse_turn(await turn(lying, seed)) for seed in range(500)]
-    reports = [one.report for one in turns if isinstance(one, ReportTurn) and one.report.answer != "Michael Mann"]
+    reports = [
+        one.report
+        for one in turns
+        if isinstance(one, ReportTurn) and one.report.answer != "Michael Mann"
+    ]
     assert 0.1 < len(reports) / 500 < 0.2
     assert {report.answer for report in reports} == {"Heat", "Kim Hot", "1911"}
     grounded = [report for report in reports if report.answer in report.evidence[0]]
@@ -46,13 +59,20 @@ async def test_a_noisy_teacher() -> None:
 def test_precision_and_recall() -> None:
     """By stratum, of what gold knows: the report and the searches have to be its own."""
     report = Report("Michael Mann", ("Heat is a film by Michael Mann.",))
-    gold = {question_key("Who made Heat?"): SubQuery("Who made Heat?", ("Heat",), ("1",), report, "plain", "director")}
+    gold = {
+        question_key("Who made Heat?"): SubQuery(
+            "Who made Heat?", ("Heat",), ("1",), report, "plain", "director"
+        )
+    }
     good, needless = (executed(*turns) for turns in (ONE, TWO))
     wrong = executed(search("Heat"), REPORT.replace("Michael Mann", "Heat", 1))
     unknown = executed(*ONE, sub_query="Who made Ali?")
     single = [FilteredSample("teacher_single", "q", "", one) for one in (good, wrong, unknown)]
     multi = FilteredSample("teacher_multi", "q", "", needless)
-    rows = {row.stratum: row for row in kept_of("noisy", [*single, multi], [single[0], single[2], multi], gold)}
+    rows = {
+        row.stratum: row
+        for row in kept_of("noisy", [*single, multi], [single[0], single[2], multi], gold)
+    }
     assert rows["teacher_single"] == Kept("noisy", "teacher_single", 2, 0.5, 1, 1.0, 1.0)
     assert rows["teacher_multi"] == Kept("noisy", "teacher_multi", 1, 0.0, 1, 0.0, 0.0)
     assert rows["student_single"].candidates == 0

@@ -32,17 +32,26 @@ class Figures(msgspec.Struct, frozen=True):
 
 @pytest.mark.parametrize("held", [True, False])
 def test_figures(held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are written as JSON and shown as tables; a check that does not hold makes the status 1."""
+    """They are written as JSON and shown as tables; a check that does not hold makes the status
+    1.
+    """
 
     async def measure(options: Options) -> Figures:
-        return Figures([Check("all is well", held, "seen")], [Row("one", 0.25), Row("two", None)], {"asked": 1234})
+        return Figures(
+            [Check("all is well", held, "seen")],
+            [Row("one", 0.25), Row("two", None)],
+            {"asked": 1234},
+        )
 
     benchmark = ModuleType("benchmarks.some")
     benchmark.__dict__.update(Options=Options, measure=measure)
-    assert harness.run("some", benchmark, ["--world", "1", "--json", str(tmp_path / "new" / "out.json")]) == (
-        0 if held else 1
-    )
-    assert json.loads((tmp_path / "new" / "out.json").read_bytes())["rows"][1] == {"name": "two", "share": None}
+    assert harness.run(
+        "some", benchmark, ["--world", "1", "--json", str(tmp_path / "new" / "out.json")]
+    ) == (0 if held else 1)
+    assert json.loads((tmp_path / "new" / "out.json").read_bytes())["rows"][1] == {
+        "name": "two",
+        "share": None,
+    }
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("all is well", "0.2500", "–", "1,234", str(held)))
 

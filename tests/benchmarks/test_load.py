@@ -28,7 +28,9 @@ async def test_so_many_at_once() -> None:
 
 
 async def test_at_a_rate() -> None:
-    """Slow answers do not hold back what comes after them; the pace is the same for the same seed."""
+    """Slow answers do not hold back what comes after them; the pace is the same for the same
+    seed.
+    """
     loop = asyncio.get_running_loop()
 
     async def ask(_number: int) -> float:
@@ -70,9 +72,15 @@ class Gateway:
         ("", grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE, by the client", False),
     ],
 )
-async def test_questions_that_fail(reason: str, code: grpc.StatusCode, outcome: str, typed: bool) -> None:
-    """An error of the gateway's own, or the client's own deadline, is typed; anything else is not."""
-    ended = await ask_until(cast(AsyncClient, Gateway(GatewayError("no", code, reason))), "Who?", 5.0)
+async def test_questions_that_fail(
+    reason: str, code: grpc.StatusCode, outcome: str, typed: bool
+) -> None:
+    """An error of the gateway's own, or the client's own deadline, is typed; anything else is
+    not.
+    """
+    ended = await ask_until(
+        cast(AsyncClient, Gateway(GatewayError("no", code, reason))), "Who?", 5.0
+    )
     assert (ended.outcome, ended.typed, ended.run_id) == (outcome, typed, "")
     assert ended.late_s < 0
 
@@ -80,7 +88,12 @@ async def test_questions_that_fail(reason: str, code: grpc.StatusCode, outcome: 
 async def test_questions_that_are_answered() -> None:
     """With what the answer says that it took."""
     ended = await ask_until(cast(AsyncClient, Gateway()), "Who?", 5.0)
-    assert (ended.outcome, ended.run_id, ended.attempts, ended.tokens) == ("answered", "run-1", 4, 30)
+    assert (ended.outcome, ended.run_id, ended.attempts, ended.tokens) == (
+        "answered",
+        "run-1",
+        4,
+        30,
+    )
     late = Ended("OUT_OF_TIME", True, 5.2, 5.0)
     found = Outcomes.of([ended, late])
     assert (found.questions, found.outcomes) == (2, {"answered": 1, "OUT_OF_TIME": 1})

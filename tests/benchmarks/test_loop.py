@@ -27,7 +27,9 @@ class Gateway:
         self.asked.append(question)
         if question in self._fails:
             raise GatewayError("away", grpc.StatusCode.UNAVAILABLE, self._reason)
-        return SimpleNamespace(answer=question if int(question) % 2 else "no", run_id=f"run-{question}")
+        return SimpleNamespace(
+            answer=question if int(question) % 2 else "no", run_id=f"run-{question}"
+        )
 
     async def feedback(self, run_id: str, *, right_answer: str) -> None:
         """Take it."""
@@ -41,7 +43,8 @@ class Gateway:
 
 
 QUESTIONS = [
-    cast(Question, SimpleNamespace(id=f"q{number}", text=str(number), answer=str(number))) for number in range(9)
+    cast(Question, SimpleNamespace(id=f"q{number}", text=str(number), answer=str(number)))
+    for number in range(9)
 ]
 
 
@@ -72,10 +75,14 @@ async def test_held_out_answers_are_not_told() -> None:
 
 
 @pytest.mark.parametrize(("decides_at", "state"), [(4, "ACTIVE"), (0, "CANARY")])
-async def test_asking_until_there_is_a_decision(decides_at: int, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_asking_until_there_is_a_decision(
+    decides_at: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or until nothing is left to ask."""
     monkeypatch.setattr("benchmarks.loop._LAST_TRIALS_S", 0.01)
     gateway = Gateway(decides_at=decides_at)
-    found, sums = await Asking(cast(AsyncClient, gateway), 2).until_decided("swap", VERSION, QUESTIONS)
+    found, sums = await Asking(cast(AsyncClient, gateway), 2).until_decided(
+        "swap", VERSION, QUESTIONS
+    )
     assert found == f"EXECUTOR_VERSION_STATE_{state}"
     assert sums.questions == len(gateway.asked) <= 9

@@ -17,7 +17,9 @@ from serving.documents.source import find_sources
 
 
 def test_the_plan_can_be_read(tmp_path: Path) -> None:
-    """Both sweeps, each model alone, and with itself; no more engines for a pair than may run side by side."""
+    """Both sweeps, each model alone, and with itself; no more engines for a pair than may run
+    side by side.
+    """
     assert tuple(LADDER) == SIZES
     for number, size in enumerate(SIZES, 1):
         (tmp_path / "models" / size).mkdir(parents=True)
@@ -39,9 +41,13 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
     ]
     assert max(len(cell.engines) for cell in cells) <= plan.engines_at_once
     assert [model.parameters for model in plan.models.values()] == [1000, 2000, 3000]
-    documents = find_sources([Path(path) for path in load_config(tmp_path / "rolegate.toml").retrieval.documents])
+    documents = find_sources(
+        [Path(path) for path in load_config(tmp_path / "rolegate.toml").retrieval.documents]
+    )
     ids = [
-        json.loads(line)["id"] for source in documents.sources for line in Path(source.path).read_text().splitlines()
+        json.loads(line)["id"]
+        for source in documents.sources
+        for line in Path(source.path).read_text().splitlines()
     ]
     assert len(set(ids)) == len(ids)
     questions = questions_of(plan)
@@ -50,7 +56,9 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
 
 
 def test_a_compositional_study(tmp_path: Path) -> None:
-    """The large model answers, whichever delegates and executes; its questions are of the other language."""
+    """The large model answers, whichever delegates and executes; its questions are of the other
+    language.
+    """
     for size in SIZES:
         (tmp_path / "models" / size).mkdir(parents=True)
         (tmp_path / "models" / size / "model.safetensors").write_bytes(bytes(2000))
@@ -65,11 +73,19 @@ def test_a_compositional_study(tmp_path: Path) -> None:
 def test_three_executors_under_one_backbone(tmp_path: Path) -> None:
     """Once for each limit of turns; the distilled one is an adapter of the naive one."""
     version = Path(load_config(preset("mini")).versions.start or "")
-    plan = read_plan(executors.write_study(executors.Options(work=tmp_path, worlds=(11,), questions=2, rollouts=1)))
+    plan = read_plan(
+        executors.write_study(
+            executors.Options(work=tmp_path, worlds=(11,), questions=2, rollouts=1)
+        )
+    )
     cells = cells_of(plan)
     assert [cell.name for cell in cells[::3]] == ["backbone + naive", "backbone + naive, K=4"]
     assert [cell.version for cell in cells[:3]] == [None, version.name, None]
-    assert [cell.roles["execution"].model for cell in cells[:3]] == ["mini-executor", "mini-executor", "mini-teacher"]
+    assert [cell.roles["execution"].model for cell in cells[:3]] == [
+        "mini-executor",
+        "mini-executor",
+        "mini-teacher",
+    ]
     assert len(questions_of(plan)) == 2
 
 
@@ -80,7 +96,9 @@ def test_the_models_that_come_with_it(tmp_path: Path) -> None:
     assert sizes == pytest.approx([0.25, 0.5, 1.8], rel=0.1)
     answerer = Path(load_config(tmp_path / "rolegate.toml").engines["backbone"].path)
     for size in LADDER:
-        assert (MODELS / size / "tokenizer.json").read_bytes() == (answerer / "tokenizer.json").read_bytes()
+        assert (MODELS / size / "tokenizer.json").read_bytes() == (
+            answerer / "tokenizer.json"
+        ).read_bytes()
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

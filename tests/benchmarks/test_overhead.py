@@ -24,8 +24,27 @@ from router.testing.openai_server import fails, writes
 
 QUESTION = "When was the director of <Heat> & “Ali” born?"
 VARIANTS = {
-    "paced": {"by_address", "in_process", "no_store", "P1", "P2", "no_gateway", "on_record", "fdatasync", "store"},
-    "cpu": {"by_address", "in_process", "no_store", "P1", "P2", "no_gateway", "SDK", "SDK_streamed"},
+    "paced": {
+        "by_address",
+        "in_process",
+        "no_store",
+        "P1",
+        "P2",
+        "no_gateway",
+        "on_record",
+        "fdatasync",
+        "store",
+    },
+    "cpu": {
+        "by_address",
+        "in_process",
+        "no_store",
+        "P1",
+        "P2",
+        "no_gateway",
+        "SDK",
+        "SDK_streamed",
+    },
     "proxy": {"straight", "Complete"},
     "tokens": {"role", "aiohttp"},
     "load": {"2 in flight", "8 in flight", "memory", "largest", "smallest"},
@@ -37,11 +56,21 @@ VARIANTS = {
 def test_parts(part: str, tmp_path: Path) -> None:
     """Each measures all of its variants; calls take the time that they take."""
     out = tmp_path / "out.json"
-    assert main(["overhead", "--quick", "--parts", part, "--folder", str(tmp_path), "--json", str(out)]) == 0
+    assert (
+        main(
+            ["overhead", "--quick", "--parts", part, "--folder", str(tmp_path), "--json", str(out)]
+        )
+        == 0
+    )
     figures = json.loads(out.read_bytes())
-    assert {row["variant"] for row in figures["variants"]} == {f"{part}: {name}" for name in VARIANTS[part]}
-    least = {"paced: store": -1e9, "load: memory": 0.0, "pages: events": 0.0}  # differences may be nothing, or noise
-    assert all(least.get(row["variant"], 1e-9) <= row["p50"] <= row["p99"] for row in figures["variants"])
+    assert {row["variant"] for row in figures["variants"]} == {
+        f"{part}: {name}" for name in VARIANTS[part]
+    }
+    # Differences may be nothing, or noise
+    least = {"paced: store": -1e9, "load: memory": 0.0, "pages: events": 0.0}
+    assert all(
+        least.get(row["variant"], 1e-9) <= row["p50"] <= row["p99"] for row in figures["variants"]
+    )
     assert bool(figures["figures"]) == (part != "proxy")  # which is compared with LiteLLM's alone
     assert all(row["low"] <= row["high"] for row in figures["figures"])
 
@@ -57,7 +86,9 @@ class Seen:
     async def play(self, request: web.Request) -> web.StreamResponse:
         """Answer, and note who asked for what."""
         body = await request.json()
-        self.bodies.append({name: value for name, value in body.items() if name != "structured_outputs"})
+        self.bodies.append(
+            {name: value for name, value in body.items() if name != "structured_outputs"}
+        )
         self.connections.add(id(request.protocol))
         return await self._write(request)
 
@@ -77,7 +108,9 @@ async def asked_at(opened: AbstractAsyncContextManager[Child]) -> AnswerResponse
 
 
 async def test_somebody_who_has_pages_open(tmp_path: Path) -> None:
-    """Requests come of each page that is opened, and more, with events, where one follows a run to its end."""
+    """Requests come of each page that is opened, and more, with events, where one follows a run
+    to its end.
+    """
     async with (
         child("benchmarks.pipelines.models", "paced", "0.02") as models,
         retrieval(OnePassage()) as address,
@@ -93,18 +126,24 @@ async def test_somebody_who_has_pages_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["P1", "P2"])
-async def test_pipelines_ask_what_the_gateway_asks(name: str, seen: tuple[Seen, str, str], tmp_path: Path) -> None:
+async def test_pipelines_ask_what_the_gateway_asks(
+    name: str, seen: tuple[Seen, str, str], tmp_path: Path
+) -> None:
     """The same eight calls, word for word, over connections that are kept, and the same answer."""
     models, base_url, address = seen
     expected = await asked_at(gateway(canned_config(tmp_path / "config", [base_url], address)))
     asked, models.bodies = models.bodies, []
     models.connections.clear()
-    answer = await asked_at(child("benchmarks.pipelines.process", name, base_url, address, str(tmp_path)))
+    answer = await asked_at(
+        child("benchmarks.pipelines.process", name, base_url, address, str(tmp_path))
+    )
     assert len(asked) == 8
     assert models.bodies == asked
     assert len(models.connections) == 1
     assert (answer.answer, len(answer.results)) == (expected.answer, 2)
-    assert [(use.role, use.attempts, use.prompt_tokens, use.completion_tokens) for use in answer.usage] == [
+    assert [
+        (use.role, use.attempts, use.prompt_tokens, use.completion_tokens) for use in answer.usage
+    ] == [
         (use.role, use.attempts, use.prompt_tokens, use.completion_tokens) for use in expected.usage
     ]
     lines = (tmp_path / f"{name}.log").read_bytes().splitlines()
@@ -152,11 +191,25 @@ async def test_turns() -> None:
 
 
 def test_figures_with_their_spread() -> None:
-    """Rounds are drawn alike for both sides of a ratio, so that what all variants of a round suffer falls out."""
+    """Rounds are drawn alike for both sides of a ratio, so that what all variants of a round
+    suffer falls out.
+    """
     slow = [Round([4.0 * weather], 2.0 * weather) for weather in (1, 5, 9)]
     found = {"slow": slow, "quick": [Round([2.0 * weather], weather) for weather in (1, 5, 9)]}
     half = figure(Wanted("half", cpu, "quick", "slow", most=0.6), found)
-    assert (half.value, half.low, half.high, half.wanted, half.held) == (0.5, 0.5, 0.5, "≤ 0.6", True)
+    assert (half.value, half.low, half.high, half.wanted, half.held) == (
+        0.5,
+        0.5,
+        0.5,
+        "≤ 0.6",
+        True,
+    )
     alone = figure(Wanted("alone", p50, "slow", least=21.0), found)
-    assert (alone.value, alone.low, alone.high, alone.wanted, alone.held) == (20.0, 4.0, 36.0, "≥ 21", False)
+    assert (alone.value, alone.low, alone.high, alone.wanted, alone.held) == (
+        20.0,
+        4.0,
+        36.0,
+        "≥ 21",
+        False,
+    )
     assert figure(Wanted("no bound", p99, "slow", "quick"), found).held is None

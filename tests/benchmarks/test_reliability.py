@@ -18,7 +18,14 @@ from router.testing.fault_proxy import Counted
 from tests.router.store import stored
 
 GOOD = Accounts(
-    attempts=8, rows={"completed": 8}, unaccounted=[], again=[], invented=[], miscounted=[], lost=[], stuck=[]
+    attempts=8,
+    rows={"completed": 8},
+    unaccounted=[],
+    again=[],
+    invented=[],
+    miscounted=[],
+    lost=[],
+    stuck=[],
 )
 LATE = "none ends 100 ms after its deadline"
 
@@ -35,7 +42,9 @@ def test_what_did_not_hold_is_named() -> None:
     """One check fails for each fault."""
     assert failed([ended(), ended("OUT_OF_TIME")]) == []
     assert failed([ended()], [ended()]) == [LATE]
-    assert failed([ended(), ended("INTERNAL", typed=False)]) == ["each ends in an answer or a typed error"]
+    assert failed([ended(), ended("INTERNAL", typed=False)]) == [
+        "each ends in an answer or a typed error"
+    ]
     assert failed([ended("OVERLOADED")]) == failed([]) == ["some are answered"]
     changes: dict[str, dict[str, Any]] = {
         "no answer is lost": {"lost": ["run-1"]},
@@ -55,16 +64,35 @@ def test_what_did_not_hold_is_named() -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], int]:
     """A few questions, some of whose calls fail: the store, the figures, and the exit status."""
     folder = tmp_path_factory.mktemp("reliability")
-    options = ["--parts", "faults", "--questions", "24", "--in-flight", "12", "--share", "0.1", "--seed", "3"]
-    status = main(["reliability", *options, "--folder", str(folder), "--json", str(folder / "out.json")])
+    options = [
+        "--parts",
+        "faults",
+        "--questions",
+        "24",
+        "--in-flight",
+        "12",
+        "--share",
+        "0.1",
+        "--seed",
+        "3",
+    ]
+    status = main(
+        ["reliability", *options, "--folder", str(folder), "--json", str(folder / "out.json")]
+    )
     return folder / "faults" / "runs.db", json.loads((folder / "out.json").read_bytes()), status
 
 
 def test_questions_through_faults_end_well(run: tuple[Path, dict[str, Any], int]) -> None:
-    """All of them end, and every attempt is booked; whether memory stays as it is cannot be seen in so few."""
+    """All of them end, and every attempt is booked; whether memory stays as it is cannot be
+    seen in so few.
+    """
     _, figures, _ = run
     wrong = {check["check"] for check in figures["checks"] if not check["held"]}
-    assert wrong <= {f"faults: {LATE}", "faults: memory within 10 %", "faults: open files within 10 %"}
+    assert wrong <= {
+        f"faults: {LATE}",
+        "faults: memory within 10 %",
+        "faults: open files within 10 %",
+    }
     (part,) = figures["parts"]
     assert part["ended"]["questions"] == sum(part["ended"]["outcomes"].values()) == 24
     assert part["accounts"]["attempts"] > 24
@@ -91,10 +119,12 @@ def test_accounts_tell_what_is_missing(
     (copy := tmp_path / "runs.db").write_bytes(run[0].read_bytes())
     with sqlite3.connect(copy) as database:
         rows = database.execute(
-            "SELECT run_id, number, deployment, outcome, prompt_tokens, completion_tokens FROM calls"
+            "SELECT run_id, number, deployment, outcome, prompt_tokens, "
+            "completion_tokens FROM calls"
         ).fetchall()
         runs = database.execute(
-            "SELECT run_id, count(*), sum(coalesce(prompt_tokens, 0) + coalesce(completion_tokens, 0)) FROM calls "
+            "SELECT run_id, count(*), sum(coalesce(prompt_tokens, 0) + "
+            "coalesce(completion_tokens, 0)) FROM calls "
             "JOIN runs USING (run_id) WHERE status = 'finished' GROUP BY run_id"
         ).fetchall()
     ones = [Ended("answered", True, 1.0, 5.0, *row) for row in runs]
@@ -123,19 +153,37 @@ async def test_runs_that_go_on(tmp_path: Path) -> None:
     """Through any number of kills, what was completed once is not to be shown to a model again."""
     database = await Database.open(f"sqlite:///{tmp_path}/runs.db")
     cut = stored.run(
-        "run-1", 1.0, [stored.call("run-1"), stored.call("run-1", 1, outcome="interrupted")], status="interrupted"
+        "run-1",
+        1.0,
+        [stored.call("run-1"), stored.call("run-1", 1, outcome="interrupted")],
+        status="interrupted",
     )
-    again = stored.run("run-2", 2.0, [stored.call("run-2")], status="interrupted", resumed_from="run-1")
-    last = stored.run("run-3", 3.0, [stored.call("run-3"), stored.call("run-3", 1)], resumed_from="run-2")
+    again = stored.run(
+        "run-2", 2.0, [stored.call("run-2")], status="interrupted", resumed_from="run-1"
+    )
+    last = stored.run(
+        "run-3", 3.0, [stored.call("run-3"), stored.call("run-3", 1)], resumed_from="run-2"
+    )
     anew = (
         stored.run("run-4", 4.0, request="another", status="interrupted"),
         stored.run("run-5", 5.0, request="another"),
     )
     await stored.put(database, cut, again, last, *anew)
-    shown = {"run-1-0": b"one", "run-1-1": b"two", "run-2-0": b"two", "run-3-0": b"one", "run-3-1": b"three"}
+    shown = {
+        "run-1-0": b"one",
+        "run-1-1": b"two",
+        "run-2-0": b"two",
+        "run-3-0": b"one",
+        "run-3-1": b"three",
+    }
     found = await database.read(lambda connection: compared(connection, [], {}, {}, shown))
     await database.close()
-    assert (found.gone_on, found.in_flight, found.repeated, found.begun_anew) == (2, 1, ["run-3-0"], ["run-5"])
+    assert (found.gone_on, found.in_flight, found.repeated, found.begun_anew) == (
+        2,
+        1,
+        ["run-3-0"],
+        ["run-5"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,9 +197,22 @@ async def test_runs_that_go_on(tmp_path: Path) -> None:
     ],
 )
 def test_kills_lose_nothing(tmp_path: Path, part: str, store: str) -> None:
-    """A gateway that is killed again and again has all that was acknowledged, and books what its upstreams count."""
+    """A gateway that is killed again and again has all that was acknowledged, and books what
+    its upstreams count.
+    """
     out = tmp_path / "out.json"
-    options = ["--kills", "3", "--longest", "8", "--in-flight", "8", "--share", "0.1", "--json", str(out)]
+    options = [
+        "--kills",
+        "3",
+        "--longest",
+        "8",
+        "--in-flight",
+        "8",
+        "--share",
+        "0.1",
+        "--json",
+        str(out),
+    ]
     assert main(["reliability", "--parts", part, "--store", store, *options]) == 0
     assert f"{part}: the ledger agrees with the upstreams' counters" in {
         check["check"] for check in json.loads(out.read_bytes())["checks"]

@@ -23,13 +23,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    tables = {table["key"]: table for table in json.loads((folder / "report" / "report.json").read_bytes())}
+    tables = {
+        table["key"]: table
+        for table in json.loads((folder / "report" / "report.json").read_bytes())
+    }
     return [dict(zip(tables[name]["columns"], row, strict=True)) for row in tables[name]["rows"]]
 
 
 def test_the_papers_tables(folder: Path) -> None:
-    """Each has the models that the paper's has: those of one role, beside a fixed one in the other."""
-    assert {path.suffix for path in (folder / "report").iterdir()} == {".md", ".html", ".json", ".png"}
+    """Each has the models that the paper's has: those of one role, beside a fixed one in the
+    other.
+    """
+    assert {path.suffix for path in (folder / "report").iterdir()} == {
+        ".md",
+        ".html",
+        ".json",
+        ".png",
+    }
     assert [one["backbone"] for one in rows(folder, "table-2")] == ["small", "middle", "large"]
     assert [one["executor"] for one in rows(folder, "table-3")] == ["small", "middle", "large"]
     assert [one["model"] for one in rows(folder, "table-1")] == ["small", "large"]
@@ -44,7 +54,9 @@ def test_scores_costs_and_losses(folder: Path) -> None:
     """8 questions twice each, of which `large + large` answers 6 and a half, with an error; 50
     tokens of the backbone and 500 of the executor for each, at a millionth of a dollar.
     """
-    score = {(one["pair"], one["data set"]): one for one in rows(folder, "scores")}["large + large", "all, micro"]
+    score = {(one["pair"], one["data set"]): one for one in rows(folder, "scores")}[
+        "large + large", "all, micro"
+    ]
     mean, error = score["EM"]
     assert (mean, score["questions"]) == (pytest.approx(6.5 / 8), 8)
     assert error > 0
@@ -58,12 +70,22 @@ def test_scores_costs_and_losses(folder: Path) -> None:
 
 
 def test_published_figures_stand_apart(folder: Path) -> None:
-    """No table of ours has one of them, all of them are labelled, and the page says where they are from."""
-    cells = [str(cell) for table in tables_of(read_study(folder / "results")) for row in table.rows for cell in row]
+    """No table of ours has one of them, all of them are labelled, and the page says where they
+    are from.
+    """
+    cells = [
+        str(cell)
+        for table in tables_of(read_study(folder / "results"))
+        for row in table.rows
+        for cell in row
+    ]
     assert not any(name in cell for cell in cells for name in ("Qwen", "DeepSeek", "GLM"))
     assert all(table.title.startswith("Published (TBSS") for table in published_tables())
     page = (folder / "report" / "report.md").read_text("utf-8")
-    places = [page.index(text) for text in ("Our figures", "### What an answer costs", "## Published", "### Published")]
+    places = [
+        page.index(text)
+        for text in ("Our figures", "### What an answer costs", "## Published", "### Published")
+    ]
     assert places == sorted(places)
     assert "Only 8 questions" in page
     assert "No judge was asked" not in page
@@ -83,7 +105,9 @@ def test_the_same_rows_make_the_same_report(folder: Path, tmp_path: Path) -> Non
 
 
 def test_an_unfinished_sweep_is_called_so(tmp_path: Path) -> None:
-    """A report of it says that rows are missing; of none, there is no report, and a damaged line is named."""
+    """A report of it says that rows are missing; of none, there is no report, and a damaged
+    line is named.
+    """
     made = grid(tmp_path / "results")
     file = made / "results.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
@@ -91,7 +115,9 @@ def test_an_unfinished_sweep_is_called_so(tmp_path: Path) -> None:
     measure(Options(results=made, out=tmp_path / "report"))
     assert "This sweep is not finished" in (tmp_path / "report" / "report.md").read_text("utf-8")
     file.write_bytes(lines[0] + lines[1][:-10])
-    assert sum(len(cell.rows) for cell in read_study(made).cells) == 1, "the last line is still being written"
+    assert sum(len(cell.rows) for cell in read_study(made).cells) == 1, (
+        "the last line is still being written"
+    )
     file.write_bytes(lines[0] + b"{}\n")
     with pytest.raises(BadConfig, match=r"results\.jsonl:2: .*remove this line"):
         read_study(made)
@@ -104,25 +130,43 @@ def test_an_unfinished_sweep_is_called_so(tmp_path: Path) -> None:
 
 def test_cells_are_text_and_nothing_else() -> None:
     """A model's name cannot close a table cell; what is unknown is a dash."""
-    table = ReportTable("t", "A & B", ("a|b", "score", "n"), (("<b>|", Score(0.5, 0.01), None),), digits=1)
+    table = ReportTable(
+        "t", "A & B", ("a|b", "score", "n"), (("<b>|", Score(0.5, 0.01), None),), digits=1
+    )
     assert "| \\<b>\\| | 50.00 ± 1.00 | – |" in table.markdown()
 
 
-def pair(backbone: str, executor: str | None, turns: int = 3, topology: str = "factorized", **fields: object) -> Row:
+def pair(
+    backbone: str,
+    executor: str | None,
+    turns: int = 3,
+    topology: str = "factorized",
+    **fields: object,
+) -> Row:
     """A row of a cell that is called as sweeps call it."""
     models = f"{backbone} + {executor}" if executor else backbone
     name = f"{models if topology == 'factorized' else f'{topology}: {models}'}, K={turns}"
-    known = {"cell": name, "topology": topology, "backbone": backbone, "executor": executor, "max_turns": turns}
+    known = {
+        "cell": name,
+        "topology": topology,
+        "backbone": backbone,
+        "executor": executor,
+        "max_turns": turns,
+    }
     return row(**known | fields)  # type: ignore[arg-type]
 
 
 def tables(folder: Path, rows: list[Row], questions: int = 1) -> dict[str, ReportTable]:
     """The tables of these rows, by key."""
-    return {table.key: table for table in tables_of(read_study(written(folder, rows, questions, 1)))}
+    return {
+        table.key: table for table in tables_of(read_study(written(folder, rows, questions, 1)))
+    }
 
 
 def test_a_data_set_that_a_pair_has_not_reached(tmp_path: Path) -> None:
-    """Has its column, with a dash there: every score stands under its own heading, in whatever order pairs got on."""
+    """Has its column, with a dash there: every score stands under its own heading, in whatever
+    order pairs got on.
+    """
     models = [("small", "small"), ("large", "small"), ("large", "large"), ("small", "large")]
     films = [pair(*both, dataset="films", accepted=False) for both in models]
     books = [pair(*both, question="b", dataset="books") for both in models[::2]]
@@ -130,19 +174,26 @@ def test_a_data_set_that_a_pair_has_not_reached(tmp_path: Path) -> None:
     for key in ("table-2", "table-2-2", "table-3", "table-3-2", "table-5"):
         assert found[key].columns[-5:-3] == ("books judge", "films judge")
         for cells in found[key].rows:
-            assert [found[key].text(cell) for cell in cells[-5:-3]] in (["–", "0.00"], ["100.00", "0.00"])
+            assert [found[key].text(cell) for cell in cells[-5:-3]] in (
+                ["–", "0.00"],
+                ["100.00", "0.00"],
+            )
     assert [found["table-3"].text(cells[1]) for cells in found["table-3"].rows] == ["–", "100.00"]
 
 
 def test_limits_of_turns_stand_apart(tmp_path: Path) -> None:
     """Each pair has its row for each, and labels say which."""
-    models = [(backbone, executor) for backbone in ("small", "large") for executor in ("small", "large")]
+    models = [
+        (backbone, executor) for backbone in ("small", "large") for executor in ("small", "large")
+    ]
     made = [pair(*both, turns) for turns in (3, 4) for both in models]
     made += [pair("large", None, turns, "single_agent", exact_match=turns == 4) for turns in (3, 4)]
     found = tables(tmp_path, made)
     first = [(cells[0], found["table-1"].text(cells[1])) for cells in found["table-1"].rows]
     assert first == [("large, K=3", "0.00"), ("large, K=4", "100.00")]
-    (third,) = (table for table in found.values() if table.title.endswith("with large, K=4 as backbone"))
+    (third,) = (
+        table for table in found.values() if table.title.endswith("with large, K=4 as backbone")
+    )
     assert [cells[0] for cells in third.rows] == ["small", "large"]
     labels = [cells[:2] for cells in found["table-5"].rows]
     assert len(set(labels)) == len(labels) == 8
@@ -153,15 +204,23 @@ def test_a_homogeneous_pair_beside_a_factorized_one(tmp_path: Path) -> None:
     """Of the same model: neither hides the other."""
     models = ("small", "large")
     made = [pair(backbone, executor) for backbone in models for executor in models]
-    found = tables(tmp_path, made + [pair("large", None, topology=one) for one in ("homogeneous", "single_agent")])
+    found = tables(
+        tmp_path,
+        made + [pair("large", None, topology=one) for one in ("homogeneous", "single_agent")],
+    )
     assert [cells[0] for cells in found["table-1"].rows] == ["large", "large (homogeneous)"]
     assert [cells[0] for cells in found["table-3"].rows] == ["small", "large"]
     assert len({cells[:2] for cells in found["table-5"].rows}) == 5
 
 
 def test_tokens_by_role_and_model(tmp_path: Path) -> None:
-    """A role with two models, such as an executor with its fallback, has two rows; judging stands apart."""
-    spent = (total("execution", 900, model="own", cached_tokens=50), total("execution", 100, model="fallback"))
+    """A role with two models, such as an executor with its fallback, has two rows; judging
+    stands apart.
+    """
+    spent = (
+        total("execution", 900, model="own", cached_tokens=50),
+        total("execution", 100, model="fallback"),
+    )
     table = tables(tmp_path, [row(spent=spent, checking=spent[:1])])["tokens"]
     assert [cells[1:3] for cells in table.rows] == [
         ("execution", "own"),

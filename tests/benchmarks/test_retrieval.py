@@ -13,19 +13,33 @@ from serving.retrieval.lexical import LexicalIndex, write_lexical
 from serving.retrieval.passages import embedded_text
 
 CORPUS = (
-    {"id": "cat", "title": "Cat", "text": "The cat is a small mammal that people keep to catch mice."},
+    {
+        "id": "cat",
+        "title": "Cat",
+        "text": "The cat is a small mammal that people keep to catch mice.",
+    },
     {"id": "bee", "title": "Honey bee", "text": "Honey bees turn nectar into honey."},
     {"id": "mars", "title": "Mars", "text": "Mars is the fourth planet from the Sun."},
 )
 QUESTIONS = (
-    {"id": "1", "question": "Which planet is Mars?", "supporting_doc_ids": ["mars"], "answers": ["the fourth"]},
+    {
+        "id": "1",
+        "question": "Which planet is Mars?",
+        "supporting_doc_ids": ["mars"],
+        "answers": ["the fourth"],
+    },
     {
         "id": "2",
         "question": "Do honey bees or the planet Mars eat honey?",
         "supporting_doc_ids": ["bee", "mars"],
         "answers": ["bees"],
     },
-    {"id": "3", "question": "Who keeps a cat?", "supporting_doc_ids": ["absent"], "answers": ["people"]},
+    {
+        "id": "3",
+        "question": "Who keeps a cat?",
+        "supporting_doc_ids": ["absent"],
+        "answers": ["people"],
+    },
 )
 STEPS = (
     {
@@ -34,7 +48,11 @@ STEPS = (
         "answers": ["Mars and the cat"],
         "supporting_doc_ids": ["mars", "cat"],
         "decomposition": [
-            {"question": "Which planet is the fourth from the Sun?", "answer": "mammal", "supporting_doc_id": "mars"},
+            {
+                "question": "Which planet is the fourth from the Sun?",
+                "answer": "mammal",
+                "supporting_doc_id": "mars",
+            },
             {"question": "Which #1 catches mice?", "answer": "cat", "supporting_doc_id": "cat"},
         ],
     },
@@ -61,8 +79,12 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "tiny"
 
 
-def test_only_full_evidence_is_a_hit(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One of three questions has all of its evidence first, two have it among the first three, one never."""
+def test_only_full_evidence_is_a_hit(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of three questions has all of its evidence first, two have it among the first three,
+    one never.
+    """
     out = tmp_path / "out" / "figures.json"
 
     assert main(["retrieval", "--data", str(data), "--json", str(out)]) == 0
@@ -80,8 +102,8 @@ def test_only_full_evidence_is_a_hit(data: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_gold_sub_questions_beside_the_question(data: Path, tmp_path: Path) -> None:
-    """Each sub-question, with the earlier answers filled in, finds its own passage first; the question gets as many
-    passages as they do, so that only what is asked differs.
+    """Each sub-question, with the earlier answers filled in, finds its own passage first; the
+    question gets as many passages as they do, so that only what is asked differs.
     """
     write(data, "questions.jsonl", STEPS)
     out = tmp_path / "figures.json"
@@ -97,7 +119,10 @@ def test_gold_sub_questions_beside_the_question(data: Path, tmp_path: Path) -> N
         assert each["hit"]["1"] == 0.5, ranking
         assert each["recall"]["1"] == 0.75, ranking
         assert found["question"][ranking]["hit"]["1"] == 0, "one passage is not two"
-        assert found["question"][ranking]["recall"]["1"] <= found["question, as many passages"][ranking]["recall"]["1"]
+        assert (
+            found["question"][ranking]["recall"]["1"]
+            <= found["question, as many passages"][ranking]["recall"]["1"]
+        )
         assert found["question, as many passages"][ranking]["hit"]["3"] == 0.5
 
 
@@ -115,7 +140,9 @@ def test_a_kept_index_is_used_again(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_bad_question_is_refused_with_its_line(data: Path) -> None:
-    """A question without supporting passages cannot be scored; one without a decomposition has no sub-questions."""
+    """A question without supporting passages cannot be scored; one without a decomposition has
+    no sub-questions.
+    """
     write(data, "questions.jsonl", [QUESTIONS[0], {"id": "2", "question": "?", "answers": ["x"]}])
 
     with pytest.raises(BadCorpus, match=r"questions\.jsonl:2: .*supporting_doc_ids"):
@@ -127,9 +154,13 @@ def test_a_bad_question_is_refused_with_its_line(data: Path) -> None:
         read_questions(data / "questions.jsonl", sub_questions=True)
 
 
-@pytest.mark.skipif(not HOTPOTQA.is_dir(), reason="no HotpotQA sample at ../shared/data/hotpotqa_dev500")
+@pytest.mark.skipif(
+    not HOTPOTQA.is_dir(), reason="no HotpotQA sample at ../shared/data/hotpotqa_dev500"
+)
 def test_bm25_on_hotpotqa_finds_what_it_is_known_to_find(tmp_path: Path) -> None:
-    """BM25 alone finds the full evidence of half of the 500 questions among its first five passages."""
+    """BM25 alone finds the full evidence of half of the 500 questions among its first five
+    passages.
+    """
     passages = [passage for _, passage in read_rows(HOTPOTQA / "corpus.jsonl")]
     questions = read_questions(HOTPOTQA / "questions.jsonl")
     write_lexical(tmp_path, map(embedded_text, passages))
@@ -144,7 +175,9 @@ def test_bm25_on_hotpotqa_finds_what_it_is_known_to_find(tmp_path: Path) -> None
 
 
 def test_load_is_measured_both_ways(tmp_path: Path) -> None:
-    """A small index with a real embedder: figures of both ways, and no query that finds something else."""
+    """A small index with a real embedder: figures of both ways, and no query that finds
+    something else.
+    """
     out = tmp_path / "figures.json"
     sizes = ["--load", "30", "--queries", "12", "--callers", "4"]
     assert main(["retrieval", *sizes, "--json", str(out)]) == 0

@@ -1,4 +1,6 @@
-"""Sweeps as files: what they make of a config, and what is wrong with them, said with file and key."""
+"""Sweeps as files: what they make of a config, and what is wrong with them, said with file and
+key.
+"""
 
 from pathlib import Path
 
@@ -30,10 +32,19 @@ def write(folder: Path, pairs: str = PAIRS, models: str = MODELS, head: str = HE
 
 
 def test_models_stand_in_their_roles(tmp_path: Path) -> None:
-    """What a model does not say is the role's; a model of another name does not inherit where the role's is served."""
-    more = '[[pairs]]\nbackbone = ["big"]\ntopology = "homogeneous"\n[[pairs]]\nbackbone = ["small"]\n'
+    """What a model does not say is the role's; a model of another name does not inherit where
+    the role's is served.
+    """
+    more = (
+        '[[pairs]]\nbackbone = ["big"]\ntopology = "homogeneous"\n[[pairs]]\nbackbone = ["small"]\n'
+    )
     cells = cells_of(read_plan(write(tmp_path, PAIRS + more + 'executor = ["big"]\n')))
-    assert [cell.name for cell in cells] == ["big + small", "small + small", "homogeneous: big", "small + big"]
+    assert [cell.name for cell in cells] == [
+        "big + small",
+        "small + small",
+        "homogeneous: big",
+        "small + big",
+    ]
     big, small = cells[0].roles["delegation"], cells[1].roles["delegation"]
     assert (big.model, big.base_url, big.temperature) == ("B", "http://127.0.0.1:8/v1", 0.5)
     assert (small.model, small.base_url) == ("m", "http://127.0.0.1:9/v1")
@@ -44,9 +55,13 @@ def test_models_stand_in_their_roles(tmp_path: Path) -> None:
 
 
 def test_limits_of_turns_are_cells(tmp_path: Path) -> None:
-    """Every pair once for each; names tell those that are not the config's, whatever stands beside them."""
+    """Every pair once for each; names tell those that are not the config's, whatever stands
+    beside them.
+    """
     cells = cells_of(read_plan(write(tmp_path, head=f"{HEAD}max_turns = [3, 4]\n")))
-    limits = [(cell.name, cell.config.search.max_turns, cell.config.search.max_searches) for cell in cells]
+    limits = [
+        (cell.name, cell.config.search.max_turns, cell.config.search.max_searches) for cell in cells
+    ]
     assert limits == [
         ("big + small", 3, 2),
         ("small + small", 3, 2),
@@ -66,7 +81,12 @@ def test_limits_of_turns_are_cells(tmp_path: Path) -> None:
         (PAIRS, MODELS, f"{HEAD}rollout = 3\n", "unknown field `rollout`"),
         (PAIRS, MODELS, f"{HEAD}rollouts = 0\n", "rollouts: Expected `int` >= 1"),
         (PAIRS, MODELS, f"{HEAD}pilot = -1\n", "pilot: Expected `int` >= 0"),
-        (PAIRS, MODELS.replace("small", "' '"), HEAD, "Expected `str` matching regex .*in `..models`"),
+        (
+            PAIRS,
+            MODELS.replace("small", "' '"),
+            HEAD,
+            "Expected `str` matching regex .*in `..models`",
+        ),
         (PAIRS, MODELS, "", "config: give either config or preset"),
         (PAIRS, MODELS, "rollouts =\n", "not TOML"),
         (BIG, MODELS.replace("max_tokens", "most"), HEAD, "models.big.execution: .*`most`"),
@@ -80,7 +100,9 @@ def test_what_is_no_sweep(tmp_path: Path, pairs: str, models: str, head: str, wh
 
 
 def test_each_question_once(tmp_path: Path) -> None:
-    """The first of those that are the same; others of the same id get a number; the limit is each data set's."""
+    """The first of those that are the same; others of the same id get a number; the limit is
+    each data set's.
+    """
     plan = read_plan(write(tmp_path, head=f"{HEAD}limit = 2\n"))
     (tmp_path / "q.jsonl").write_text(
         '{"id": "1", "question": "Who?", "answer": "me", "dataset": "a"}\n'
@@ -99,8 +121,14 @@ def test_each_question_once(tmp_path: Path) -> None:
 def test_engines_that_run_together(tmp_path: Path) -> None:
     """Each cell with the first ones that leave it room, wherever it stands; the order stays."""
     engines = "".join(f'[engines.e{name}]\npath = "owner/{name}"\n' for name in "abc")
-    models = "".join(f'[models.{name}]\nsettings = {{ model = "{name}", engine = "e{name}" }}\n' for name in "abc")
-    pairs = '[[pairs]]\nbackbone = ["a", "b", "c"]\nexecutor = ["a"]\n[[pairs]]\nbackbone = ["a"]\nexecutor = ["b"]\n'
+    models = "".join(
+        f'[models.{name}]\nsettings = {{ model = "{name}", engine = "e{name}" }}\n'
+        for name in "abc"
+    )
+    pairs = (
+        '[[pairs]]\nbackbone = ["a", "b", "c"]\nexecutor = ["a"]\n[[pairs]]\nbackbone = '
+        '["a"]\nexecutor = ["b"]\n'
+    )
     file = write(tmp_path, pairs, models)
     config = tmp_path / "config.toml"
     config.write_text(config.read_text() + engines)
@@ -137,13 +165,24 @@ def test_other_weights_under_the_same_name_are_another_sweep(tmp_path: Path) -> 
 
 
 def test_an_adapter_stands_beside_the_demos_model(tmp_path: Path) -> None:
-    """It is the plan that says which one works; the version that the config begins with is in no cell."""
+    """It is the plan that says which one works; the version that the config begins with is in
+    no cell.
+    """
     models = '[models.plain]\n[models.distilled]\nadapter = "shipped:models/executor-000001"\n'
     models += '[models.teacher]\nsettings = { model = "mini-teacher", engine = "teacher" }\n'
     pairs = '[[pairs]]\nbackbone = ["plain"]\nexecutor = ["plain", "distilled", "teacher"]\n'
     cells = cells_of(read_plan(write(tmp_path, pairs, models, 'preset = "mini"\n')))
     assert [cell.version for cell in cells] == [None, "executor-000001", None]
-    assert [sorted(cell.engines) for cell in cells] == [["backbone", "executor"]] * 2 + [["backbone", "teacher"]]
+    assert [sorted(cell.engines) for cell in cells] == [["backbone", "executor"]] * 2 + [
+        ["backbone", "teacher"]
+    ]
     assert all(cell.config.versions.start is None for cell in cells)
     with pytest.raises(BadConfig, match="an adapter cannot delegate"):
-        read_plan(write(tmp_path, pairs.replace('"plain"]\nexec', '"distilled"]\nexec'), models, 'preset = "mini"\n'))
+        read_plan(
+            write(
+                tmp_path,
+                pairs.replace('"plain"]\nexec', '"distilled"]\nexec'),
+                models,
+                'preset = "mini"\n',
+            )
+        )

@@ -28,8 +28,13 @@ from tests.executor_sft.scripted_roles import answers, searches_once, searches_t
 from tests.router.deployment import lasting, role
 
 endpoint, rollout_config, sweep = test_sweep.endpoint, test_sweep.rollout_config, test_sweep.sweep
-STEPS = (SubQuestion("Who directed F1?", "MannF1"), SubQuestion("Where was #1 born?", "home of MannF1"))
-QUESTION = BenchmarkQuestion("1", "Where?", ("home of MannF1",), "films", "test", decomposition=STEPS)
+STEPS = (
+    SubQuestion("Who directed F1?", "MannF1"),
+    SubQuestion("Where was #1 born?", "home of MannF1"),
+)
+QUESTION = BenchmarkQuestion(
+    "1", "Where?", ("home of MannF1",), "films", "test", decomposition=STEPS
+)
 
 
 class Page:
@@ -38,7 +43,9 @@ class Page:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         return [[Passage("p", "A page", self._text)] for _ in queries]
 
 
@@ -49,7 +56,9 @@ async def attributed(
         return exact_match(answer, QUESTION.answers)
 
     executor = Executor(role("execution", ScriptedModel(executes)), Page(page), ExecutorLimits())
-    return await attribute(QUESTION, executor, Answerer(role("answer", ScriptedModel(answerer))), right, lasting())
+    return await attribute(
+        QUESTION, executor, Answerer(role("answer", ScriptedModel(answerer))), right, lasting()
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,25 +72,37 @@ async def attributed(
     ],
 )
 async def test_who_lost_it(
-    executes: Callable[[Prompt], Answer], page: str, answerer: Callable[[Prompt], Answer], lost_by: str
+    executes: Callable[[Prompt], Answer],
+    page: str,
+    answerer: Callable[[Prompt], Answer],
+    lost_by: str,
 ) -> None:
-    """Each step is asked with what was found before it, so a wrong first report is not hidden by the gold one."""
+    """Each step is asked with what was found before it, so a wrong first report is not hidden
+    by the gold one.
+    """
     found = await attributed(executes, page, answerer)
     assert found.lost_by == lost_by
     if answerer is answers:
-        assert found.with_gold_sub_queries == f"home of {'MannF1' if lost_by == 'delegation' else 'Pacino'}"
+        assert (
+            found.with_gold_sub_queries
+            == f"home of {'MannF1' if lost_by == 'delegation' else 'Pacino'}"
+        )
         assert found.with_gold_reports == "home of MannF1"
 
 
 async def test_an_endpoint_that_is_gone_loses_nothing() -> None:
     """That is an error, and says nothing of a role."""
     with pytest.raises(UpstreamUnavailable):
-        await attributed(lambda _: UpstreamUnavailable("refused", endpoint="http://127.0.0.1:9/v1"), "", answers)
+        await attributed(
+            lambda _: UpstreamUnavailable("refused", endpoint="http://127.0.0.1:9/v1"), "", answers
+        )
 
 
 def executed(text: str, answer: str) -> Execution:
     passage = Passage("p", "A page", text)
-    return Execution("?", Report(answer, ("…",)), "reported", (SearchRecord("?", (passage,)),), Conversation(()))
+    return Execution(
+        "?", Report(answer, ("…",)), "reported", (SearchRecord("?", (passage,)),), Conversation(())
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +115,9 @@ def executed(text: str, answer: str) -> Execution:
         (("Heat is by Mann.", "Mann"), ("Mann is from Chicago.", "Chicago"), "reading"),
     ],
 )
-def test_the_first_report_that_misses_tells(first: tuple[str, str], second: tuple[str, str], lost_by: str) -> None:
+def test_the_first_report_that_misses_tells(
+    first: tuple[str, str], second: tuple[str, str], lost_by: str
+) -> None:
     """Retrieval, where no passage that was shown holds the answer that it misses."""
     steps = (SubQuestion("Who made Heat?", "Mann"), SubQuestion("Where is #1 from?", "Chicago"))
     question = msgspec.structs.replace(QUESTION, decomposition=steps)
@@ -117,11 +140,17 @@ async def test_who_does_not_execute_needs_no_executor(sweep: Path, tmp_path: Pat
         roles = cell.config.roles
         elsewhere = msgspec.structs.replace(roles.execution, engine="elsewhere", base_url=None)
         roles = msgspec.structs.replace(roles, execution=elsewhere)
-        cell = msgspec.structs.replace(cell, config=msgspec.structs.replace(cell.config, roles=roles))
+        cell = msgspec.structs.replace(
+            cell, config=msgspec.structs.replace(cell.config, roles=roles)
+        )
         with CallCache.open(tmp_path / "judgements.jsonl") as judgements:
-            asker = Asker(cell, replace(bench, config=cell.config), None, {}, None, True, judgements, ())
+            asker = Asker(
+                cell, replace(bench, config=cell.config), None, {}, None, True, judgements, ()
+            )
             row = await asker.ask(
-                msgspec.structs.replace(QUESTION, question="Where was the director of F1 born?"), 0, 0
+                msgspec.structs.replace(QUESTION, question="Where was the director of F1 born?"),
+                0,
+                0,
             )
     assert {one.role for one in row.spent} == {"delegation"}
     assert row.executor is None

@@ -12,9 +12,16 @@ from tests.benchmarks.study_rows import row, total
 
 
 def test_mean_at_k_is_clustered_by_question() -> None:
-    """Questions of 1, 1/2 and 0: the mean is 1/2, and the rollouts do not make the error any smaller."""
-    rights = [(number, right, rollout) for number, right in enumerate((4, 2, 0)) for rollout in range(4)]
-    rows = [row(f"q{number}", rollout=rollout, exact_match=rollout < right) for number, right, rollout in rights]
+    """Questions of 1, 1/2 and 0: the mean is 1/2, and the rollouts do not make the error any
+    smaller.
+    """
+    rights = [
+        (number, right, rollout) for number, right in enumerate((4, 2, 0)) for rollout in range(4)
+    ]
+    rows = [
+        row(f"q{number}", rollout=rollout, exact_match=rollout < right)
+        for number, right, rollout in rights
+    ]
     score = micro(rows, "EM")
     assert score.mean == 0.5
     assert score.error == pytest.approx(0.5 / math.sqrt(3))
@@ -57,16 +64,24 @@ def test_the_pareto_front(points: list[tuple[float, float]], front: list[int]) -
 
 def test_sums_of_roles() -> None:
     """What is unknown of one stays out of the sum; the cost is then unknown, and not lower."""
-    one, other = total(tokens=100, cached_tokens=40), total(tokens=50, attempts_without_cost=1, nano_usd=None)
+    one, other = (
+        total(tokens=100, cached_tokens=40),
+        total(tokens=50, attempts_without_cost=1, nano_usd=None),
+    )
     (both,) = merged([one, other])
-    assert (both.attempts, both.prompt_tokens, both.cached_tokens, both.nano_usd) == (2, 150, 40, 100_000)
+    assert (both.attempts, both.prompt_tokens, both.cached_tokens, both.nano_usd) == (
+        2,
+        150,
+        40,
+        100_000,
+    )
     assert dollars([one]) == pytest.approx(1e-4)
     assert dollars([both]) is None
 
 
 def test_an_estimate_goes_by_the_pilot() -> None:
-    """Two rollouts took 100 tokens each, and three are left. Of a pair without any row nobody knows what it takes, nor
-    of a role whose endpoint does not count; then the sum is not known either.
+    """Two rollouts took 100 tokens each, and three are left. Of a pair without any row nobody knows
+    what it takes, nor of a role whose endpoint does not count; then the sum is not known either.
     """
     done = {"one": [row("a"), row("b")]}
     known, everything = estimates(done, {"one": 3, "done": 0})
@@ -76,6 +91,12 @@ def test_an_estimate_goes_by_the_pilot() -> None:
     first, *others = estimates(done, {"one": 3, "other": 4})
     assert first == known
     assert [(one.prompt_tokens, one.dollars) for one in others] == [(None, None)] * 2
-    uncounted = row(spent=(total(tokens=0, attempts_without_usage=1, attempts_without_cost=1, nano_usd=None),))
+    uncounted = row(
+        spent=(total(tokens=0, attempts_without_usage=1, attempts_without_cost=1, nano_usd=None),)
+    )
     for unknown in estimates({"one": [uncounted]}, {"one": 3}):
-        assert (unknown.prompt_tokens, unknown.completion_tokens, unknown.dollars) == (None, None, None)
+        assert (unknown.prompt_tokens, unknown.completion_tokens, unknown.dollars) == (
+            None,
+            None,
+            None,
+        )

@@ -29,7 +29,9 @@ def judges(prompt: Prompt) -> str:
     if "of F3 born" in asked:
         return "Who knows?"
     film = asked.split("director of ")[1].split(" ")[0]
-    return f"<verdict>{'correct' if f'<answer>home of Mann{film}' in asked else 'incorrect'}</verdict>"
+    return (
+        f"<verdict>{'correct' if f'<answer>home of Mann{film}' in asked else 'incorrect'}</verdict>"
+    )
 
 
 @pytest.fixture
@@ -39,8 +41,14 @@ async def sweep(rollout_config: Path, endpoint: Endpoint, tmp_path: Path) -> Asy
     table = rollout_config.read_text("utf-8")
     url = table.split('base_url = "')[1].split('"')[0]
     place = f'base_url = "{url}"\n'
-    judge = f'[distillation.judge]\nmodel = "judge"\nprompt = "shipped:prompts/full/judge.txt"\nattempts = 1\n{place}'
-    prices = "[prices]\nbackbone = { prompt = 1.0, completion = 2.0 }\nstudent = { prompt = 0.1, completion = 0.2 }\n"
+    judge = (
+        '[distillation.judge]\nmodel = "judge"\nprompt = "shipped:prompts/full/judge.txt"\n'
+        f"attempts = 1\n{place}"
+    )
+    prices = (
+        "[prices]\nbackbone = { prompt = 1.0, completion = 2.0 }\nstudent = { prompt = 0.1, "
+        "completion = 0.2 }\n"
+    )
     rollout_config.write_text(f"{table}\n{judge}\n{prices}", "utf-8")
     rows = [
         {
@@ -55,7 +63,9 @@ async def sweep(rollout_config: Path, endpoint: Endpoint, tmp_path: Path) -> Asy
         }
         for number, one in enumerate(QUESTIONS)
     ]
-    (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    (tmp_path / "questions.jsonl").write_text(
+        "".join(f"{json.dumps(row)}\n" for row in rows), "utf-8"
+    )
     file = tmp_path / "sweep.toml"
     file.write_text(
         f"""config = "{rollout_config.name}"
@@ -94,7 +104,9 @@ def ran(rolegate: Rolegate) -> Ran:
 
 def rows(folder: Path) -> list[Row]:
     """What was found, but for the time that it took, in an order of its own."""
-    untimed = (msgspec.structs.replace(row, latency_s=None) for row in read_rows(folder / "results.jsonl"))
+    untimed = (
+        msgspec.structs.replace(row, latency_s=None) for row in read_rows(folder / "results.jsonl")
+    )
     return sorted(untimed, key=lambda row: (row.cell, row.question_id, row.rollout))
 
 
@@ -109,7 +121,9 @@ def checking(found: list[Row]) -> dict[str, RoleTotal]:
 
 
 async def test_sweep(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """It asks before it spends; then every pair answers everything, and the rows say who did what at what cost."""
+    """It asks before it spends; then every pair answers everything, and the rows say who did
+    what at what cost.
+    """
     command = ("sweep", "--config", sweep, "--out", tmp_path / "out")
     status, said = await ran(*command)
     assert status == 1
@@ -122,7 +136,9 @@ async def test_sweep(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) 
     found = rows(tmp_path / "out")
     assert [row.cell for row in found] == [name for name in CELLS for _ in range(8)]
     taught = [row for row in found if row.executor == "teacher"]
-    assert all(row.exact_match and row.searches == (2, 1) and row.attribution is None for row in taught)
+    assert all(
+        row.exact_match and row.searches == (2, 1) and row.attribution is None for row in taught
+    )
     untaught = [row for row in found if row.executor == "student"]
     assert not any(row.exact_match for row in untaught)
     lost = {row.attribution.lost_by for row in untaught if row.attribution}
@@ -133,7 +149,9 @@ async def test_sweep(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) 
     delegation, *_ = untaught[0].spent
     assert (delegation.role, delegation.model, delegation.attempts) == ("delegation", "backbone", 3)
     assert delegation.nano_usd == 3 * (10 * 1000 + 2 * 2000)
-    assert {one.role for one in untaught[0].checking} == {"judge", "answer"}, "its sub-queries were the gold ones"
+    assert {one.role for one in untaught[0].checking} == {"judge", "answer"}, (
+        "its sub-queries were the gold ones"
+    )
     judged = [call for call in endpoint.answered if call.startswith("judge ")]
     assert checking(found)["judge"].attempts == len(judged), "shared verdicts are paid for once"
     assert {row.seed for row in found} == {0, 1}
@@ -144,11 +162,15 @@ async def test_sweep(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) 
 
 
 async def test_a_sweep_grows(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """By rollouts, questions and pairs: what is there stays and is not paid for again; nothing else may change."""
+    """By rollouts, questions and pairs: what is there stays and is not paid for again; nothing
+    else may change.
+    """
     whole = sweep.read_text("utf-8")
     command = ("sweep", "--config", sweep, "--out", tmp_path / "grown", "--yes")
     of_teacher = 'executor = ["student", "teacher"]'
-    smaller = whole.replace(of_teacher, 'executor = ["student"]').replace("rollouts = 2", "rollouts = 1\nlimit = 2")
+    smaller = whole.replace(of_teacher, 'executor = ["student"]').replace(
+        "rollouts = 2", "rollouts = 1\nlimit = 2"
+    )
     sweep.write_text(smaller, "utf-8")
     status, said = await ran(*command)
     assert status == 0, said
@@ -161,7 +183,9 @@ async def test_a_sweep_grows(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path
     found = rows(tmp_path / "grown")
     assert before < {(row.cell, row.question_id, row.rollout) for row in found}
     assert len(found) == 3 * 8
-    assert max(endpoint.answered.values()) == 2, "each of the two pairs asks the backbone once with each seed"
+    assert max(endpoint.answered.values()) == 2, (
+        "each of the two pairs asks the backbone once with each seed"
+    )
     assert read_study(tmp_path / "grown").complete
 
     manifest = read_manifest(tmp_path / "grown")
@@ -174,15 +198,21 @@ async def test_a_sweep_grows(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path
     assert (status, endpoint.answered.total()) == (0, calls), said
     cut = read_study(tmp_path / "grown")
     assert cut.complete
-    assert list(cut.plan.parameters) == ["student", "big", "teacher"], "in the order of the file, which is that of size"
-    assert sum(len(cell.rows) for cell in cut.cells) == 2 * 3, "a report is about what the file says now"
+    assert list(cut.plan.parameters) == ["student", "big", "teacher"], (
+        "in the order of the file, which is that of size"
+    )
+    assert sum(len(cell.rows) for cell in cut.cells) == 2 * 3, (
+        "a report is about what the file says now"
+    )
     sweep.write_text("seed = 7\n" + whole, "utf-8")
     status, said = await ran(*command)
     assert (status, "was begun with settings.seed 0 (now 7)" in said) == (1, True), said
 
 
 async def test_killed(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """It goes on where it was: the rows are those of an undisturbed sweep, and no call was paid for twice."""
+    """It goes on where it was: the rows are those of an undisturbed sweep, and no call was paid
+    for twice.
+    """
     command = ("sweep", "--config", sweep, "--yes", "--out")
     status, said = await ran(*command, tmp_path / "undisturbed")
     assert status == 0, said
@@ -209,7 +239,9 @@ async def test_killed(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path)
 
 
 async def test_failed_rollouts(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """They have no row, and are named; finished rows are kept, and the same command tries the others again."""
+    """They have no row, and are named; finished rows are kept, and the same command tries the
+    others again.
+    """
     endpoint.unwanted = QUESTIONS[1].text
     command = ("sweep", "--config", sweep, "--out", tmp_path / "out", "--yes")
     status, said = await ran(*command)
@@ -224,7 +256,9 @@ async def test_failed_rollouts(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_pa
     assert status == 0, said
     assert len(rows(tmp_path / "out")) == 24
     assert endpoint.answered.total() > calls
-    assert max(endpoint.answered.values()) == 2, "each of the two pairs asks the backbone once with each seed"
+    assert max(endpoint.answered.values()) == 2, (
+        "each of the two pairs asks the backbone once with each seed"
+    )
 
 
 async def test_another_index(ran: Ran, sweep: Path, tmp_path: Path) -> None:

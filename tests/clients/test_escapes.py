@@ -67,11 +67,38 @@ PARSERS = [
     MarkdownIt("js-default", {"html": True, "linkify": True}),
 ]
 ALPHABET = st.sampled_from(
-    [*"![](){}<>`\\|&#;:/.@*_~$=-+\"' \n\r\tax1", "http", "://", "www.", ".com", "\u202e", "\x1b", "\u2028"]
+    [
+        *"![](){}<>`\\|&#;:/.@*_~$=-+\"' \n\r\tax1",
+        "http",
+        "://",
+        "www.",
+        ".com",
+        "\u202e",
+        "\x1b",
+        "\u2028",
+    ]
 )
-TEXTS = st.one_of(st.sampled_from(HOSTILE), st.lists(ALPHABET, max_size=40).map("".join), st.text(max_size=60))
-FORBIDDEN = {"link_open", "image", "html_inline", "html_block", "code_inline", "fence", "code_block", "hr"}
-FORBIDDEN |= {"em_open", "strong_open", "s_open", "heading_open", "blockquote_open", "list_item_open"}
+TEXTS = st.one_of(
+    st.sampled_from(HOSTILE), st.lists(ALPHABET, max_size=40).map("".join), st.text(max_size=60)
+)
+FORBIDDEN = {
+    "link_open",
+    "image",
+    "html_inline",
+    "html_block",
+    "code_inline",
+    "fence",
+    "code_block",
+    "hr",
+}
+FORBIDDEN |= {
+    "em_open",
+    "strong_open",
+    "s_open",
+    "heading_open",
+    "blockquote_open",
+    "list_item_open",
+}
 
 
 def tokens(parser: MarkdownIt, text: str) -> list[Token]:
@@ -82,7 +109,9 @@ def tokens(parser: MarkdownIt, text: str) -> list[Token]:
 
 def shown(parser: MarkdownIt, text: str) -> str:
     """What a reader sees."""
-    return "".join(token.content for token in tokens(parser, text) if token.type in ("text", "text_special"))
+    return "".join(
+        token.content for token in tokens(parser, text) if token.type in ("text", "text_special")
+    )
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -91,7 +120,9 @@ def test_text_from_outside_is_text_in_markdown(parser: MarkdownIt, text: str) ->
     """It makes no token but text, and is read as it was written, but for white space."""
     line = f"[1] Title: “{markdown(text)}”"
     assert not FORBIDDEN & {token.type for token in tokens(parser, line)}
-    assert shown(parser, line) == f"[1] Title: “{visible(' '.join(text.split()))}”".replace("\0", "\ufffd")
+    assert shown(parser, line) == f"[1] Title: “{visible(' '.join(text.split()))}”".replace(
+        "\0", "\ufffd"
+    )
 
 
 @pytest.mark.parametrize("parser", PARSERS[1:])
@@ -115,7 +146,10 @@ def test_a_model_s_markdown_brings_no_link_image_or_html(parser: MarkdownIt, tex
 
 
 def test_a_model_s_other_markdown_stays() -> None:
-    text = "# A\n\n**Ana** *1200*, `x < 3`:\n\n- one\n- two\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n> 1 < 2"
+    text = (
+        "# A\n\n**Ana** *1200*, `x < 3`:\n\n- one\n- two\n\n| a | b |\n| --- | --- |\n| 1 | "
+        "2 |\n\n> 1 < 2"
+    )
     assert model_markdown(text) == text
 
 
@@ -123,7 +157,9 @@ def test_a_model_s_other_markdown_stays() -> None:
 def test_terminals_obey_nothing(text: str) -> None:
     shown = visible(text)
     assert not [one for one in shown if unicodedata.category(one) == "Cc" and one not in "\t\n"]
-    assert not set(shown) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
+    assert not set(shown) & set(
+        "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029"
+    )
 
 
 FORMULAS = [
@@ -162,9 +198,9 @@ def test_no_cell_is_a_formula(text: str) -> None:
     for delimiter in ",;\t":
         for row in csv.reader(io.StringIO(csv_text([[text]]), newline=""), delimiter=delimiter):
             for cell in row:
-                assert not unicodedata.normalize("NFKC", cell.strip(' "\t\r\n\ufeff\u200b\u00a0')).startswith(
-                    ("=", "+", "-", "@")
-                )
+                assert not unicodedata.normalize(
+                    "NFKC", cell.strip(' "\t\r\n\ufeff\u200b\u00a0')
+                ).startswith(("=", "+", "-", "@"))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +229,16 @@ def test_numbers_that_are_numbers_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["\\" * 4000, "<" * 4000, "[" * 4000 + "](" * 2000, "\t" * 4000 + "=", ";" * 4000, "`" * 4000, " " * 4000]
+    "text",
+    [
+        "\\" * 4000,
+        "<" * 4000,
+        "[" * 4000 + "](" * 2000,
+        "\t" * 4000 + "=",
+        ";" * 4000,
+        "`" * 4000,
+        " " * 4000,
+    ],
 )
 def test_time_grows_with_the_text(text: str) -> None:
     """Not with its square."""

@@ -24,7 +24,14 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in (EXAMPLE, "protos"):
         shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("node_modules"))
     folder = root / EXAMPLE
-    command = ["npm", "install", "--no-audit", "--no-fund", "--fetch-retries=0", "--fetch-timeout=20000"]
+    command = [
+        "npm",
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--fetch-retries=0",
+        "--fetch-timeout=20000",
+    ]
     installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if installed.returncode != 0:
         pytest.skip(f"npm could not install @grpc/grpc-js: {installed.stderr.strip()[-300:]}")
@@ -49,7 +56,9 @@ def test_answer(client: Path, gateway: str) -> None:
     (point,) = answer["results"][0]["evidence"]
     assert point["text"] == "Heat is a film by Michael Mann."
     quote = "Heat is a film by Michael Mann."
-    assert point["citations"] == [{"passage_id": "p1", "title": "Heat", "document": "", "quote": quote}]
+    assert point["citations"] == [
+        {"passage_id": "p1", "title": "Heat", "document": "", "quote": quote}
+    ]
     spent = {usage["role"]: usage["attempts"] for usage in answer["usage"]}
     assert spent == {"ROLE_DELEGATION": 3, "ROLE_EXECUTION": 4, "ROLE_ANSWER": 1}
 
@@ -61,7 +70,15 @@ def test_stream_answer(client: Path, gateway: str) -> None:
     one_round = ["round_started", "sub_query_dispatched", "search_done", "reported"]
     kinds = [event["event"] for event in events]
     assert status == 0
-    assert kinds == ["run_started", *one_round, *one_round, "round_started", "answer_written", "usage_counted", "done"]
+    assert kinds == [
+        "run_started",
+        *one_round,
+        *one_round,
+        "round_started",
+        "answer_written",
+        "usage_counted",
+        "done",
+    ]
     assert [event["event_number"] for event in events] == list(range(1, len(events) + 1))
     assert events[3]["search_done"] == {"index": 0, "query": DIRECTOR, "titles": ["Heat"]}
     assert events[-1]["done"]["answer"] == "in 1943"
@@ -87,17 +104,32 @@ def test_a_table(client: Path, gateway: str) -> None:
     asked, table = ("the cities of Vorland", "city*, founder, founded:integer"), "table.mjs"
     status, (first, second) = called(client, gateway, *asked, program=table)
     assert status == 0
-    assert [first[name]["value"] for name in ("city", "founder", "founded")] == ["Krurou", "Ana", "1200"]
-    assert second["founded"] == {"value": "900", "state": "CELL_STATE_SINGLE", "said": ["Bel was founded in 900."]}
+    assert [first[name]["value"] for name in ("city", "founder", "founded")] == [
+        "Krurou",
+        "Ana",
+        "1200",
+    ]
+    assert second["founded"] == {
+        "value": "900",
+        "state": "CELL_STATE_SINGLE",
+        "said": ["Bel was founded in 900."],
+    }
 
     status, events = called(client, gateway, *asked, "stream", program=table)
-    assert (status, [event["event_number"] for event in events]) == (0, list(range(1, len(events) + 1)))
+    assert (status, [event["event_number"] for event in events]) == (
+        0,
+        list(range(1, len(events) + 1)),
+    )
     kinds = [event["event"] for event in events]
     assert (kinds[0], kinds[-1], "row_changed" in kinds) == ("run_started", "done", True)
     assert len(events[-1]["done"]["rows"]) == 2
 
     status, (error,) = called(client, gateway, asked[0], "city, founder", program=table)
-    assert (status, error["reason"], "none is a key" in error["message"]) == (1, "BAD_REQUEST", True)
+    assert (status, error["reason"], "none is a key" in error["message"]) == (
+        1,
+        "BAD_REQUEST",
+        True,
+    )
 
 
 async def test_a_key(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from tests.scripted_gateway import DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not (shutil.which("grpcurl") or shutil.which("grpc_cli")), reason="neither grpcurl nor grpc_cli is installed"
+        not (shutil.which("grpcurl") or shutil.which("grpc_cli")),
+        reason="neither grpcurl nor grpc_cli is installed",
     ),
 ]
 
@@ -22,7 +23,9 @@ pytestmark = [
 def asked(*arguments: str) -> tuple[int, list[Any], str]:
     """Exit status, printed JSON values and errors of one run of the script."""
     command = [str(ROOT / "examples" / "grpcurl" / "ask.sh"), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=120)
+    run = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, timeout=120
+    )
     values, rest, decoder = [], run.stdout.strip(), json.JSONDecoder()
     while rest:
         value, end = decoder.raw_decode(rest)
@@ -63,7 +66,9 @@ def test_stream(gateway: str) -> None:
     ],
 )
 def test_an_error(gateway: str, question: str, method: str, said: str) -> None:
-    """What the gateway says, with its details; nothing is printed as an answer, and the status tells."""
+    """What the gateway says, with its details; nothing is printed as an answer, and the status
+    tells.
+    """
     status, values, errors = asked(gateway, question, method)
 
     assert status != 0

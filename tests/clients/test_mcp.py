@@ -1,4 +1,6 @@
-"""The official client of the Model Context Protocol, unmodified, talks to `rolegate mcp`, or starts it."""
+"""The official client of the Model Context Protocol, unmodified, talks to `rolegate mcp`, or
+starts it.
+"""
 
 import asyncio
 import socket
@@ -25,7 +27,10 @@ CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
 @asynccontextmanager
 async def client(address: str) -> AsyncIterator[Client]:
     """A client of an MCP server in this process."""
-    async with AsyncClient(address) as asked, Client(mcp_server(asked, 20.0), read_timeout_seconds=60) as connected:
+    async with (
+        AsyncClient(address) as asked,
+        Client(mcp_server(asked, 20.0), read_timeout_seconds=60) as connected,
+    ):
         yield connected
 
 
@@ -33,7 +38,9 @@ async def client(address: str) -> AsyncIterator[Client]:
 async def client_of_command(address: str) -> AsyncIterator[Client]:
     """A client of an MCP server in a process of its own."""
     arguments = ["-c", CODE, "mcp", "--address", address, "--timeout", "20"]
-    server = StdioServerParameters(command=sys.executable, args=arguments, env=environment(), cwd=ROOT)
+    server = StdioServerParameters(
+        command=sys.executable, args=arguments, env=environment(), cwd=ROOT
+    )
     async with Client(server, read_timeout_seconds=60) as connected:
         yield connected
 
@@ -78,26 +85,44 @@ async def test_an_answer(gateway: str) -> None:
     assert result.structured_content["outcome"] == "answered"
     assert [part["sub_query"] for part in result.structured_content["results"]] == [DIRECTOR, BORN]
     assert [at["passage_id"] for at in result.structured_content["citations"]] == ["p1", "p2"]
-    assert told[:4] == ["round 1", f"→ 1. {DIRECTOR}", f"searched “{DIRECTOR}”: Heat", "← 1. Michael Mann"]
+    assert told[:4] == [
+        "round 1",
+        f"→ 1. {DIRECTOR}",
+        f"searched “{DIRECTOR}”: Heat",
+        "← 1. Michael Mann",
+    ]
 
 
 async def test_a_table(gateway: str) -> None:
-    """In Markdown with its sources, and as values; known rows are sent as they came. What is refused is an error."""
+    """In Markdown with its sources, and as values; known rows are sent as they came. What is
+    refused is an error.
+    """
     told: list[str | None] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         told.append(message)
 
-    asked = {"question": "the cities of Vorland", "columns": ["city*", "founder", "founded:integer"]}
+    asked = {
+        "question": "the cities of Vorland",
+        "columns": ["city*", "founder", "founded:integer"],
+    }
     async with client(gateway) as session:
         result = await session.call_tool("table", asked, progress_callback=hear)
-        closed = await session.call_tool("table", {**asked, "rows": [["Bel", "Bo", ""]], "closed": True})
+        closed = await session.call_tool(
+            "table", {**asked, "rows": [["Bel", "Bo", ""]], "closed": True}
+        )
         refused = [
-            text_of(await session.call_tool("table", {**asked, "columns": [column]})) for column in ("city", "a:b")
+            text_of(await session.call_tool("table", {**asked, "columns": [column]}))
+            for column in ("city", "a:b")
         ]
     lines = text_of(result).splitlines()
     rows = ["| Krurou | Ana | 1200 |", "| Bel | Bo | 900 |", "```"]
-    assert lines[:6] == ["```markdown", "| city | founder | founded |", "| --- | --- | --- |", *rows]
+    assert lines[:6] == [
+        "```markdown",
+        "| city | founder | founded |",
+        "| --- | --- | --- |",
+        *rows,
+    ]
     assert "[1] Register: “The cities of Vorland are Krurou and Bel.” (Register)" in lines
     assert (result.structured_content["outcome"], closed.is_error) == ("filled", False)
     assert told[0] == "→ 1. discover 0"
@@ -113,7 +138,12 @@ async def test_a_search(gateway: str) -> None:
         found = await session.call_tool("search", {"query": BORN})
         nothing = await session.call_tool("search", {"query": "What is not there?", "top_k": 1})
     assert text_of(found) == "[1] Michael Mann\nMichael Mann was born in 1943."
-    passage = {"title": "Michael Mann", "document": "", "page": None, "text": "Michael Mann was born in 1943."}
+    passage = {
+        "title": "Michael Mann",
+        "document": "",
+        "page": None,
+        "text": "Michael Mann was born in 1943.",
+    }
     assert found.structured_content == {"passages": [passage]}
     assert (nothing.is_error, text_of(nothing)) == (False, "No passages were found.")
 
@@ -142,7 +172,9 @@ async def test_a_gateway_that_is_not_there() -> None:
     async with client(address) as session:
         result = await session.call_tool("search", {"query": "anything"})
     assert result.is_error
-    assert text_of(result).startswith(f"no gateway answers at {address}; start one with `rolegate serve`")
+    assert text_of(result).startswith(
+        f"no gateway answers at {address}; start one with `rolegate serve`"
+    )
 
 
 async def test_a_client_that_cancels() -> None:

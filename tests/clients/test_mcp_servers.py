@@ -24,7 +24,15 @@ def file_system(tmp_path: Path) -> Path:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
     named = "@modelcontextprotocol/server-filesystem"
-    install = ["npm", "install", "--no-audit", "--no-fund", "--fetch-retries=0", "--fetch-timeout=20000", named]
+    install = [
+        "npm",
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--fetch-retries=0",
+        "--fetch-timeout=20000",
+        named,
+    ]
     installed = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, check=False)
     if installed.returncode != 0:
         pytest.skip(f"npm could not install {named}: {installed.stderr.strip()[-300:]}")
@@ -38,7 +46,8 @@ async def test_the_fetch_server() -> None:
 
     async def page(_request: web.Request) -> web.Response:
         return web.Response(
-            text="<html><body><h1>Ana</h1><p>Ana was born in Vende.</p></body></html>", content_type="text/html"
+            text="<html><body><h1>Ana</h1><p>Ana was born in Vende.</p></body></html>",
+            content_type="text/html",
         )
 
     app = web.Application()
@@ -47,7 +56,13 @@ async def test_the_fetch_server() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    command = (sys.executable, "-m", "mcp_server_fetch", "--ignore-robots-txt", "--allow-private-ips")
+    command = (
+        sys.executable,
+        "-m",
+        "mcp_server_fetch",
+        "--ignore-robots-txt",
+        "--allow-private-ips",
+    )
     async with tools_of(ToolServerConfig(command=command, allow=("fetch",))) as (tools, _):
         (fetch,) = await tools.available()
         assert "Ana was born in Vende." in (await tools.call(fetch, {"url": f"{address}/ana"})).text
@@ -64,6 +79,8 @@ async def test_the_file_system_server(file_system: Path, tmp_path: Path) -> None
     config = ToolServerConfig(command=(str(file_system), str(folder)), allow=("read_text_file",))
     async with tools_of(config) as (tools, _):
         (read,) = await tools.available()
-        assert (await tools.call(read, {"path": str(folder / "ana.txt")})).text == "Ana was born in Vende.\n"
+        assert (
+            await tools.call(read, {"path": str(folder / "ana.txt")})
+        ).text == "Ana was born in Vende.\n"
         with pytest.raises(ToolFailed, match="denied"):
             await tools.call(read, {"path": "/etc/hostname"})

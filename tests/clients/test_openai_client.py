@@ -59,7 +59,11 @@ def test_an_answer(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(model="rolegate", messages=asking(QUESTION))
 
     (choice,) = reply.choices
-    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == (
+        "assistant",
+        TEXT,
+        "stop",
+    )
     told = details(reply)
     assert (told["answer"], told["outcome"]) == ("in 1943", "answered")
     assert told["run_id"].startswith("run-")
@@ -71,7 +75,10 @@ def test_a_stream(client: openai.OpenAI) -> None:
     """What happens is told as reasoning, then comes the answer, then the tokens."""
     chunks = list(
         client.chat.completions.create(
-            model="rolegate", messages=asking(QUESTION), stream=True, stream_options={"include_usage": True}
+            model="rolegate",
+            messages=asking(QUESTION),
+            stream=True,
+            stream_options={"include_usage": True},
         )
     )
 
@@ -95,13 +102,18 @@ def test_a_report(client: openai.OpenAI) -> None:
     """The model of one sub-query: its report, with where that stands."""
     reply = client.chat.completions.create(model="rolegate-executor", messages=asking(DIRECTOR))
 
-    assert reply.choices[0].message.content == "Michael Mann\n\nSources:\n[1] Heat: “Heat is a film by Michael Mann.”"
+    assert (
+        reply.choices[0].message.content
+        == "Michael Mann\n\nSources:\n[1] Heat: “Heat is a film by Michael Mann.”"
+    )
     assert [role["role"] for role in details(reply)["usage"]] == ["execution"]
 
 
 def test_an_unknown_model(client: openai.OpenAI) -> None:
     """Told as OpenAI tells it, with the models that there are."""
-    with pytest.raises(openai.NotFoundError, match="there are rolegate and rolegate-executor") as refused:
+    with pytest.raises(
+        openai.NotFoundError, match="there are rolegate and rolegate-executor"
+    ) as refused:
         client.chat.completions.create(model="gpt-4o", messages=asking(QUESTION))
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.NotFoundError):
@@ -110,14 +122,18 @@ def test_an_unknown_model(client: openai.OpenAI) -> None:
 
 def test_a_dead_model(client: openai.OpenAI) -> None:
     """The client learns that it may try again."""
-    with pytest.raises(openai.APIStatusError, match=r"delegation at .*: connection refused") as failed:
+    with pytest.raises(
+        openai.APIStatusError, match=r"delegation at .*: connection refused"
+    ) as failed:
         client.chat.completions.create(model="rolegate", messages=asking(DEAD_QUESTION))
     assert (failed.value.status_code, failed.value.code) == (503, "UPSTREAM_UNAVAILABLE")
 
 
 def test_a_model_that_dies_in_mid_stream(client: openai.OpenAI) -> None:
     """What happened before is told, and then the error."""
-    stream = client.chat.completions.create(model="rolegate", messages=asking(DEAD_QUESTION), stream=True)
+    stream = client.chat.completions.create(
+        model="rolegate", messages=asking(DEAD_QUESTION), stream=True
+    )
     told: list[object] = []
     with pytest.raises(openai.APIError, match=r"delegation at .*: connection refused") as failed:
         told.extend(chunk.choices[0].delta.model_extra for chunk in stream)
@@ -131,7 +147,9 @@ async def test_closing_a_stream_stops_the_run() -> None:
     server = HTTPServer(openai_app(Deployment(model).gateway(store)), 0.0)
     url = f"http://{await server.start('127.0.0.1:0', 'http')}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
-        stream = await client.chat.completions.create(model="rolegate", messages=asking(QUESTION), stream=True)
+        stream = await client.chat.completions.create(
+            model="rolegate", messages=asking(QUESTION), stream=True
+        )
         await ended(model.called.wait())
         await stream.close()
         await ended(model.cancelled.wait())

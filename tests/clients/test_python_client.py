@@ -26,15 +26,23 @@ from tests.router.edge.wire import whole_server
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT, environment
 
 ONE_ROUND = ["round_started", "sub_query_dispatched", "search_done", "reported"]
-KINDS = ["run_started", *ONE_ROUND, *ONE_ROUND, "round_started", "answer_written", "usage_counted", "done"]
+KINDS = [
+    "run_started",
+    *ONE_ROUND,
+    *ONE_ROUND,
+    "round_started",
+    "answer_written",
+    "usage_counted",
+    "done",
+]
 ALONE = """
 import sys
 
 class Refused:
     def find_spec(self, name, path=None, target=None):
-        allowed = {*sys.stdlib_module_names, "rolegate", "grpc", "typing_extensions"}  # grpcio itself needs the last
-        ours = name.split(".")[0] in allowed or name == "google" or name.startswith(("google.protobuf", "google.rpc"))
-        if not ours and path is None:
+        allowed = {*sys.stdlib_module_names, "rolegate", "grpc", "typing_extensions"}  # grpcio
+        itself needs the last ours = name.split(".")[0] in allowed or name == "google" or
+        name.startswith(("google.protobuf", "google.rpc")) if not ours and path is None:
             raise ImportError(f"{name} is not installed here")
 
 sys.meta_path.insert(0, Refused())
@@ -61,7 +69,9 @@ async def held() -> AsyncIterator[tuple[str, HeldModel, Kept]]:
 def test_it_needs_little(gateway: str) -> None:
     """An answer and a typed error, where every other third-party import is refused."""
     command = [sys.executable, "-c", ALONE, gateway, QUESTION]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=60)
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment(), timeout=60
+    )
 
     assert (run.stdout, run.stderr) == ("in 1943\nBAD_REQUEST\n", "")
 
@@ -70,7 +80,10 @@ def test_ask(gateway: str) -> None:
     """The message of the protocol, whole."""
     with Client(gateway) as client:
         answer = client.ask(QUESTION)
-    assert (answer.answer, [result.sub_query for result in answer.results]) == ("in 1943", [DIRECTOR, BORN])
+    assert (answer.answer, [result.sub_query for result in answer.results]) == (
+        "in 1943",
+        [DIRECTOR, BORN],
+    )
     assert [citation.title for citation in answer.citations] == ["Heat", "Michael Mann"]
 
 
@@ -80,7 +93,9 @@ def test_stream(gateway: str) -> None:
         with client.stream(QUESTION) as events:
             kinds = [event.WhichOneof("event") for event in events]
         assert kinds == KINDS
-        assert [event.event_number for event in client.stream(QUESTION)] == list(range(1, len(KINDS) + 1))
+        assert [event.event_number for event in client.stream(QUESTION)] == list(
+            range(1, len(KINDS) + 1)
+        )
 
 
 async def test_feedback_arrives_as_it_was_given() -> None:
@@ -126,7 +141,10 @@ async def test_an_unknown_option_is_refused_with_the_nearest_one(
     method: str, given: tuple[str, ...], unknown: str, known: str
 ) -> None:
     """By both clients, before anything is sent."""
-    with Client("127.0.0.1:9") as client, pytest.raises(TypeError, match=rf"{unknown}; did you mean {known}\?"):
+    with (
+        Client("127.0.0.1:9") as client,
+        pytest.raises(TypeError, match=rf"{unknown}; did you mean {known}\?"),
+    ):
         getattr(client, method)(*given, **{unknown: 10})
     async with AsyncClient("127.0.0.1:9") as asking:
         with pytest.raises(TypeError, match=rf"{unknown}; did you mean {known}\?"):
@@ -149,7 +167,11 @@ def test_usage_of_a_span(gateway: str) -> None:
         everything = client.usage()
         soon = datetime.now() + timedelta(minutes=1)
         assert everything.runs > 0
-        assert client.usage(end=soon).runs == client.usage(end=soon.astimezone(UTC)).runs == everything.runs
+        assert (
+            client.usage(end=soon).runs
+            == client.usage(end=soon.astimezone(UTC)).runs
+            == everything.runs
+        )
         assert client.usage(start=soon).runs == 0
 
 
@@ -168,7 +190,9 @@ def test_runs(gateway: str) -> None:
         assert list(client.runs(kind="execute")) == list(client.runs(tenant="nobody")) == []
         with client.watch(named[0]) as events:
             assert [event.WhichOneof("event") for event in events] == KINDS
-        assert [event.event_number for event in client.watch(named[0], after=len(KINDS) - 1)] == [len(KINDS)]
+        assert [event.event_number for event in client.watch(named[0], after=len(KINDS) - 1)] == [
+            len(KINDS)
+        ]
         exported = [item for item in client.export() if item.run.run_id in named]
         assert [item.run.run_id for item in exported] == named
         assert {item.output for item in exported} == {"in 1943"}
@@ -199,7 +223,10 @@ async def test_cancel() -> None:
         with pytest.raises(GatewayError, match="was cancelled") as caught:
             while True:
                 await ended(anext(events))
-        assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.CANCELLED, "RUN_CANCELLED")
+        assert (caught.value.code, caught.value.reason) == (
+            grpc.StatusCode.CANCELLED,
+            "RUN_CANCELLED",
+        )
 
 
 def test_sums(gateway: str) -> None:
@@ -217,18 +244,28 @@ def test_sums(gateway: str) -> None:
 
 
 ERRORS: list[tuple[Callable[[Client], object], tuple[str, str, str | None], str]] = [
-    (lambda client: client.ask(" "), ("INVALID_ARGUMENT", "BAD_REQUEST", None), "question is empty"),
+    (
+        lambda client: client.ask(" "),
+        ("INVALID_ARGUMENT", "BAD_REQUEST", None),
+        "question is empty",
+    ),
     (
         lambda client: list(client.stream(DEAD_QUESTION)),
         ("UNAVAILABLE", "UPSTREAM_UNAVAILABLE", "delegation"),
         "delegation at http://127.0.0.1:9/v1: connection refused",
     ),
-    (lambda client: client.feedback("run-0", accepted=True), ("NOT_FOUND", "RUN_NOT_FOUND", None), "run_id 'run-0'"),
+    (
+        lambda client: client.feedback("run-0", accepted=True),
+        ("NOT_FOUND", "RUN_NOT_FOUND", None),
+        "run_id 'run-0'",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("call", "parts", "said"), ERRORS)
-def test_errors(gateway: str, call: Callable[[Client], object], parts: tuple[str, str, str | None], said: str) -> None:
+def test_errors(
+    gateway: str, call: Callable[[Client], object], parts: tuple[str, str, str | None], said: str
+) -> None:
     """One class; code, reason and role for programs, words for people."""
     with Client(gateway) as client, pytest.raises(GatewayError, match=said) as caught:
         call(client)
@@ -237,11 +274,17 @@ def test_errors(gateway: str, call: Callable[[Client], object], parts: tuple[str
 
 async def test_nobody_answers(dead: str) -> None:
     """Who does not, and what to do; it has no reason, for it is of no gateway."""
-    said = f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
+    said = (
+        f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
+    )
     async with AsyncClient(dead) as client:
         with pytest.raises(GatewayError) as caught:
             await client.ask(QUESTION)
-    assert (caught.value.code, caught.value.reason, str(caught.value)) == (grpc.StatusCode.UNAVAILABLE, "", said)
+    assert (caught.value.code, caught.value.reason, str(caught.value)) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "",
+        said,
+    )
 
 
 def test_the_deadline_passes() -> None:
@@ -329,11 +372,21 @@ def test_the_example(gateway: str) -> None:
         )
         for arguments in ([QUESTION], [QUESTION, "stream"], [DEAD_QUESTION])
     ]
-    answer = "in 1943\n  Heat: Heat is a film by Michael Mann.\n  Michael Mann: Michael Mann was born in 1943.\n"
+    answer = (
+        "in 1943\n  Heat: Heat is a film by Michael Mann.\n  Michael Mann: Michael Mann was "
+        "born in 1943.\n"
+    )
     told = "".join(f"{number} {kind}\n" for number, kind in enumerate(KINDS, 1))
-    assert [(run.returncode, run.stdout) for run in runs] == [(0, answer), (0, told + answer), (1, "")]
+    assert [(run.returncode, run.stdout) for run in runs] == [
+        (0, answer),
+        (0, told + answer),
+        (1, ""),
+    ]
     assert [run.stderr for run in runs] == [
         "",
         "",
-        "UNAVAILABLE UPSTREAM_UNAVAILABLE delegation: delegation at http://127.0.0.1:9/v1: connection refused\n",
+        (
+            "UNAVAILABLE UPSTREAM_UNAVAILABLE delegation: delegation at "
+            "http://127.0.0.1:9/v1: connection refused\n"
+        ),
     ]

@@ -55,7 +55,9 @@ def guarded(*keys: Key, store: Kept | None = None) -> Server:
 
 
 async def test_a_key_is_sent_with_every_call() -> None:
-    """Also of streams; without one, or with a wrong one, nothing is answered, and the reason says so."""
+    """Also of streams; without one, or with a wrong one, nothing is answered, and the reason
+    says so.
+    """
     sent, key = new_key("acme", ["ask", "train"])
     store = Kept()
     async with started(guarded(key, store=store)) as address:
@@ -64,12 +66,17 @@ async def test_a_key_is_sent_with_every_call() -> None:
             assert (await client.run(answer.run_id)).run.tenant == "acme"
             assert [event.run_id async for event in client.runs()] == [answer.run_id]
             assert [item.run.run_id async for item in client.export()] == [answer.run_id]
-            assert [event.event_number async for event in client.watch(answer.run_id, after=7)][:1] == [8]
+            assert [event.event_number async for event in client.watch(answer.run_id, after=7)][
+                :1
+            ] == [8]
         for wrong in ("", "rg_00000000_nonsense"):
             async with AsyncClient(address, api_key=wrong) as client:
                 with pytest.raises(GatewayError) as caught:
                     await client.ask(QUESTION)
-                assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNAUTHENTICATED, "NO_KEY")
+                assert (caught.value.code, caught.value.reason) == (
+                    grpc.StatusCode.UNAUTHENTICATED,
+                    "NO_KEY",
+                )
     assert [run.tenant for run in store.runs] == ["acme"]
 
 
@@ -91,10 +98,14 @@ def _asked(client: Client) -> str:
         return client.ask(QUESTION).answer
 
 
-@pytest.mark.parametrize("address", ["10.0.0.7:50551", "gateway.example:50551", "[2001:db8::1]:50551"])
+@pytest.mark.parametrize(
+    "address", ["10.0.0.7:50551", "gateway.example:50551", "[2001:db8::1]:50551"]
+)
 def test_a_key_in_the_clear(address: str) -> None:
     """Is sent to this machine alone, unless one insists; an encrypted channel takes it anywhere."""
-    with pytest.raises(ValueError, match=rf"sent to {address.partition(':')[0][:4]}".replace("[", r"\[")):
+    with pytest.raises(
+        ValueError, match=rf"sent to {address.partition(':')[0][:4]}".replace("[", r"\[")
+    ):
         Connection.to(address, api_key="rg_1_secret")
     sent = (("authorization", "Bearer rg_1_secret"),)
     assert Connection.to(address, api_key="rg_1_secret", insecure=True).metadata == sent
@@ -102,15 +113,21 @@ def test_a_key_in_the_clear(address: str) -> None:
     assert Connection.to(address, api_key="").metadata == ()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.1.2.3:1", "localhost:1", "[::1]:1", "unix:/tmp/socket"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "127.1.2.3:1", "localhost:1", "[::1]:1", "unix:/tmp/socket"]
+)
 def test_a_key_for_this_machine(address: str) -> None:
     """Needs no encryption."""
     assert Connection.to(address, api_key="rg_1_secret").metadata
 
 
-@pytest.mark.parametrize("key", ["rg_1_secret\nrg_2_secret", "rg_1_secret\udcff", "rg_1_\u200bsecret"])
+@pytest.mark.parametrize(
+    "key", ["rg_1_secret\nrg_2_secret", "rg_1_secret\udcff", "rg_1_\u200bsecret"]
+)
 def test_what_is_no_key(key: str) -> None:
-    """Is refused before it is sent, and not repeated; nor is a key shown where a connection is printed."""
+    """Is refused before it is sent, and not repeated; nor is a key shown where a connection is
+    printed.
+    """
     assert "secret" not in repr(Connection.to("127.0.0.1:1", api_key="rg_1_secret"))
     with pytest.raises(ValueError, match="characters that no key has") as caught:
         Connection.to("127.0.0.1:1", api_key=key)
@@ -118,7 +135,9 @@ def test_what_is_no_key(key: str) -> None:
 
 
 def test_half_a_certificate() -> None:
-    """A certificate without its key, or the other way round, is refused at once; so is a file that is not there."""
+    """A certificate without its key, or the other way round, is refused at once; so is a file
+    that is not there.
+    """
     with pytest.raises(ValueError, match="belong together"):
         Connection.to("127.0.0.1:1", certificate=b"certificate")
     with pytest.raises(ValueError, match="belong together"):
@@ -128,7 +147,9 @@ def test_half_a_certificate() -> None:
 
 
 async def test_encrypted(authority: Authority) -> None:
-    """With who signed the gateway's certificate, as a file or as it is; what does not fit is told apart."""
+    """With who signed the gateway's certificate, as a file or as it is; what does not fit is
+    told apart.
+    """
     certificate, key = authority.issue("server")
     server = whole_server(tireless(), tls=TLS(str(certificate), str(key), None))
     other = Authority(authority.certificate.parent, "other")
@@ -140,7 +161,9 @@ async def test_encrypted(authority: Authority) -> None:
             with pytest.raises(GatewayError, match="has its certificate \\(`--ca`\\)"):
                 await client.ask(QUESTION, timeout_s=10)
         async with AsyncClient(address, ca=other.certificate) as client:
-            with pytest.raises(GatewayError, match=f"no gateway at {address} that these certificates fit") as caught:
+            with pytest.raises(
+                GatewayError, match=f"no gateway at {address} that these certificates fit"
+            ) as caught:
                 await client.ask(QUESTION, timeout_s=10)
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
@@ -151,7 +174,9 @@ async def test_both_sides_show_certificates(authority: Authority) -> None:
     tls = TLS(str(certificate), str(key), str(authority.certificate))
     mine, its_key = authority.issue("client")
     async with started(whole_server(Deployment(), tls=tls)) as address:
-        async with AsyncClient(address, ca=authority.certificate, certificate=mine, key=its_key) as client:
+        async with AsyncClient(
+            address, ca=authority.certificate, certificate=mine, key=its_key
+        ) as client:
             assert (await client.ask(QUESTION)).answer == "Michael Mann"
         async with AsyncClient(address, ca=authority.certificate) as client:
             with pytest.raises(GatewayError) as caught:
@@ -160,7 +185,9 @@ async def test_both_sides_show_certificates(authority: Authority) -> None:
 
 
 class Cutting:
-    """Stands between a client and a gateway, and cuts connections as soon as the gateway has stored a run."""
+    """Stands between a client and a gateway, and cuts connections as soon as the gateway has
+    stored a run.
+    """
 
     def __init__(self, address: str, store: Kept, cuts: int) -> None:
         self._port, self._store, self._cuts = int(address.rpartition(":")[2]), store, cuts
@@ -177,7 +204,9 @@ class Cutting:
         cuts = self.connections <= self._cuts
         its_reader, its_writer = await asyncio.open_connection("127.0.0.1", self._port)
 
-        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, cutting: bool) -> None:
+        async def pump(
+            source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, cutting: bool
+        ) -> None:
             while data := await source.read(65536):
                 if cutting and self._store.runs:
                     return
@@ -207,9 +236,14 @@ async def test_a_connection_that_breaks() -> None:
 
 
 async def test_terms() -> None:
-    """The name and the limits of a request arrive; what is asked twice under one name is answered once."""
+    """The name and the limits of a request arrive; what is asked twice under one name is
+    answered once.
+    """
     store = Kept()
-    async with started(whole_server(Deployment(), store)) as address, AsyncClient(address) as client:
+    async with (
+        started(whole_server(Deployment(), store)) as address,
+        AsyncClient(address) as client,
+    ):
         first = await client.ask(QUESTION, request_id="mine", max_total_tokens=10_000)
         async with client.stream(QUESTION, request_id="mine", max_total_tokens=10_000) as events:
             told = [event async for event in events]
@@ -220,7 +254,8 @@ async def test_terms() -> None:
         with pytest.raises(GatewayError, match="max_cost_nano_usd is 0"):
             await client.ask(QUESTION, max_cost_usd=0)
     assert told[-1].done == first
-    assert (tokens.value.reason, money.value.reason) == ("BUDGET_EXHAUSTED", "BAD_REQUEST")  # no price is known
+    # No price is known
+    assert (tokens.value.reason, money.value.reason) == ("BUDGET_EXHAUSTED", "BAD_REQUEST")
 
 
 class Spent(Kept):
@@ -232,16 +267,25 @@ class Spent(Kept):
 
 async def test_when_to_come_back() -> None:
     """Is told to programs; other errors do not say."""
-    async with started(whole_server(Deployment(), Spent())) as address, AsyncClient(address) as client:
+    async with (
+        started(whole_server(Deployment(), Spent())) as address,
+        AsyncClient(address) as client,
+    ):
         with pytest.raises(GatewayError, match="1000 tokens") as spent:
             await client.ask(QUESTION)
         with pytest.raises(GatewayError) as empty:
             await client.ask("")
-    assert (spent.value.code, spent.value.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXHAUSTED")
+    assert (spent.value.code, spent.value.reason) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "QUOTA_EXHAUSTED",
+    )
     assert (spent.value.retry_after_s, empty.value.retry_after_s) == (12.5, None)
 
 
 def test_fresh_work() -> None:
     """Is asked for only where somebody wants it."""
     for call in (calls.ask, calls.stream):
-        assert [call(QUESTION, no_cache=fresh).request.no_cache for fresh in (False, True)] == [False, True]
+        assert [call(QUESTION, no_cache=fresh).request.no_cache for fresh in (False, True)] == [
+            False,
+            True,
+        ]

@@ -35,7 +35,10 @@ def test_a_table(gateway: str) -> None:
         table = asked.table(QUESTION, COLUMNS)
         again = asked.table(QUESTION, COLUMNS, table.rows, closed=True)
     assert (table.columns, table.rows) == (["city", "founder", "founded"], ROWS)
-    assert table.to_markdown().splitlines()[::3] == ["| city | founder | founded |", "| Bel | Bo | 900 |"]
+    assert table.to_markdown().splitlines()[::3] == [
+        "| city | founder | founded |",
+        "| Bel | Bo | 900 |",
+    ]
     assert list(csv.reader(io.StringIO(table.to_csv()))) == [table.columns, *ROWS]
     assert again.rows == ROWS
     assert {cell.state for row in again.message.rows for cell in row.cells} == {pb.CELL_STATE_GIVEN}
@@ -55,7 +58,9 @@ def test_events(gateway: str) -> None:
     with Client(gateway) as asked:
         events = list(asked.stream_table(QUESTION, COLUMNS))
         again = list(asked.watch(events[0].run_started.run_id))
-    assert [event.WhichOneof("event") for event in again] == [event.WhichOneof("event") for event in events]
+    assert [event.WhichOneof("event") for event in again] == [
+        event.WhichOneof("event") for event in events
+    ]
     assert Table(events[-1].done).rows == ROWS
 
 
@@ -88,7 +93,8 @@ def test_pages_are_one_table() -> None:
     """Their rows in order, under one header."""
     header = "| a |\n| --- |\n"
     pages = [
-        pb.Table(run_id="run-1", rows=[pb.Row(row_id=name)], markdown=f"{header}| {name} |\n") for name in ("x", "y")
+        pb.Table(run_id="run-1", rows=[pb.Row(row_id=name)], markdown=f"{header}| {name} |\n")
+        for name in ("x", "y")
     ]
     whole = joined(pages)
     assert [row.row_id for row in whole.message.rows] == ["x", "y"]
@@ -104,14 +110,18 @@ def test_columns_in_words() -> None:
         pb.Column(name="year", key=True, type=pb.COLUMN_TYPE_DATE),
         own,
     ]
-    with pytest.raises(ValueError, match=r"column 'a:b': the type 'b' is unknown; use one of text, integer"):
+    with pytest.raises(
+        ValueError, match=r"column 'a:b': the type 'b' is unknown; use one of text, integer"
+    ):
         parse_columns("a:b")
 
 
 def test_rows_by_name() -> None:
     """What is left out is wanted; a name that there is not is refused."""
     columns = parse_columns("a*, b")
-    assert [list(row.values) for row in given_rows(columns, [{"b": "2", "a": "1"}, {"a": "3"}])] == [
+    assert [
+        list(row.values) for row in given_rows(columns, [{"b": "2", "a": "1"}, {"a": "3"}])
+    ] == [
         ["1", "2"],
         ["3", ""],
     ]
@@ -127,10 +137,18 @@ def test_what_is_refused(gateway: str) -> None:
 
 
 def test_the_example(gateway: str) -> None:
-    """Tells rows as they change, then the table with its sources, and shows what an error is made of."""
+    """Tells rows as they change, then the table with its sources, and shows what an error is
+    made of.
+    """
     told, refused = (
         subprocess.run(
-            [sys.executable, str(ROOT / "examples" / "python" / "table.py"), gateway, QUESTION, columns],
+            [
+                sys.executable,
+                str(ROOT / "examples" / "python" / "table.py"),
+                gateway,
+                QUESTION,
+                columns,
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -141,7 +159,10 @@ def test_the_example(gateway: str) -> None:
     )
     assert (told.returncode, told.stderr) == (0, "")
     rows, _, rest = told.stdout.partition("| city | founder | founded |\n")
-    assert (rows.splitlines()[0], rows.splitlines()[-1]) == ("Krurou, missing, missing", "Bel, Bo, 900")
+    assert (rows.splitlines()[0], rows.splitlines()[-1]) == (
+        "Krurou, missing, missing",
+        "Bel, Bo, 900",
+    )
     assert rest.splitlines()[1:4] == [
         "| Krurou | Ana | 1200 |",
         "| Bel | Bo | 900 |",

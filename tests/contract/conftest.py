@@ -24,7 +24,9 @@ GATEWAYS = ("main", "faults", "loose", "broken", "guarded")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the marker of pytest-xdist, which need not be installed."""
-    config.addinivalue_line("markers", "xdist_group(name): runs in the same process as others of that name")
+    config.addinivalue_line(
+        "markers", "xdist_group(name): runs in the same process as others of that name"
+    )
 
 
 class Contract:
@@ -71,27 +73,46 @@ class Contract:
         if not RECORDING:
             shadows = {one.name: one.shadows for one in SCENARIOS}
             for name in GATEWAYS:
-                known |= {one: len(each["runs"]) - shadows[one] for one, each in recorded(f"runs-{name}").items()}
+                known |= {
+                    one: len(each["runs"]) - shadows[one]
+                    for one, each in recorded(f"runs-{name}").items()
+                }
 
         async def play(name: str) -> None:
             for scenario in SCENARIOS:
                 if scenario.gateway == name:
-                    self.played[scenario.name] = await self.gateways[name].play(scenario, known.get(scenario.name))
+                    self.played[scenario.name] = await self.gateways[name].play(
+                        scenario, known.get(scenario.name)
+                    )
 
         await asyncio.gather(*map(play, GATEWAYS))
 
 
 def make_keys(config: Path) -> dict[str, str]:
-    """Keys in the config's store, by the tenants that they are of; the operator's by the empty name."""
-    limits = {"acme": "", "rich": "", "poor": "--tokens-per-day 50", "seldom": "--requests-per-day 1"}
+    """Keys in the config's store, by the tenants that they are of; the operator's by the empty
+    name.
+    """
+    limits = {
+        "acme": "",
+        "rich": "",
+        "poor": "--tokens-per-day 50",
+        "seldom": "--requests-per-day 1",
+    }
     limits |= {"unpriced": "--usd-per-day 1", "quiet": "--redact"}
     at = ("--config", str(config))
 
     def key(*options: str) -> str:
-        made: str = json.loads(printed(*name_now("commands", "keys create").split(), *options, "--json", *at))["key"]
+        made: str = json.loads(
+            printed(*name_now("commands", "keys create").split(), *options, "--json", *at)
+        )["key"]
         return made
 
-    keys = {"none": "", "wrong": "rg_00000000_wrong", "": key(), "trainer": key(*"--tenant acme --scope train".split())}
+    keys = {
+        "none": "",
+        "wrong": "rg_00000000_wrong",
+        "": key(),
+        "trainer": key(*"--tenant acme --scope train".split()),
+    }
     for tenant, options in limits.items():
         if options:
             printed(*name_now("commands", "tenants set").split(), tenant, *options.split(), *at)
@@ -119,7 +140,9 @@ def contract(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contract]:
         contract.open(tmp_path_factory.mktemp("contract"))
         if RECORDING:
             for name in GATEWAYS:
-                mine = {one.name: contract.played[one.name] for one in SCENARIOS if one.gateway == name}
+                mine = {
+                    one.name: contract.played[one.name] for one in SCENARIOS if one.gateway == name
+                }
                 record(f"runs-{name}", mine)
         yield contract
     finally:

@@ -1,4 +1,6 @@
-"""Gateways as processes of their own, asked over gRPC and HTTP, and what is on record of their runs afterwards."""
+"""Gateways as processes of their own, asked over gRPC and HTTP, and what is on record of their
+runs afterwards.
+"""
 
 import asyncio
 import hashlib
@@ -37,14 +39,26 @@ _VOLATILE = {
 """What is different each time, and what stands for it."""
 _SAID = ("text", "finish_reason")
 _EXECUTION = (
-    "sub_query outcome report.answer report.evidence searches.query searches.passages.id searches.ignored_queries "
-    "searches.dropped_passages conversation.outputs.text conversation.outputs.finish_reason executor shared_from"
+    "sub_query outcome report.answer report.evidence searches.query searches.passages.id "
+    "searches.ignored_queries "
+    "searches.dropped_passages conversation.outputs.text "
+    "conversation.outputs.finish_reason executor shared_from"
 )
 TRACE = (
     *"status result.answer result.outcome result.topology result.rounds".split(),
-    *"result.searches.query result.searches.passages.id result.delegation.outputs.reasoning".split(),
-    *(f"result.{said}.{each}" for said in ("delegation.outputs", "answering.outputs", "outputs") for each in _SAID),
-    *(f"{place}.{field}" for place in ("result", "result.executions") for field in _EXECUTION.split()),
+    *(
+        "result.searches.query result.searches.passages.id result.delegation.outputs.reasoning"
+    ).split(),
+    *(
+        f"result.{said}.{each}"
+        for said in ("delegation.outputs", "answering.outputs", "outputs")
+        for each in _SAID
+    ),
+    *(
+        f"{place}.{field}"
+        for place in ("result", "result.executions")
+        for field in _EXECUTION.split()
+    ),
 )
 """Of a run's trace; where a list is on the way, the field of each of its entries."""
 ROWS = ("calls.number", "calls.sub_query", "calls.max_tokens", "calls.reserved.tokens")
@@ -53,7 +67,11 @@ ROWS = ("calls.number", "calls.sub_query", "calls.max_tokens", "calls.reserved.t
 
 def config_of(name: str, upstream: Upstream) -> Json:
     """A gateway's config, by dotted keys of the recording."""
-    text = CONFIGS.read_text("utf-8").replace("$upstream", upstream.url).replace("$retrieval", upstream.retrieval)
+    text = (
+        CONFIGS.read_text("utf-8")
+        .replace("$upstream", upstream.url)
+        .replace("$retrieval", upstream.retrieval)
+    )
     tables = tomllib.loads(text)
     return {**tables["all"], **tables[name]}
 
@@ -83,7 +101,12 @@ def _publish(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "adapter_model.safetensors").write_bytes(b"weights")
     manifest = {
-        **{"format": 1, "version": folder.name, "kind": "adapter", "base_model": MODELS["execution"]},
+        **{
+            "format": 1,
+            "version": folder.name,
+            "kind": "adapter",
+            "base_model": MODELS["execution"],
+        },
         **{"base_sha256": "", "rank": 8, "recipe": {}, "data": {}, "git_revision": ""},
         "created_at": "2026-01-01T00:00:00Z",
         "files": {"adapter_model.safetensors": hashlib.sha256(b"weights").hexdigest()},
@@ -150,12 +173,14 @@ class Gateway:
         return "".join(self._log)
 
     async def play(self, scenario: Scenario, expected: int | None) -> Json:
-        """What comes of a scenario, without all that is different each time. `expected`: how many runs it has; None
-        where that is not known yet.
+        """What comes of a scenario, without all that is different each time. `expected`: how many
+        runs it has; None where that is not known yet.
         """
         self._upstream.scripts[scenario.name] = scenario.says
         steps = [self._step(step, scenario.name) for step in scenario.steps]
-        results = [*await asyncio.gather(*steps)] if scenario.together else [await step for step in steps]
+        results = (
+            [*await asyncio.gather(*steps)] if scenario.together else [await step for step in steps]
+        )
         ids = await self._ended(scenario, expected)
         runs = [await self._on_record(run_id) for run_id in ids]
         played = {"steps": results, "runs": runs, "upstream": self._asked(scenario.name)}
@@ -163,8 +188,14 @@ class Gateway:
         return self._plain(played, ids)
 
     async def _calm(self, scenario: Scenario) -> None:
-        """After failures, let every role succeed once, so that no scenario sees the breakers of another."""
-        for role in ("ROLE_DELEGATION", "ROLE_EXECUTION", "ROLE_ANSWER") if scenario.gateway == "faults" else ():
+        """After failures, let every role succeed once, so that no scenario sees the breakers of
+        another.
+        """
+        for role in (
+            ("ROLE_DELEGATION", "ROLE_EXECUTION", "ROLE_ANSWER")
+            if scenario.gateway == "faults"
+            else ()
+        ):
             request = {"role": role, "messages": [{"role": "user", "content": "calm"}]}
             await self.wire.call("CompletionService/Complete", request)
 
@@ -195,15 +226,30 @@ class Gateway:
             return await self._fetch(step, request)
         metadata = self._metadata(step.key)
         try:
-            if "Stream" not in step.rpc and step.rpc.split("/")[1] not in ("WatchRun", "ExportRuns"):
-                return await self.wire.call(step.rpc, request, timeout_s=step.timeout_s, metadata=metadata)
-            streamed = self.wire.stream(step.rpc, request, timeout_s=step.timeout_s, metadata=metadata)
+            if "Stream" not in step.rpc and step.rpc.split("/")[1] not in (
+                "WatchRun",
+                "ExportRuns",
+            ):
+                return await self.wire.call(
+                    step.rpc, request, timeout_s=step.timeout_s, metadata=metadata
+                )
+            streamed = self.wire.stream(
+                step.rpc, request, timeout_s=step.timeout_s, metadata=metadata
+            )
             events = [event async for event in streamed]
         except RPCError as error:
-            told = {"code": error.code, "reason": error.reason, "metadata": error.metadata, "retries": error.retries}
+            told = {
+                "code": error.code,
+                "reason": error.reason,
+                "metadata": error.metadata,
+                "retries": error.retries,
+            }
             return {"error": told}
         if step.rpc.endswith("StreamComplete"):  # how it is cut into pieces is nobody's promise
-            texts = {name: "".join(event.get(name, "") for event in events) for name in ("text", "reasoning")}
+            texts = {
+                name: "".join(event.get(name, "") for event in events)
+                for name in ("text", "reasoning")
+            }
             return {"events": [{**events[-1], **texts}]}
         return {"events": events}
 
@@ -215,23 +261,39 @@ class Gateway:
         verb, path = route.split()
         body = {"json": data_now(request, "http")} if verb == "POST" else {}
         headers = dict(self._metadata(step.key))
-        async with self._session.request(verb, f"http://{self.http}{path}", headers=headers, **body) as response:
+        async with self._session.request(
+            verb, f"http://{self.http}{path}", headers=headers, **body
+        ) as response:
             said = await response.text()
-            found: Json = {"status": response.status, "retry_after": "Retry-After" in response.headers}
+            found: Json = {
+                "status": response.status,
+                "retry_after": "Retry-After" in response.headers,
+            }
         if response.content_type == "text/event-stream":
-            events = [line.removeprefix("data: ") for line in said.splitlines() if line.startswith("data: ")]
-            return {**found, "events": [json.loads(event) if event != "[DONE]" else event for event in events]}
+            events = [
+                line.removeprefix("data: ")
+                for line in said.splitlines()
+                if line.startswith("data: ")
+            ]
+            return {
+                **found,
+                "events": [json.loads(event) if event != "[DONE]" else event for event in events],
+            }
         return {**found, "body": _without_texts(json.loads(said))}
 
     async def _tagged(self, tag: str, kind: str = "RUN_KIND_UNSPECIFIED") -> list[Json]:
-        """The runs of a scenario, the newest first; what is not named is of a tenant whose texts are not kept."""
+        """The runs of a scenario, the newest first; what is not named is of a tenant whose
+        texts are not kept.
+        """
         request = {"page_size": 30, "kind": kind}
         found = await self.wire.call("RunService/ListRuns", request, metadata=self._metadata(""))
         fresh = [run for run in found["runs"] if run["run_id"] not in self._seen]
         return [run for run in fresh if not run["request"] or f"{tag} " in run["request"]]
 
     async def _ended(self, scenario: Scenario, expected: int | None) -> list[str]:
-        """The scenario's runs, the oldest first, once all have ended; fewer than expected where no more come."""
+        """The scenario's runs, the oldest first, once all have ended; fewer than expected where
+        no more come.
+        """
         tag, found = f"@{scenario.name}", list[Json]()
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENDED_S):
@@ -239,7 +301,9 @@ class Gateway:
                     await asyncio.sleep(_SETTLING_S)
                 while True:
                     found = await self._tagged(tag)
-                    running = any(run["status"] == name_now("values", "RUN_STATUS_RUNNING") for run in found)
+                    running = any(
+                        run["status"] == name_now("values", "RUN_STATUS_RUNNING") for run in found
+                    )
                     if len(found) >= (expected or 0) and not running:
                         break
                     await asyncio.sleep(0.02)
@@ -261,32 +325,51 @@ class Gateway:
             for number, call in enumerate(whole.pop("calls"))
         ]
         # What is worked on at the same time is booked in any order.
-        rows.sort(key=lambda row: (row.get("sub_query") is not None, row.get("sub_query") or 0, row.get("number") or 0))
+        rows.sort(
+            key=lambda row: (
+                row.get("sub_query") is not None,
+                row.get("sub_query") or 0,
+                row.get("number") or 0,
+            )
+        )
         for row in rows:
             row.pop("number", None)
             row["call_id"] = row["call_id"].rpartition("-")[0]
         whole["failed"] = bool(whole.pop("error"))
-        return {**whole, "calls": rows, "trace": {path: at for path in TRACE if (at := found_at(trace, path))}}
+        return {
+            **whole,
+            "calls": rows,
+            "trace": {path: at for path in TRACE if (at := found_at(trace, path))},
+        }
 
     def _asked(self, scenario: str) -> list[Json]:
         """What models were asked: of a conversation that goes on, only what is new."""
         asked = self._upstream.asked[scenario]
-        asked.sort(key=lambda call: (list(MODELS).index(call["place"]), call["letter"], call["number"]))
+        asked.sort(
+            key=lambda call: (list(MODELS).index(call["place"]), call["letter"], call["number"])
+        )
         shown: list[Json] = []
         before: list[Any] = []
         for call in asked:
             messages = [[message["role"], message["content"]] for message in call["messages"]]
-            same = next((n for n, (a, b) in enumerate(zip(messages, before, strict=False)) if a != b), len(before))
+            same = next(
+                (n for n, (a, b) in enumerate(zip(messages, before, strict=False)) if a != b),
+                len(before),
+            )
             same = min(same, len(messages))
             before = messages
-            shown.append({**call, "messages": [f"{same} as before", *messages[same:]] if same else messages})
+            shown.append(
+                {**call, "messages": [f"{same} as before", *messages[same:]] if same else messages}
+            )
         return shown
 
     def _plain(self, played: Json, ids: Sequence[str]) -> Json:
         text = json.dumps(played, ensure_ascii=False)
         for number, run_id in enumerate(ids, 1):
             text = text.replace(run_id, f"run-{number}")
-        text = text.replace("/delegation2/", "/delegation/").replace(self._upstream.url, "<upstream>")
+        text = text.replace("/delegation2/", "/delegation/").replace(
+            self._upstream.url, "<upstream>"
+        )
         for pattern, instead in _VOLATILE.items():
             text = re.sub(pattern, instead, text)
         plain: Json = json.loads(text)
@@ -305,7 +388,9 @@ def _walked(value: Any, keys: Sequence[str]) -> Any:
         return found if any(each is not None for each in found) or not keys else None
     if not keys:
         return value
-    return _walked(value[keys[0]], keys[1:]) if isinstance(value, dict) and keys[0] in value else None
+    return (
+        _walked(value[keys[0]], keys[1:]) if isinstance(value, dict) and keys[0] in value else None
+    )
 
 
 def _without_texts(body: Any) -> Any:
@@ -331,7 +416,10 @@ def _merged(one: Any, other: Any) -> Any:
     if one is None or one == other:
         return other
     if isinstance(one, dict) and isinstance(other, dict):
-        return {key: _merged(one.get(key), other[key]) if key in other else one[key] for key in {**one, **other}}
+        return {
+            key: _merged(one.get(key), other[key]) if key in other else one[key]
+            for key in {**one, **other}
+        }
     if isinstance(one, list) and isinstance(other, list):
         return [_merged(one[0], other[0])] if one and other else one or other
     return "|".join(sorted({*str(one).split("|"), *str(other).split("|")}))

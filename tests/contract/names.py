@@ -21,7 +21,9 @@ def now(section: str, name: str) -> str | None:
 def name_now(section: str, name: str) -> str:
     """As `now`, of what this folder itself has to name."""
     found = now(section, name)
-    assert found is not None, f"{section}: {name} was dropped, and the contract cannot be checked without it"
+    assert found is not None, (
+        f"{section}: {name} was dropped, and the contract cannot be checked without it"
+    )
     return found
 
 
@@ -45,7 +47,9 @@ def data_now(value: Any, section: str = "fields", field: str = "") -> Any:
 
 
 def place_now(path: str) -> list[str] | None:
-    """Where something stands in a trace now, key by key: by the longest beginning of its path that was moved."""
+    """Where something stands in a trace now, key by key: by the longest beginning of its path
+    that was moved.
+    """
     keys = path.split(".")
     for end in range(len(keys), 0, -1):
         head = ".".join(keys[:end])
@@ -63,7 +67,10 @@ def is_added(section: str, name: str) -> bool:
 def differences(expected: Any, found: Any, where: str = "", section: str = "fields") -> list[str]:
     """A line for each place where `found` is not what was recorded."""
     if isinstance(expected, dict) and isinstance(found, dict):
-        lines = [f"{where}/{key}: is missing, was {short(expected[key])}" for key in expected.keys() - found.keys()]
+        lines = [
+            f"{where}/{key}: is missing, was {short(expected[key])}"
+            for key in expected.keys() - found.keys()
+        ]
         extra = [key for key in found.keys() - expected.keys() if not is_added(section, key)]
         lines += [f"{where}/{key}: is new: {short(found[key])}" for key in extra]
         for key in sorted(expected.keys() & found.keys()):
@@ -71,7 +78,11 @@ def differences(expected: Any, found: Any, where: str = "", section: str = "fiel
         return lines
     if isinstance(expected, list) and isinstance(found, list):
         found = [one for one in found if not (isinstance(one, str) and is_added("values", one))]
-        lines = [] if len(expected) == len(found) else [f"{where}: {len(found)} entries, were {len(expected)}"]
+        lines = (
+            []
+            if len(expected) == len(found)
+            else [f"{where}: {len(found)} entries, were {len(expected)}"]
+        )
         for number, (one, other) in enumerate(zip(expected, found, strict=False)):
             lines += differences(one, other, f"{where}[{number}]", section)
         longer = expected if len(expected) > len(found) else found
@@ -118,4 +129,6 @@ def _written(value: Any, indent: str = "") -> str:
 def check(name: str, found: Any, expected: Any, section: str = "fields") -> None:
     """Compare with what was recorded, in the names of now, and show what differs."""
     lines = differences(expected, found, section=section)
-    assert not lines, "\n".join([f"{name}: not what was recorded; tests/contract/renamed.py is the map.", *lines[:60]])
+    assert not lines, "\n".join(
+        [f"{name}: not what was recorded; tests/contract/renamed.py is the map.", *lines[:60]]
+    )

@@ -1,24 +1,22 @@
-"""What was renamed, dropped or added on purpose since the contract was recorded; empty on the commit it is of.
+"""What was renamed, dropped or added on purpose since the contract was recorded; empty on the
+commit it is of.
 
-Names of the recording stand on the left. On the right stands what they are called now, or `Dropped` with the reason
-why they are gone. Sections:
+Names of the recording stand on the left. On the right stands what they are called now, or `Dropped`
+with the reason why they are gone. Sections:
 
-    config      dotted keys of the config file: "search.max_rounds"
-    rpc         "AnswerService/Answer"
-    messages    names of messages and enums: "AnswerRequest"
-    fields      fields of messages, also of requests: "fresh", or with the field around it "usage.model"
-    values      values of enums, "RUN_KIND_SHADOW", and words in a field, "outcome=discarded"
-    trace       dotted places in a run's trace: "result.executions"
-    upstream    fields of requests to models: "structured_outputs"
-    http        routes and fields of the OpenAI-compatible server: "GET /health", "rolegate"
-    metrics     names of metrics, "rolegate_runs_total", and with a label: "rolegate_calls_total.purpose"
-    reasons     reasons of errors: "UPSTREAM_GARBLED"
-    commands    commands and their options: "usage reconcile", "serve --workers"
-    json        keys of what commands print as JSON
-    sql         tables and columns: "runs.trace"
-    texts       words that people read, wherever they stand: '(README, "Real models")'
-    scenarios   whole scenarios, "early-guess-wasted", or a part of one: "early-guess-wasted/upstream"
-    added       what came after the recording, with its section: "fields: table_id"
+    config      dotted keys of the config file: "search.max_rounds" rpc
+    "AnswerService/Answer" messages    names of messages and enums: "AnswerRequest" fields
+    fields of messages, also of requests: "fresh", or with the field around it "usage.model" values
+    values of enums, "RUN_KIND_SHADOW", and words in a field, "outcome=discarded" trace       dotted
+    places in a run's trace: "result.executions" upstream    fields of requests to models:
+    "structured_outputs" http        routes and fields of the OpenAI-compatible server: "GET
+    /health", "rolegate" metrics     names of metrics, "rolegate_runs_total", and with a label:
+    "rolegate_calls_total.purpose" reasons     reasons of errors: "UPSTREAM_GARBLED" commands
+    commands and their options: "usage reconcile", "serve --workers" json        keys of what
+    commands print as JSON sql         tables and columns: "runs.trace" texts       words that
+    people read, wherever they stand: '(README, "Real models")' scenarios   whole scenarios,
+    "early-guess-wasted", or a part of one: "early-guess-wasted/upstream" added       what came
+    after the recording, with its section: "fields: table_id"
 """
 
 from dataclasses import dataclass
@@ -32,7 +30,9 @@ class Dropped:
     """Why; a sentence."""
 
 
-_MANAGERS = "Managers stand between the delegator and workers, in a topology of their own and in tables."
+_MANAGERS = (
+    "Managers stand between the delegator and workers, in a topology of their own and in tables."
+)
 _OF_MANAGERS = "manager", "workers", "worker", "sub_query"
 _VALUES_OF_MANAGERS = "TOPOLOGY_HOST", "EXECUTION_OUTCOME_ESCALATED", "USAGE_DIMENSION_MANAGER"
 _UNSUPPORTED = "An answer says whether its evidence supports it."
@@ -40,9 +40,26 @@ _DOUBT = "Unsupported: no retrieved passage holds all of this answer; check it."
 _TABLES = "Tables, filled by wide search."
 _OF_TABLES = (
     *("CellState", "ColumnType", "Support", "TableOutcome", "TableTopology"),
-    *("Cell", "Claim", "Column", "Completeness", "GivenRow", "Planned", "Row", "RowChanged", "Table"),
+    *(
+        "Cell",
+        "Claim",
+        "Column",
+        "Completeness",
+        "GivenRow",
+        "Planned",
+        "Row",
+        "RowChanged",
+        "Table",
+    ),
     *("FillTableRequest", "FillTableResponse", "GetTableRequest", "GetTableResponse"),
-    *("StreamTableRequest", "StreamTableResponse", "columns", "row_id", "table_event", "table_outcome"),
+    *(
+        "StreamTableRequest",
+        "StreamTableResponse",
+        "columns",
+        "row_id",
+        "table_event",
+        "table_outcome",
+    ),
 )
 
 RENAMED: dict[str, dict[str, str | Dropped]] = {
@@ -58,13 +75,23 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "reuse.most": Dropped("Nobody turned it; it is a constant of the report cache."),
         "roles.connect_timeout_s": Dropped("Nobody turned it; it is a constant of the client."),
         "roles.hedge_percentile": Dropped("Calls are not hedged any more."),
-        "retrieval.batching": Dropped("Nobody turned it; waits and sizes are constants of the searcher."),
-        "retrieval.embedder.kind": Dropped("An embedder elsewhere is known by its engine or base_url."),
-        "versions.gate.error": Dropped("Nobody turned it; the probability of a wrong decision is a constant."),
+        "retrieval.batching": Dropped(
+            "Nobody turned it; waits and sizes are constants of the searcher."
+        ),
+        "retrieval.embedder.kind": Dropped(
+            "An embedder elsewhere is known by its engine or base_url."
+        ),
+        "versions.gate.error": Dropped(
+            "Nobody turned it; the probability of a wrong decision is a constant."
+        ),
         "versions.gate.most_trials": Dropped("Nobody turned it; the most trials are a constant."),
         "versions.gate.most_tokens": "versions.gate.max_tokens_ratio",
-        "topologies.single_agent.max_tokens": Dropped("It may write as much as the roles that it stands for."),
-        "topologies.no_retrieval.max_tokens": Dropped("It may write as much as the roles that it stands for."),
+        "topologies.single_agent.max_tokens": Dropped(
+            "It may write as much as the roles that it stands for."
+        ),
+        "topologies.no_retrieval.max_tokens": Dropped(
+            "It may write as much as the roles that it stands for."
+        ),
     },
     "rpc": {},
     "messages": {},
@@ -87,13 +114,19 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     },
     "commands": {
         "ask --fresh": "ask --no-cache",
-        "serve --workers": Dropped("Several gateways share one PostgreSQL behind a gRPC balancer instead."),
+        "serve --workers": Dropped(
+            "Several gateways share one PostgreSQL behind a gRPC balancer instead."
+        ),
         "bench budgets": Dropped("Quotas under many requests at once are tested."),
         "bench chaos": Dropped("Its checks are those of bench reliability."),
         "bench crashes": Dropped("Its checks are those of bench reliability."),
         "bench documents": Dropped("Searches of one's own documents are tried by rolegate search."),
-        "bench index": Dropped("bench retrieval builds an index and says how many passages a second."),
-        "bench executor": Dropped("Its claim is settled; bench overhead measures the gateway against bare means."),
+        "bench index": Dropped(
+            "bench retrieval builds an index and says how many passages a second."
+        ),
+        "bench executor": Dropped(
+            "Its claim is settled; bench overhead measures the gateway against bare means."
+        ),
         "bench durability": Dropped("It measured a single feature of the store."),
         "bench fuzz": Dropped("Every target has a property beside its reader's tests."),
         "bench reconciliation": Dropped("Its checks are those of bench reliability."),
@@ -106,9 +139,15 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "gold_answer": "right_answer",
         "cells.model": Dropped("That a model is not served is told in the cell of its endpoint."),
         "cells.thinking": Dropped("A turn that is cut off is told where it broke the protocol."),
-        "spent.reserved_tokens": Dropped("What runs under way may cost is known to their gateway alone."),
-        "spent.reserved_nano_usd": Dropped("What runs under way may cost is known to their gateway alone."),
-        "cells.streamed usage": Dropped("Turns are streamed as the gateway streams them, so it is the usage."),
+        "spent.reserved_tokens": Dropped(
+            "What runs under way may cost is known to their gateway alone."
+        ),
+        "spent.reserved_nano_usd": Dropped(
+            "What runs under way may cost is known to their gateway alone."
+        ),
+        "cells.streamed usage": Dropped(
+            "Turns are streamed as the gateway streams them, so it is the usage."
+        ),
     },
     "sql": {
         "feedback.gold_answer": "feedback.right_answer",
@@ -131,7 +170,9 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
             Dropped("Reasoning without text is asked for once more, without stop strings."),
         ),
         "delegator-thinks": Dropped("Its thoughts are told from its text, which is understood."),
-        "a-version-as-canary/upstream": Dropped("A canary that works for all runs is compared with nothing."),
+        "a-version-as-canary/upstream": Dropped(
+            "A canary that works for all runs is compared with nothing."
+        ),
     },
     "added": {
         **{f"{kind}: unsupported": _UNSUPPORTED for kind in ("fields", "json", "http", "trace")},
@@ -154,7 +195,10 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "fields: sources": "Every decision on a version says whose evidence it rests on.",
         "json: sources": "Every decision on a version says whose evidence it rests on.",
         "fields: document": "A search within one document, which executors may open.",
-        **{f"rpc: TableService/{name}": _TABLES for name in ("FillTable", "StreamTable", "GetTable")},
+        **{
+            f"rpc: TableService/{name}": _TABLES
+            for name in ("FillTable", "StreamTable", "GetTable")
+        },
         **{f"fields: {name}": _TABLES for name in _OF_TABLES},
         **{f"json: {name}": _TABLES for name in ("columns", "row_id", "table_outcome")},
         "values: RUN_KIND_TABLE": _TABLES,

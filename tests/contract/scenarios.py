@@ -1,7 +1,7 @@
 """What is asked of the gateways and what their models say meanwhile: `scenarios.toml`, read.
 
-In all texts `@@` is the scenario's tag, `@name`, and a text that is one of `_TEXTS` stands for what is there. Models
-whose turns a scenario does not give say what `upstream.defaults` has for them.
+In all texts `@@` is the scenario's tag, `@name`, and a text that is one of `_TEXTS` stands for what
+is there. Models whose turns a scenario does not give say what `upstream.defaults` has for them.
 """
 
 import json
@@ -24,7 +24,10 @@ _TEXTS = {
     "$long": "which " * 700,
 }
 _QUESTION, _CONTENT = {"question": "@@ Which one is it?"}, {"content": "@@ Which one is it?"}
-_MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "@@ Which one?"}]
+_MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "@@ Which one?"},
+]
 _REQUESTS: Json = {
     "AnswerService/Answer": _QUESTION,
     "AnswerService/StreamAnswer": _QUESTION,
@@ -35,7 +38,10 @@ _REQUESTS: Json = {
         "model": "rolegate",
         "messages": [{"role": "user", "content": _QUESTION["question"]}],
     },
-    **{f"RunService/{rpc}": {"run_id": "$run"} for rpc in ("GetRun", "WatchRun", "CancelRun", "SubmitFeedback")},
+    **{
+        f"RunService/{rpc}": {"run_id": "$run"}
+        for rpc in ("GetRun", "WatchRun", "CancelRun", "SubmitFeedback")
+    },
 }
 """What a step asks where it says nothing else."""
 
@@ -56,9 +62,13 @@ class Step:
     leaves: tuple[str, int] | None = None
     """The client leaves once so many have come."""
     until: str = ""
-    """It is made again and again until this stands in the JSON of its response, as what it asks for takes a while."""
+    """It is made again and again until this stands in the JSON of its response, as what it asks
+    for takes a while.
+    """
     shape: bool = False
-    """Whether only the shape of what it returns is compared, as it tells of other scenarios, too."""
+    """Whether only the shape of what it returns is compared, as it tells of other scenarios,
+    too.
+    """
 
 
 @dataclass(frozen=True)
@@ -78,13 +88,17 @@ class Scenario:
 
 def _scenario(name: str, given: Json) -> Scenario:
     given = _meant(given, f"@{name}")
-    asked = given.get("steps", [{"rpc": "AnswerService/Answer", "request": given.get("request", {})}])
+    asked = given.get(
+        "steps", [{"rpc": "AnswerService/Answer", "request": given.get("request", {})}]
+    )
     steps = []
     for step in asked:
         request = {**_meant(_REQUESTS.get(step["rpc"], {}), f"@{name}"), **step.get("request", {})}
         steps.append(Step(**{**step, "request": request}))
     together, shadows = given.get("together", False), given.get("shadows", 0)
-    return Scenario(name, steps, given.get("says", {}), given.get("gateway", "main"), together, shadows)
+    return Scenario(
+        name, steps, given.get("says", {}), given.get("gateway", "main"), together, shadows
+    )
 
 
 def _meant(value: Any, tag: str) -> Any:
@@ -96,4 +110,6 @@ def _meant(value: Any, tag: str) -> Any:
 
 
 _FILE = Path(__file__).parent / "scenarios.toml"
-SCENARIOS = [_scenario(name, given) for name, given in tomllib.loads(_FILE.read_text("utf-8")).items()]
+SCENARIOS = [
+    _scenario(name, given) for name, given in tomllib.loads(_FILE.read_text("utf-8")).items()
+]

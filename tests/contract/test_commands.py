@@ -9,7 +9,16 @@ import pytest
 
 from tests.contract.conftest import Contract, printed
 from tests.contract.gateway import config_of, shape_of, write_config
-from tests.contract.names import RECORDING, check, data_now, is_added, name_now, now, record, recorded
+from tests.contract.names import (
+    RECORDING,
+    check,
+    data_now,
+    is_added,
+    name_now,
+    now,
+    record,
+    recorded,
+)
 
 pytestmark = pytest.mark.xdist_group("contract")
 _LISTED = ("sft", "bench")
@@ -25,7 +34,10 @@ def subcommands(text: str) -> list[str]:
 def walked(command: str = "") -> Iterator[tuple[str, list[str]]]:
     """Every command with its options."""
     text = printed(*command.split(), "--help")
-    yield command, sorted(set(re.findall(r"^  (?:-\w, )?(--[a-z][a-z-]*)", text, re.MULTILINE)) - {"--help"})
+    yield (
+        command,
+        sorted(set(re.findall(r"^  (?:-\w, )?(--[a-z][a-z-]*)", text, re.MULTILINE)) - {"--help"}),
+    )
     for name in subcommands(text):
         if command in _LISTED:
             yield f"{command} {name}", []
@@ -57,7 +69,9 @@ def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dic
     at, config = ("--address", gateway.address), ("--config", str(gateway.config))
     found: dict[str, Any] = {}
 
-    def run(command: str, *arguments: str, name: str = "", status: int = 0, flag: str = "--json") -> Any:
+    def run(
+        command: str, *arguments: str, name: str = "", status: int = 0, flag: str = "--json"
+    ) -> Any:
         words = now("commands", command)
         if words is None:
             return None
@@ -92,13 +106,20 @@ def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dic
     run("keys list", *copied)
     run("keys revoke", made[0]["key_id"], *copied)
     (folder / "facts.md").write_text("# Facts\n\nFact a is 1.\n")
-    embedder = ("--embedder-url", f"{contract.upstream.url}/embedder/v1", "--embedder-model", "embedder")
+    embedder = (
+        "--embedder-url",
+        f"{contract.upstream.url}/embedder/v1",
+        "--embedder-model",
+        "embedder",
+    )
     out = ("--out", str(folder / "index"), "--embedder-dimension", "4")
     run("index build", str(folder / "facts.md"), *out, *embedder)
     if export := now("commands", "runs export"):
         file = folder / "runs.jsonl"
         printed(*export.split(), "--out", str(file), "--kind", "answer", *config)
-        found["runs export"] = shape_of([json.loads(line) for line in file.read_text().splitlines()])
+        found["runs export"] = shape_of(
+            [json.loads(line) for line in file.read_text().splitlines()]
+        )
     return found
 
 
@@ -106,8 +127,14 @@ def test_json(outputs: dict[str, Any]) -> None:
     """Keys and types of what each prints."""
     if RECORDING:
         record("json", outputs)
-    expected = {command: shape for command, shape in recorded("json").items() if now("commands", command) is not None}
-    lines = {command: data_now(data_now(shape, "fields"), "json") for command, shape in expected.items()}
+    expected = {
+        command: shape
+        for command, shape in recorded("json").items()
+        if now("commands", command) is not None
+    }
+    lines = {
+        command: data_now(data_now(shape, "fields"), "json") for command, shape in expected.items()
+    }
     check("json", outputs, lines, "json")
 
 

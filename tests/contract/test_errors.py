@@ -1,4 +1,6 @@
-"""Every error that a client can cause has the code, the reason and the HTTP status that were recorded."""
+"""Every error that a client can cause has the code, the reason and the HTTP status that were
+recorded.
+"""
 
 import sqlite3
 from typing import Any
@@ -23,16 +25,23 @@ def errors_of(played: dict[str, Any]) -> dict[str, Any]:
         bodies = [step.get("body"), *step.get("events", [])]
         if isinstance(step.get("error"), dict):
             note(step["error"]["reason"], "grpc", step["error"]["code"])
-        for error in (body["error"] for body in bodies if isinstance(body, dict) and "error" in body):
+        for error in (
+            body["error"] for body in bodies if isinstance(body, dict) and "error" in body
+        ):
             again = ", Retry-After" if step["retry_after"] else ""
             note(error["code"], "http", f"{step['status']} {error['type']}{again}")
-    return {reason: {side: sorted(each) for side, each in sides.items()} for reason, sides in found.items()}
+    return {
+        reason: {side: sorted(each) for side, each in sides.items()}
+        for reason, sides in found.items()
+    }
 
 
 def test_a_damaged_store(contract: Contract) -> None:
     """It is told as such; what is damaged here is the trace of one run."""
     gateway = contract.gateways["loose"]
-    run = contract.wait(gateway.wire.call("RunService/ListRuns", {"page_size": 1}))["runs"][0]["run_id"]
+    run = contract.wait(gateway.wire.call("RunService/ListRuns", {"page_size": 1}))["runs"][0][
+        "run_id"
+    ]
     table, trace = name_now("sql", "runs"), name_now("sql", "runs.trace").split(".")[1]
     with sqlite3.connect(gateway.config.parent / "store.db", timeout=10) as database:
         key = name_now("sql", "runs.run_id").split(".")[1]
@@ -41,7 +50,10 @@ def test_a_damaged_store(contract: Contract) -> None:
     assert changed.rowcount == 1
     with pytest.raises(RPCError) as caught:
         contract.wait(gateway.wire.call("RunService/GetRun", {"run_id": run}))
-    assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", now("reasons", "STORE_FAILED"))
+    assert (caught.value.code, caught.value.reason) == (
+        "UNAVAILABLE",
+        now("reasons", "STORE_FAILED"),
+    )
 
 
 def test_the_table_of_errors(contract: Contract) -> None:
@@ -50,6 +62,8 @@ def test_the_table_of_errors(contract: Contract) -> None:
     if RECORDING:
         record("errors", found)
     expected = {
-        named: sides for reason, sides in recorded("errors").items() if (named := now("reasons", reason)) is not None
+        named: sides
+        for reason, sides in recorded("errors").items()
+        if (named := now("reasons", reason)) is not None
     }
     check("errors", found, expected, "reasons")

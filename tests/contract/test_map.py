@@ -1,4 +1,6 @@
-"""The map says what it should: names of now for names of the recording, and why something is gone."""
+"""The map says what it should: names of now for names of the recording, and why something is
+gone.
+"""
 
 import pytest
 
@@ -21,14 +23,23 @@ def test_names_and_words_are_translated(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(RENAMED, "fields", fields)
     monkeypatch.setitem(RENAMED, "values", {"outcome=discarded": "wasted"})
     monkeypatch.setitem(RENAMED, "reasons", {"UPSTREAM_GARBLED": "PROTOCOL_ERROR"})
-    found = data_now({"fresh": 1, "old": 2, "model": 3, "usage": [{"model": "m", "outcome": "discarded"}]})
+    found = data_now(
+        {"fresh": 1, "old": 2, "model": 3, "usage": [{"model": "m", "outcome": "discarded"}]}
+    )
     assert found == {"no_cache": 1, "model": 3, "usage": [{"name": "m", "outcome": "wasted"}]}
-    assert data_now(["UPSTREAM_GARBLED", {"answer": "discarded"}]) == ["PROTOCOL_ERROR", {"answer": "discarded"}]
+    assert data_now(["UPSTREAM_GARBLED", {"answer": "discarded"}]) == [
+        "PROTOCOL_ERROR",
+        {"answer": "discarded"},
+    ]
 
 
 def test_places_in_traces_move_with_what_is_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest beginning that was moved counts."""
-    moved = {"result": "answer", "result.executions": "reports", "calls": Dropped("They are in the log.")}
+    moved = {
+        "result": "answer",
+        "result.executions": "reports",
+        "calls": Dropped("They are in the log."),
+    }
     monkeypatch.setitem(RENAMED, "trace", moved)
     assert place_now("result.executions.outcome") == ["reports", "outcome"]
     assert place_now("result.outcome") == ["answer", "outcome"]

@@ -19,7 +19,11 @@ def families_of(text: str) -> dict[str, list[str]]:
     for name, inside in re.findall(r"^([a-z_:]+)(?:\{(.*)\})? ", text, re.MULTILINE):
         family = name if name in types else re.sub(r"_(bucket|sum|count|total|created)$", "", name)
         labels[family].update(set(re.findall(r'(\w+)="', inside)) - {"le"})
-    return {name: [kind, *sorted(labels[name])] for name, kind in types.items() if not name.endswith("_created")}
+    return {
+        name: [kind, *sorted(labels[name])]
+        for name, kind in types.items()
+        if not name.endswith("_created")
+    }
 
 
 def test_metrics(contract: Contract) -> None:
@@ -35,5 +39,8 @@ def test_metrics(contract: Contract) -> None:
     for name, (kind, *labels) in recorded("metrics").items():
         if (named := now("metrics", name)) is not None:
             places = [now("metrics", f"{name}.{label}") for label in labels]
-            expected[named] = [kind, *sorted(place.rpartition(".")[2] for place in places if place is not None)]
+            expected[named] = [
+                kind,
+                *sorted(place.rpartition(".")[2] for place in places if place is not None),
+            ]
     check("metrics", found, expected, "metrics")

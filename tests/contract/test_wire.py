@@ -6,7 +6,9 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from tests.contract.conftest import Contract
 from tests.contract.names import RECORDING, check, is_added, name_now, now, record, recorded
@@ -32,7 +34,8 @@ def wire_now(wire: Any) -> Any:
             messages[named] = {
                 field_now: kind_now(kind)
                 for field, kind in fields.items()
-                if (field_now := now("fields", field)) is not None and now("fields", f"{message}.{field}") is not None
+                if (field_now := now("fields", field)) is not None
+                and now("fields", f"{message}.{field}") is not None
             }
     enums = {
         named: [value for each in values if (value := now("values", each)) is not None]
@@ -48,7 +51,12 @@ def test_the_wire_is_what_was_recorded(part: str) -> None:
     found = described()
     if RECORDING:
         record("wire", found)
-    check(part, found[part], wire_now(recorded("wire"))[part], "rpc" if part == "methods" else "fields")
+    check(
+        part,
+        found[part],
+        wire_now(recorded("wire"))[part],
+        "rpc" if part == "methods" else "fields",
+    )
 
 
 def test_the_server_has_every_service(contract: Contract) -> None:
@@ -81,7 +89,11 @@ def test_health(contract: Contract) -> None:
 
 def test_every_method_was_called(contract: Contract) -> None:
     """By one scenario at least, so that what each returns is compared."""
-    called = {name_now("rpc", rpc) for gateway in contract.gateways.values() for rpc in gateway.wire.called}
+    called = {
+        name_now("rpc", rpc)
+        for gateway in contract.gateways.values()
+        for rpc in gateway.wire.called
+    }
     assert {rpc for rpc in described()["methods"] if not is_added("rpc", rpc)} == called
 
 

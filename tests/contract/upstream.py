@@ -1,8 +1,9 @@
-"""What stands behind the gateway: models that say what a scenario lets them say, and retrieval that finds it.
+"""What stands behind the gateway: models that say what a scenario lets them say, and retrieval that
+finds it.
 
-Every question, sub-query and query names its scenario, as in `@two-rounds a: who?`; the letter is that of a sub-query.
-Each role asks at a place of its own, `/delegation/v1`, so that a script is found by place and letter; `/delegation2/v1`
-is a replica, and has the same script.
+Every question, sub-query and query names its scenario, as in `@two-rounds a: who?`; the letter is
+that of a sub-query. Each role asks at a place of its own, `/delegation/v1`, so that a script is
+found by place and letter; `/delegation2/v1` is a replica, and has the same script.
 """
 
 import asyncio
@@ -20,13 +21,19 @@ from tests.contract.names import name_now
 from tests.contract.wire import message_class, method_of, new_message
 
 Turn = str | dict[str, Any]
-"""What is said, or a table of `say`, with `thinks`, `finish`, `usage`, and where it is `cut`; of `status`, with `error`
-and `retry_after`; of `body`, with its `kind`; `reset`; `hang`. `refuses` names fields; `pause_s` and `after` so many
-requests for a place come before all that."""
+"""What is said, or a table of `say`, with `thinks`, `finish`, `usage`, and where it is `cut`; of
+`status`, with `error` and `retry_after`; of `body`, with its `kind`; `reset`; `hang`. `refuses`
+names fields; `pause_s` and `after` so many requests for a place come before all that.
+"""
 Script = Mapping[str, Sequence[Turn]]
 _TAG = re.compile(r"@([a-z0-9-]+)(?: ([a-z]):)?")
 _LONGEST_S, _LETTERS = 10.0, "abcdefgh"
-MODELS = {"delegation": "backbone", "execution": "small", "answer": "fixed", "searcher": "search-r1"}
+MODELS = {
+    "delegation": "backbone",
+    "execution": "small",
+    "answer": "fixed",
+    "searcher": "search-r1",
+}
 
 
 def report(letter: str) -> str:
@@ -72,7 +79,9 @@ class Upstream:
         await self._closing.aclose()
 
     async def seen(self, scenario: str, place: str, count: int) -> None:
-        """Wait until so many requests for a place, `execution` or `execution a`, have come in a scenario."""
+        """Wait until so many requests for a place, `execution` or `execution a`, have come in a
+        scenario.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(_LONGEST_S), self._news:
                 await self._news.wait_for(lambda: self._seen[f"{scenario} {place}"] >= count)
@@ -90,7 +99,9 @@ class Upstream:
         place, body = request.match_info["place"].rstrip("2"), await request.json()
         scenario, letter = tag_of(" ".join(message["content"] for message in body["messages"]))
         number = await self._count(scenario, place, letter)
-        self.asked[scenario].append({"place": place, "letter": letter or "", "number": number, **body})
+        self.asked[scenario].append(
+            {"place": place, "letter": letter or "", "number": number, **body}
+        )
         script = self.scripts.get(scenario, {})
         turns = script.get(f"{place} {letter}") or script.get(place)
         if turns is None:
@@ -111,18 +122,25 @@ class Upstream:
             error = {"error": {"message": turn.get("error", "no"), "code": turn["status"]}}
             return web.json_response(error, status=turn["status"], headers=headers)
         if "body" in turn:
-            return web.Response(body=turn["body"].encode(), content_type=turn.get("kind", "text/html"))
+            return web.Response(
+                body=turn["body"].encode(), content_type=turn.get("kind", "text/html")
+            )
         if refused := next((field for field in turn.get("refuses", ()) if field in body), None):
             said = {"error": {"message": f"{refused}: extra fields not permitted", "code": 400}}
             return web.json_response(said, status=400)
         if not body.get("stream"):
             return _whole(body, turn)
-        return await _streamed(request, body, turn, lambda: self.seen(scenario, *turn.get("wait", ("", 0))))
+        return await _streamed(
+            request, body, turn, lambda: self.seen(scenario, *turn.get("wait", ("", 0)))
+        )
 
     async def _models(self, request: web.Request) -> web.Response:
         place = request.match_info["place"]
         models = [{"id": MODELS.get(place, place), "max_model_len": 32768, "parent": None}]
-        models += [{"id": name, "parent": MODELS[place], "root": path} for name, path in self.adapters.items()]
+        models += [
+            {"id": name, "parent": MODELS[place], "root": path}
+            for name, path in self.adapters.items()
+        ]
         return web.json_response({"object": "list", "data": models})
 
     async def _load(self, request: web.Request) -> web.Response:
@@ -134,20 +152,31 @@ class Upstream:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
-        texts = [message["content"] for message in body["messages"]] if "messages" in body else [body["prompt"]]
+        texts = (
+            [message["content"] for message in body["messages"]]
+            if "messages" in body
+            else [body["prompt"]]
+        )
         return web.json_response({"count": sum(len(text.split()) for text in texts), "tokens": []})
 
     async def _embed(self, request: web.Request) -> web.Response:
         texts = (await request.json())["input"]
-        data = [{"index": at, "embedding": [len(text) % 7 + 1.0, 1.0, 0.5, 0.25]} for at, text in enumerate(texts)]
+        data = [
+            {"index": at, "embedding": [len(text) % 7 + 1.0, 1.0, 0.5, 0.25]}
+            for at, text in enumerate(texts)
+        ]
         return web.json_response({"object": "list", "data": data})
 
     def _retrieval_handler(self) -> grpc.GenericRpcHandler:
         method = method_of("RetrievalService/Search")
         handler: Any = grpc.unary_unary_rpc_method_handler(
-            self._search, message_class(method.input_type).FromString, lambda response: response.SerializeToString()
+            self._search,
+            message_class(method.input_type).FromString,
+            lambda response: response.SerializeToString(),
         )
-        return grpc.method_handlers_generic_handler(method.containing_service.full_name, {method.name: handler})
+        return grpc.method_handlers_generic_handler(
+            method.containing_service.full_name, {method.name: handler}
+        )
 
     async def _search(self, request: Any, context: Any) -> Any:
         queries = getattr(request, name_now("fields", "queries"))
@@ -179,19 +208,30 @@ def _passages(query: str) -> list[dict[str, Any]]:
     texts = {f"Fact {letter}": f"Fact {letter} is {_LETTERS.index(letter) + 1}. It is so."}
     texts[f"More of {letter}"] = f"Nobody doubts <it>, or {letter}."
     return [
-        {"passage_id": f"{letter}{at}", "title": title, "text": text, "score": 1 - at / 10, "document": "facts.md"}
+        {
+            "passage_id": f"{letter}{at}",
+            "title": title,
+            "text": text,
+            "score": 1 - at / 10,
+            "document": "facts.md",
+        }
         for at, (title, text) in enumerate(texts.items(), 1)
     ]
 
 
 def defaults(place: str, scenario: str, letter: str | None) -> list[Turn]:
-    """What is said where a scenario has no script: one round of one sub-query, one search, and the answer."""
+    """What is said where a scenario has no script: one round of one sub-query, one search, and
+    the answer.
+    """
     if letter is None:
         if place == "answer":
             return ["<answer>42</answer>"]
         return [f"<search>@{scenario} a: which one?</search>", "<stop/>Enough evidence<stop>"]
     if place == "searcher":
-        return [f"<think>Hm.</think><search>@{scenario} {letter}: it</search>", "<answer>1</answer>"]
+        return [
+            f"<think>Hm.</think><search>@{scenario} {letter}: it</search>",
+            "<answer>1</answer>",
+        ]
     return [f"<search>@{scenario} {letter}: it</search>", report(letter)]
 
 
@@ -214,22 +254,37 @@ def _usage(body: dict[str, Any], turn: dict[str, Any], text: str) -> dict[str, A
 def _whole(body: dict[str, Any], turn: dict[str, Any]) -> web.Response:
     message = {"role": "assistant", "content": turn["say"]}
     choice = {"index": 0, "message": message, "finish_reason": turn.get("finish", "stop")}
-    reply = {"id": "c", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]}
+    reply = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 1,
+        "model": body["model"],
+        "choices": [choice],
+    }
     return web.json_response({**reply, "usage": _usage(body, turn, turn["say"])})
 
 
 async def _streamed(
-    request: web.Request, body: dict[str, Any], turn: dict[str, Any], wait: Callable[[], Awaitable[None]]
+    request: web.Request,
+    body: dict[str, Any],
+    turn: dict[str, Any],
+    wait: Callable[[], Awaitable[None]],
 ) -> web.StreamResponse:
-    """The text by words, as vLLM streams it: where that is asked for, with the count so far in every event. It is cut
-    before the word of number `cut`, after `wait`; a `held` one stays open.
+    """The text by words, as vLLM streams it: where that is asked for, with the count so far in
+    every event. It is cut before the word of number `cut`, after `wait`; a `held` one stays open.
     """
     options = body.get("stream_options") or {}
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
 
     async def send(choices: list[dict[str, Any]], text: str, told: str) -> None:
-        chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": body["model"], "choices": choices}
+        chunk = {
+            "id": "c",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": body["model"],
+            "choices": choices,
+        }
         usage = _usage(body, turn, text) if options.get(told) else None
         content = {**chunk, **({"usage": usage} if usage else {})}
         await response.write(b"data: " + json.dumps(content).encode() + b"\n\n")

@@ -8,7 +8,12 @@ from typing import Any
 import grpc
 import rolegate.v1
 from google.protobuf import json_format, message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import (
+    Descriptor,
+    FieldDescriptor,
+    MethodDescriptor,
+    ServiceDescriptor,
+)
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
@@ -18,7 +23,11 @@ from tests.contract.names import data_now, name_now
 PACKAGE = "rolegate.v1"
 Metadata = Sequence[tuple[str, str]]
 Json = dict[str, Any]
-_TYPES = {getattr(FieldDescriptor, name): name[5:].lower() for name in dir(FieldDescriptor) if name[:5] == "TYPE_"}
+_TYPES = {
+    getattr(FieldDescriptor, name): name[5:].lower()
+    for name in dir(FieldDescriptor)
+    if name[:5] == "TYPE_"
+}
 
 
 def services() -> dict[str, ServiceDescriptor]:
@@ -56,7 +65,10 @@ def described() -> Json:
     for name, service in services().items():
         for method in service.methods:
             streams = "stream " if method.server_streaming else ""
-            methods[f"{name}/{method.name}"] = [method.input_type.name, f"{streams}{method.output_type.name}"]
+            methods[f"{name}/{method.name}"] = [
+                method.input_type.name,
+                f"{streams}{method.output_type.name}",
+            ]
             add(method.input_type)
             add(method.output_type)
     return {"methods": methods, "messages": messages, "enums": enums}
@@ -84,7 +96,9 @@ class Wire:
         self._channel = channel
         self.called: set[str] = set()
 
-    async def call(self, rpc: str, request: Json, *, timeout_s: float = 20, metadata: Metadata = ()) -> Json:
+    async def call(
+        self, rpc: str, request: Json, *, timeout_s: float = 20, metadata: Metadata = ()
+    ) -> Json:
         """The response. Raises `RPCError`."""
         ask = self._asking(rpc, self._channel.unary_unary)
         message = new_message(method_of(rpc).input_type, request)
@@ -93,10 +107,14 @@ class Wire:
         except grpc.aio.AioRpcError as error:
             raise RPCError(error) from None
 
-    async def stream(self, rpc: str, request: Json, *, timeout_s: float, metadata: Metadata) -> AsyncIterator[Json]:
+    async def stream(
+        self, rpc: str, request: Json, *, timeout_s: float, metadata: Metadata
+    ) -> AsyncIterator[Json]:
         """The responses. Raises `RPCError`; leaving cancels the call."""
         ask = self._asking(rpc, self._channel.unary_stream)
-        call = ask(new_message(method_of(rpc).input_type, request), timeout=timeout_s, metadata=metadata)
+        call = ask(
+            new_message(method_of(rpc).input_type, request), timeout=timeout_s, metadata=metadata
+        )
         try:
             async for response in call:
                 yield as_json(response)
@@ -109,7 +127,11 @@ class Wire:
         method = method_of(rpc)
         self.called.add(rpc)
         path = f"/{method.containing_service.full_name}/{method.name}"
-        return kind(path, lambda message: message.SerializeToString(), message_class(method.output_type).FromString)
+        return kind(
+            path,
+            lambda message: message.SerializeToString(),
+            message_class(method.output_type).FromString,
+        )
 
 
 def method_of(rpc: str) -> MethodDescriptor:

@@ -6,7 +6,9 @@ RANK = 8
 
 
 def write_adapter(model: Path, folder: Path, deviation: float) -> None:
-    """Write one for `model` into `folder`. `deviation`: of its random weights; with 0, it changes nothing."""
+    """Write one for `model` into `folder`. `deviation`: of its random weights; with 0, it
+    changes nothing.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

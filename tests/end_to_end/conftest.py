@@ -1,5 +1,6 @@
-"""The demo as `rolegate ask` runs it, once for all tests of this folder: real engines, a real index, one gateway; and
-an engine alone."""
+"""The demo as `rolegate ask` runs it, once for all tests of this folder: real engines, a real
+index, one gateway; and an engine alone.
+"""
 
 import re
 from collections.abc import AsyncIterator
@@ -53,8 +54,8 @@ async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Demo]:
 
 @pytest.fixture
 def demo_engines(demo: Demo) -> Config:
-    """The demo's config with its engines' addresses, for workbenches: what they ask there, its ledger misses, so tests
-    that use this come after those that compare ledger and engines.
+    """The demo's config with its engines' addresses, for workbenches: what they ask there, its
+    ledger misses, so tests that use this come after those that compare ledger and engines.
     """
 
     def at(role: RoleConfig) -> RoleConfig:
@@ -62,7 +63,9 @@ def demo_engines(demo: Demo) -> Config:
         return msgspec.structs.replace(role, engine=None, base_url=url)
 
     roles = {name: at(role) for name, role in demo.config.roles.by_name.items()}
-    return msgspec.structs.replace(demo.config, roles=msgspec.structs.replace(demo.config.roles, **roles))
+    return msgspec.structs.replace(
+        demo.config, roles=msgspec.structs.replace(demo.config.roles, **roles)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,10 @@ class Engine:
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def executor_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
     """An engine of the executor's model without a gateway, that logs its requests."""
-    config, logs = load_config(preset("mini")).engines["executor"], tmp_path_factory.mktemp("engine")
+    config, logs = (
+        load_config(preset("mini")).engines["executor"],
+        tmp_path_factory.mktemp("engine"),
+    )
     config = msgspec.structs.replace(config, arguments=(*config.arguments, "--enable-log-requests"))
     async with engine("executor", config, ["mini-executor"], lambda _step: None, logs=logs) as url:
         yield Engine(url, logs)
@@ -94,8 +100,12 @@ def engine_url(executor_engine: Engine) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the demo, and put last what comes last."""
-    here = [place for place, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)]
-    in_order = sorted((items[place] for place in here), key=lambda item: "demo_engines" in _fixtures(item))
+    here = [
+        place for place, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)
+    ]
+    in_order = sorted(
+        (items[place] for place in here), key=lambda item: "demo_engines" in _fixtures(item)
+    )
     for place, item in zip(here, in_order, strict=True):
         items[place] = item
         if "demo" in _fixtures(item):

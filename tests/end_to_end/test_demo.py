@@ -45,23 +45,37 @@ def _questions(count: int, *, single_search: bool) -> list[Question]:
 
 
 async def test_answers_questions_of_an_unseen_world(demo: Demo) -> None:
-    """Of 30 questions whose sub-queries need one search, most are answered exactly, with citations."""
+    """Of 30 questions whose sub-queries need one search, most are answered exactly, with
+    citations.
+    """
     stub = AnswerServiceStub(demo.channel)
     questions = _questions(30, single_search=True)
     answers = await asyncio.gather(
-        *(stub.Answer(answer_pb.AnswerRequest(question=question.text), timeout=120) for question in questions)
+        *(
+            stub.Answer(answer_pb.AnswerRequest(question=question.text), timeout=120)
+            for question in questions
+        )
     )
-    right = [exact_match(one.answer, [question.answer]) for one, question in zip(answers, questions, strict=True)]
+    right = [
+        exact_match(one.answer, [question.answer])
+        for one, question in zip(answers, questions, strict=True)
+    ]
     assert sum(right) >= 21
-    cited = [point.citations for one in answers for result in one.results for point in result.evidence]
+    cited = [
+        point.citations for one in answers for result in one.results for point in result.evidence
+    ]
     assert sum(map(bool, cited)) / len(cited) > 0.9
 
 
 async def test_events_are_numbered_and_end_with_the_answer(demo: Demo) -> None:
-    """A stream tells rounds, sub-queries, searches, reports, answer and usage, without gaps; `done` is last."""
+    """A stream tells rounds, sub-queries, searches, reports, answer and usage, without gaps;
+    `done` is last.
+    """
     (question,) = _questions(1, single_search=True)
     request = answer_pb.StreamAnswerRequest(question=question.text)
-    events = [event async for event in AnswerServiceStub(demo.channel).StreamAnswer(request, timeout=120)]
+    events = [
+        event async for event in AnswerServiceStub(demo.channel).StreamAnswer(request, timeout=120)
+    ]
     kinds = Counter(event.WhichOneof("event") for event in events)
     assert [event.event_number for event in events] == list(range(1, len(events) + 1))
     assert events[-1].WhichOneof("event") == "done"
@@ -83,7 +97,11 @@ async def test_events_are_numbered_and_end_with_the_answer(demo: Demo) -> None:
 async def test_fills_a_table(demo: Demo) -> None:
     """The README's one: every city of the country, with cells that a passage states."""
     wide = WideWorld.undisturbed(DEMO_SEED, "test")
-    (task,) = (task for task in wide.tasks if task.question == "List the cities of Veshoux with country and year.")
+    (task,) = (
+        task
+        for task in wide.tasks
+        if task.question == "List the cities of Veshoux with country and year."
+    )
     kinds = (table_pb.COLUMN_TYPE_TEXT, table_pb.COLUMN_TYPE_TEXT, table_pb.COLUMN_TYPE_INTEGER)
     columns = [
         table_pb.Column(name=name, type=kind, key=name == "city")
@@ -109,9 +127,14 @@ async def test_refuses_what_is_outside_its_world(demo: Demo) -> None:
 
 
 async def test_ledger_equals_the_engines_own_counters(demo: Demo) -> None:
-    """What each engine counts while questions run equals the new rows of the roles that it serves, exactly."""
+    """What each engine counts while questions run equals the new rows of the roles that it
+    serves, exactly.
+    """
     stub = AnswerServiceStub(demo.channel)
-    questions = [answer_pb.AnswerRequest(question=question.text) for question in _questions(20, single_search=False)]
+    questions = [
+        answer_pb.AnswerRequest(question=question.text)
+        for question in _questions(20, single_search=False)
+    ]
     await stub.Answer(questions[0], timeout=60)
     first = await _rows(demo)
     before = {name: await _counted(url) for name, url in demo.engines.items()}
@@ -139,7 +162,9 @@ async def test_executes_a_single_sub_query(demo: Demo) -> None:
 
 
 async def test_completes_whole_and_streamed_alike(demo: Demo) -> None:
-    """A client with a loop of its own gets the same greedy output in one piece or in many, ended by the stop string."""
+    """A client with a loop of its own gets the same greedy output in one piece or in many,
+    ended by the stop string.
+    """
     prompt = Path(demo.config.roles.delegation.prompt).read_text("utf-8").strip()
     texts = {"system": prompt, "user": _questions(1, single_search=True)[0].text}
     messages = [completion_pb.ChatMessage(role=role, content=text) for role, text in texts.items()]
@@ -150,7 +175,9 @@ async def test_completes_whole_and_streamed_alike(demo: Demo) -> None:
     whole = await stub.Complete(call, timeout=60)
     pieces = [piece async for piece in stub.StreamComplete(streamed, timeout=60)]
     assert whole.text == "".join(piece.text for piece in pieces)
-    assert whole.text.endswith("</search>") == (whole.finish_reason == "stop" and "<search>" in whole.text)
+    assert whole.text.endswith("</search>") == (
+        whole.finish_reason == "stop" and "<search>" in whole.text
+    )
     assert len(pieces) > 2
     assert whole.usage.completion_tokens == pieces[-1].usage.completion_tokens > 0
 
@@ -174,7 +201,9 @@ async def test_a_cancelled_question_is_stored_and_its_engine_goes_idle(demo: Dem
 async def test_oversized_question_is_refused(demo: Demo) -> None:
     """The limit is named, and nothing is spent."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await AnswerServiceStub(demo.channel).Answer(answer_pb.AnswerRequest(question="who " * 2000), timeout=60)
+        await AnswerServiceStub(demo.channel).Answer(
+            answer_pb.AnswerRequest(question="who " * 2000), timeout=60
+        )
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "at most 4000" in (caught.value.details() or "")
 
@@ -208,7 +237,10 @@ async def _counted(base_url: str) -> Counter[str]:
 
 async def _metrics(base_url: str, name: str) -> float:
     """The sum of one of the engine's Prometheus metrics."""
-    async with aiohttp.ClientSession() as session, session.get(f"{base_url.removesuffix('/v1')}/metrics") as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{base_url.removesuffix('/v1')}/metrics") as response,
+    ):
         text = await response.text()
     values = re.findall(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE)
     assert values, f"the engine has no metric {name}"

@@ -1,4 +1,6 @@
-"""From logged traffic to a version that works as shadow, with the real teacher, real engines and real training."""
+"""From logged traffic to a version that works as shadow, with the real teacher, real engines
+and real training.
+"""
 
 import asyncio
 import sys
@@ -25,16 +27,23 @@ from tests.scripted_gateway import environment
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 _LOGGED, _HELD_OUT = 24, 6
-_RECIPE = 'method = "lora"\nrank = 8\nepochs = 1.0\nbatch = 16\ndevice_batch = 16\nlearning_rate = 1e-3\n'
+_RECIPE = (
+    'method = "lora"\nrank = 8\nepochs = 1.0\nbatch = 16\ndevice_batch = 16\nlearning_rate = 1e-3\n'
+)
 
 
-async def test_logged_questions_become_a_shadow(demo: Demo, demo_engines: Config, tmp_path: Path) -> None:
-    """Questions with right answers, logged by the gateway, are mined, filtered, trained on, evaluated and published;
-    the version that comes of it works as shadow, and every step says what it was made of.
+async def test_logged_questions_become_a_shadow(
+    demo: Demo, demo_engines: Config, tmp_path: Path
+) -> None:
+    """Questions with right answers, logged by the gateway, are mined, filtered, trained on,
+    evaluated and published; the version that comes of it works as shadow, and every step says what
+    it was made of.
     """
     held_out = _questions(_HELD_OUT, single_search=True)  # so little training does not spoil these
     known = {question.text for question in held_out}
-    logged = [one for one in _questions(_LOGGED + _HELD_OUT, single_search=False) if one.text not in known][:_LOGGED]
+    logged = [
+        one for one in _questions(_LOGGED + _HELD_OUT, single_search=False) if one.text not in known
+    ][:_LOGGED]
     # Held-out ones are asked too, and must not be trained on.
     await asyncio.gather(*(_ask(demo, question) for question in held_out + logged))
     questions = [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
@@ -49,13 +58,17 @@ async def test_logged_questions_become_a_shadow(demo: Demo, demo_engines: Config
     mined = {msgspec.json.decode(line, type=Rollout).question.text for line in lines}
     assert mined & {question.text for question in logged}
     assert not mined & known
-    evaluation = msgspec.json.decode((tmp_path / "work/evaluated/evaluation.json").read_bytes(), type=Evaluation)
+    evaluation = msgspec.json.decode(
+        (tmp_path / "work/evaluated/evaluation.json").read_bytes(), type=Evaluation
+    )
     assert evaluation.questions == len({one.text for one in held_out})
     versions = ExecutorVersionServiceStub(demo.channel)
     listed = (await versions.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
     (shadow,) = [version for version in listed if version.state == pb.EXECUTOR_VERSION_STATE_SHADOW]
     assert f'"questions":{evaluation.questions}' in shadow.manifest_json.replace(" ", "")
-    off = pb.SetExecutorVersionTrafficRequest(version=shadow.version, state=pb.EXECUTOR_VERSION_STATE_REGISTERED)
+    off = pb.SetExecutorVersionTrafficRequest(
+        version=shadow.version, state=pb.EXECUTOR_VERSION_STATE_REGISTERED
+    )
     await versions.SetExecutorVersionTraffic(off)
 
 
@@ -69,8 +82,27 @@ async def _ask(demo: Demo, question: Question) -> None:
 
 async def _retrain(demo: Demo, folder: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "executor_sft", "retrain", "--config", "rolegate.toml", "--work", "work", "--yes"),
-        *("--evaluation", "held_out.jsonl", "--recipe", "recipe.toml", "--least", "5", "--address", demo.address),
+        *(
+            sys.executable,
+            "-m",
+            "executor_sft",
+            "retrain",
+            "--config",
+            "rolegate.toml",
+            "--work",
+            "work",
+            "--yes",
+        ),
+        *(
+            "--evaluation",
+            "held_out.jsonl",
+            "--recipe",
+            "recipe.toml",
+            "--least",
+            "5",
+            "--address",
+            demo.address,
+        ),
         *("--model", demo.config.engines["executor"].path),
         cwd=folder,
         env=environment(),

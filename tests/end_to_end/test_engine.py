@@ -12,7 +12,9 @@ from serving.engines.engine import engine
 
 
 async def test_no_process_computes_beside_its_core(engine_url: str) -> None:
-    """Two of them would spin while they wait for each other, and take the cores from other engines."""
+    """Two of them would spin while they wait for each other, and take the cores from other
+    engines.
+    """
     names = [child.name() for child in psutil.Process(os.getpid()).children(recursive=True)]
     assert any(name.startswith("VLLM::Eng") for name in names)
     assert not [name for name in names if name.startswith("VLLM::Wor")]
@@ -20,11 +22,19 @@ async def test_no_process_computes_beside_its_core(engine_url: str) -> None:
 
 @pytest.mark.engines
 async def test_a_model_that_vllm_refuses_names_engine_and_log(tmp_path: Path) -> None:
-    """A folder with a config of no known architecture ends the start, with the engine's name and its last words."""
-    (tmp_path / "config.json").write_text('{"model_type": "none", "architectures": ["NoSuchModel"]}')
+    """A folder with a config of no known architecture ends the start, with the engine's name
+    and its last words.
+    """
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "none", "architectures": ["NoSuchModel"]}'
+    )
     logs, told = tmp_path / "logs", list[str]()
-    with pytest.raises(BadConfig, match=r"engines\.small: vLLM ended with code 1; the end of .*small-\d+\.log"):
-        async with engine("small", EngineConfig(path=str(tmp_path)), ["small"], told.append, logs=logs):
+    with pytest.raises(
+        BadConfig, match=r"engines\.small: vLLM ended with code 1; the end of .*small-\d+\.log"
+    ):
+        async with engine(
+            "small", EngineConfig(path=str(tmp_path)), ["small"], told.append, logs=logs
+        ):
             pytest.fail("it cannot be ready")
     assert told == [f"vLLM engine small: loading {tmp_path.name}"]
     (log,) = logs.iterdir()

@@ -21,10 +21,18 @@ from tests.scripted_gateway import ROOT
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}", "COLUMNS": "200"}
 ROLEGATE = (sys.executable, "-c", "import sys; from serving.cli.main import main; sys.exit(main())")
 DOCUMENTS = {
-    "handbook.md": "# Handbook\n\n## Leave\n\nEvery employee has 27 days of leave a year.\n\n## Travel\n\nBy train.\n",
-    "site/lamp.html": "<title>Lamp</title><nav>Home</nav><main><h1>Lamp</h1><p>It draws eleven watts &amp; hums.</p>",
+    "handbook.md": (
+        "# Handbook\n\n## Leave\n\nEvery employee has 27 days of leave a year.\n\n## Travel\n"
+        "\nBy train.\n"
+    ),
+    "site/lamp.html": (
+        "<title>Lamp</title><nav>Home</nav><main><h1>Lamp</h1><p>It draws eleven watts &amp; "
+        "hums.</p>"
+    ),
     "notes.txt": "The boiler was serviced in March. Its pressure should be 1.5 bar.\n",
-    "rows.jsonl": '{"id": "r1", "title": "Gate", "text": "The gate code is changed on the first Monday."}\n',
+    "rows.jsonl": (
+        '{"id": "r1", "title": "Gate", "text": "The gate code is changed on the first Monday."}\n'
+    ),
     "broken.pdf": "%PDF-1.4 this is not one",
 }
 
@@ -50,17 +58,35 @@ def folder(tmp_path: Path, model: str, rolegate: Rolegate, monkeypatch: pytest.M
         path.write_text(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    names = [option for role in ("backbone", "executor", "answerer") for option in (f"--{role}", "reading-model")]
-    init = ("init", "--preset", "local", "--base-url", model, *names, "--documents", "documents", "--yes")
+    names = [
+        option
+        for role in ("backbone", "executor", "answerer")
+        for option in (f"--{role}", "reading-model")
+    ]
+    init = (
+        "init",
+        "--preset",
+        "local",
+        "--base-url",
+        model,
+        *names,
+        "--documents",
+        "documents",
+        "--yes",
+    )
     assert rolegate(*init).status == 0
     return tmp_path
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, str]]:
-    """`rolegate serve` on free ports: the gRPC address, and the base URL of the OpenAI-compatible door."""
+    """`rolegate serve` on free ports: the gRPC address, and the base URL of the
+    OpenAI-compatible door.
+    """
     command = [*ROLEGATE, "serve", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0"]
-    with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         log = ""
         try:
@@ -78,8 +104,9 @@ def serving(folder: Path) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.engines
 def test_from_nothing_to_answers(folder: Path, rolegate: Rolegate) -> None:
-    """The index names what it skipped; the check is green; the answer cites document and sentence; a changed document
-    is answered from without a restart; what is nowhere in the documents is said not to be found.
+    """The index names what it skipped; the check is green; the answer cites document and sentence;
+    a changed document is answered from without a restart; what is nowhere in the documents is said
+    not to be found.
     """
     built = json.loads(rolegate("index", "build", "--json").out)
     assert (built["documents"], built["passages"]) == (4, 4)
@@ -96,7 +123,9 @@ def test_from_nothing_to_answers(folder: Path, rolegate: Rolegate) -> None:
         assert (citation.document, citation.quote) == ("documents/handbook.md", answer.answer)
         assert citation.title == "Handbook › Leave"
 
-        (folder / "documents" / "handbook.md").write_text("# Handbook\n\nEvery employee has 30 days of leave a year.\n")
+        (folder / "documents" / "handbook.md").write_text(
+            "# Handbook\n\nEvery employee has 30 days of leave a year.\n"
+        )
         rebuilt = json.loads(rolegate("index", "build", "--json").out)
         assert (rebuilt["documents_read"], rebuilt["passages_embedded"]) == (1, 1)
         deadline = time.monotonic() + 30
@@ -105,7 +134,8 @@ def test_from_nothing_to_answers(folder: Path, rolegate: Rolegate) -> None:
         assert answer.answer == "Every employee has 30 days of leave a year."
 
         asked = openai.OpenAI(base_url=door, api_key="none").chat.completions.create(
-            model="rolegate", messages=[{"role": "user", "content": "How many watts does the lamp draw?"}]
+            model="rolegate",
+            messages=[{"role": "user", "content": "How many watts does the lamp draw?"}],
         )
         said = asked.choices[0].message.content or ""
         assert said.startswith("It draws eleven watts & hums.\n\nSources:\n[1] ")

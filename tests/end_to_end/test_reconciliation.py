@@ -27,7 +27,10 @@ from tests.end_to_end.conftest import Demo, Engine
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 MODEL = "mini-executor"
-ASKED = (Message("system", "You search."), Message("user", "In which city was Worfle Shenlei born?"))
+ASKED = (
+    Message("system", "You search."),
+    Message("user", "In which city was Worfle Shenlei born?"),
+)
 LONG = 1500
 
 
@@ -43,7 +46,14 @@ class Served:
     def role(self, max_tokens: int, **extra: object) -> Role:
         """A role on it."""
         model = OpenAIHTTP(self.pool, self.engine.url, MODEL, extra_body=extra)
-        return Role("execution", model, "You search.", Sampling(max_tokens), deployment="engine", context_tokens=2048)
+        return Role(
+            "execution",
+            model,
+            "You search.",
+            Sampling(max_tokens),
+            deployment="engine",
+            context_tokens=2048,
+        )
 
     async def read(self, base_url: str) -> EngineCount:
         """What it has counted since."""
@@ -78,14 +88,16 @@ def run(run_id: str, ledger: Ledger) -> Run:
 
 
 async def test_the_ledger_equals_the_engine(served: Served, database: Database) -> None:
-    """Completed calls agree exactly, each under its own name; cut calls lie within their bounds; every request that the
-    engine logged is a row.
+    """Completed calls agree exactly, each under its own name; cut calls lie within their bounds;
+    every request that the engine logged is a row.
     """
     async with LogJournal.writing(database) as journal:
         await journal.begin(start("run-whole"))
         ledger = Ledger("run-whole", journal=journal)
         asked, capped = served.role(64), served.role(5)
-        await asyncio.gather(*(one.ask(ASKED, ("</search>",), ledger) for one in [asked, capped] * 5))
+        await asyncio.gather(
+            *(one.ask(ASKED, ("</search>",), ledger) for one in [asked, capped] * 5)
+        )
         assert [call.outcome for call in ledger.calls] == ["completed"] * 10
         await journal.finish(run("run-whole", ledger))
         whole = await compared(served, database)
@@ -103,7 +115,8 @@ async def test_the_ledger_equals_the_engine(served: Served, database: Database) 
         assert [usage.lower_bound for usage in known] == [True] * 3
         assert all(usage.prompt_tokens == exact(ledger) for usage in known)
         both = await compared(served, database)
-        assert both.verdict in ("equal", "within_bounds")  # equal where nothing came after the last report of usage
+        # Equal where nothing came after the last report of usage
+        assert both.verdict in ("equal", "within_bounds")
         assert both.completed_calls == 10
         assert sorted(both.uncertain_calls) == [f"run-cut-{number}" for number in range(4)]
         log = served.engine.log
@@ -113,9 +126,14 @@ async def test_the_ledger_equals_the_engine(served: Served, database: Database) 
 
 async def test_the_gateway_says_so(demo: Demo) -> None:
     """Each deployment that a role uses is compared, and no call of it is unaccounted for."""
-    await AnswerServiceStub(demo.channel).Answer(answer_pb.AnswerRequest(question="Who is Worfle Shenlei?"))
+    await AnswerServiceStub(demo.channel).Answer(
+        answer_pb.AnswerRequest(question="Who is Worfle Shenlei?")
+    )
     response = await UsageServiceStub(demo.channel).ReconcileUsage(usage_pb.ReconcileUsageRequest())
-    assert [found.deployment for found in response.reconciliations] == ["engines.backbone", "engines.executor"]
+    assert [found.deployment for found in response.reconciliations] == [
+        "engines.backbone",
+        "engines.executor",
+    ]
     good = (usage_pb.RECONCILIATION_VERDICT_EQUAL, usage_pb.RECONCILIATION_VERDICT_WITHIN_BOUNDS)
     assert all(found.verdict in good for found in response.reconciliations)
     assert sum(found.completed_calls for found in response.reconciliations) > 0
@@ -166,7 +184,9 @@ async def cancelled_once_sent(served: Served, ledger: Ledger) -> None:
 
 
 async def test_its_tokenizer_counts_what_it_counts(served: Served) -> None:
-    """A prompt has, template included, the very tokens that the engine books; and no more than its bytes tell."""
+    """A prompt has, template included, the very tokens that the engine books; and no more than
+    its bytes tell.
+    """
     model = OpenAIHTTP(served.pool, served.engine.url, MODEL)
     prompt = Prompt(ASKED, Sampling(16), request_id="counted")
     said, counted = await model.complete(prompt), await model.count(prompt, "two words")

@@ -1,4 +1,6 @@
-"""Rollouts over the demo's world, with real engines and real retrieval; the mini executor teaches itself."""
+"""Rollouts over the demo's world, with real engines and real retrieval; the mini executor
+teaches itself.
+"""
 
 import re
 from pathlib import Path
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 @pytest.fixture
 def config(demo_engines: Config) -> Config:
     """The demo's, with the executor as its own teacher."""
-    return msgspec.structs.replace(demo_engines, distillation=DistillationConfig(teacher=demo_engines.roles.execution))
+    return msgspec.structs.replace(
+        demo_engines, distillation=DistillationConfig(teacher=demo_engines.roles.execution)
+    )
 
 
 def without_scores(lines: bytes) -> bytes:
@@ -31,23 +35,36 @@ def without_scores(lines: bytes) -> bytes:
 
 async def counted(bench: Runtime) -> dict[str, Tokens]:
     """What each engine has counted, by its model."""
-    roles, counts = (bench.config.roles.delegation, bench.config.roles.execution), VLLMCounts(bench.session)
+    roles, counts = (
+        (bench.config.roles.delegation, bench.config.roles.execution),
+        VLLMCounts(bench.session),
+    )
     return {role.model: (await counts.read(str(role.base_url))).tokens for role in roles}
 
 
 async def test_a_few_questions(config: Config, tmp_path: Path) -> None:
-    """All questions are rolled out; the sums are what the engines themselves counted; a second time costs nothing."""
+    """All questions are rolled out; the sums are what the engines themselves counted; a second
+    time costs nothing.
+    """
     export(World(DEMO_SEED, "test"), tmp_path, 6)
     questions = read_questions(tmp_path / "questions.jsonl")[0]
-    async with open_runtime(config, lambda step: None, cache=tmp_path / CALLS, teacher=True) as bench:
+    async with open_runtime(
+        config, lambda step: None, cache=tmp_path / CALLS, teacher=True
+    ) as bench:
         before = await counted(bench)
-        failed = await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda: None)
+        failed = await roll_out_all(
+            rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda: None
+        )
         assert bench.cache is not None
         spent = bench.cache.spent
         for model, after in (await counted(bench)).items():
             ours = [one for one in spent if one.model == model]
             assert after.prompt - before[model].prompt == sum(one.prompt_tokens for one in ours) > 0
-            assert after.completion - before[model].completion == sum(one.completion_tokens for one in ours) > 0
+            assert (
+                after.completion - before[model].completion
+                == sum(one.completion_tokens for one in ours)
+                > 0
+            )
         whole = (tmp_path / ROLLOUTS).read_bytes()
         (tmp_path / ROLLOUTS).unlink()
         await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda: None)
@@ -61,5 +78,8 @@ async def test_a_few_questions(config: Config, tmp_path: Path) -> None:
     for work in works:
         assert work.teacher.execution.executor == "mini-executor"
         assert work.student.execution.conversation == work.teacher.execution.conversation
-        assert (work.student.answer, work.student.verdict) == (work.teacher.answer, work.teacher.verdict)
+        assert (work.student.answer, work.student.verdict) == (
+            work.teacher.answer,
+            work.teacher.verdict,
+        )
     assert any(rollout.verdict.correct for rollout in rollouts)

@@ -33,7 +33,11 @@ async def written(engine_url: str, pattern: str | None) -> list[Completion]:
 
 def malformed(outputs: list[Completion]) -> int:
     """How many are, of those that came to their end."""
-    return sum(isinstance(parse_turn(one.text), Malformed) for one in outputs if one.finish_reason != "length")
+    return sum(
+        isinstance(parse_turn(one.text), Malformed)
+        for one in outputs
+        if one.finish_reason != "length"
+    )
 
 
 async def test_what_is_held_is_never_malformed(engine_url: str) -> None:

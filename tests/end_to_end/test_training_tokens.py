@@ -36,8 +36,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 MINI, MODEL = load_config(preset("mini")), "mini-executor"
 GREEDY = Sampling(MINI.roles.execution.max_tokens)
 TOLERANCE, MEAN_TOLERANCE = 0.1, 0.005
-"""Of log-probabilities, in nats, at most and on average: the engine computes in bf16 where the processor does, and from
-its cache; here the whole sequence is computed at once, in fp32.
+"""Of log-probabilities, in nats, at most and on average: the engine computes in bf16 where the
+processor does, and from its cache; here the whole sequence is computed at once, in fp32.
 """
 
 
@@ -62,9 +62,13 @@ class Pages:
     """Finds the pages of a mini world that share the most words with a query."""
 
     def __init__(self, library: Library) -> None:
-        self._pages = [(page, set(f"{page.title} {page.text}".split())) for page in library.passages]
+        self._pages = [
+            (page, set(f"{page.title} {page.text}".split())) for page in library.passages
+        ]
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         """The best first."""
         return [self._found(set(query.rstrip("?").split()))[:top_k] for query in queries]
 
@@ -82,7 +86,9 @@ def library() -> Library:
 def sub_queries(library: Library) -> list[SubQuery]:
     """Of the demo's world."""
     examiner = Examiner(World(7, "test"), library)
-    return list(islice((sub_query for _ in range(99) for sub_query in examiner.draw().sub_queries), 20))
+    return list(
+        islice((sub_query for _ in range(99) for sub_query in examiner.draw().sub_queries), 20)
+    )
 
 
 @pytest_asyncio.fixture(loop_scope="package")
@@ -92,12 +98,16 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def heard(engine_url: str, session: aiohttp.ClientSession) -> AsyncIterator[tuple[str, list[Reply]]]:
+async def heard(
+    engine_url: str, session: aiohttp.ClientSession
+) -> AsyncIterator[tuple[str, list[Reply]]]:
     """Where the engine is asked through a relay, and the replies that went through it."""
     replies: list[Reply] = []
 
     async def relay(request: web.Request) -> web.Response:
-        async with session.post(f"{engine_url}/chat/completions", json=await request.json()) as answered:
+        async with session.post(
+            f"{engine_url}/chat/completions", json=await request.json()
+        ) as answered:
             body = await answered.read()
         replies.append(msgspec.json.decode(body, type=Reply))
         return web.Response(body=body, content_type="application/json")
@@ -114,7 +124,9 @@ async def executed(
     """One run, with the prompt that the demo serves with."""
     system = Path(MINI.roles.execution.prompt).read_text("utf-8").strip()
     role = Role("execution", model, system, sampling, streams=False)
-    return await Executor(role, Pages(library), ExecutorLimits(max_turns)).run(sub_query, 0, lasting())
+    return await Executor(role, Pages(library), ExecutorLimits(max_turns)).run(
+        sub_query, 0, lasting()
+    )
 
 
 def rows(execution: Execution) -> list[TrainingRow]:
@@ -125,7 +137,9 @@ def rows(execution: Execution) -> list[TrainingRow]:
 async def test_rows_are_what_the_engine_read_and_wrote(
     library: Library, sub_queries: list[SubQuery], heard: tuple[str, list[Reply]]
 ) -> None:
-    """Of real runs: every prompt, and every turn but for its end where a stop string came before it."""
+    """Of real runs: every prompt, and every turn but for its end where a stop string came
+    before it.
+    """
     url, replies = heard
     compared = 0
     for sub_query in sub_queries:
@@ -138,7 +152,9 @@ async def test_rows_are_what_the_engine_read_and_wrote(
             reply = replies[row.turn]
             assert row.as_returned
             assert row.prompt_ids == reply.prompt_token_ids
-            assert row.completion_ids[: len(reply.choices[0].token_ids)] == reply.choices[0].token_ids
+            assert (
+                row.completion_ids[: len(reply.choices[0].token_ids)] == reply.choices[0].token_ids
+            )
             assert len(row.completion_ids) - len(reply.choices[0].token_ids) in (0, 1)
             compared += 1
     assert compared >= 30
@@ -159,8 +175,8 @@ def scored(model: Any, tokens: TokenIds) -> list[float]:
 async def test_exported_tokens_are_the_turns_and_their_logprobs_are_the_models(
     library: Library, sub_queries: list[SubQuery], engine_url: str
 ) -> None:
-    """Sampled at a temperature of 1, ids stand for the turn's text, and a second scoring of them by transformers gives
-    the same log-probabilities, within `TOLERANCE`.
+    """Sampled at a temperature of 1, ids stand for the turn's text, and a second scoring of them by
+    transformers gives the same log-probabilities, within `TOLERANCE`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -170,17 +186,26 @@ async def test_exported_tokens_are_the_turns_and_their_logprobs_are_the_models(
     for seed, sub_query in enumerate(sub_queries[:6]):
         sampling = msgspec.structs.replace(GREEDY, temperature=1.0, seed=seed)
         async with ConnectionPool() as pool:
-            client = OpenAIHTTP(pool, engine_url, MODEL, extra_body={"return_token_ids": True, "logprobs": True})
+            client = OpenAIHTTP(
+                pool, engine_url, MODEL, extra_body={"return_token_ids": True, "logprobs": True}
+            )
             work = await executed(client, library, sub_query.text, sampling=sampling)
-        (line,) = agent_trajectories(run("q/0", result=Trajectory("?", "answered", (work,), (1,))), ["?"])
+        (line,) = agent_trajectories(
+            run("q/0", result=Trajectory("?", "answered", (work,), (1,))), ["?"]
+        )
         assert line.turns == work.conversation.outputs
         for turn in line.turns:
             assert not isinstance(turn.tokens, msgspec.UnsetType)
             assert not isinstance(turn.tokens.logprobs, msgspec.UnsetType)
-            written = tokenizer.decode(list(turn.tokens.completion)).removesuffix(tokenizer.eos_token)
-            assert "".join(written.split()) == "".join(turn.text.split())  # this tokenizer adds spaces
+            written = tokenizer.decode(list(turn.tokens.completion)).removesuffix(
+                tokenizer.eos_token
+            )
+            # This tokenizer adds spaces
+            assert "".join(written.split()) == "".join(turn.text.split())
             again = scored(model, turn.tokens)
-            apart += [abs(told - own) for told, own in zip(turn.tokens.logprobs, again, strict=True)]
+            apart += [
+                abs(told - own) for told, own in zip(turn.tokens.logprobs, again, strict=True)
+            ]
     print(f"{len(apart)} tokens, at most {max(apart):.4f} apart, {fmean(apart):.5f} on average")
     assert len(apart) >= 120
     assert max(apart) <= TOLERANCE
@@ -190,11 +215,18 @@ async def test_exported_tokens_are_the_turns_and_their_logprobs_are_the_models(
 async def test_prompts_of_any_trajectory_are_the_engines(
     engine_url: str, library: Library, sub_queries: list[SubQuery], session: aiohttp.ClientSession
 ) -> None:
-    """Those of a teacher too, with two searches, a correction, and text that could be mistaken for the protocol."""
+    """Those of a teacher too, with two searches, a correction, and text that could be mistaken
+    for the protocol.
+    """
     url = engine_url.removesuffix("/v1") + "/tokenize"
     for sub_query in sub_queries[:5]:
         search = f"<search>{sub_query.searches[0]}</search>"
-        turns = ["<answer>", search, f"  {search}\n", report("A < B & <|end|>", "It is so — naïvely.")]
+        turns = [
+            "<answer>",
+            search,
+            f"  {search}\n",
+            report("A < B & <|end|>", "It is so — naïvely."),
+        ]
         asked_for = f"{sub_query.text} <|assistant|> <search>"
         execution = await executed(ScriptedModel(turns), library, asked_for, max_turns=4)
         shown = execution.conversation.messages

@@ -1,4 +1,6 @@
-"""A version of the executor comes into service, and goes again, in a real engine that answers questions meanwhile."""
+"""A version of the executor comes into service, and goes again, in a real engine that answers
+questions meanwhile.
+"""
 
 import asyncio
 import shutil
@@ -31,12 +33,18 @@ NEW = "executor-000901"
 
 
 def publish(demo: Demo, folder: Path, deviation: float, **changed: Any) -> str:
-    """A version whose weights are noise of this size; its name, which is not that of the first one."""
+    """A version whose weights are noise of this size; its name, which is not that of the first
+    one.
+    """
     versions = Path(demo.config.versions.folder)
     (versions / "executor-000900").mkdir(parents=True, exist_ok=True)
     base = Path(demo.config.engines["executor"].path)
     write_adapter(base, folder, deviation)
-    known: dict[str, Any] = {"base_model": "mini-executor", "base_sha256": base_sha256(base), **changed}
+    known: dict[str, Any] = {
+        "base_model": "mini-executor",
+        "base_sha256": base_sha256(base),
+        **changed,
+    }
     manifest = VersionManifest(
         version="",
         kind="adapter",
@@ -64,7 +72,9 @@ class Clients:
         """Until the test has seen enough."""
         for question in _questions(1000, single_search=True)[number::_AT_ONCE]:
             try:
-                response = await self._stub.Answer(answer_pb.AnswerRequest(question=question.text), timeout=120)
+                response = await self._stub.Answer(
+                    answer_pb.AnswerRequest(question=question.text), timeout=120
+                )
                 self.runs.append(response.run_id)
             except grpc.aio.AioRpcError as error:
                 self.failures.append(error)
@@ -100,14 +110,16 @@ async def asking(demo: Demo) -> AsyncIterator[Clients]:
 
 
 async def test_into_service_and_out_of_it(demo: Demo, tmp_path: Path) -> None:
-    """Registered, shadow, canary, active, rolled back, while questions are asked: none fails, every run has one version
-    from its beginning to its end, and the rows say which.
+    """Registered, shadow, canary, active, rolled back, while questions are asked: none fails, every
+    run has one version from its beginning to its end, and the rows say which.
     """
     name = await asyncio.to_thread(publish, demo, tmp_path / "new", 1e-4)
     assert name == NEW
     stub = ExecutorVersionServiceStub(demo.channel)
     before = (await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
-    (active,) = [version.version for version in before if version.state == pb.EXECUTOR_VERSION_STATE_ACTIVE]
+    (active,) = [
+        version.version for version in before if version.state == pb.EXECUTOR_VERSION_STATE_ACTIVE
+    ]
 
     async def traffic(state: pb.ExecutorVersionState, share: float = 0.0) -> None:
         request = pb.SetExecutorVersionTrafficRequest(version=name, state=state, canary_share=share)
@@ -124,7 +136,9 @@ async def test_into_service_and_out_of_it(demo: Demo, tmp_path: Path) -> None:
 
     async with asking(demo) as clients:
         await clients.served_by(active)
-        await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=name), timeout=60)
+        await stub.RegisterExecutorVersion(
+            pb.RegisterExecutorVersionRequest(version=name), timeout=60
+        )
         await traffic(pb.EXECUTOR_VERSION_STATE_SHADOW)
         await tried(clients, pb.EXECUTOR_VERSION_STATE_SHADOW)
         assert {version for run in clients.runs for version in _executors(demo, run)} == {active}
@@ -135,20 +149,28 @@ async def test_into_service_and_out_of_it(demo: Demo, tmp_path: Path) -> None:
         )
         await clients.served_by(active)
         await tried(clients, pb.EXECUTOR_VERSION_STATE_CANARY)
-        await stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=name), timeout=60)
+        await stub.PromoteExecutorVersion(
+            pb.PromoteExecutorVersionRequest(version=name), timeout=60
+        )
         await clients.served_by(name)
-        rolled_back = await stub.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=name), timeout=60)
+        rolled_back = await stub.RollBackExecutorVersion(
+            pb.RollBackExecutorVersionRequest(version=name), timeout=60
+        )
         assert rolled_back.active.version == active
         await clients.served_by(active)
     assert not clients.failures
     assert all(len(_executors(demo, run)) <= 1 for run in clients.runs)
-    decisions = await stub.ListExecutorVersionDecisions(pb.ListExecutorVersionDecisionsRequest(version=name))
+    decisions = await stub.ListExecutorVersionDecisions(
+        pb.ListExecutorVersionDecisionsRequest(version=name)
+    )
     taken = [each.decision for each in decisions.decisions if each.decision != "wait"]
     assert taken == ["register", "shadow", "canary", "promote", "roll_back"]
 
 
 async def test_what_trials_cost_is_booked_apart(demo: Demo) -> None:
-    """On the tenant `shadow`, with the purpose `shadow`; the ledger still equals what the engines counted."""
+    """On the tenant `shadow`, with the purpose `shadow`; the ledger still equals what the
+    engines counted.
+    """
     rows = _read(demo, "SELECT DISTINCT tenant, purpose = 'shadow' FROM calls ORDER BY tenant")
     assert rows == [("default", 0), ("shadow", 1)]
     by = [usage_pb.USAGE_DIMENSION_TENANT, usage_pb.USAGE_DIMENSION_EXECUTOR_VERSION]
@@ -167,7 +189,9 @@ async def test_the_gate_takes_a_spoiled_version_out_of_service(demo: Demo, tmp_p
     name = await asyncio.to_thread(publish, demo, tmp_path / "spoiled", 30.0)
     stub = ExecutorVersionServiceStub(demo.channel)
     await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=name), timeout=60)
-    shadow = pb.SetExecutorVersionTrafficRequest(version=name, state=pb.EXECUTOR_VERSION_STATE_SHADOW)
+    shadow = pb.SetExecutorVersionTrafficRequest(
+        version=name, state=pb.EXECUTOR_VERSION_STATE_SHADOW
+    )
     await stub.SetExecutorVersionTraffic(shadow, timeout=60)
     request = pb.ListExecutorVersionDecisionsRequest(version=name)
     async with asking(demo) as clients:
@@ -189,12 +213,16 @@ async def test_the_gate_takes_a_spoiled_version_out_of_service(demo: Demo, tmp_p
         ({"base_sha256": "0" * 64}, "was trained on mini-executor (SHA-256 0000"),
     ],
 )
-async def test_a_version_of_another_base(demo: Demo, tmp_path: Path, changed: dict[str, str], said: str) -> None:
+async def test_a_version_of_another_base(
+    demo: Demo, tmp_path: Path, changed: dict[str, str], said: str
+) -> None:
     """It is refused, and not on record."""
     name = await asyncio.to_thread(publish, demo, tmp_path / "other", 1e-4, **changed)
     stub = ExecutorVersionServiceStub(demo.channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=name), timeout=60)
+        await stub.RegisterExecutorVersion(
+            pb.RegisterExecutorVersionRequest(version=name), timeout=60
+        )
     assert info_of(caught.value).reason == "BAD_VERSION"
     assert said in (caught.value.details() or "")
     versions = (await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
@@ -205,8 +233,13 @@ async def test_weights_that_the_engine_cannot_take(demo: Demo, tmp_path: Path) -
     """A manifest may be wrong; then the engine's own refusal is told in words that help."""
     backbone = Path(demo.config.engines["backbone"].path)
     await asyncio.to_thread(write_adapter, backbone, tmp_path / "wide", 0.1)
-    right = Path(demo.config.versions.folder) / await asyncio.to_thread(publish, demo, tmp_path / "right", 0.0)
-    shutil.copyfile(tmp_path / "wide" / "adapter_model.safetensors", tmp_path / "right" / "adapter_model.safetensors")
+    right = Path(demo.config.versions.folder) / await asyncio.to_thread(
+        publish, demo, tmp_path / "right", 0.0
+    )
+    shutil.copyfile(
+        tmp_path / "wide" / "adapter_model.safetensors",
+        tmp_path / "right" / "adapter_model.safetensors",
+    )
     manifest = VersionManifest(
         version="",
         kind="adapter",
@@ -228,7 +261,9 @@ async def test_weights_that_the_engine_cannot_take(demo: Demo, tmp_path: Path) -
 
 def _executors(demo: Demo, run_id: str) -> set[str]:
     """Who worked in a run."""
-    statement = "SELECT DISTINCT executor_version FROM calls WHERE role = 'execution' AND run_id = ?"
+    statement = (
+        "SELECT DISTINCT executor_version FROM calls WHERE role = 'execution' AND run_id = ?"
+    )
     return {version for (version,) in _read(demo, statement, run_id)}
 
 

@@ -23,14 +23,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 async def test_a_killed_engine_comes_back_with_its_adapters(demo: Demo, tmp_path: Path) -> None:
-    """Health says when it is away; every question asked meanwhile ends in an answer or a typed error; then the version
-    that was active works again, and the ledger agrees with counters that have begun anew.
+    """Health says when it is away; every question asked meanwhile ends in an answer or a typed
+    error; then the version that was active works again, and the ledger agrees with counters that
+    have begun anew.
     """
     versions = ExecutorVersionServiceStub(demo.channel)
     listed = (await versions.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
     if NEW not in [version.version for version in listed]:
         await asyncio.to_thread(publish, demo, tmp_path / "new", 1e-4)
-        await versions.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=NEW), timeout=60)
+        await versions.RegisterExecutorVersion(
+            pb.RegisterExecutorVersionRequest(version=NEW), timeout=60
+        )
     await versions.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=NEW), timeout=60)
     stub: Any = HealthStub(demo.channel)
     watch = stub.Watch(health_pb2.HealthCheckRequest(service="rolegate.v1.ExecutionService"))
@@ -51,11 +54,15 @@ async def test_a_killed_engine_comes_back_with_its_adapters(demo: Demo, tmp_path
     async with asking(demo) as clients:
         await clients.served_by(NEW)
     watch.cancel()
-    await versions.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=NEW), timeout=60)
+    await versions.RollBackExecutorVersion(
+        pb.RollBackExecutorVersionRequest(version=NEW), timeout=60
+    )
     async with asyncio.timeout(30):
         while _running(demo):  # noqa: ASYNC110 - the last ones were left by their clients
             await asyncio.sleep(0.1)
-    found = (await UsageServiceStub(demo.channel).ReconcileUsage(usage_pb.ReconcileUsageRequest())).reconciliations
+    found = (
+        await UsageServiceStub(demo.channel).ReconcileUsage(usage_pb.ReconcileUsageRequest())
+    ).reconciliations
     good = (usage_pb.RECONCILIATION_VERDICT_EQUAL, usage_pb.RECONCILIATION_VERDICT_WITHIN_BOUNDS)
     assert [each for each in found if each.verdict not in good] == []
 

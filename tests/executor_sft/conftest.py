@@ -1,4 +1,6 @@
-"""One held-out world with its pages and its first questions, and the system prompts of the mini models."""
+"""One held-out world with its pages and its first questions, and the system prompts of the mini
+models.
+"""
 
 import pytest
 

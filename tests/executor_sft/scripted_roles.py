@@ -1,8 +1,8 @@
 """A backbone, an answerer, a teacher and a student that go by rule.
 
-Each film's page misses its director. The teacher then searches once more, for the page that has it; the student reports
-what it saw first. The backbone asks for the director and, once it knows a name, for where that was born; the answerer
-says what the last report says.
+Each film's page misses its director. The teacher then searches once more, for the page that has it;
+the student reports what it saw first. The backbone asks for the director and, once it knows a name,
+for where that was born; the answerer says what the last report says.
 """
 
 import re
@@ -42,7 +42,9 @@ def answers(prompt: Prompt) -> str:
 
 
 def searches_twice(prompt: Prompt) -> str:
-    """The teacher: the first search never finds a director; without a second one, it makes a guess."""
+    """The teacher: the first search never finds a director; without a second one, it makes a
+    guess.
+    """
     sub_query, last = prompt.messages[1].content, prompt.messages[-1].content
     if len(prompt.messages) == 2:
         return f"<search>{sub_query}</search>"
@@ -67,14 +69,18 @@ def searches_once(prompt: Prompt) -> str:
 class OnePage:
     """Finds the same for every query."""
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         return [[Passage("p", "A page", "It says so.")] for _ in queries]
 
 
 def questions(count: int) -> list[Question]:
     """Where the director of a film was born."""
     return [
-        Question(f"q{number}", f"Where was the director of F{number} born?", (f"home of MannF{number}",))
+        Question(
+            f"q{number}", f"Where was the director of F{number} born?", (f"home of MannF{number}",)
+        )
         for number in range(count)
     ]
 
@@ -90,14 +96,26 @@ class ScriptedRoles:
         student: Callable[[Prompt], Answer] = searches_once,
         judge: Callable[[Prompt], Answer] | None = None,
     ) -> None:
-        self.backbone, self.answerer = ScriptedModel(backbone, "backbone"), ScriptedModel(answers, "answerer")
-        self.teacher, self.student = ScriptedModel(teacher, "teacher"), ScriptedModel(student, "student")
+        self.backbone, self.answerer = (
+            ScriptedModel(backbone, "backbone"),
+            ScriptedModel(answers, "answerer"),
+        )
+        self.teacher, self.student = (
+            ScriptedModel(teacher, "teacher"),
+            ScriptedModel(student, "student"),
+        )
         self.judge = judge and ScriptedModel(judge, "judge")
 
     @property
     def models(self) -> list[ScriptedModel]:
         """All of them."""
-        return [self.backbone, self.answerer, self.teacher, self.student, *([self.judge] if self.judge else [])]
+        return [
+            self.backbone,
+            self.answerer,
+            self.teacher,
+            self.student,
+            *([self.judge] if self.judge else []),
+        ]
 
     @property
     def asked(self) -> list[tuple[str, Prompt]]:

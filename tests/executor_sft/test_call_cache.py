@@ -12,7 +12,9 @@ from router.models import Completion, Message, Prompt, Sampling, ScriptedModel, 
 DOWN = UpstreamUnavailable("is down", endpoint="http://teacher")
 
 
-def prompt(text: str = "Who?", request_id: str = "", seed: int | None = None, stop: tuple[str, ...] = ()) -> Prompt:
+def prompt(
+    text: str = "Who?", request_id: str = "", seed: int | None = None, stop: tuple[str, ...] = ()
+) -> Prompt:
     return Prompt((Message("user", text),), Sampling(seed=seed), stop, request_id)
 
 
@@ -37,7 +39,9 @@ async def test_what_makes_another_call(tmp_path: Path) -> None:
         cached = CachedModel(one, cache, "execution")
         asked = prompt(), prompt("Where?"), prompt(seed=1), prompt(stop=("</search>",))
         said = [(await cached.complete(each)).text for each in asked]
-        said.append((await CachedModel(one, cache, "execution", {"thinking": True}).complete(prompt())).text)
+        said.append(
+            (await CachedModel(one, cache, "execution", {"thinking": True}).complete(prompt())).text
+        )
         said.append((await CachedModel(other, cache, "execution").complete(prompt())).text)
     assert said == list("ABCDEF")
 
@@ -71,7 +75,9 @@ async def test_failed_calls_are_not_kept(tmp_path: Path) -> None:
     model = ScriptedModel([DOWN, "A"])
     with CallCache.open(tmp_path / "calls") as cache:
         cached = CachedModel(model, cache, "execution")
-        both = await asyncio.gather(*(cached.complete(prompt()) for _ in range(2)), return_exceptions=True)
+        both = await asyncio.gather(
+            *(cached.complete(prompt()) for _ in range(2)), return_exceptions=True
+        )
         assert both[0] is DOWN
         assert isinstance(both[1], Completion)
     assert len(model.prompts) == 2
@@ -87,11 +93,16 @@ async def test_sums_count_each_paid_call_once(tmp_path: Path) -> None:
             await cached.complete(prompt(text))
         await CachedModel(ScriptedModel([known], "big"), cache, "answer").complete(prompt())
     with CallCache.open(tmp_path / "calls") as cache:
-        assert cache.spent == [Spent("answer", "big", 1, 0, 10, 2), Spent("execution", "scripted", 2, 1, 10, 2)]
+        assert cache.spent == [
+            Spent("answer", "big", 1, 0, 10, 2),
+            Spent("execution", "scripted", 2, 1, 10, 2),
+        ]
 
 
 async def test_a_torn_line_is_dropped_and_a_strange_one_is_named(tmp_path: Path) -> None:
-    """A kill leaves half a line at the end; a whole line that cannot be read is somebody's doing."""
+    """A kill leaves half a line at the end; a whole line that cannot be read is somebody's
+    doing.
+    """
     path = tmp_path / "calls"
     model = ScriptedModel("AB")
     with CallCache.open(path) as cache:

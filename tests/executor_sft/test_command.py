@@ -44,7 +44,8 @@ def test_options_are_the_fields_of_a_struct(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("option", "why"), [("--count=0", "--count 0: Expected `int` >= 1"), ("--rate=x", "--rate x: Expected `float")]
+    ("option", "why"),
+    [("--count=0", "--count 0: Expected `int` >= 1"), ("--rate=x", "--rate x: Expected `float")],
 )
 def test_values_out_of_range_are_named(option: str, why: str) -> None:
     """By the option, with what it takes."""
@@ -64,11 +65,28 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
 def test_figures_are_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Single ones in one table, groups and lists in one each; differences with their intervals."""
     gain = {"mean": 0.25, "low": -0.5, "high": 1}
-    figures = {"rows": 1200, "by": {"a": {"share": 0.5, "gain": gain}}, "spent": [{"role": "[x]", "cost": None}]}
-    figures |= {"all": {"asked": 7, "scores": ({"executor": "new", "f1": 0.25},)}, "left_out": ["a.pdf", "b.pdf"]}
+    figures = {
+        "rows": 1200,
+        "by": {"a": {"share": 0.5, "gain": gain}},
+        "spent": [{"role": "[x]", "cost": None}],
+    }
+    figures |= {
+        "all": {"asked": 7, "scores": ({"executor": "new", "f1": 0.25},)},
+        "left_out": ["a.pdf", "b.pdf"],
+    }
     show(figures)
     lines = {tuple(line.split()) for line in capsys.readouterr().out.splitlines()}
-    assert {("rows", "1,200"), ("a", "0.5000", "+0.25", "(-0.5", "to", "+1)"), ("[x]", "–")} <= lines
-    assert {("asked", "7"), ("all,", "scores"), ("new", "0.2500"), ("left", "out"), ("b.pdf",)} <= lines
+    assert {
+        ("rows", "1,200"),
+        ("a", "0.5000", "+0.25", "(-0.5", "to", "+1)"),
+        ("[x]", "–"),
+    } <= lines
+    assert {
+        ("asked", "7"),
+        ("all,", "scores"),
+        ("new", "0.2500"),
+        ("left", "out"),
+        ("b.pdf",),
+    } <= lines
     show(figures, as_json=True)
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(figures))

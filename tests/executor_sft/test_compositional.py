@@ -1,4 +1,6 @@
-"""The compositional world: what its tests ask is not what is trained on, and gold runs can be carried out."""
+"""The compositional world: what its tests ask is not what is trained on, and gold runs can be
+carried out.
+"""
 
 import itertools
 import json
@@ -20,7 +22,10 @@ from router.protocol.turns import ReportTurn, SearchTurn
 
 @pytest.fixture(scope="module")
 def worlds() -> dict[Side, CompositionalWorld]:
-    return {"train": CompositionalWorld(5, "train", 150), "test": CompositionalWorld(5, "test", 60, "five")}
+    return {
+        "train": CompositionalWorld(5, "train", 150),
+        "test": CompositionalWorld(5, "test", 60, "five"),
+    }
 
 
 def test_no_shape_is_on_both_sides() -> None:
@@ -49,7 +54,9 @@ def test_no_name_is_on_both_sides(worlds: dict[Side, CompositionalWorld]) -> Non
     for side, world in worlds.items():
         names = {name for passage in world.passages for name in passage.title.split(" and ")}
         assert {side_of(name) for name in names} == {side}
-    texts = {side: {question.text for question in world.questions} for side, world in worlds.items()}
+    texts = {
+        side: {question.text for question in world.questions} for side, world in worlds.items()
+    }
     assert not texts["train"] & texts["test"]
 
 
@@ -60,10 +67,14 @@ def test_held_out_wordings(worlds: dict[Side, CompositionalWorld]) -> None:
 
 
 def test_a_faithful_run_finds_the_answer(worlds: dict[Side, CompositionalWorld]) -> None:
-    """Each sub-query asks about names of the question and of reports before it, and its passage states what it asks."""
+    """Each sub-query asks about names of the question and of reports before it, and its passage
+    states what it asks.
+    """
     world = worlds["test"]
     for question in world.questions:
-        known = set(question.text.replace("'s", "").translate(str.maketrans("", "", "?.(),;:")).split())
+        known = set(
+            question.text.replace("'s", "").translate(str.maketrans("", "", "?.(),;:")).split()
+        )
         for block in question.rounds:
             for sub_query in block:
                 passage = world.by_id[sub_query.gold_passages[0]]
@@ -101,7 +112,9 @@ def test_conversations_are_what_the_gateway_reads(system: RolePrompts) -> None:
                 assert isinstance(parse_turn(turn.text), SearchTurn)
 
 
-def test_the_gold_passage_is_shown_first(worlds: dict[Side, CompositionalWorld], system: RolePrompts) -> None:
+def test_the_gold_passage_is_shown_first(
+    worlds: dict[Side, CompositionalWorld], system: RolePrompts
+) -> None:
     writer = DialogueWriter(worlds["test"], system)
     for dialogue in itertools.islice(writer.executor(), 20):
         evidence = dialogue[-1].text.split("<evidence>")[1].removesuffix("</evidence>")
@@ -116,7 +129,14 @@ def test_the_benchmarks_can_read_it(worlds: dict[Side, CompositionalWorld], tmp_
     ids = {json.loads(line)["id"] for line in (tmp_path / "corpus.jsonl").read_text().splitlines()}
     entries = list(read_entries(tmp_path / "questions.jsonl"))
     for question, entry in zip(world.questions, entries, strict=True):
-        assert list(entry.question.sub_questions) == [sub_query.text for sub_query in question.sub_queries]
+        assert list(entry.question.sub_questions) == [
+            sub_query.text for sub_query in question.sub_queries
+        ]
         assert set(entry.question.supporting) <= ids
-    marks = [step.question for entry in entries for step in entry.question.decomposition if "#" in step.question]
+    marks = [
+        step.question
+        for entry in entries
+        for step in entry.question.decomposition
+        if "#" in step.question
+    ]
     assert any("#1 and #2" in mark or "#2" in mark for mark in marks)

@@ -1,4 +1,6 @@
-"""A data set holds what an engine reads and writes, a row for each turn that is worth learning, or it is not made."""
+"""A data set holds what an engine reads and writes, a row for each turn that is worth learning,
+or it is not made.
+"""
 
 import asyncio
 import shutil
@@ -20,7 +22,18 @@ from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
 from router.testing.retriever import FixedRetriever
 from router.trace import Conversation, Execution
-from tests.executor_sft.traces import MINI, ONE, PAGE, REPORT, TWO, executed, filtered, row, search, write_lines
+from tests.executor_sft.traces import (
+    MINI,
+    ONE,
+    PAGE,
+    REPORT,
+    TWO,
+    executed,
+    filtered,
+    row,
+    search,
+    write_lines,
+)
 from tests.router.deployment import STOP, block, lasting, role
 
 QWEN3 = """\
@@ -39,7 +52,9 @@ QWEN3 = """\
 {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif -%}
 {%- endif -%}
 """
-"""As Qwen3's: thinking of earlier turns is dropped, and switched off by an empty block in the prompt."""
+"""As Qwen3's: thinking of earlier turns is dropped, and switched off by an empty block in the
+prompt.
+"""
 
 
 @pytest.fixture
@@ -47,7 +62,12 @@ def model(tmp_path: Path) -> Callable[[str], Path]:
     """The mini executor's tokenizer with another chat template."""
 
     def folder(template: str) -> Path:
-        for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
+        for name in (
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "config.json",
+            "generation_config.json",
+        ):
             shutil.copy(MINI / name, tmp_path / name)
         (tmp_path / "chat_template.jinja").write_text(template)
         return tmp_path
@@ -56,7 +76,9 @@ def model(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def text(ids: tuple[int, ...]) -> str:
-    """What the ids stand for, without the spaces that the mini tokenizer puts before each stretch of text."""
+    """What the ids stand for, without the spaces that the mini tokenizer puts before each
+    stretch of text.
+    """
     decoded: str = load_tokenizer(MINI).decode(list(ids))
     return decoded.replace("> ", ">").replace("\n ", "\n").replace(" \n", "\n").strip()
 
@@ -64,7 +86,10 @@ def text(ids: tuple[int, ...]) -> str:
 def test_a_turn_ends_where_the_engine_stops() -> None:
     """The text of the turn, and the template's end of turn."""
     tokens = ServedTokens(MINI)
-    assert text(tokens.completion(Completion(search("Heat"), "stop"))) == "<search>Heat</search><|end|>"
+    assert (
+        text(tokens.completion(Completion(search("Heat"), "stop")))
+        == "<search>Heat</search><|end|>"
+    )
     assert text(tokens.prompt([Message("user", "Heat?")])) == "<|user|>Heat?<|end|><|assistant|>"
 
 
@@ -78,8 +103,16 @@ def test_what_follows_the_last_tag_is_not_learnt() -> None:
     ("thinking", "output", "written"),
     [
         (None, Completion(REPORT, "stop", "so it is"), "<think>\nso it is\n</think>\n\n" + REPORT),
-        (True, Completion(f"\n\n{REPORT}", "stop", "\nso it is\n"), "<think>\nso it is\n</think>\n\n" + REPORT),
-        (True, Completion(f"<think>\nso\n</think>\n\n{REPORT}", "stop"), f"<think>\nso\n</think>\n\n{REPORT}"),
+        (
+            True,
+            Completion(f"\n\n{REPORT}", "stop", "\nso it is\n"),
+            "<think>\nso it is\n</think>\n\n" + REPORT,
+        ),
+        (
+            True,
+            Completion(f"<think>\nso\n</think>\n\n{REPORT}", "stop"),
+            f"<think>\nso\n</think>\n\n{REPORT}",
+        ),
         (True, Completion(REPORT, "stop"), REPORT),
         (False, Completion(REPORT, "stop", "so it is"), REPORT),
         (False, Completion(f"<think>\nso\n</think>\n\n{REPORT}", "stop"), REPORT),
@@ -88,7 +121,9 @@ def test_what_follows_the_last_tag_is_not_learnt() -> None:
 def test_reasoning_is_learnt_where_the_role_thinks(
     model: Callable[[str], Path], thinking: bool | None, output: Completion, written: str
 ) -> None:
-    """In a thinking block before the turn; where thinking is off, the prompt has closed the block already."""
+    """In a thinking block before the turn; where thinking is off, the prompt has closed the
+    block already.
+    """
     tokens = ServedTokens(model(QWEN3), thinking=thinking)
     assert text(tokens.completion(output)) == f"{written}<|end|>"
     closed = text(tokens.prompt([Message("user", "?")])).endswith("</think>")
@@ -103,21 +138,33 @@ def test_a_block_that_the_template_opens_is_not_opened_again(model: Callable[[st
 
 
 def test_earlier_turns_stand_in_the_prompt_as_they_are_served(model: Callable[[str], Path]) -> None:
-    """Their thinking is dropped by serving, and so it is in the rows; one sequence could not hold both."""
-    thoughts = [Completion(search("Heat"), "stop", "look it up"), Completion(REPORT, "stop", "there it is")]
+    """Their thinking is dropped by serving, and so it is in the rows; one sequence could not
+    hold both.
+    """
+    thoughts = [
+        Completion(search("Heat"), "stop", "look it up"),
+        Completion(REPORT, "stop", "there it is"),
+    ]
     execution = executed(*thoughts)
     rows, _ = rows_of(filtered(execution), ServedTokens(model(QWEN3), thinking=True))
     first, second = rows
-    assert "look it up" in text(first.completion_ids) and "there it is" in text(second.completion_ids)
+    assert "look it up" in text(first.completion_ids) and "there it is" in text(
+        second.completion_ids
+    )
     assert "look it up" not in text(second.prompt_ids)
-    assert first.prompt_ids + first.completion_ids != second.prompt_ids[: len(first.prompt_ids + first.completion_ids)]
+    assert (
+        first.prompt_ids + first.completion_ids
+        != second.prompt_ids[: len(first.prompt_ids + first.completion_ids)]
+    )
 
 
 def test_models_without_a_system_role_are_shown_it_as_they_are_served() -> None:
     """The system prompt opens the first user turn."""
     opening = [Message("system", "be brief"), Message("user", "Heat?")]
     assert text(ServedTokens(MINI).prompt(opening)).startswith("<|system|>be brief")
-    assert text(ServedTokens(MINI, system_role=False).prompt(opening)).startswith("<|user|>be brief\n\nHeat?")
+    assert text(ServedTokens(MINI, system_role=False).prompt(opening)).startswith(
+        "<|user|>be brief\n\nHeat?"
+    )
 
 
 def test_a_template_that_ends_no_turn_is_refused(model: Callable[[str], Path]) -> None:
@@ -166,7 +213,9 @@ def test_turns_that_went_wrong_are_not_learnt(turns: list[Completion | str], wit
 
 
 def test_a_search_that_was_not_run_or_whose_prompt_is_lost_is_not_learnt() -> None:
-    """After the last one that is allowed; or where passages gave way later, so that the trace no longer has them."""
+    """After the last one that is allowed; or where passages gave way later, so that the trace
+    no longer has them.
+    """
     limits = ExecutorLimits(max_turns=4, max_searches=1)
     written, counts = learnt(executed(search("Heat"), search("director"), REPORT, limits=limits))
     assert written == [search("Heat"), REPORT] and counts["out of turn"] == 1
@@ -182,12 +231,19 @@ def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
     assert run(["dataset", str(file), "--model", str(MINI), "--out", str(tmp_path / "data")]) == 0
     rows, manifest = read_rows(tmp_path / "data" / RESULT), read_manifest(tmp_path / "data")
     assert rows == rows_of(samples, ServedTokens(MINI))[0]
-    assert {(row.stratum, row.question_id) for row in rows} == {("teacher_multi", "q0"), ("teacher_multi", "q1")}
+    assert {(row.stratum, row.question_id) for row in rows} == {
+        ("teacher_multi", "q0"),
+        ("teacher_multi", "q1"),
+    }
     for made in rows:
         shown = msgspec.convert(made.messages, tuple[Message, ...])
         assert ServedTokens(MINI).prompt(shown[:-1]) == made.prompt_ids
-        assert [message["train"] for message in made.messages] == [False] * (len(shown) - 1) + [True]
-        masked = [token for token, mask in zip(made.input_ids, made.assistant_masks, strict=True) if mask]
+        assert [message["train"] for message in made.messages] == [False] * (len(shown) - 1) + [
+            True
+        ]
+        masked = [
+            token for token, mask in zip(made.input_ids, made.assistant_masks, strict=True) if mask
+        ]
         assert tuple(masked) == made.completion_ids
     figures = manifest.figures
     assert figures["as_returned"] == 0
@@ -221,7 +277,12 @@ ASKED = block("Who made Heat?")
     [
         ([ASKED, STOP], 4, {"dispatch": 1, "stop": 1}, [ASKED, STOP]),
         (["hm", ASKED, STOP], 4, {"malformed": 1, "dispatch": 1, "stop": 1}, [ASKED, STOP]),
-        ([ASKED, Completion("<search>[", "length"), STOP], 4, {"dispatch": 1, "cut off": 1, "stop": 1}, [ASKED, STOP]),
+        (
+            [ASKED, Completion("<search>[", "length"), STOP],
+            4,
+            {"dispatch": 1, "cut off": 1, "stop": 1},
+            [ASKED, STOP],
+        ),
         ([ASKED], 1, {"dispatch": 1}, [ASKED]),
         (["hm", "hm"], 4, {"malformed": 2}, []),
     ],
@@ -237,14 +298,22 @@ def test_a_delegators_decisions_have_rows(
         text(ServedTokens(MINI).completion(Completion(one, "stop"))) for one in written
     ]
     for made in rows:
-        assert made.prompt_ids == ServedTokens(MINI).prompt(msgspec.convert(made.messages[:-1], tuple[Message, ...]))
+        assert made.prompt_ids == ServedTokens(MINI).prompt(
+            msgspec.convert(made.messages[:-1], tuple[Message, ...])
+        )
 
 
 def test_one_role_learns_at_a_time(tmp_path: Path) -> None:
     """Of samples of both, those of the role that is named."""
-    samples = [*filtered(executed(*ONE)), FilteredSample("best_delegator", "q0", "", told([ASKED, STOP]))]
+    samples = [
+        *filtered(executed(*ONE)),
+        FilteredSample("best_delegator", "q0", "", told([ASKED, STOP])),
+    ]
     file = write_lines(tmp_path / "filtered.jsonl", samples)
-    for options, turns in (([], {"search": 1, "report": 1}), (["--role", "delegation"], {"dispatch": 1, "stop": 1})):
+    for options, turns in (
+        ([], {"search": 1, "report": 1}),
+        (["--role", "delegation"], {"dispatch": 1, "stop": 1}),
+    ):
         out = tmp_path / f"data{len(options)}"
         assert run(["dataset", str(file), "--model", str(MINI), "--out", str(out), *options]) == 0
         assert read_manifest(out).figures["turns"] == turns
@@ -260,11 +329,16 @@ def refused(folder: Path, executions: list[Execution], options: list[object], wh
 
 
 def test_the_engines_own_tokens_are_taken_where_they_are_the_same_text(tmp_path: Path) -> None:
-    """Which the tokenizer would cut otherwise; those of another model, or of another prompt, are not."""
+    """Which the tokenizer would cut otherwise; those of another model, or of another prompt,
+    are not.
+    """
     tokens = ServedTokens(MINI)
     (first, last), _ = rows_of(filtered(executed(*ONE)), tokens)
     tokenizer = load_tokenizer(MINI)
-    parts = [[part] if part.startswith("<") else list(part) for part in tokenizer.tokenize(search("Heat"))]
+    parts = [
+        [part] if part.startswith("<") else list(part)
+        for part in tokenizer.tokenize(search("Heat"))
+    ]
     letters = tuple(tokenizer.convert_tokens_to_ids([letter for part in parts for letter in part]))
     sampled = Completion(search("Heat"), "stop", tokens=TokenIds(first.prompt_ids, letters))
     ended = Completion(REPORT, "stop", tokens=TokenIds(last.prompt_ids, last.completion_ids))
@@ -273,7 +347,10 @@ def test_the_engines_own_tokens_are_taken_where_they_are_the_same_text(tmp_path:
     assert rows[0].completion_ids == letters + first.completion_ids[-1:] != first.completion_ids
     assert rows[0].labels == (NO_LOSS,) * len(first.prompt_ids) + rows[0].completion_ids
     assert rows[1].completion_ids == last.completion_ids
-    for strange in (TokenIds(first.prompt_ids, letters[:-2]), TokenIds(first.prompt_ids[1:], letters)):
+    for strange in (
+        TokenIds(first.prompt_ids, letters[:-2]),
+        TokenIds(first.prompt_ids[1:], letters),
+    ):
         other = Completion(search("Heat"), "stop", tokens=strange)
         (made, _), _ = rows_of(filtered(executed(other, REPORT)), tokens)
         assert made == first
@@ -281,7 +358,9 @@ def test_the_engines_own_tokens_are_taken_where_they_are_the_same_text(tmp_path:
 
 def test_no_row_is_cut(tmp_path: Path) -> None:
     """Rows that are too long are counted, and nothing is written."""
-    lengths = [len(row.input_ids) for row in rows_of(filtered(executed(*TWO)), ServedTokens(MINI))[0]]
+    lengths = [
+        len(row.input_ids) for row in rows_of(filtered(executed(*TWO)), ServedTokens(MINI))[0]
+    ]
     why = f"2 of 3 rows are longer .* the longest has {max(lengths)}"
     refused(tmp_path, [executed(*TWO)], ["--max-length", min(lengths)], why)
 
@@ -302,9 +381,12 @@ def test_no_data_set_is_made_of_what_cannot_be_learnt(
 
 
 @pytest.mark.parametrize(
-    "second", [msgspec.json.encode(row((1,), (2,))).replace(b"[-100,2]", b"[-100,-100]"), b'{"input_ids":[']
+    "second",
+    [msgspec.json.encode(row((1,), (2,))).replace(b"[-100,2]", b"[-100,-100]"), b'{"input_ids":['],
 )
-def test_rows_that_are_torn_or_have_nothing_to_learn_are_refused(tmp_path: Path, second: bytes) -> None:
+def test_rows_that_are_torn_or_have_nothing_to_learn_are_refused(
+    tmp_path: Path, second: bytes
+) -> None:
     """The loss of an empty one would be nothing, in silence."""
     file = write_lines(tmp_path / RESULT, [row((1, 2), (3,))])
     file.write_bytes(file.read_bytes() + second)

@@ -1,4 +1,6 @@
-"""Gold conversations: the gateway reads them as meant, and shows each role the same and nothing more."""
+"""Gold conversations: the gateway reads them as meant, and shows each role the same and nothing
+more.
+"""
 
 import itertools
 import re
@@ -31,7 +33,9 @@ def writer(world: World, system: RolePrompts) -> DialogueWriter:
 
 
 @pytest.fixture
-def executions(writer: DialogueWriter, world: World, questions: list[Question]) -> Iterator[tuple[SubQuery, Dialogue]]:
+def executions(
+    writer: DialogueWriter, world: World, questions: list[Question]
+) -> Iterator[tuple[SubQuery, Dialogue]]:
     """Sub-queries of the questions, each with its conversation."""
     anyone = world.people[0]
     asked = (sub_query for question in questions for sub_query in question.sub_queries)
@@ -43,11 +47,14 @@ def texts(dialogue: Dialogue, *kinds: str) -> list[str]:
 
 
 def seen(pairs: list[tuple[str, Report]]) -> set[str]:
-    """What a role may be shown of the gold reports: each with all of its evidence or with the last point of it."""
+    """What a role may be shown of the gold reports: each with all of its evidence or with the
+    last point of it.
+    """
     shortened = [(report, Report(report.answer, report.evidence[-1:])) for _, report in pairs]
     requests = [request for request, _ in pairs]
     return {
-        prompts.search_results(list(zip(requests, reports, strict=True))) for reports in itertools.product(*shortened)
+        prompts.search_results(list(zip(requests, reports, strict=True)))
+        for reports in itertools.product(*shortened)
     }
 
 
@@ -56,7 +63,9 @@ def passages_of(text: str) -> list[tuple[str, str]]:
     return [(unescape(title), unescape(body)) for title, body in _DOCUMENT.findall(text)]
 
 
-def test_the_gold_decisions_dispatch_the_gold_sub_queries(writer: DialogueWriter, questions: list[Question]) -> None:
+def test_the_gold_decisions_dispatch_the_gold_sub_queries(
+    writer: DialogueWriter, questions: list[Question]
+) -> None:
     """Block by block, then a stop. Each ends where the delegator's stop string ends it."""
     for question in questions:
         *dispatched, stop = texts(writer.delegation(question), "delegate", "stop")
@@ -67,17 +76,27 @@ def test_the_gold_decisions_dispatch_the_gold_sub_queries(writer: DialogueWriter
         assert all(ends_at(text, delegator.STOP) for text in dispatched)
 
 
-def test_the_gold_turns_of_an_executor_search_and_report(executions: Iterator[tuple[SubQuery, Dialogue]]) -> None:
-    """The gold searches in order, then the gold report. Each ends where the executor's stop strings end it."""
+def test_the_gold_turns_of_an_executor_search_and_report(
+    executions: Iterator[tuple[SubQuery, Dialogue]],
+) -> None:
+    """The gold searches in order, then the gold report. Each ends where the executor's stop
+    strings end it.
+    """
     for sub_query, dialogue in executions:
         *searches, report = texts(dialogue, "search", "report")
-        assert [parse_turn(text) for text in searches] == [SearchTurn(query, 0) for query in sub_query.searches]
+        assert [parse_turn(text) for text in searches] == [
+            SearchTurn(query, 0) for query in sub_query.searches
+        ]
         assert parse_turn(report) == ReportTurn(sub_query.report)
         assert all(ends_at(text, executor.STOP) for text in (*searches, report))
 
 
-def test_the_gold_answer_is_read_as_the_questions_answer(writer: DialogueWriter, questions: list[Question]) -> None:
-    """A comparison's after a trace: each year with its name, the word, the one that it picks; others answer at once."""
+def test_the_gold_answer_is_read_as_the_questions_answer(
+    writer: DialogueWriter, questions: list[Question]
+) -> None:
+    """A comparison's after a trace: each year with its name, the word, the one that it picks;
+    others answer at once.
+    """
     for question in questions:
         (text,) = texts(writer.answering(question), "answer")
         trace, _, answer = text.rpartition("<answer>")
@@ -89,7 +108,9 @@ def test_the_gold_answer_is_read_as_the_questions_answer(writer: DialogueWriter,
         years = [sub_query.report.answer for sub_query in question.sub_queries]
         dated = [f"{year} {name}" for year, name in zip(years, question.compared, strict=True)]
         chosen = (min if question.earlier else max)(dated, key=lambda one: int(one.split()[0]))
-        assert trace == f"{', '.join(dated)}: {'earlier' if question.earlier else 'later'} {chosen} "
+        assert (
+            trace == f"{', '.join(dated)}: {'earlier' if question.earlier else 'later'} {chosen} "
+        )
         assert chosen.endswith(f" {question.answer}")
 
 
@@ -97,7 +118,9 @@ def test_the_gold_answer_is_read_as_the_questions_answer(writer: DialogueWriter,
 def test_a_round_that_found_nothing_ends_the_search_and_the_answer_says_so(
     writer: DialogueWriter, questions: list[Question], number: int
 ) -> None:
-    """The delegator stops at it, and the answerer, who sees the reports up to it, does not guess."""
+    """The delegator stops at it, and the answerer, who sees the reports up to it, does not
+    guess.
+    """
     for question in questions[:200]:
         missing = range(len(question.rounds))[number]
         asked = question.rounds[: missing + 1]
@@ -115,8 +138,8 @@ def test_a_round_that_found_nothing_ends_the_search_and_the_answer_says_so(
 def test_delegator_and_answerer_see_the_question_and_the_reports(
     writer: DialogueWriter, questions: list[Question], system: RolePrompts
 ) -> None:
-    """Nothing else: no passage, no search of an executor, no evidence beyond the gold report's; and the answerer in one
-    turn, in order of dispatch, nothing of the delegator's turns.
+    """Nothing else: no passage, no search of an executor, no evidence beyond the gold report's; and
+    the answerer in one turn, in order of dispatch, nothing of the delegator's turns.
     """
     for question in questions[:300]:
         told, asked, *results = texts(writer.delegation(question), "system", "user")
@@ -126,14 +149,17 @@ def test_delegator_and_answerer_see_the_question_and_the_reports(
         told, asked = texts(writer.answering(question), "system", "user")
         pairs = [(sub_query.text, sub_query.report) for sub_query in question.sub_queries]
         assert told == system.answer
-        assert asked in {f"<question>{question.text}</question>{results}" for results in seen(pairs)}
+        assert asked in {
+            f"<question>{question.text}</question>{results}" for results in seen(pairs)
+        }
 
 
 def test_an_executor_sees_its_sub_query_and_passages(
     executions: Iterator[tuple[SubQuery, Dialogue]], library: Library, system: RolePrompts
 ) -> None:
-    """Three different passages of the world after each search, the gold one among them, and nothing of the question
-    or of other sub-queries."""
+    """Three different passages of the world after each search, the gold one among them, and nothing
+    of the question or of other sub-queries.
+    """
     known = {(passage.title, passage.text) for passage in library.passages}
     for sub_query, dialogue in itertools.islice(executions, 500):
         told, asked, *results = texts(dialogue, "system", "user")
@@ -145,12 +171,17 @@ def test_an_executor_sees_its_sub_query_and_passages(
             assert (gold.title, gold.text) in shown
             assert set(shown) <= known
             rest = _DOCUMENT.sub("", result)
-            assert rest in ("<documents></documents>", f"<documents></documents>\n{prompts.LAST_SEARCH}")
+            assert rest in (
+                "<documents></documents>",
+                f"<documents></documents>\n{prompts.LAST_SEARCH}",
+            )
 
 
 @pytest.mark.parametrize("passages", [1, 2, 3])
 def test_a_search_finds_as_many_passages_as_told(writer: DialogueWriter, passages: int) -> None:
-    """And the naive executor is never shown a second search; with `two_searches` about half have two."""
+    """And the naive executor is never shown a second search; with `two_searches` about half
+    have two.
+    """
     both = list(itertools.islice(writer.executor(two_searches=True, passages=passages), 100))
     for dialogue in both:
         assert {len(passages_of(text)) for text in texts(dialogue, "user")[1:]} == {passages}
@@ -173,13 +204,17 @@ def test_the_last_search_is_sometimes_announced_and_only_the_last(
 async def test_the_gateways_executor_says_the_very_words_of_the_gold_conversation(
     executions: Iterator[tuple[SubQuery, Dialogue]], system: RolePrompts
 ) -> None:
-    """A scripted model that writes the gold turns is shown the gold user turns, letter by letter."""
+    """A scripted model that writes the gold turns is shown the gold user turns, letter by
+    letter.
+    """
     for sub_query, dialogue in itertools.islice(executions, 100):
         *searches, report = texts(dialogue, "search", "report")
         results = texts(dialogue, "user")[1:]
         shown = [[Passage("", *passage) for passage in passages_of(result)] for result in results]
         told_last = results[-1].endswith(prompts.LAST_SEARCH)
-        limits = ExecutorLimits(len(searches) + (1 if told_last else 2), len(searches) + (0 if told_last else 1))
+        limits = ExecutorLimits(
+            len(searches) + (1 if told_last else 2), len(searches) + (0 if told_last else 1)
+        )
         model = ScriptedModel([*searches, report])
         retriever = FixedRetriever(dict(zip(sub_query.searches, shown, strict=True)))
         context = RunContext.lasting(60.0, lambda _event: None, Ledger())
@@ -187,22 +222,30 @@ async def test_the_gateways_executor_says_the_very_words_of_the_gold_conversatio
         run = Executor(Role("execution", model, system.execution, Sampling()), retriever, limits)
         execution = await run.run(sub_query.text, 0, context)
 
-        assert [Turn("user", message.content).text for message in execution.conversation.messages] == [
-            turn.text for turn in dialogue
-        ]
+        assert [
+            Turn("user", message.content).text for message in execution.conversation.messages
+        ] == [turn.text for turn in dialogue]
         assert execution.report == sub_query.report
 
 
-async def test_a_single_agent_is_shown_what_it_was_trained_on(world: World, system: RolePrompts) -> None:
-    """Given its own turns and the same passages, the gateway leads the very conversation, word for word."""
+async def test_a_single_agent_is_shown_what_it_was_trained_on(
+    world: World, system: RolePrompts
+) -> None:
+    """Given its own turns and the same passages, the gateway leads the very conversation, word
+    for word.
+    """
     writer = DialogueWriter(world, system)
     for _ in range(10):
         dialogue = writer.alone(passages=2)
         shown = [turn.text for turn in dialogue[2:] if turn.kind == "user"]
         queries = [
-            unescape(text.removeprefix("<search>").removesuffix("</search>")) for text in texts(dialogue, "search")
+            unescape(text.removeprefix("<search>").removesuffix("</search>"))
+            for text in texts(dialogue, "search")
         ]
-        found = [[Passage(f"p{number}", *one) for number, one in enumerate(passages_of(text))] for text in shown]
+        found = [
+            [Passage(f"p{number}", *one) for number, one in enumerate(passages_of(text))]
+            for text in shown
+        ]
         model = ScriptedModel(texts(dialogue, "search", "answer"))
         role = Role("delegation", model, system.agent, Sampling(max_tokens=128))
         limits = ExecutorLimits(max_turns=20, max_searches=10)
@@ -219,4 +262,6 @@ async def test_a_single_agent_is_shown_what_it_was_trained_on(world: World, syst
 
 def ends_at(text: str, stop: tuple[str, ...]) -> bool:
     """Whether one of the strings ends `text` and none stands before its end."""
-    return any(text.endswith(string) for string in stop) and all(text.find(s) in (-1, len(text) - len(s)) for s in stop)
+    return any(text.endswith(string) for string in stop) and all(
+        text.find(s) in (-1, len(text) - len(s)) for s in stop
+    )

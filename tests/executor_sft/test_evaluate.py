@@ -1,4 +1,6 @@
-"""Executors are asked the same questions as often as was said, each time anew; what cannot be is refused first."""
+"""Executors are asked the same questions as often as was said, each time anew; what cannot be
+is refused first.
+"""
 
 import json
 from collections.abc import AsyncIterator
@@ -29,13 +31,22 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[OpenAIServer]:
     """A backbone that stops at once, with a config for it."""
     async with serving() as server:
         server.plays(says(STOP))
-        config(tmp_path, role=ROLE.replace("http://127.0.0.1:9/v1", server.base_url).replace('"m"', f'"{MODEL}"'))
+        config(
+            tmp_path,
+            role=ROLE.replace("http://127.0.0.1:9/v1", server.base_url).replace(
+                '"m"', f'"{MODEL}"'
+            ),
+        )
         yield server
 
 
 async def test_every_rollout_is_one(endpoint: OpenAIServer, tmp_path: Path) -> None:
-    """With seeds of its own also at the config's temperature; what is remembered is not taken for another rollout."""
-    async with open_runtime(load_config(tmp_path / "config.toml"), print, cache=tmp_path / "calls") as bench:
+    """With seeds of its own also at the config's temperature; what is remembered is not taken
+    for another rollout.
+    """
+    async with open_runtime(
+        load_config(tmp_path / "config.toml"), print, cache=tmp_path / "calls"
+    ) as bench:
         answered = await answers(bench, [BASE], questions(2), rollouts=3)
     assert len(answered[BASE]) == 6
     assert len({body["seed"] for body in endpoint.bodies}) == 6
@@ -54,15 +65,26 @@ async def test_delegators_are_compared_with_each_executor(tmp_path: Path) -> Non
         config(tmp_path, role=ROLE.replace("http://127.0.0.1:9/v1", server.base_url))
         async with open_runtime(load_config(tmp_path / "config.toml"), print) as bench:
             executors, delegators = [BASE, "executor-000001"], [BASE, "trained-1"]
-            answered = await answers(bench, executors, questions(1), delegators=delegators, rollouts=1)
-    assert list(answered) == [BASE, f"{BASE}, trained-1", "executor-000001", "executor-000001, trained-1"]
+            answered = await answers(
+                bench, executors, questions(1), delegators=delegators, rollouts=1
+            )
+    assert list(answered) == [
+        BASE,
+        f"{BASE}, trained-1",
+        "executor-000001",
+        "executor-000001, trained-1",
+    ]
     assert asked == ["m", "trained-1"] * 2
     assert [(one.executor_tokens, one.tokens) for (one,) in answered.values()] == [(0, 18)] * 4
 
 
 async def test_adapters_are_loaded_where_their_role_is_served(tmp_path: Path) -> None:
-    """A delegator's at the delegator's endpoint, an executor's at the executor's; the config's own model is none."""
-    folders = [adapter(tmp_path / name / "trained", name.encode()) for name in ("executor", "delegator")]
+    """A delegator's at the delegator's endpoint, an executor's at the executor's; the config's
+    own model is none.
+    """
+    folders = [
+        adapter(tmp_path / name / "trained", name.encode()) for name in ("executor", "delegator")
+    ]
     for folder in folders:
         (folder / "adapter_config.json").write_text('{"r": 8}')
     async with adapter_server() as execution, adapter_server() as delegation:
@@ -72,7 +94,9 @@ async def test_adapters_are_loaded_where_their_role_is_served(tmp_path: Path) ->
             head, name, rest = file.read_text().partition(f"[roles.{role}]")
             file.write_text(head + name + rest.replace("http://127.0.0.1:9/v1", server.base_url, 1))
         executors, delegators = (named_adapters([BASE, str(folder)]) for folder in folders)
-        async with open_runtime(load_config(file), print, adapters=executors, delegators=delegators):
+        async with open_runtime(
+            load_config(file), print, adapters=executors, delegators=delegators
+        ):
             loaded = [dict(server.adapters) for server in (execution, delegation)]
         assert loaded == [{adapter_name(folder): str(folder)} for folder in folders]
         assert execution.adapters == delegation.adapters == {}
@@ -117,14 +141,18 @@ def test_an_adapter_is_loaded_under_a_name_that_no_other_one_has(tmp_path: Path)
 def test_what_cannot_be_evaluated(tmp_path: Path, options: list[str], why: str) -> None:
     """Is refused with the reason, before anything is started."""
     config(tmp_path)
-    (tmp_path / "questions.jsonl").write_text(json.dumps({"question": "Who?", "answer": "Me"}) if options else "\n")
+    (tmp_path / "questions.jsonl").write_text(
+        json.dumps({"question": "Who?", "answer": "Me"}) if options else "\n"
+    )
     given = ["--questions", str(tmp_path / "questions.jsonl"), "--out", str(tmp_path / "out")]
     with pytest.raises(BadConfig, match=why):
         run(["evaluate", *given, "--config", str(tmp_path / "config.toml"), *options])
 
 
 def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
-    """Over 100 samples of 80 questions with a true difference of 0.2, about 95 % of the intervals hold it."""
+    """Over 100 samples of 80 questions with a true difference of 0.2, about 95 % of the
+    intervals hold it.
+    """
     rng = np.random.default_rng(3)
     held = 0
     for _ in range(100):
@@ -136,7 +164,9 @@ def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
 
 
 def test_pairs_that_agree_leave_no_doubt_and_the_same_scores_give_the_same_interval() -> None:
-    """Where both are the same question by question, the difference is 0, however much questions differ."""
+    """Where both are the same question by question, the difference is 0, however much questions
+    differ.
+    """
     scores = [0.0, 1.0, 0.5, 0.25]
     assert (found := paired_difference(scores, scores)).low == found.mean == found.high == 0
     new, old = [1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0]
@@ -150,27 +180,46 @@ def test_what_cannot_be_paired_is_refused(new: list[float], old: list[float]) ->
         paired_difference(new, old)
 
 
-def answered(question: str, *, right: bool, tokens: int, searches: tuple[int, ...] = (1,)) -> Answered:
+def answered(
+    question: str, *, right: bool, tokens: int, searches: tuple[int, ...] = (1,)
+) -> Answered:
     runs = tuple(
-        Execution(f"{question}?", Report("x", ()), "reported", (SearchRecord("?", ()),) * count, Conversation(()))
+        Execution(
+            f"{question}?",
+            Report("x", ()),
+            "reported",
+            (SearchRecord("?", ()),) * count,
+            Conversation(()),
+        )
         for count in searches
     )
-    return Answered(question, "x" if right else "y", right, float(right), None, tokens, runs, 2 * tokens)
+    return Answered(
+        question, "x" if right else "y", right, float(right), None, tokens, runs, 2 * tokens
+    )
 
 
 def test_figures_are_means_over_rollouts_and_runs() -> None:
-    """EM and tokens are by rollout, searches by executor run, tokens per right answer over all tokens."""
+    """EM and tokens are by rollout, searches by executor run, tokens per right answer over all
+    tokens.
+    """
     found = [
         answered("a", right=True, tokens=100, searches=(1, 2)),
         answered("a", right=False, tokens=300, searches=(3,)),
     ]
     (row,) = evaluation_of({"base": found}, SearchConfig(), 2, None).rows
-    assert (row.exact_match, row.executor_tokens, row.tokens_per_right_answer, row.tokens) == (0.5, 200, 400, 400)
+    assert (row.exact_match, row.executor_tokens, row.tokens_per_right_answer, row.tokens) == (
+        0.5,
+        200,
+        400,
+        400,
+    )
     assert (row.searches, row.multi_search, row.judge) == (2.0, 2 / 3, None)
 
 
 def test_executors_are_compared_question_by_question() -> None:
-    """A question's rollouts are averaged before it is paired; the order of the questions means nothing."""
+    """A question's rollouts are averaged before it is paired; the order of the questions means
+    nothing.
+    """
     old = [answered(name, right=False, tokens=100) for name in "abcd"]
     new = [answered(name, right=name in "ab", tokens=150) for name in "dcba"]
     evaluation = evaluation_of({"base": old, "new": new}, SearchConfig(max_turns=4), 1, 0.5)
@@ -183,7 +232,9 @@ def test_executors_are_compared_question_by_question() -> None:
 
 def test_nobody_right_has_no_price_for_a_right_answer() -> None:
     """Tokens per right answer are unknown where no answer was right, not zero."""
-    (row,) = evaluation_of({"base": [answered("a", right=False, tokens=9)]}, SearchConfig(), 1, None).rows
+    (row,) = evaluation_of(
+        {"base": [answered("a", right=False, tokens=9)]}, SearchConfig(), 1, None
+    ).rows
     assert row.tokens_per_right_answer is None
 
 

@@ -26,14 +26,24 @@ def asked_of(world: World, count: int) -> list[str]:
     return [examiner.draw().text for _ in range(count)]
 
 
-def test_every_question_of_a_world_is_inside_its_scope(scope_of_world: Vocabulary, questions: list[Question]) -> None:
+def test_every_question_of_a_world_is_inside_its_scope(
+    scope_of_world: Vocabulary, questions: list[Question]
+) -> None:
     """With its gold sub-queries, which are in the same language."""
-    texts = [text for one in questions for text in (one.text, *(sub_query.text for sub_query in one.sub_queries))]
+    texts = [
+        text
+        for one in questions
+        for text in (one.text, *(sub_query.text for sub_query in one.sub_queries))
+    ]
     assert not [text for text in texts if scope_of_world.outside(text)]
 
 
-@pytest.mark.parametrize("other", [World(12, "test"), World(11, "train")], ids=["another seed", "another side"])
-def test_every_question_of_another_world_is_outside(scope_of_world: Vocabulary, other: World) -> None:
+@pytest.mark.parametrize(
+    "other", [World(12, "test"), World(11, "train")], ids=["another seed", "another side"]
+)
+def test_every_question_of_another_world_is_outside(
+    scope_of_world: Vocabulary, other: World
+) -> None:
     """Though it is asked in the same words, its names are strange."""
     assert all(scope_of_world.outside(text) for text in asked_of(other, 300))
 
@@ -41,7 +51,9 @@ def test_every_question_of_another_world_is_outside(scope_of_world: Vocabulary, 
 def test_real_questions_are_outside(scope_of_world: Vocabulary) -> None:
     """None of 500 questions of HotpotQA gets through."""
     if not HOTPOTQA.is_file():
-        pytest.skip(f"there is no {HOTPOTQA.name} of HotpotQA in a folder `shared` beside the checkout")
+        pytest.skip(
+            f"there is no {HOTPOTQA.name} of HotpotQA in a folder `shared` beside the checkout"
+        )
     rows = [json.loads(line) for line in HOTPOTQA.read_text("utf-8").splitlines()]
 
     assert len(rows) == 500
@@ -57,7 +69,9 @@ def test_real_questions_are_outside(scope_of_world: Vocabulary) -> None:
         ("Who is the father?", ["Who", "is", "the", "father"]),
     ],
 )
-def test_what_is_strange_is_named(scope_of_world: Vocabulary, question: str, strange: list[str]) -> None:
+def test_what_is_strange_is_named(
+    scope_of_world: Vocabulary, question: str, strange: list[str]
+) -> None:
     """The strange words, or all of them where nothing of the world is named."""
     assert scope_of_world.outside(question) == strange
 
@@ -66,7 +80,9 @@ def test_an_exported_world_is_the_world(tmp_path: Path) -> None:
     """Corpus, questions and scope come back from their files as they were."""
     world = World(12, "test")
     asked = export(world, tmp_path, 50)
-    written = msgspec.json.Decoder(Question).decode_lines((tmp_path / "questions.jsonl").read_bytes())
+    written = msgspec.json.Decoder(Question).decode_lines(
+        (tmp_path / "questions.jsonl").read_bytes()
+    )
 
     rows = [row for _, row in read_rows(tmp_path / "corpus.jsonl")]
     assert rows == Library(world).passages
@@ -75,25 +91,37 @@ def test_an_exported_world_is_the_world(tmp_path: Path) -> None:
     assert len(asked) == 50
 
 
-def test_the_command_writes_the_demos_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`rolegate sft mini-world` without a seed writes, byte for byte, what the preset `mini` serves."""
+def test_the_command_writes_the_demos_world(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`rolegate sft mini-world` without a seed writes, byte for byte, what the preset `mini`
+    serves.
+    """
     config = load_config(preset("mini"))
 
     assert main(["mini-world", "--out", str(tmp_path), "--questions", "3"]) == 0
 
     assert capsys.readouterr().out == f"{tmp_path}: a world of seed 7 with 3 questions\n"
     corpus, registers = config.retrieval.documents
-    files = {"corpus.jsonl": corpus, "registers.jsonl": registers, "vocabulary.txt": config.search.vocabulary}
+    files = {
+        "corpus.jsonl": corpus,
+        "registers.jsonl": registers,
+        "vocabulary.txt": config.search.vocabulary,
+    }
     for name, shipped in files.items():
         assert shipped is not None
         assert (tmp_path / name).read_bytes() == Path(shipped).read_bytes()
 
 
-def test_the_command_writes_over_nothing_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_over_nothing_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A config that somebody has changed stays, unless told otherwise."""
     (tmp_path / "rolegate.toml").write_text("mine")
     assert main(["mini-world", "--out", str(tmp_path)]) == 1
     assert "is not empty" in capsys.readouterr().err
     assert (tmp_path / "rolegate.toml").read_text() == "mine"
     assert main(["mini-world", "--out", str(tmp_path), "--questions", "3", "--force"]) == 0
-    assert load_config(tmp_path / "rolegate.toml").search.vocabulary == str(tmp_path / "vocabulary.txt")
+    assert load_config(tmp_path / "rolegate.toml").search.vocabulary == str(
+        tmp_path / "vocabulary.txt"
+    )

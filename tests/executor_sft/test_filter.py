@@ -66,7 +66,11 @@ def fates(teacher: Sample, *capped: Sample, student: Sample | None = None) -> li
     [
         (sample(ONE, RIGHT), None, "teacher_single"),
         (sample(TWO, RIGHT), sample(GUESS, RIGHT), "teacher_multi"),
-        (sample((search("Heat"), *GUESS), RIGHT), sample(ONE, WRONG), "evidence found by the first search"),
+        (
+            sample((search("Heat"), *GUESS), RIGHT),
+            sample(ONE, WRONG),
+            "evidence found by the first search",
+        ),
         (sample(TWO, RIGHT), sample(ONE, WRONG), "teacher_multi"),
         (sample(TWO, RIGHT), sample([search("Heat")] * 3, WRONG), "teacher_multi"),
         (sample(TWO, RIGHT), sample(ONE, RIGHT), "second search not needed"),
@@ -94,9 +98,24 @@ def test_the_teachers_work_is_kept_or_rejected_for_one_reason(
     ("text", "point", "answer", "fate"),
     [
         ("首任校长是唐国安。它有很多学生。", "首任校长是唐国安", "唐国安", "teacher_single"),
-        ("湯川秀樹は1949年に受賞した。", "湯川秀樹は１９４９年に受賞した", "1949年", "teacher_single"),
-        ("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย", "กรุงเทพมหานครเป็นเมืองหลวง", "กรุงเทพมหานคร", "teacher_single"),
-        ("훈민정음은 세종대왕이 창제하였다.", "훈민정음은 세종대왕이 창제하였다", "세종대왕", "teacher_single"),
+        (
+            "湯川秀樹は1949年に受賞した。",
+            "湯川秀樹は１９４９年に受賞した",
+            "1949年",
+            "teacher_single",
+        ),
+        (
+            "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย",
+            "กรุงเทพมหานครเป็นเมืองหลวง",
+            "กรุงเทพมหานคร",
+            "teacher_single",
+        ),
+        (
+            "훈민정음은 세종대왕이 창제하였다.",
+            "훈민정음은 세종대왕이 창제하였다",
+            "세종대왕",
+            "teacher_single",
+        ),
         ("Cafe\u0301 Orrin opened.", "Café Orrin opened.", "Café Orrin", "teacher_single"),
         ("首任校长是唐国安。", "首任校长是李国", "李国", "evidence in no passage"),
         ("首任校长是唐国安。", "首任校长是唐国安", "梅贻琦", "answer not in its evidence"),
@@ -110,7 +129,9 @@ def test_right_work_in_any_script_is_kept(text: str, point: str, answer: str, fa
 
 
 def test_a_second_search_is_needed_where_no_try_without_it_finds_the_answer() -> None:
-    """One that does so suffices, of any number; one that guesses does not, nor one that an endpoint failed."""
+    """One that does so suffices, of any number; one that guesses does not, nor one that an
+    endpoint failed.
+    """
     wrong, guessed, right = sample(ONE, WRONG), sample(GUESS, RIGHT), sample(ONE, RIGHT)
     failed = sample([DOWN] * 3, WRONG)
     assert fates(sample(TWO, RIGHT), wrong, guessed, wrong) == ["teacher_multi"]
@@ -156,9 +177,13 @@ def test_a_report_stands_on_its_evidence(written: str, flaw: str | None) -> None
 
 
 def test_where_teacher_and_student_disagree_the_one_that_stands_is_kept() -> None:
-    """Where both stand, neither is: nobody knows which is wrong, though both lead to the right answer."""
+    """Where both stand, neither is: nobody knows which is wrong, though both lead to the right
+    answer.
+    """
     teacher, vague = sample(ONE, RIGHT), sample((search("Heat"), report("Mann", FOUND)), RIGHT)
-    other, guessed = (sample((search("Heat"), report(said, FOUND)), RIGHT) for said in ("Heat", "Pacino"))
+    other, guessed = (
+        sample((search("Heat"), report(said, FOUND)), RIGHT) for said in ("Heat", "Pacino")
+    )
     assert fates(teacher, student=vague) == ["student_single", "teacher_single"]
     assert fates(teacher, student=guessed) == ["teacher_single", "answer not in its evidence"]
     assert fates(guessed, student=teacher) == ["student_single", "answer not in its evidence"]
@@ -181,7 +206,9 @@ def test_what_asks_a_held_out_question_is_not_learnt(held_out: str, reason: str 
 
 def test_of_the_students_own_work_single_searches_are_kept() -> None:
     """It learns from what it can do already; a second search of its own was never tested."""
-    samples, rejected = filtered([only(sample(ONE, WRONG), GOOD), only(sample(ONE, WRONG), sample(TWO, RIGHT))], {})
+    samples, rejected = filtered(
+        [only(sample(ONE, WRONG), GOOD), only(sample(ONE, WRONG), sample(TWO, RIGHT))], {}
+    )
     assert [one.stratum for one in samples] == ["student_single"]
     assert rejected == {"wrong answer": 2, "student searched twice": 1}
 
@@ -197,10 +224,14 @@ def test_the_same_sub_query_is_kept_once_for_each_stratum() -> None:
 
 
 def group(*runs: tuple[str, int | None, Sequence[Sequence[str]]]) -> Group:
-    """Runs by their answers, their tokens (None where a call's are unknown), and what their executors said."""
+    """Runs by their answers, their tokens (None where a call's are unknown), and what their
+    executors said.
+    """
 
     def run_of(number: int, answer: str, tokens: int | None, turns: Sequence[Sequence[str]]) -> Run:
-        works = tuple(executed(*each, sub_query=f"{number}.{place}") for place, each in enumerate(turns))
+        works = tuple(
+            executed(*each, sub_query=f"{number}.{place}") for place, each in enumerate(turns)
+        )
         delegation = Conversation((Message("user", f"run {number}"),))
         usage = None if tokens is None else Usage(tokens, 0)
         found = Trajectory(answer, "answered", works, (len(works),), delegation=delegation)
@@ -216,7 +247,9 @@ def kept_of(found: Group, **how: bool) -> tuple[list[tuple[str, str]], dict[str,
     named: list[tuple[str, str]] = []
     for one in samples:
         of = one.work
-        named.append((one.stratum, of.messages[0].content if isinstance(of, Conversation) else of.sub_query))
+        named.append(
+            (one.stratum, of.messages[0].content if isinstance(of, Conversation) else of.sub_query)
+        )
     return named, dict(rejected)
 
 
@@ -232,7 +265,9 @@ BEST = [("Michael Mann", 90, [ONE]), ("Mann", 10, [ONE]), ("nobody", 5, [ONE])]
         ([("nobody", 1, [ONE]), ("Michael Mann", 80, [ONE]), ("Michael Mann", 80, [ONE])], 1),
     ],
 )
-def test_of_a_group_the_best_run_is_kept(runs: list[tuple[str, int | None, list[tuple[str, ...]]]], best: int) -> None:
+def test_of_a_group_the_best_run_is_kept(
+    runs: list[tuple[str, int | None, list[tuple[str, ...]]]], best: int
+) -> None:
     """The right one with the fewest tokens, unknown ones last, then the first; of all roles."""
     samples, rejected = kept_of(group(*runs))
     assert samples == [("best_delegator", f"run {best}"), ("best_executor", f"{best}.0")]
@@ -240,7 +275,9 @@ def test_of_a_group_the_best_run_is_kept(runs: list[tuple[str, int | None, list[
 
 
 def test_a_group_without_a_right_run_is_left_out_and_one_with_no_other_is_easy() -> None:
-    """The first teaches nothing; the second one what is short, under a name by which the mix can leave it out."""
+    """The first teaches nothing; the second one what is short, under a name by which the mix
+    can leave it out.
+    """
     samples, rejected = kept_of(group(("Mann", 9, [ONE]), ("nobody", 8, [ONE])))
     assert (samples, rejected) == ([], {"no run is right": 4})
     easy = group(("Michael Mann", 9, [ONE]), ("Michael Mann", 8, [ONE]))
@@ -255,7 +292,10 @@ def test_of_the_best_run_reports_count_that_stand_on_their_evidence() -> None:
     samples, rejected = kept_of(found)
     assert samples == [("best_delegator", "run 0"), ("best_executor", "0.0")]
     assert rejected == {"evidence in no passage": 1, "no report": 1, "not the best run": 1}
-    assert [name for name, _ in kept_of(found, none=True)[0]] == ["best_delegator", *["best_executor"] * 2]
+    assert [name for name, _ in kept_of(found, none=True)[0]] == [
+        "best_delegator",
+        *["best_executor"] * 2,
+    ]
     held_out, reason = HeldOut(["0.1"]), "held out: as a sub-query"
     assert filtered([found], {}, held_out=held_out) == ([], {reason: 5})
 
@@ -269,12 +309,21 @@ def test_groups_are_read_where_they_are_meant(tmp_path: Path) -> None:
     command[-1] += "-best"
     assert run([*command, "--best"]) == 0
     figures = read_manifest(tmp_path / "filtered-best").figures
-    assert (figures["candidates"], figures["strata"]) == (6, {"best_delegator": 1, "best_executor": 1})
-    assert [one.stratum for one in read_samples(tmp_path / "filtered-best")] == ["best_delegator", "best_executor"]
+    assert (figures["candidates"], figures["strata"]) == (
+        6,
+        {"best_delegator": 1, "best_executor": 1},
+    )
+    assert [one.stratum for one in read_samples(tmp_path / "filtered-best")] == [
+        "best_delegator",
+        "best_executor",
+    ]
 
 
 def many() -> list[Rollout]:
-    return [only(sample(ONE, RIGHT, f"Who made film {n}?"), sample(TWO, RIGHT, f"Film {n}?")) for n in range(20)]
+    return [
+        only(sample(ONE, RIGHT, f"Who made film {n}?"), sample(TWO, RIGHT, f"Film {n}?"))
+        for n in range(20)
+    ]
 
 
 def test_the_mix_caps_a_stratum_by_chance_that_can_be_repeated() -> None:
@@ -297,20 +346,41 @@ def test_without_a_filter_every_report_is_kept() -> None:
     ]
     samples, rejected = filtered(rollouts, {}, none=True)
     strata = [one.stratum for one in samples]
-    assert strata == ["student_multi", "teacher_multi", "student_single", "teacher_single", "teacher_single"]
+    assert strata == [
+        "student_multi",
+        "teacher_multi",
+        "student_single",
+        "teacher_single",
+        "teacher_single",
+    ]
     assert rejected == {"no report": 1}
 
 
-def test_kept_and_rejected_are_all_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_and_rejected_are_all_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The manifest's figures add up, and the tables show them."""
     rollouts = [*many(), only(GOOD, sample(ONE, WRONG)), only(sample(TWO, RIGHT), GOOD, GOOD)]
-    rollouts += [rollout(SubQueryRollout(GOOD, GOOD), SubQueryRollout(GOOD, GOOD), question="q2", source="hotpot")]
+    rollouts += [
+        rollout(
+            SubQueryRollout(GOOD, GOOD), SubQueryRollout(GOOD, GOOD), question="q2", source="hotpot"
+        )
+    ]
     file = write_lines(tmp_path / "rollouts.jsonl", rollouts)
-    assert run(["filter", str(file), "--out", str(tmp_path / "filtered"), "--mix", "teacher_single=10"]) == 0
+    assert (
+        run(
+            ["filter", str(file), "--out", str(tmp_path / "filtered"), "--mix", "teacher_single=10"]
+        )
+        == 0
+    )
     figures = read_manifest(tmp_path / "filtered").figures
     assert figures["candidates"] == 2 * (len(rollouts) + 1)
     assert figures["samples"] + sum(figures["rejected"].values()) == figures["candidates"]
-    assert figures["samples"] == sum(figures["strata"].values()) == len(list(read_samples(tmp_path / "filtered")))
+    assert (
+        figures["samples"]
+        == sum(figures["strata"].values())
+        == len(list(read_samples(tmp_path / "filtered")))
+    )
     assert figures["sources"] == {"musique": {"samples": 11, "questions": 1}}
     assert figures["strata"].keys() <= set(get_args(Stratum))
     assert "wrong answer" in (shown := capsys.readouterr().out) and "musique" in shown
@@ -328,7 +398,9 @@ def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
         run([*command, "--seed", "2"])
 
 
-@pytest.mark.parametrize("damage", [lambda line: line[: len(line) // 2] + b"\n", lambda _: b'{"question": 1}\n'])
+@pytest.mark.parametrize(
+    "damage", [lambda line: line[: len(line) // 2] + b"\n", lambda _: b'{"question": 1}\n']
+)
 def test_a_line_that_is_no_rollout_is_named(tmp_path: Path, damage: object) -> None:
     """Torn, or of another schema: which file, which line, and what to do; nothing is written."""
     line = msgspec.json.encode(only(GOOD, GOOD)) + b"\n"
@@ -339,7 +411,9 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path: Path, damage: object) -> N
     assert not (tmp_path / "filtered" / RESULT).exists()
 
 
-@pytest.mark.parametrize("mix", ["all=3", "teacher_single", "teacher_single=-1", "teacher_single=many"])
+@pytest.mark.parametrize(
+    "mix", ["all=3", "teacher_single", "teacher_single=-1", "teacher_single=many"]
+)
 def test_a_mix_that_is_none_is_refused(mix: str) -> None:
     """It says which strata there are."""
     with pytest.raises(BadConfig, match="teacher_multi"):

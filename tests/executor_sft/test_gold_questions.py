@@ -39,8 +39,8 @@ def gold(meanings: Meanings, sub_query: SubQuery) -> str:
 
 
 def test_the_types_are_mixed(questions: list[Question]) -> None:
-    """45 % two hops, 25 % three, 30 % comparisons, each within 5 points; a chain is one sub-query a round, a comparison
-    one round of two. Ids name the world, and hardly any text comes twice.
+    """45 % two hops, 25 % three, 30 % comparisons, each within 5 points; a chain is one sub-query a
+    round, a comparison one round of two. Ids name the world, and hardly any text comes twice.
     """
     shapes = {"2-hop": (0.45, [1, 1]), "3-hop": (0.25, [1, 1, 1]), "comparison": (0.30, [2])}
     types: Counter[str] = Counter(question.type for question in questions)
@@ -49,19 +49,27 @@ def test_the_types_are_mixed(questions: list[Question]) -> None:
         assert abs(types[kind] / len(questions) - share) < 0.05
     for question in questions:
         assert [len(block) for block in question.rounds] == shapes[question.type][1]
-        assert question.needs_second_search is any(one.kind != "plain" for one in question.sub_queries)
+        assert question.needs_second_search is any(
+            one.kind != "plain" for one in question.sub_queries
+        )
         assert re.fullmatch(r"mini-test-11-\d{5}", question.id)
     assert len({question.id for question in questions}) == len(questions)
     assert len({question.text for question in questions}) > 0.95 * len(questions)
 
 
-def test_evidence_stands_word_for_word_in_the_gold_passages(questions: list[Question], library: Library) -> None:
-    """One sentence for each search, from the passage that this search must find; the last one holds the answer."""
+def test_evidence_stands_word_for_word_in_the_gold_passages(
+    questions: list[Question], library: Library
+) -> None:
+    """One sentence for each search, from the passage that this search must find; the last one
+    holds the answer.
+    """
     for sub_query in (sub_query for question in questions for sub_query in question.sub_queries):
         report = sub_query.report
         passages = [library.by_id[identity] for identity in sub_query.gold_passages]
         assert len(sub_query.searches) == len(passages) == len(report.evidence)
-        assert all(point in passage.text for point, passage in zip(report.evidence, passages, strict=True))
+        assert all(
+            point in passage.text for point, passage in zip(report.evidence, passages, strict=True)
+        )
         assert report.answer in report.evidence[-1]
 
 
@@ -73,7 +81,9 @@ def test_reports_answer_by_the_worlds_facts(questions: list[Question], meanings:
 
 
 def test_a_chain_follows_the_facts(questions: list[Question], meanings: Meanings) -> None:
-    """Each hop asks about the entity that the one before found; the last one's answer is the question's."""
+    """Each hop asks about the entity that the one before found; the last one's answer is the
+    question's.
+    """
     for question in questions:
         if question.type != "comparison":
             hops = [meanings[sub_query.text] for sub_query in question.sub_queries]
@@ -94,13 +104,16 @@ def test_a_chain_gives_no_hop_away(questions: list[Question], meanings: Meanings
 
 
 def test_comparisons_are_right(questions: list[Question], meanings: Meanings) -> None:
-    """Both are asked the same thing, their years differ, and the answer is the one that the wording asks for, under
-    the name that the question uses."""
+    """Both are asked the same thing, their years differ, and the answer is the one that the wording
+    asks for, under the name that the question uses.
+    """
     for question in questions:
         if question.type == "comparison":
             one, other = question.sub_queries
             assert meanings[one.text][1] is meanings[other.text][1]
-            names = [name_in(question.text, meanings[sub_query.text][0]) for sub_query in (one, other)]
+            names = [
+                name_in(question.text, meanings[sub_query.text][0]) for sub_query in (one, other)
+            ]
             years = [int(gold(meanings, sub_query)) for sub_query in (one, other)]
             assert years[0] != years[1]
             earlier = re.search(r"\b(earlier|first)\b", question.text) is not None
@@ -110,11 +123,17 @@ def test_comparisons_are_right(questions: list[Question], meanings: Meanings) ->
 
 def name_in(text: str, entity: Entity) -> str:
     """The name by which `text` speaks of `entity`."""
-    (name,) = (name for name in (entity.mention, entity.alias) if name and re.search(rf"\b{re.escape(name)}\b", text))
+    (name,) = (
+        name
+        for name in (entity.mention, entity.alias)
+        if name and re.search(rf"\b{re.escape(name)}\b", text)
+    )
     return name
 
 
-def test_a_second_name_is_used_in_the_first_hop_only(questions: list[Question], meanings: Meanings) -> None:
+def test_a_second_name_is_used_in_the_first_hop_only(
+    questions: list[Question], meanings: Meanings
+) -> None:
     """Later hops speak of an entity as the report before named it."""
     for question in questions:
         for block in question.rounds[1:]:
@@ -126,12 +145,15 @@ def test_a_second_name_is_used_in_the_first_hop_only(questions: list[Question], 
 def test_hardly_any_second_search_can_be_avoided(
     questions: list[Question], library: Library, meanings: Meanings
 ) -> None:
-    """Of the facts told by a detour, fewer than 1 in 10 stand on a third page as well: a marriage on the spouse's, a
-    country on the page of the country whose capital it is."""
+    """Of the facts told by a detour, fewer than 1 in 10 stand on a third page as well: a marriage
+    on the spouse's, a country on the page of the country whose capital it is.
+    """
     asked = [sub_query for question in questions for sub_query in question.sub_queries]
     detours = [sub_query for sub_query in asked if sub_query.kind in ("redirect", "shared")]
     sentences: dict[str, list[str]] = {}
-    for sentence in (sentence for passage in library.passages for sentence in passage.text.split(". ")):
+    for sentence in (
+        sentence for passage in library.passages for sentence in passage.text.split(". ")
+    ):
         for word in set(re.findall(r"\w+", sentence)):
             sentences.setdefault(word, []).append(sentence)
     elsewhere = []

@@ -31,7 +31,9 @@ def searches(dialogue: Dialogue) -> int:
 
 
 def test_an_executor_searches_once(taught: list[Dialogue], system: RolePrompts) -> None:
-    """And then it reports; where that search was not enough, that nothing was found, quoting from its result."""
+    """And then it reports; where that search was not enough, that nothing was found, quoting
+    from its result.
+    """
     executing = [dialogue for dialogue in taught if dialogue[0].text == system.execution]
     missed = 0
     for _, asked, search, found, report in executing:
@@ -44,7 +46,9 @@ def test_an_executor_searches_once(taught: list[Dialogue], system: RolePrompts) 
     assert 0.2 < missed / len(executing) < 0.6
 
 
-def test_a_single_agent_searches_for_as_long_as_it_takes(taught: list[Dialogue], system: RolePrompts) -> None:
+def test_a_single_agent_searches_for_as_long_as_it_takes(
+    taught: list[Dialogue], system: RolePrompts
+) -> None:
     """It answers, and does not report."""
     alone = [dialogue for dialogue in taught if dialogue[0].text == system.agent]
     assert sum(searches(dialogue) > 1 for dialogue in alone) > len(alone) / 2
@@ -54,7 +58,9 @@ def test_a_single_agent_searches_for_as_long_as_it_takes(taught: list[Dialogue],
         assert "<evidence>" not in dialogue[-1].text
 
 
-def test_every_lesson_is_of_one_of_the_two_kinds(taught: list[Dialogue], system: RolePrompts) -> None:
+def test_every_lesson_is_of_one_of_the_two_kinds(
+    taught: list[Dialogue], system: RolePrompts
+) -> None:
     """In the shares that the shipped student had."""
     executing = sum(dialogue[0].text == system.execution for dialogue in taught)
     assert {dialogue[0].text for dialogue in taught} == {system.execution, system.agent}
@@ -74,7 +80,9 @@ def test_every_role_is_taught(mixed: list[Dialogue], system: RolePrompts) -> Non
         for prompt in (system.delegation, system.execution, system.answer, system.agent)
     }
     assert min(map(len, of.values())) > 40
-    searches = {sum(turn.kind == "search" for turn in dialogue) for dialogue in of[system.execution]}
+    searches = {
+        sum(turn.kind == "search" for turn in dialogue) for dialogue in of[system.execution]
+    }
     assert searches == {1, 2}
 
 
@@ -89,7 +97,9 @@ def test_nearly_all_fit_a_long_row(mixed: list[Dialogue], system: RolePrompts) -
 
 
 def test_most_stand_in_short_rows(mixed: list[Dialogue]) -> None:
-    """A batch has rows of one length; a long one begins with a conversation that no short one holds."""
+    """A batch has rows of one length; a long one begins with a conversation that no short one
+    holds.
+    """
     tokenizer = load_tokenizer(BACKBONE)
     packed = list(itertools.islice(batches(itertools.cycle(mixed), tokenizer, (512, 1024)), 40))
     shapes = Counter(tuple(batch.tokens.shape) for batch in packed)

@@ -1,4 +1,6 @@
-"""Which logged runs can be rolled out again: a real store, with feedback, opt-outs and redaction."""
+"""Which logged runs can be rolled out again: a real store, with feedback, opt-outs and
+redaction.
+"""
 
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
@@ -42,13 +44,19 @@ async def say(database: Database, run_id: str, **said: Any) -> None:
     await SQLArchive(database).add_feedback(Feedback(run_id, **said))
 
 
-async def selected(database: Database, evaluation: Collection[str] = (), **options: Any) -> Selection:
-    selection, _ = await select(SQLArchive(database), WANTED, HeldOut(evaluation), **{"judge": False, **options})
+async def selected(
+    database: Database, evaluation: Collection[str] = (), **options: Any
+) -> Selection:
+    selection, _ = await select(
+        SQLArchive(database), WANTED, HeldOut(evaluation), **{"judge": False, **options}
+    )
     return selection
 
 
 async def test_what_feedback_tells(database: Database) -> None:
-    """Right answers; that an answer was liked makes it no right one, and the last who judged it may call it wrong."""
+    """Right answers; that an answer was liked makes it no right one, and the last who judged it
+    may call it wrong.
+    """
     said: dict[str, list[dict[str, Any]]] = {
         "gold": [{"right_answer": "A"}, {"right_answer": "B", "accepted": False}],
         "accepted": [{"accepted": True}],
@@ -61,7 +69,9 @@ async def test_what_feedback_tells(database: Database) -> None:
         "comment": [{"comment": "hm"}],
         "nothing": [],
     }
-    await put(database, *(asked(name, f"About {name}?", 1000.0 - at) for at, name in enumerate(said)))
+    await put(
+        database, *(asked(name, f"About {name}?", 1000.0 - at) for at, name in enumerate(said))
+    )
     for name, feedback in said.items():
         for each in feedback:
             await say(database, name, **each)
@@ -82,10 +92,18 @@ async def test_what_feedback_tells(database: Database) -> None:
 
 @pytest.mark.parametrize("outcome", ["not_found", "no_search", "out_of_scope"])
 @pytest.mark.parametrize("accepted", [True, False])
-async def test_a_refusal_is_no_right_answer(outcome: AnswerOutcome, accepted: bool, database: Database) -> None:
+async def test_a_refusal_is_no_right_answer(
+    outcome: AnswerOutcome, accepted: bool, database: Database
+) -> None:
     """However much it is liked; nor is it a wrong one. A right answer that is told counts."""
-    refused = Trajectory("not in the demo world" if outcome == "out_of_scope" else NOT_FOUND, outcome)
-    await put(database, asked("told", "T?", 2.0, result=refused), asked("liked", "L?", 1.0, result=refused))
+    refused = Trajectory(
+        "not in the demo world" if outcome == "out_of_scope" else NOT_FOUND, outcome
+    )
+    await put(
+        database,
+        asked("told", "T?", 2.0, result=refused),
+        asked("liked", "L?", 1.0, result=refused),
+    )
     for name, gold in (("told", "A"), ("liked", "")):
         await say(database, name, accepted=accepted, right_answer=gold)
     selection = await selected(database)
@@ -94,10 +112,14 @@ async def test_a_refusal_is_no_right_answer(outcome: AnswerOutcome, accepted: bo
 
 
 async def test_no_tenant_s_word_stands_for_too_many(database: Database) -> None:
-    """A quarter of the questions at most, the newest of each; the operator's word is no tenant's, and stands alone
-    where it is given. Whoever names one tenant vouches for it.
+    """A quarter of the questions at most, the newest of each; the operator's word is no tenant's,
+    and stands alone where it is given. Whoever names one tenant vouches for it.
     """
-    runs = [asked(f"{tenant}{at}", f"Of {tenant}{at}?", float(at), tenant=tenant) for tenant in "ab" for at in range(9)]
+    runs = [
+        asked(f"{tenant}{at}", f"Of {tenant}{at}?", float(at), tenant=tenant)
+        for tenant in "ab"
+        for at in range(9)
+    ]
     own = [asked(f"own{at}", f"Own {at}?", float(at), tenant="a") for at in range(6)]
     await put(database, *runs, *own)
     for one in runs:
@@ -108,14 +130,20 @@ async def test_no_tenant_s_word_stands_for_too_many(database: Database) -> None:
     selection = await selected(database)
     chosen = {question.id for question in selection.questions}
     assert chosen == {"a8", "a7", "a6", "b8", "b7", "b6", *(one.id for one in own)}
-    assert {question.golds for question in selection.questions if question.id.startswith("own")} == {("A",)}
+    assert {
+        question.golds for question in selection.questions if question.id.startswith("own")
+    } == {("A",)}
     assert (selection.counts.selected, selection.counts.over_share) == (12, 12)
-    named, _ = await select(SQLArchive(database), msgspec.structs.replace(WANTED, tenant="b"), HeldOut(), judge=False)
+    named, _ = await select(
+        SQLArchive(database), msgspec.structs.replace(WANTED, tenant="b"), HeldOut(), judge=False
+    )
     assert named.counts.selected == 9
 
 
 async def test_failures_are_included(database: Database) -> None:
-    """A naive executor's logs hold no second search, so what failed is what there is to learn from."""
+    """A naive executor's logs hold no second search, so what failed is what there is to learn
+    from.
+    """
     await put(
         database,
         asked("failed", "F?", status="failed", error="boom", result=None),
@@ -130,7 +158,9 @@ async def test_failures_are_included(database: Database) -> None:
 
 
 async def test_who_is_never_read(database: Database) -> None:
-    """A tenant that has opted out, other kinds than answers, and what was stored without its texts."""
+    """A tenant that has opted out, other kinds than answers, and what was stored without its
+    texts.
+    """
     await put(
         database,
         asked("private", "P?", tenant="private"),
@@ -148,7 +178,9 @@ async def test_who_is_never_read(database: Database) -> None:
 
 
 async def test_duplicates_and_evaluation_questions(database: Database) -> None:
-    """By the question, then by the set of sub-queries; the newest stays. Held-out questions are counted first."""
+    """By the question, then by the set of sub-queries; the newest stays. Held-out questions are
+    counted first.
+    """
     same = msgspec.structs.replace(ANSWER, executions=EXECUTIONS[::-1])
     await put(
         database,
@@ -162,13 +194,29 @@ async def test_duplicates_and_evaluation_questions(database: Database) -> None:
         asked("nearly", "Was it held out of all training from the very beginning?", 3.0),
         asked("on its way", "And this?", 2.0),
     )
-    for name in ("old", "new", "one", "other", "none", "neither", "held-out", "nearly", "on its way"):
+    for name in (
+        "old",
+        "new",
+        "one",
+        "other",
+        "none",
+        "neither",
+        "held-out",
+        "nearly",
+        "on its way",
+    ):
         await say(database, name, right_answer="A")
-    held_out = {"held out", "Was it held out of any training from the very beginning?", "Sub-query of on its way?"}
+    held_out = {
+        "held out",
+        "Was it held out of any training from the very beginning?",
+        "Sub-query of on its way?",
+    }
     selection = await selected(database, held_out)
     assert [question.id for question in selection.questions] == ["new", "one", "none", "neither"]
     left_out = {"evaluation": 1, "nearly_evaluation": 1, "evaluation_sub_query": 1}
-    assert selection.counts == Counts(read=9, **left_out, same_question=1, same_sub_queries=1, selected=4)
+    assert selection.counts == Counts(
+        read=9, **left_out, same_question=1, same_sub_queries=1, selected=4
+    )
     limited = await selected(database, held_out, limit=1)
     assert [question.id for question in limited.questions] == ["new"]
     assert limited.counts.over_limit == 3
@@ -176,13 +224,20 @@ async def test_duplicates_and_evaluation_questions(database: Database) -> None:
 
 async def test_more_runs_than_one_page(database: Database) -> None:
     """All of them are read."""
-    await put(database, *(asked(f"r{number:03}", f"Question {number}?", float(number)) for number in range(105)))
+    await put(
+        database,
+        *(asked(f"r{number:03}", f"Question {number}?", float(number)) for number in range(105)),
+    )
     selection = await selected(database, judge=True)
     assert selection.counts == Counts(read=105, selected=105)
-    assert [question.id for question in selection.questions] == [f"r{number:03}" for number in reversed(range(105))]
+    assert [question.id for question in selection.questions] == [
+        f"r{number:03}" for number in reversed(range(105))
+    ]
 
 
-@pytest.mark.parametrize("strange", [msgspec.msgpack.encode({"id": "b", "request": 7}), b"x\x01cut"])
+@pytest.mark.parametrize(
+    "strange", [msgspec.msgpack.encode({"id": "b", "request": 7}), b"x\x01cut"]
+)
 async def test_traces_that_cannot_be_read(database: Database, strange: bytes) -> None:
     """Are counted, and the others are read; a store that does not work at all is an error."""
     await put(database, asked("a", "A?"), asked("b", "B?"))
@@ -196,8 +251,9 @@ async def test_traces_that_cannot_be_read(database: Database, strange: bytes) ->
 
 
 async def test_what_it_would_take(database: Database) -> None:
-    """By the logged runs' own tokens: teacher and student each work once, the teacher repeats some of it, and the
-    backbone and the answerer go on from other reports; unknown tokens count like the others, unknown prices do not.
+    """By the logged runs' own tokens: teacher and student each work once, the teacher repeats some
+    of it, and the backbone and the answerer go on from other reports; unknown tokens count like the
+    others, unknown prices do not.
     """
     calls = [
         call("a", 0, role="delegation", model="big", usage=Usage(1000, 100)),

@@ -1,4 +1,6 @@
-"""The mini models read and write what the gateway and the serving engine do, and outlive a killed training."""
+"""The mini models read and write what the gateway and the serving engine do, and outlive a
+killed training.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from executor_sft.minimodel.model import (
     new_model,
     train_tokenizer,
 )
-from executor_sft.minimodel.stream import BATCH_TOKENS, ROW_TOKENS, Batch, batches, conversations, encode
+from executor_sft.minimodel.stream import (
+    BATCH_TOKENS,
+    ROW_TOKENS,
+    Batch,
+    batches,
+    conversations,
+    encode,
+)
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts, Turn
 from executor_sft.miniworld.world import World
 from router.protocol import parse_decision, parse_turn
@@ -53,7 +62,9 @@ def _one_thread() -> Iterator[None]:
 def dialogues(system: RolePrompts) -> list[Dialogue]:
     """100 conversations of each kind."""
     backbone = itertools.islice(conversations("backbone", system, 0), 200)
-    executor = itertools.islice(conversations("executor", system, 0, two_searches=True, passages=2), 100)
+    executor = itertools.islice(
+        conversations("executor", system, 0, two_searches=True, passages=2), 100
+    )
     return [*backbone, *executor]
 
 
@@ -85,7 +96,9 @@ def messages_of(dialogue: Dialogue) -> list[dict[str, str]]:
 
 
 def test_tags_digits_and_the_vocabulary(tokenizer: PreTrainedTokenizerFast) -> None:
-    """A tag is one token anywhere, a digit the same one in every year, and the vocabulary is used up nearly whole."""
+    """A tag is one token anywhere, a digit the same one in every year, and the vocabulary is
+    used up nearly whole.
+    """
     for tag in (*_TAGS, "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"):
         (token,) = ids_of(tokenizer, tag)
         assert token in ids_of(tokenizer, f"Who?{tag}1808")
@@ -95,9 +108,15 @@ def test_tags_digits_and_the_vocabulary(tokenizer: PreTrainedTokenizerFast) -> N
     assert 0.95 * VOCABULARY < len(tokenizer) <= VOCABULARY
 
 
-@pytest.mark.parametrize("name", ["Grunshorpe", "Flujous Grinour", "The Grunshorpe Ballads", "Wexford-Ng"])
-def test_a_name_is_spelled_alike_wherever_it_stands(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
-    """After a tag, a line break, a word or nothing, before a tag, a comma or an end: so copying is copying tokens."""
+@pytest.mark.parametrize(
+    "name", ["Grunshorpe", "Flujous Grinour", "The Grunshorpe Ballads", "Wexford-Ng"]
+)
+def test_a_name_is_spelled_alike_wherever_it_stands(
+    tokenizer: PreTrainedTokenizerFast, name: str
+) -> None:
+    """After a tag, a line break, a word or nothing, before a tag, a comma or an end: so copying
+    is copying tokens.
+    """
     spelled = ids_of(tokenizer, name)
     for text in (
         f"The author of it is {name}.",
@@ -111,9 +130,12 @@ def test_a_name_is_spelled_alike_wherever_it_stands(tokenizer: PreTrainedTokeniz
         assert any(ids[at : at + len(spelled)] == spelled for at in range(len(ids))), text
 
 
-def test_what_the_model_writes_is_read_as_meant(tokenizer: PreTrainedTokenizerFast, dialogues: list[Dialogue]) -> None:
-    """Decoding gives back a turn but for spaces after tags and line breaks, which no parser minds. What goes on as the
-    next turn's history, so decisions and searches, is encoded to the same tokens again. None is cut off by the preset.
+def test_what_the_model_writes_is_read_as_meant(
+    tokenizer: PreTrainedTokenizerFast, dialogues: list[Dialogue]
+) -> None:
+    """Decoding gives back a turn but for spaces after tags and line breaks, which no parser minds.
+    What goes on as the next turn's history, so decisions and searches, is encoded to the same
+    tokens again. None is cut off by the preset.
     """
     roles = MINI.roles
     limit = {"delegate": roles.delegation, "stop": roles.delegation, "search": roles.execution}
@@ -143,7 +165,9 @@ def shipped_tokenizer() -> PreTrainedTokenizerFast:
 
 @given(text=st.text())
 def test_any_text_survives(text: str) -> None:
-    """The alphabet is all bytes; at most a space is added at the beginning and after a line break."""
+    """The alphabet is all bytes; at most a space is added at the beginning and after a line
+    break.
+    """
     tokenizer = shipped_tokenizer()
     assert tokenizer.decode(ids_of(tokenizer, text)).replace(" ", "") == text.replace(" ", "")
 
@@ -151,28 +175,39 @@ def test_any_text_survives(text: str) -> None:
 def test_a_conversation_is_encoded_as_it_is_served(
     tokenizer: PreTrainedTokenizerFast, dialogues: list[Dialogue], system: RolePrompts
 ) -> None:
-    """As the chat template does; the model's own tokens are its turns with their ends, after the generation prompt. And
-    the prompts are those of the preset.
+    """As the chat template does; the model's own tokens are its turns with their ends, after the
+    generation prompt. And the prompts are those of the preset.
     """
     for dialogue in dialogues:
         ids, written = encode(dialogue, tokenizer)
         assert ids == tokenizer.apply_chat_template(messages_of(dialogue), return_dict=False)
         own = [turn for turn in dialogue if turn.role == "assistant"]
         meant = [[*ids_of(tokenizer, turn.text), tokenizer.eos_token_id] for turn in own]
-        assert [token for token, is_own in zip(ids, written, strict=True) if is_own] == [*itertools.chain(*meant)]
-        prompt = tokenizer.apply_chat_template(messages_of(dialogue[:2]), add_generation_prompt=True, return_dict=False)
+        assert [token for token, is_own in zip(ids, written, strict=True) if is_own] == [
+            *itertools.chain(*meant)
+        ]
+        prompt = tokenizer.apply_chat_template(
+            messages_of(dialogue[:2]), add_generation_prompt=True, return_dict=False
+        )
         assert ids[: written.index(True)] == prompt
     served = [MINI.roles.delegation, MINI.roles.execution, MINI.roles.answer]
     prompts = [Path(role.prompt).read_text("utf-8").strip() for role in served]
     assert prompts == [system.delegation, system.execution, system.answer]
 
 
-def test_packing_loses_and_doubles_nothing(tokenizer: PreTrainedTokenizerFast, system: RolePrompts) -> None:
-    """Every segment of a batch is one whole conversation of the source, each used at most once; what was read and not
-    yet packed is no more than waits, and one that no row holds is left out. Rows are nearly full.
+def test_packing_loses_and_doubles_nothing(
+    tokenizer: PreTrainedTokenizerFast, system: RolePrompts
+) -> None:
+    """Every segment of a batch is one whole conversation of the source, each used at most once;
+    what was read and not yet packed is no more than waits, and one that no row holds is left out.
+    Rows are nearly full.
     """
     read: Counter[tuple[tuple[int, ...], tuple[bool, ...]]] = Counter()
-    long = [Turn("system", "x"), Turn("user", "Who? " * ROW_TOKENS), Turn("answer", "<answer>x</answer>")]
+    long = [
+        Turn("system", "x"),
+        Turn("user", "Who? " * ROW_TOKENS),
+        Turn("answer", "<answer>x</answer>"),
+    ]
 
     def source() -> Iterator[Dialogue]:
         for dialogue in conversations("executor", system, 0, two_searches=True):
@@ -193,27 +228,37 @@ def test_packing_loses_and_doubles_nothing(tokenizer: PreTrainedTokenizerFast, s
 
 
 def segments(batch: Batch, row: int) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
-    """The conversations of a row, with their marks; checks that positions count from 0 and padding is at the end."""
+    """The conversations of a row, with their marks; checks that positions count from 0 and
+    padding is at the end.
+    """
     found = []
     numbers = batch.conversation[row]
     for number in range(1, int(numbers.max()) + 1):
         inside = numbers == number
         assert batch.positions[row][inside].tolist() == list(range(int(inside.sum())))
-        found.append((tuple(batch.tokens[row][inside].tolist()), tuple(batch.written[row][inside].tolist())))
+        found.append(
+            (tuple(batch.tokens[row][inside].tolist()), tuple(batch.written[row][inside].tolist()))
+        )
     padding = numbers == 0
     assert not batch.written[row][padding].any()
-    assert numbers.tolist() == [number for number in numbers.tolist() if number] + [0] * int(padding.sum())
+    assert numbers.tolist() == [number for number in numbers.tolist() if number] + [0] * int(
+        padding.sum()
+    )
     return found
 
 
 def test_a_packed_conversation_is_computed_as_if_it_were_alone(
     tokenizer: PreTrainedTokenizerFast, packed: list[Batch]
 ) -> None:
-    """Attention looks back only, and never at a neighbour in the row, which so changes none of its logits."""
+    """Attention looks back only, and never at a neighbour in the row, which so changes none of
+    its logits.
+    """
     import torch
 
     batch, attention = packed[0], packed[0].attention()
-    sizes = [int(count) for row in batch.conversation for count in row.unique(return_counts=True)[1]]
+    sizes = [
+        int(count) for row in batch.conversation for count in row.unique(return_counts=True)[1]
+    ]
     assert int(attention.sum()) == sum(size * (size + 1) // 2 for size in sizes)
     model = tiny_model(tokenizer)
     rows = {"position_ids": batch.positions[:1], "attention_mask": attention[:1]}
@@ -227,7 +272,13 @@ def test_a_packed_conversation_is_computed_as_if_it_were_alone(
 
 def test_the_sizes_are_those_documented(tokenizer: PreTrainedTokenizerFast) -> None:
     """In millions of parameters."""
-    documented = {BACKBONE: 4.0, EXECUTOR: 1.8, LADDER["small"]: 0.25, LADDER["medium"]: 0.5, LADDER["large"]: 1.8}
+    documented = {
+        BACKBONE: 4.0,
+        EXECUTOR: 1.8,
+        LADDER["small"]: 0.25,
+        LADDER["medium"]: 0.5,
+        LADDER["large"]: 1.8,
+    }
     for shape, millions in documented.items():
         size = sum(weight.numel() for weight in new_model(shape, tokenizer).parameters())
         assert size == pytest.approx(millions * 1e6, rel=0.1)
@@ -240,8 +291,8 @@ class Killed(Exception):
 def test_a_killed_run_goes_on_where_its_checkpoint_was(
     tokenizer: PreTrainedTokenizerFast, packed: list[Batch], tmp_path: Path
 ) -> None:
-    """It ends with the weights of an undisturbed run, though it is begun again from other random weights; begun once
-    more, it changes none.
+    """It ends with the weights of an undisturbed run, though it is begun again from other random
+    weights; begun once more, it changes none.
     """
     import torch
 
@@ -260,12 +311,18 @@ def test_a_killed_run_goes_on_where_its_checkpoint_was(
         train(model, iter(packed), schedule, tmp_path / "killed", compiled=False)
     weights = undisturbed.state_dict()
     for model in (resumed, again):
-        assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
-    assert any(not torch.equal(weight, weights[name]) for name, weight in killed.state_dict().items())
+        assert all(
+            torch.equal(weight, weights[name]) for name, weight in model.state_dict().items()
+        )
+    assert any(
+        not torch.equal(weight, weights[name]) for name, weight in killed.state_dict().items()
+    )
 
 
 def test_the_learning_rate_rises_holds_and_falls() -> None:
-    """Linearly over the warm-up, constant to the middle, linearly over the last half, and never to nothing."""
+    """Linearly over the warm-up, constant to the middle, linearly over the last half, and never
+    to nothing.
+    """
     from executor_sft.minimodel.training import Schedule
 
     schedule = Schedule(steps=1000, peak_rate=2e-3, warm_up=100)
@@ -278,7 +335,9 @@ def test_the_learning_rate_rises_holds_and_falls() -> None:
 def test_a_saved_model_is_loaded_as_it_was(
     tokenizer: PreTrainedTokenizerFast, dialogues: list[Dialogue], tmp_path: Path
 ) -> None:
-    """By transformers, in bf16, with its tokenizer and chat template; generation ends at the end of a turn."""
+    """By transformers, in bf16, with its tokenizer and chat template; generation ends at the
+    end of a turn.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -286,26 +345,44 @@ def test_a_saved_model_is_loaded_as_it_was(
 
     model = tiny_model(tokenizer)
     save(model, tokenizer, tmp_path)
-    loaded, again = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    assert all(torch.equal(weight, loaded.state_dict()[name]) for name, weight in model.state_dict().items())
+    loaded, again = (
+        AutoModelForCausalLM.from_pretrained(tmp_path),
+        AutoTokenizer.from_pretrained(tmp_path),
+    )
+    assert all(
+        torch.equal(weight, loaded.state_dict()[name])
+        for name, weight in model.state_dict().items()
+    )
     assert loaded.dtype == torch.bfloat16
     assert loaded.generation_config.eos_token_id == tokenizer.eos_token_id
     for dialogue in dialogues[::10]:
-        assert again.apply_chat_template(messages_of(dialogue), return_dict=False) == encode(dialogue, tokenizer)[0]
+        assert (
+            again.apply_chat_template(messages_of(dialogue), return_dict=False)
+            == encode(dialogue, tokenizer)[0]
+        )
 
 
 @pytest.mark.parametrize("name", ["executor", "teacher"])
 def test_a_shipped_model_reads_with_its_own_tokenizer(name: str, system: RolePrompts) -> None:
-    """It writes the first search of unseen sub-queries, which it could not with tokens that are not its own."""
+    """It writes the first search of unseen sub-queries, which it could not with tokens that are
+    not its own.
+    """
     from transformers import Qwen3ForCausalLM
 
     folder = Path(MINI.engines[name].path)
     model = Qwen3ForCausalLM.from_pretrained(folder).float().eval()
     tokenizer, right = load_tokenizer(folder), 0
-    for dialogue in itertools.islice(DialogueWriter(World(11, "test"), system).executor(two_searches=True), 10):
+    for dialogue in itertools.islice(
+        DialogueWriter(World(11, "test"), system).executor(two_searches=True), 10
+    ):
         asked = tokenizer.apply_chat_template(
-            messages_of(dialogue[:2]), add_generation_prompt=True, return_dict=False, return_tensors="pt"
+            messages_of(dialogue[:2]),
+            add_generation_prompt=True,
+            return_dict=False,
+            return_tensors="pt",
         )
-        (written,) = model.generate(asked, max_new_tokens=64, do_sample=False)[:, asked.shape[1] :].tolist()
+        (written,) = model.generate(asked, max_new_tokens=64, do_sample=False)[
+            :, asked.shape[1] :
+        ].tolist()
         right += written[:-1] == ids_of(tokenizer, dialogue[2].text)
     assert right >= 8

@@ -1,4 +1,6 @@
-"""What was trained becomes a version, once, and only where it fits; a running gateway takes it in."""
+"""What was trained becomes a version, once, and only where it fits; a running gateway takes it
+in.
+"""
 
 import asyncio
 import shutil
@@ -23,7 +25,10 @@ from serving.engines.versions import base_sha256, verified
 from serving.logs import errors_only
 from tests.router.vllm_adapters import adapter_server
 
-ROLE = 'model = "backbone"\nprompt = "shipped:prompts/mini/answer.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'
+ROLE = (
+    'model = "backbone"\nprompt = "shipped:prompts/mini/answer.txt"\nbase_url = '
+    '"http://127.0.0.1:9/v1"\n'
+)
 CONFIG = f"""
 [engines.executor]
 path = "base"
@@ -71,18 +76,34 @@ def trained(config: Path) -> Path:
         "base_sha256": base_sha256(config.with_name("base")),
         "git_revision": "abc",
     }
-    step.finish(figures, ["model/adapter_config.json", "model/adapter_model.safetensors", "loss.jsonl"])
+    step.finish(
+        figures, ["model/adapter_config.json", "model/adapter_model.safetensors", "loss.jsonl"]
+    )
     return folder
 
 
 def test_a_version_says_what_it_was_made_of(
     config: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Recipe, data, base, revision and evaluation; the files are the model's alone. It says how to go on."""
+    """Recipe, data, base, revision and evaluation; the files are the model's alone. It says how
+    to go on.
+    """
     (tmp_path / "evaluation.json").write_text('{"rows": []}')
-    status = run(["publish", str(trained), "--config", str(config), "--evaluation", str(tmp_path / "evaluation.json")])
+    status = run(
+        [
+            "publish",
+            str(trained),
+            "--config",
+            str(config),
+            "--evaluation",
+            str(tmp_path / "evaluation.json"),
+        ]
+    )
     version = verified(tmp_path / "versions" / "executor-000001")
-    assert status == 0 and version.files.keys() == {"adapter_config.json", "adapter_model.safetensors"}
+    assert status == 0 and version.files.keys() == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     assert (version.kind, version.rank, version.base_model) == ("adapter", 32, "mini-executor")
     assert (version.data["figures"], version.git_revision) == ({"rows": 12}, "abc")
     assert version.recipe["learning_rate"] == load_recipe("mini").learning_rate
@@ -91,7 +112,9 @@ def test_a_version_says_what_it_was_made_of(
 
 
 def test_the_same_training_is_published_once(config: Path, trained: Path, tmp_path: Path) -> None:
-    """The command can be repeated; a version that was damaged since is left alone, and does not count."""
+    """The command can be repeated; a version that was damaged since is left alone, and does not
+    count.
+    """
     for _ in range(2):
         run(["publish", str(trained), "--config", str(config)])
     assert [path.name for path in (tmp_path / "versions").iterdir()] == ["executor-000001"]
@@ -103,15 +126,35 @@ def test_the_same_training_is_published_once(config: Path, trained: Path, tmp_pa
 @pytest.mark.parametrize(
     ("file", "content", "why"),
     [
-        ("base/model.safetensors", "another", r"is trained on another model than engines\.executor serves"),
-        ("rolegate.toml", CONFIG.replace("adapter_rank = 32", ""), r"set engines\.executor\.adapter_rank = 32"),
-        ("rolegate.toml", CONFIG.replace("= 32", "= 16"), r"set engines\.executor\.adapter_rank = 32"),
-        ("trained/model/adapter_model.safetensors", "another", r"safetensors: is not what was trained"),
+        (
+            "base/model.safetensors",
+            "another",
+            r"is trained on another model than engines\.executor serves",
+        ),
+        (
+            "rolegate.toml",
+            CONFIG.replace("adapter_rank = 32", ""),
+            r"set engines\.executor\.adapter_rank = 32",
+        ),
+        (
+            "rolegate.toml",
+            CONFIG.replace("= 32", "= 16"),
+            r"set engines\.executor\.adapter_rank = 32",
+        ),
+        (
+            "trained/model/adapter_model.safetensors",
+            "another",
+            r"safetensors: is not what was trained",
+        ),
         ("trained/manifest.json", None, r"has no manifest\.json"),
     ],
 )
-def test_what_does_not_fit_is_refused(config: Path, trained: Path, file: str, content: str | None, why: str) -> None:
-    """Another base, an engine without such adapters, weights that changed, an unfinished training: nothing is made."""
+def test_what_does_not_fit_is_refused(
+    config: Path, trained: Path, file: str, content: str | None, why: str
+) -> None:
+    """Another base, an engine without such adapters, weights that changed, an unfinished
+    training: nothing is made.
+    """
     if content is None:
         (config.parent / file).unlink()
     else:
@@ -140,8 +183,19 @@ async def gateway(tmp_path: Path) -> AsyncIterator[str]:
 
 
 async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gateway: str) -> None:
-    """Registered and made the shadow; repeated, also after it was rolled back or promoted, it changes nothing."""
-    command = ["publish", str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
+    """Registered and made the shadow; repeated, also after it was rolled back or promoted, it
+    changes nothing.
+    """
+    command = [
+        "publish",
+        str(trained),
+        "--config",
+        str(config),
+        "--address",
+        gateway,
+        "--traffic",
+        "shadow",
+    ]
     async with AsyncClient(gateway) as client:
         for change in (None, client.roll_back_version, client.promote_version):
             assert await asyncio.to_thread(run, command) == 0
@@ -150,7 +204,10 @@ async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gatewa
             states = {version.version: version.state for version in await client.versions()}
             assert await asyncio.to_thread(run, command) == 0
             assert {version.version: version.state for version in await client.versions()} == states
-            assert states.keys() == {"executor-000001", "mini-executor"} and len(set(states.values())) == 2
+            assert (
+                states.keys() == {"executor-000001", "mini-executor"}
+                and len(set(states.values())) == 2
+            )
 
 
 @pytest.mark.parametrize("root", ["/v1", ""])
@@ -158,19 +215,34 @@ async def test_any_engine_loads_it(config: Path, trained: Path, root: str, tmp_p
     """A vLLM or an SGLang that no gateway stands before; the second time it is there."""
     (trained / "model" / "adapter_config.json").write_text('{"r": 8}')
     manifest = trained / "manifest.json"
-    manifest.write_text(manifest.read_text().replace(sha256(b"{}").hexdigest(), sha256(b'{"r": 8}').hexdigest()))
+    manifest.write_text(
+        manifest.read_text().replace(sha256(b"{}").hexdigest(), sha256(b'{"r": 8}').hexdigest())
+    )
     async with adapter_server(root=root) as server:
         for _ in range(2):
             command = ["publish", str(trained), "--config", str(config), "--push", server.base_url]
             assert await asyncio.to_thread(run, command) == 0
-        assert server.adapters == {"executor-000001": str(tmp_path / "versions" / "executor-000001")}
+        assert server.adapters == {
+            "executor-000001": str(tmp_path / "versions" / "executor-000001")
+        }
 
 
 async def test_a_name_that_stands_for_another_version_there_is_refused(
     config: Path, trained: Path, gateway: str, tmp_path: Path
 ) -> None:
-    """A gateway keeps versions by their names: a folder that begins anew would hand it another one's figures."""
-    command = ["publish", str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
+    """A gateway keeps versions by their names: a folder that begins anew would hand it another
+    one's figures.
+    """
+    command = [
+        "publish",
+        str(trained),
+        "--config",
+        str(config),
+        "--address",
+        gateway,
+        "--traffic",
+        "shadow",
+    ]
     assert await asyncio.to_thread(run, command) == 0
     shutil.rmtree(tmp_path / "versions")
     (trained.parent / "evaluation.json").write_text("{}")
@@ -184,7 +256,9 @@ async def test_a_gateway_that_is_away_loses_nothing(
 ) -> None:
     """The version is there; the command says what failed, and can be repeated."""
     assert (
-        await asyncio.to_thread(main, ["publish", str(trained), "--config", str(config), "--address", "127.0.0.1:1"])
+        await asyncio.to_thread(
+            main, ["publish", str(trained), "--config", str(config), "--address", "127.0.0.1:1"]
+        )
         == 1
     )
     assert verified(tmp_path / "versions" / "executor-000001")

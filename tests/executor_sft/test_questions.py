@@ -22,7 +22,8 @@ def test_every_shape(tmp_path: Path) -> None:
         '\ufeff{"id": "a", "text": "One?", "answer": "1"}\n'
         '{"question": "Two?", "answers": ["2", "two", " "], "dataset": "hotpotqa"}\n'
         "\n"
-        '{"id": 3, "question": "Three?", "golden_answers": ["3"], "source": "popqa", "answer": "three"}\n'
+        '{"id": 3, "question": "Three?", "golden_answers": ["3"], "source": "popqa", '
+        '"answer": "three"}\n'
         '{"id": "a", "text": "Four?", "golds": ["4"], "more": {"x": 1}}\n',
         "utf-8",
     )
@@ -37,7 +38,13 @@ def test_every_shape(tmp_path: Path) -> None:
 def test_duplicates(tmp_path: Path) -> None:
     """Case, punctuation and articles make no other question; the first one stays."""
     path = tmp_path / "questions.jsonl"
-    texts = ("Who directed the film Heat?", "who directed film heat", "Who wrote Heat?", "誰?", "何?")
+    texts = (
+        "Who directed the film Heat?",
+        "who directed film heat",
+        "Who wrote Heat?",
+        "誰?",
+        "何?",
+    )
     path.write_text("".join(f'{{"text": "{text}", "answer": "x"}}\n' for text in texts), "utf-8")
     questions, duplicates = read_questions(path)
     assert [question.text for question in questions] == [texts[0], *texts[2:]]
@@ -45,13 +52,23 @@ def test_duplicates(tmp_path: Path) -> None:
 
 
 def test_other_keys(tmp_path: Path) -> None:
-    """Are ignored, also those that a table would have; tables in the same words but of other columns are others."""
-    (path := tmp_path / "q.jsonl").write_text('{"question": "Who?", "answer": "a", "rows": 3, "columns": ["a"]}\n')
+    """Are ignored, also those that a table would have; tables in the same words but of other
+    columns are others.
+    """
+    (path := tmp_path / "q.jsonl").write_text(
+        '{"question": "Who?", "answer": "a", "rows": 3, "columns": ["a"]}\n'
+    )
     assert [one.text for one in read_questions(path)[0]] == ["Who?"]
-    asked = [{"question": "Fill it", "columns": [{"name": "city", "key": True}, {"name": name}]} for name in "abb"]
+    asked = [
+        {"question": "Fill it", "columns": [{"name": "city", "key": True}, {"name": name}]}
+        for name in "abb"
+    ]
     path.write_bytes(msgspec.json.Encoder().encode_lines(asked))
     found, duplicates = read_questions(path, tables=True)
-    assert ([one.table and one.table.columns[1].name for one in found], duplicates) == (["a", "b"], 1)
+    assert ([one.table and one.table.columns[1].name for one in found], duplicates) == (
+        ["a", "b"],
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,11 +107,13 @@ HELD_OUT = "In which city was the director of Straße’s film “Café Noir –
         (HELD_OUT.upper(), "same"),  # ß is SS
         (HELD_OUT.replace("Straße", "STRAẞE"), "same"),
         (HELD_OUT.replace("i", "İ"), "same"),
-        ("".join(chr(ord(one) + 0xFEE0) if "!" <= one <= "~" else one for one in HELD_OUT), "same"),  # full width
+        # Full width
+        ("".join(chr(ord(one) + 0xFEE0) if "!" <= one <= "~" else one for one in HELD_OUT), "same"),
         (unicodedata.normalize("NFD", HELD_OUT), "same"),
         (HELD_OUT.replace("é", "e"), "same"),
         (HELD_OUT.replace("city", "ci\u00adty"), "same"),  # a soft hyphen
-        (HELD_OUT.replace("city", "c\u200bi\u200dt\ufefff\u2060y".replace("f", "")), "same"),  # no width
+        # No width
+        (HELD_OUT.replace("city", "c\u200bi\u200dt\ufefff\u2060y".replace("f", "")), "same"),
         (HELD_OUT.replace(" ", "\u00a0"), "same"),
         (HELD_OUT.replace(" ", "\u2003 "), "same"),
         (HELD_OUT.replace("’", "'").replace("“", '"').replace("”", '"'), "same"),
@@ -108,7 +127,10 @@ HELD_OUT = "In which city was the director of Straße’s film “Café Noir –
         (HELD_OUT.replace("1947", "¹⁹⁴⁷"), "same"),
         (HELD_OUT.replace("city", "\u202ecity\u202c"), "same"),  # from right to left
         (HELD_OUT.replace("director", "direktor"), "near"),
-        (HELD_OUT.replace("In which city was", "Which city was").replace("born", "born in"), "near"),
+        (
+            HELD_OUT.replace("In which city was", "Which city was").replace("born", "born in"),
+            "near",
+        ),
         (HELD_OUT.replace("city", "exact city"), "near"),
         (HELD_OUT.replace("– 1947", ""), "near"),
         (HELD_OUT.replace("1947", "1948"), None),
@@ -133,7 +155,10 @@ def test_nearly_the_same_is_found_among_many() -> None:
     """The index of rare triples finds what comparing each with each finds."""
     rng = random.Random(3)
     names = ["".join(rng.choices("abcdefghij", k=rng.randint(3, 9))) for _ in range(40)]
-    texts = [f"Who was the {rng.choice(names)} of {rng.choice(names)} and {rng.choice(names)}?" for _ in range(300)]
+    texts = [
+        f"Who was the {rng.choice(names)} of {rng.choice(names)} and {rng.choice(names)}?"
+        for _ in range(300)
+    ]
     held_out = HeldOut(texts[:150])
 
     def alike(one: str, other: str) -> bool:
@@ -148,10 +173,17 @@ def test_nearly_the_same_is_found_among_many() -> None:
 def test_held_out_files_need_no_answers(tmp_path: Path) -> None:
     """Their sub-queries are held out with them, as the mini world writes them, or as a list."""
     path = tmp_path / "held-out.jsonl"
-    path.write_text('{"question": "Who made Heat?", "sub_queries": ["Who is Vincent Hanna?"]}\n', "utf-8")
+    path.write_text(
+        '{"question": "Who made Heat?", "sub_queries": ["Who is Vincent Hanna?"]}\n', "utf-8"
+    )
     (question, *_) = export(World(3, "test"), tmp_path, 5)
     held_out = HeldOut.read([path, tmp_path / "questions.jsonl"])
-    for text in ("who made HEAT", "Who is Vincent Hanna", question.text, question.sub_queries[0].text):
+    for text in (
+        "who made HEAT",
+        "Who is Vincent Hanna",
+        question.text,
+        question.sub_queries[0].text,
+    ):
         assert held_out.likeness(text) == "same"
     assert held_out.likeness("Who is Michael Mann?") is None
 

@@ -1,4 +1,6 @@
-"""What would stop a retraining is found before anything is spent, and steps get what the config says."""
+"""What would stop a retraining is found before anything is spent, and steps get what the config
+says.
+"""
 
 import json
 from itertools import islice
@@ -18,7 +20,12 @@ from tests.executor_sft.traces import MINI, ONE, RIGHT, rollout, sample, write_l
 @pytest.mark.parametrize(
     ("recipe", "model", "held_out", "why"),
     [
-        ("paper-qwen3-1.7b", str(MINI), {"question": "Who?", "answer": "Me"}, "takes in adapters only"),
+        (
+            "paper-qwen3-1.7b",
+            str(MINI),
+            {"question": "Who?", "answer": "Me"},
+            "takes in adapters only",
+        ),
         ("nobody", str(MINI), {"question": "Who?", "answer": "Me"}, "recipe nobody: is not there"),
         ("mini", "nowhere", {"question": "Who?", "answer": "Me"}, "nowhere: holds no tokenizer"),
         ("mini", str(MINI), {"question": "Who?"}, "held_out.jsonl:1: no right answer"),
@@ -27,7 +34,9 @@ from tests.executor_sft.traces import MINI, ONE, RIGHT, rollout, sample, write_l
 def test_nothing_is_spent_on_what_cannot_end_well(
     tmp_path: Path, recipe: str, model: str, held_out: dict[str, str], why: str
 ) -> None:
-    """The recipe, the student and the held-out questions are looked at before the logged runs are."""
+    """The recipe, the student and the held-out questions are looked at before the logged runs
+    are.
+    """
     config(tmp_path)
     (tmp_path / "held_out.jsonl").write_text(json.dumps(held_out))
     given = [
@@ -39,20 +48,34 @@ def test_nothing_is_spent_on_what_cannot_end_well(
         tmp_path / "held_out.jsonl",
     ]
     with pytest.raises(RolegateError, match=why):
-        run(["retrain", *(str(each) for each in (*given, "--recipe", recipe, "--model", model, "--yes"))])
+        run(
+            [
+                "retrain",
+                *(str(each) for each in (*given, "--recipe", recipe, "--model", model, "--yes")),
+            ]
+        )
     assert not (tmp_path / "work").exists()
 
 
 def test_each_step_gets_what_the_config_says(tmp_path: Path) -> None:
     """Rows are made as its role serves; where there is too little to learn from, it says so."""
-    served = config(tmp_path, f"[distillation.teacher]\n{ROLE}", f"{ROLE}thinking = false\nsystem_role = false\n")
+    served = config(
+        tmp_path,
+        f"[distillation.teacher]\n{ROLE}",
+        f"{ROLE}thinking = false\nsystem_role = false\n",
+    )
     (tmp_path / "held_out.jsonl").write_text(json.dumps({"question": "Who?", "answer": "Me"}))
     work, held_out = tmp_path / "work", tmp_path / "held_out.jsonl"
-    options = retrain.Options(config=tmp_path / "config.toml", work=work, evaluation=held_out, least=3)
+    options = retrain.Options(
+        config=tmp_path / "config.toml", work=work, evaluation=held_out, least=3
+    )
     mined = mine.Options(config=options.config, out=work / "mined", evaluation=(held_out,))
     options_of_mine = {"since": None, "until": None, "tenant": None}
     step = begin_step("mine", mined, {f"evaluation {held_out}": held_out}, options_of_mine)
-    write_lines(mined.out / "rollouts.jsonl", [rollout(SubQueryRollout(sample(ONE, RIGHT), sample(ONE, RIGHT)))])
+    write_lines(
+        mined.out / "rollouts.jsonl",
+        [rollout(SubQueryRollout(sample(ONE, RIGHT), sample(ONE, RIGHT)))],
+    )
     write_json(mined.out / "selection.json", mine.Selection([], mine.Counts()))
     step.finish({}, ["rollouts.jsonl"])
     steps = islice(retrain._steps(options, served, MINI), 3)

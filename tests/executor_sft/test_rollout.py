@@ -24,13 +24,25 @@ from router.testing.openai_server import ChatRequest, fails, hang, says, serving
 from router.trace.export import AgentTrajectory
 from serving.retrieval.services import RetrievalServicer
 from tests.conftest import Rolegate
-from tests.executor_sft.scripted_roles import OnePage, answers, asks, questions, searches_once, searches_twice
+from tests.executor_sft.scripted_roles import (
+    OnePage,
+    answers,
+    asks,
+    questions,
+    searches_once,
+    searches_twice,
+)
 from tests.executor_sft.test_mine import asked, say
 from tests.router.store.stored import call, put
 
 Ran = Callable[..., Awaitable[tuple[int, str]]]
 ROOT = Path(__file__).parents[2]
-MODELS = {"backbone": asks, "answerer": answers, "teacher": searches_twice, "student": searches_once}
+MODELS = {
+    "backbone": asks,
+    "answerer": answers,
+    "teacher": searches_twice,
+    "student": searches_once,
+}
 QUESTIONS = questions(4)
 
 
@@ -80,7 +92,11 @@ class Endpoint:
         usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
         if "logprobs" not in sampling:
             return await says(text, usage=usage)(request)
-        told = {"token_ids": [3], "logprobs": {"content": [{"logprob": -0.5}]}, "finish_reason": "stop"}
+        told = {
+            "token_ids": [3],
+            "logprobs": {"content": [{"logprob": -0.5}]},
+            "finish_reason": "stop",
+        }
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, **told}
         return web.json_response({"choices": [choice], "usage": usage, "prompt_token_ids": [1, 2]})
 
@@ -104,13 +120,16 @@ async def config(endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[Path]:
             "distillation.teacher": ("teacher", "execution"),
         }
         tables = [
-            f'[{table}]\nmodel = "{model}"\nprompt = "shipped:prompts/full/{prompt}.txt"\nattempts = 1\n'
+            f'[{table}]\nmodel = "{model}"\nprompt = '
+            f'"shipped:prompts/full/{prompt}.txt"\nattempts = 1\n'
             f'base_url = "{models.base_url}"\n'
             for table, (model, prompt) in names.items()
         ]
         file = tmp_path / "config.toml"
         retrieval = f'[retrieval]\naddress = "127.0.0.1:{port}"\n'
-        file.write_text("\n".join(['[server]\nstore = "sqlite:///runs.db"\n', retrieval, *tables]), "utf-8")
+        file.write_text(
+            "\n".join(['[server]\nstore = "sqlite:///runs.db"\n', retrieval, *tables]), "utf-8"
+        )
         yield file
         await server.drain(0)
 
@@ -119,7 +138,10 @@ async def config(endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[Path]:
 def listed(tmp_path: Path) -> Path:
     """A file of questions: one is a duplicate."""
     path = tmp_path / "questions.jsonl"
-    rows = [{"id": one.id, "question": one.text, "answers": one.golds, "dataset": "films"} for one in QUESTIONS]
+    rows = [
+        {"id": one.id, "question": one.text, "answers": one.golds, "dataset": "films"}
+        for one in QUESTIONS
+    ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, rows[0]]), "utf-8")
     return path
 
@@ -151,16 +173,36 @@ def rollouts(folder: Path) -> list[Rollout]:
     return [msgspec.json.decode(line, type=Rollout) for line in lines]
 
 
-async def test_rollout(ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """Rolls out, prints the search counts, and does nothing a second time; other settings are refused."""
+async def test_rollout(
+    ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """Rolls out, prints the search counts, and does nothing a second time; other settings are
+    refused.
+    """
     held_out = tmp_path / "held-out.jsonl"
     held_out.write_text(json.dumps({"question": QUESTIONS[3].text.upper()}), "utf-8")
-    command = ("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out", "--exclude", held_out)
+    command = (
+        "rollout",
+        "--questions",
+        listed,
+        "--config",
+        config,
+        "--out",
+        tmp_path / "out",
+        "--exclude",
+        held_out,
+    )
     status, said = await ran(*command)
     assert status == 0, said
     assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2"]
     figures = read_manifest(tmp_path / "out").figures
-    assert figures["selection"] == {"read": 5, "duplicates": 1, "excluded": 1, "nearly_excluded": 0, "over_limit": 0}
+    assert figures["selection"] == {
+        "read": 5,
+        "duplicates": 1,
+        "excluded": 1,
+        "nearly_excluded": 0,
+        "over_limit": 0,
+    }
     assert (figures["questions"], figures["failed"], figures["exact_match"]) == (3, {}, 1.0)
     assert endpoint.tell_tokens == {"teacher", "student"}
     executors = [list(figures["executors"][name].values()) for name in ("teacher", "student")]
@@ -178,8 +220,12 @@ async def test_rollout(ran: Ran, config: Path, listed: Path, endpoint: Endpoint,
     assert "was begun with settings.limit absent (now 1); go back, or name another folder" in said
 
 
-async def test_failed_questions(ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """A step in which a question failed is not finished, unless that is wanted; the same command tries it again."""
+async def test_failed_questions(
+    ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """A step in which a question failed is not finished, unless that is wanted; the same
+    command tries it again.
+    """
     command = ("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out")
     endpoint.unwanted = QUESTIONS[1].text
     status, said = await ran(*command)
@@ -194,7 +240,9 @@ async def test_failed_questions(ran: Ran, config: Path, listed: Path, endpoint: 
     assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2", "q3"]
 
 
-async def test_killed(ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_killed(
+    ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
     """After SIGKILL the same command goes on: no call that was answered is made again."""
     command = ("rollout", "--questions", listed, "--config", config, "--concurrency", 2, "--out")
     assert (await ran(*command, tmp_path / "whole"))[0] == 0
@@ -211,18 +259,26 @@ async def test_killed(ran: Ran, config: Path, listed: Path, endpoint: Endpoint, 
     status, said = await ran(*command, tmp_path / "out")
     assert status == 0, said
     assert endpoint.answered == whole
-    assert (tmp_path / "out" / "rollouts.jsonl").read_bytes() == (tmp_path / "whole" / "rollouts.jsonl").read_bytes()
+    assert (tmp_path / "out" / "rollouts.jsonl").read_bytes() == (
+        tmp_path / "whole" / "rollouts.jsonl"
+    ).read_bytes()
 
 
 async def test_a_teacher_that_is_down_or_is_not_named(
     ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """The command ends with who is down, how far it came, and what to do; or with what to add to the config."""
+    """The command ends with who is down, how far it came, and what to do; or with what to add
+    to the config.
+    """
     endpoint.down.add("teacher")
     command = ("rollout", "--questions", listed, "--config", config, "--out")
     status, said = await ran(*command, tmp_path / "down")
     assert status == 1
-    for part in ("model 'teacher': HTTP 503: overloaded", "0 of 4 questions are rolled out", "same command"):
+    for part in (
+        "model 'teacher': HTTP 503: overloaded",
+        "0 of 4 questions are rolled out",
+        "same command",
+    ):
         assert part in said
     config.write_text(config.read_text("utf-8").partition("[distillation.teacher]")[0], "utf-8")
     status, said = await ran(*command, tmp_path / "out")
@@ -246,12 +302,24 @@ def untaught(config: Path) -> Path:
     return config
 
 
-async def test_groups(ran: Ran, untaught: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """Each question is answered several times, each call with a seed of its own, and all roles tell their tokens; the
-    best run is kept.
+async def test_groups(
+    ran: Ran, untaught: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """Each question is answered several times, each call with a seed of its own, and all roles tell
+    their tokens; the best run is kept.
     """
     endpoint.lucky = True
-    command = (*SAMPLED, "--config", untaught, "--questions", listed, "--limit", 2, "--out", tmp_path / "out")
+    command = (
+        *SAMPLED,
+        "--config",
+        untaught,
+        "--questions",
+        listed,
+        "--limit",
+        2,
+        "--out",
+        tmp_path / "out",
+    )
     status, said = await ran(*command)
     assert status == 0, said
     figures = read_manifest(tmp_path / "out").figures
@@ -265,9 +333,13 @@ async def test_groups(ran: Ran, untaught: Path, listed: Path, endpoint: Endpoint
     assert [(line.run_id, line.agent) for line in lines] == [
         (f"q{number}/{seed}", agent) for number in range(2) for seed in range(5) for agent in agents
     ]
-    assert [len({line.group for line in lines if line.run_id[:2] == name}) for name in ("q0", "q1")] == [1, 1]
+    assert [
+        len({line.group for line in lines if line.run_id[:2] == name}) for name in ("q0", "q1")
+    ] == [1, 1]
     right = {line.run_id for line in lines if line.reward.exact_match}
-    assert right == {line.run_id for line in lines if line.answer == f"home of MannF{line.run_id[1]}"}
+    assert right == {
+        line.run_id for line in lines if line.answer == f"home of MannF{line.run_id[1]}"
+    }
     assert figures["exact_match"] == len(right) / 10
     assert {name[:2] for name in right} == {"q0", "q1"}
     assert {line.model for line in lines} == {"backbone", "student", "answerer"}
@@ -277,7 +349,10 @@ async def test_groups(ran: Ran, untaught: Path, listed: Path, endpoint: Endpoint
     filtering = ("filter", tmp_path / "out", "--best", "--none", "--out", tmp_path / "best")
     status, said = await ran(*filtering)
     assert status == 0, said
-    assert read_manifest(tmp_path / "best").figures["strata"] == {"best_delegator": 2, "best_executor": 4}
+    assert read_manifest(tmp_path / "best").figures["strata"] == {
+        "best_delegator": 2,
+        "best_executor": 4,
+    }
 
 
 async def test_groups_that_were_killed(
@@ -318,7 +393,9 @@ async def logged(folder: Path) -> None:
 
 
 async def test_mine(ran: Ran, config: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """Asks first; agreed to, it rolls out what the store holds, and a later start needs no store and no consent."""
+    """Asks first; agreed to, it rolls out what the store holds, and a later start needs no
+    store and no consent.
+    """
     await logged(tmp_path)
     command = ("mine", "--config", config, "--out", tmp_path / "out")
     status, said = await ran(*command)
@@ -353,7 +430,9 @@ def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("reply", "status"), [(b"y\n", 0), (b"\n", 1)])
-async def test_mine_at_a_terminal(ran: Ran, config: Path, keyboard: int, reply: bytes, status: int) -> None:
+async def test_mine_at_a_terminal(
+    ran: Ran, config: Path, keyboard: int, reply: bytes, status: int
+) -> None:
     """Only a yes is a yes."""
     folder = config.parent
     await logged(folder)
@@ -368,7 +447,11 @@ async def test_mine_with_nothing_to_use(ran: Ran, config: Path, tmp_path: Path) 
     """Where every question is held out, it says so, and asks nothing."""
     await logged(tmp_path)
     held_out = tmp_path / "held-out.jsonl"
-    held_out.write_text("".join(f"{json.dumps({'question': one.text})}\n" for one in QUESTIONS), "utf-8")
-    status, said = await ran("mine", "--config", config, "--out", tmp_path / "out", "--evaluation", held_out, "--yes")
+    held_out.write_text(
+        "".join(f"{json.dumps({'question': one.text})}\n" for one in QUESTIONS), "utf-8"
+    )
+    status, said = await ran(
+        "mine", "--config", config, "--out", tmp_path / "out", "--evaluation", held_out, "--yes"
+    )
     assert status == 1
     assert "no logged question can be used" in said

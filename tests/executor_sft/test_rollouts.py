@@ -1,4 +1,6 @@
-"""Questions rolled out: what others would have made of the teacher's sub-queries, and many of them in one file."""
+"""Questions rolled out: what others would have made of the teacher's sub-queries, and many of
+them in one file.
+"""
 
 import asyncio
 from collections import Counter
@@ -23,7 +25,9 @@ RIGHT, WRONG = Verdict(exact_match=True), Verdict(exact_match=False)
 
 
 async def test_another_report_leads_to_another_answer() -> None:
-    """The student's one search finds another name, and the run that goes on from there ends elsewhere."""
+    """The student's one search finds another name, and the run that goes on from there ends
+    elsewhere.
+    """
     rollout = await ScriptedRoles().worker().roll_out(QUESTION)
     assert isinstance(rollout.trajectory, Trajectory)
     assert (rollout.trajectory.answer, rollout.verdict) == ("home of MannF0", RIGHT)
@@ -49,11 +53,15 @@ async def test_what_follows_a_swapped_report_is_the_teachers() -> None:
     await roles.worker().roll_out(QUESTION)
     asked = {prompt.messages[1].content for prompt in roles.student.prompts}
     assert asked == {"Who directed F0?", "Where was MannF0 born?"}
-    assert "Where was Pacino born?" in {prompt.messages[1].content for prompt in roles.teacher.prompts}
+    assert "Where was Pacino born?" in {
+        prompt.messages[1].content for prompt in roles.teacher.prompts
+    }
 
 
 async def test_capped() -> None:
-    """Only what took the teacher two searches in a correct run is done again with one, by the teacher."""
+    """Only what took the teacher two searches in a correct run is done again with one, by the
+    teacher.
+    """
     rollout = await ScriptedRoles().worker().roll_out(QUESTION)
     first, second = rollout.sub_queries
     assert [len(one.execution.searches) for one in first.capped] == [1, 1]
@@ -63,8 +71,12 @@ async def test_capped() -> None:
     assert [work.capped for work in wrong.sub_queries] == [(), ()]
 
 
-@pytest.mark.parametrize(("reply", "accepted"), [("<verdict>incorrect</verdict>", False), ("Not true", None)])
-async def test_the_judge_is_asked_only_where_exact_match_holds(reply: str, accepted: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("reply", "accepted"), [("<verdict>incorrect</verdict>", False), ("Not true", None)]
+)
+async def test_the_judge_is_asked_only_where_exact_match_holds(
+    reply: str, accepted: bool | None
+) -> None:
     """What it does not accept, or says unreadably, is not correct, so nothing is capped either."""
     roles = ScriptedRoles(judge=lambda prompt: reply)
     rollout = await roles.worker().roll_out(QUESTION)
@@ -81,7 +93,9 @@ async def test_the_judge_is_asked_only_where_exact_match_holds(reply: str, accep
 async def test_without_a_right_answer_the_judge_goes_by_the_evidence() -> None:
     """Except for an answer that somebody has called wrong."""
     roles = ScriptedRoles(judge=lambda prompt: "<verdict>correct</verdict>")
-    rollout = await roles.worker().roll_out(Question("q", QUESTION.text, (), rejected=("Home of Pacino!",)))
+    rollout = await roles.worker().roll_out(
+        Question("q", QUESTION.text, (), rejected=("Home of Pacino!",))
+    )
     assert rollout.verdict == Verdict(exact_match=None, accepted=True, judged=True)
     assert rollout.verdict.correct
     assert rollout.sub_queries[0].student.verdict == WRONG
@@ -90,8 +104,8 @@ async def test_without_a_right_answer_the_judge_goes_by_the_evidence() -> None:
 
 
 async def test_an_executor_that_failed_is_no_sample() -> None:
-    """What it makes of that in service, a neutral report, must not be learnt from: an endpoint that is gone,
-    one prompt that is refused (the question's own failure), time that ran out.
+    """What it makes of that in service, a neutral report, must not be learnt from: an endpoint that
+    is gone, one prompt that is refused (the question's own failure), time that ran out.
     """
     gone = UpstreamUnavailable("refuses to connect", endpoint="http://x")
 
@@ -100,7 +114,11 @@ async def test_an_executor_that_failed_is_no_sample() -> None:
 
     def refuses(prompt: Prompt) -> Answer:
         unwanted = "Pacino" in prompt.messages[1].content
-        return UpstreamRefused("unwanted content", endpoint="http://x") if unwanted else searches_twice(prompt)
+        return (
+            UpstreamRefused("unwanted content", endpoint="http://x")
+            if unwanted
+            else searches_twice(prompt)
+        )
 
     with pytest.raises(UpstreamUnavailable, match="execution at http://x: refuses to connect"):
         await ScriptedRoles(teacher=fails).worker().roll_out(QUESTION)
@@ -154,7 +172,9 @@ async def interrupted(folder: Path, after: int) -> ScriptedRoles:
 
 @pytest.mark.parametrize("after", [[1], [20], [38], [3, 3, 10, 10]])
 async def test_interrupted_and_started_again(tmp_path: Path, after: list[int]) -> None:
-    """Wherever it was stopped, the file is the one of an undisturbed run, and no call was made twice."""
+    """Wherever it was stopped, the file is the one of an undisturbed run, and no call was made
+    twice.
+    """
     undisturbed = ScriptedRoles()
     (tmp_path / "whole").mkdir()
     assert await rolled_out(undisturbed, tmp_path / "whole") == {}
@@ -193,10 +213,16 @@ async def test_a_teacher_that_dies(tmp_path: Path) -> None:
     def dies(prompt: Prompt) -> Answer:
         nonlocal calls
         calls += 1
-        return UpstreamUnavailable("gone", endpoint="http://x") if calls > 25 else searches_twice(prompt)
+        return (
+            UpstreamUnavailable("gone", endpoint="http://x")
+            if calls > 25
+            else searches_twice(prompt)
+        )
 
     roles = ScriptedRoles(teacher=dies)
-    with pytest.raises(UpstreamUnavailable, match=r"http://x.* of 6 questions are rolled out\..*same command"):
+    with pytest.raises(
+        UpstreamUnavailable, match=r"http://x.* of 6 questions are rolled out\..*same command"
+    ):
         await rolled_out(roles, tmp_path, concurrency=2)
     done = len(ids(tmp_path))
     assert 0 < done < 6
@@ -210,6 +236,8 @@ async def test_a_teacher_that_dies(tmp_path: Path) -> None:
 
 async def test_where_every_question_fails(tmp_path: Path) -> None:
     """A wrong key fails them all alike, so that is the end, and not six failures."""
-    roles = ScriptedRoles(backbone=lambda prompt: UpstreamRefused("check the API key", endpoint="http://x"))
+    roles = ScriptedRoles(
+        backbone=lambda prompt: UpstreamRefused("check the API key", endpoint="http://x")
+    )
     with pytest.raises(UpstreamRefused, match=r"check the API key\. 0 of 6"):
         await rolled_out(roles, tmp_path)

@@ -20,7 +20,9 @@ def config(folder: Path, distillation: str = "", role: str = ROLE) -> Config:
     """Everything at an address where nobody listens."""
     (folder / "prompt.txt").write_text("You work.", "utf-8")
     tables = "".join(f"[roles.{name}]\n{role}" for name in ("delegation", "execution", "answer"))
-    (folder / "config.toml").write_text(f'{tables}{distillation}[retrieval]\naddress = "127.0.0.1:9"\n', "utf-8")
+    (folder / "config.toml").write_text(
+        f'{tables}{distillation}[retrieval]\naddress = "127.0.0.1:9"\n', "utf-8"
+    )
     return load_config(folder / "config.toml")
 
 
@@ -28,7 +30,9 @@ async def test_samples_differ_in_their_seeds_and_the_judge_does_not(tmp_path: Pa
     """Temperature and seed are those of the sample; a verdict is the config's."""
     judged = config(tmp_path, f"[distillation.judge]\n{ROLE}temperature = 0.25\n")
     async with open_runtime(judged, lambda step: None) as bench:
-        role = bench.sampled(3, 0.75).role("execution", judged.roles.execution, version="executor-000001")
+        role = bench.sampled(3, 0.75).role(
+            "execution", judged.roles.execution, version="executor-000001"
+        )
         assert (role.sampling.temperature, role.sampling.seed, role.streams) == (0.75, 3, False)
         assert (role.model.name, role.executor_version) == ("executor-000001", "executor-000001")
         judge = bench.sampled(3, 0.75).judge
@@ -41,12 +45,16 @@ async def test_samples_differ_at_the_configs_temperature_too(tmp_path: Path) -> 
     """Where none is given for them."""
     warm = config(tmp_path, role=f"{ROLE}temperature = 0.7\n")
     async with open_runtime(warm, lambda step: None) as bench:
-        samples = [bench.sampled(seed).role("execution", warm.roles.execution).sampling for seed in (0, 1)]
+        samples = [
+            bench.sampled(seed).role("execution", warm.roles.execution).sampling for seed in (0, 1)
+        ]
     assert [(sample.temperature, sample.seed) for sample in samples] == [(0.7, 0), (0.7, 1)]
 
 
 async def test_a_teacher_of_the_students_name_is_another_model(tmp_path: Path) -> None:
-    """Some endpoints call whatever they serve by one name; what the student says is never taken for the teacher's."""
+    """Some endpoints call whatever they serve by one name; what the student says is never taken
+    for the teacher's.
+    """
     async with serving() as student, serving() as teacher:
         student.plays(says("a"))
         teacher.plays(says("b"))
@@ -56,16 +64,26 @@ async def test_a_teacher_of_the_students_name_is_another_model(tmp_path: Path) -
         ]
         taught = config(tmp_path, f"[distillation.teacher]\n{there[1]}", there[0])
         async with open_runtime(taught, lambda step: None, cache=tmp_path / "calls") as bench:
-            roles = [bench.role("execution", one) for one in (taught.roles.execution, teacher_config(taught))]
-            said = [(await role.ask(role.opening("Who?"), (), bench.context().ledger)).text for role in roles]
+            roles = [
+                bench.role("execution", one)
+                for one in (taught.roles.execution, teacher_config(taught))
+            ]
+            said = [
+                (await role.ask(role.opening("Who?"), (), bench.context().ledger)).text
+                for role in roles
+            ]
     assert said == ["a", "b"]
 
 
 def test_a_teacher_with_a_prompt_of_its_own(tmp_path: Path) -> None:
     """Is refused: the student would learn under a prompt that it never serves with."""
     (tmp_path / "other.txt").write_text("You teach.", "utf-8")
-    with pytest.raises(BadConfig, match=r"distillation\.teacher\.prompt: .*other\.txt differs from .*prompt\.txt"):
-        teacher_config(config(tmp_path, f"[distillation.teacher]\n{ROLE.replace('prompt.txt', 'other.txt')}"))
+    with pytest.raises(
+        BadConfig, match=r"distillation\.teacher\.prompt: .*other\.txt differs from .*prompt\.txt"
+    ):
+        teacher_config(
+            config(tmp_path, f"[distillation.teacher]\n{ROLE.replace('prompt.txt', 'other.txt')}")
+        )
 
 
 async def test_a_key_that_is_not_set(tmp_path: Path) -> None:
@@ -81,7 +99,9 @@ async def test_a_key_that_is_not_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["teacher", "judge"])
 def test_a_role_that_cannot_be(tmp_path: Path, name: str) -> None:
     """Teacher and judge are checked as the other roles are."""
-    with pytest.raises(BadConfig, match=rf"distillation\.{name}\.prompt: there is no file {tmp_path}/nothing.txt"):
+    with pytest.raises(
+        BadConfig, match=rf"distillation\.{name}\.prompt: there is no file {tmp_path}/nothing.txt"
+    ):
         config(tmp_path, f'[distillation.{name}]\nmodel = "m"\nprompt = "nothing.txt"\n')
 
 
@@ -101,7 +121,9 @@ async def test_a_whole_reply_may_take_as_long_as_a_call(tmp_path: Path) -> None:
     """It has no first token before its last; limits of calls hold for all runs together."""
     patient = config(tmp_path, role=f"{ROLE}call_timeout_s = 200.0\nmax_in_flight = 4\n")
     async with open_runtime(patient, lambda step: None) as bench:
-        one, other = (bench.sampled(seed).role("execution", patient.roles.execution) for seed in (0, 1))
+        one, other = (
+            bench.sampled(seed).role("execution", patient.roles.execution) for seed in (0, 1)
+        )
     assert (one.timeouts.first_token_s, one.timeouts.call_s) == (200.0, 200.0)
     assert one.health is other.health
     assert one.endpoint is other.endpoint

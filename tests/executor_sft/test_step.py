@@ -26,36 +26,58 @@ def test_a_finished_step_is_not_done_again(tmp_path: Path, source: Path) -> None
 
 
 def test_a_folder_of_other_inputs_is_refused(tmp_path: Path, source: Path) -> None:
-    """What was begun with one input or setting is not gone on with from another; a few words say what differs."""
+    """What was begun with one input or setting is not gone on with from another; a few words
+    say what differs.
+    """
     out = tmp_path / "out"
     settings: dict[str, object] = {"mix": None, "model": {"temperature": 0, "stop": ["a"]}}
     Step.begin(out, "filter", {"rollouts": source}, settings)
     with pytest.raises(BadConfig, match=r"with settings\.mix absent \(now 3\); go back"):
         Step.begin(out, "filter", {"rollouts": source}, settings | {"mix": 3})
-    with pytest.raises(BadConfig, match=r"with settings\.model\.temperature 0 \(now 0\.5\); go back"):
-        Step.begin(out, "filter", {"rollouts": source}, settings | {"model": {"temperature": 0.5, "stop": ["a"]}})
+    with pytest.raises(
+        BadConfig, match=r"with settings\.model\.temperature 0 \(now 0\.5\); go back"
+    ):
+        Step.begin(
+            out,
+            "filter",
+            {"rollouts": source},
+            settings | {"model": {"temperature": 0.5, "stop": ["a"]}},
+        )
     with pytest.raises(BadConfig) as refused:
-        Step.begin(out, "filter", {"rollouts": source}, {f"key {number}": "long " * 1000 for number in range(100)})
+        Step.begin(
+            out,
+            "filter",
+            {"rollouts": source},
+            {f"key {number}": "long " * 1000 for number in range(100)},
+        )
     assert len(str(refused.value)) < 1000
     source.write_text('{"changed": true}\n')
-    with pytest.raises(BadConfig, match=r"with inputs\.rollouts \"[0-9a-f]{64}\" \(now \"[0-9a-f]{64}\"\)"):
+    with pytest.raises(
+        BadConfig, match=r"with inputs\.rollouts \"[0-9a-f]{64}\" \(now \"[0-9a-f]{64}\"\)"
+    ):
         Step.begin(out, "filter", {"rollouts": source}, settings)
 
 
 def test_a_step_goes_on_in_its_own_folder_alone(tmp_path: Path, source: Path) -> None:
-    """With the same settings in another order, with what a kill left of its beginning; never beside other files."""
+    """With the same settings in another order, with what a kill left of its beginning; never
+    beside other files.
+    """
     for folder in ("out", "mine"):
         (tmp_path / folder).mkdir()
     (tmp_path / "out" / ".begun.json.0123abcd").write_text('{"step"')
     Step.begin(tmp_path / "out", "filter", {"rollouts": source}, {"seed": 1, "mix": 2})
-    Step.begin(tmp_path / "out", "filter", {"rollouts": source}, {"mix": 2, "seed": 1, "later": None})
+    Step.begin(
+        tmp_path / "out", "filter", {"rollouts": source}, {"mix": 2, "seed": 1, "later": None}
+    )
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     with pytest.raises(BadConfig, match="not empty"):
         Step.begin(tmp_path / "mine", "filter", {"rollouts": source}, {})
 
 
 def test_an_unfinished_step_is_no_input(tmp_path: Path, source: Path) -> None:
-    """A folder counts by its manifest, which is written last; without one it cannot be built upon."""
+    """A folder counts by its manifest, which is written last; without one it cannot be built
+    upon.
+    """
     out = tmp_path / "out"
     Step.begin(out, "filter", {"rollouts": source}, {})
     with pytest.raises(BadConfig, match="finish the step"):
@@ -66,6 +88,8 @@ def test_an_unfinished_step_is_no_input(tmp_path: Path, source: Path) -> None:
 
 def test_a_manifest_of_another_release_is_refused(tmp_path: Path) -> None:
     """A field that is not known means that it is not understood."""
-    (tmp_path / MANIFEST).write_text('{"origin": {"step": "filter", "inputs": {}, "settings": {}}, "new": 1}')
+    (tmp_path / MANIFEST).write_text(
+        '{"origin": {"step": "filter", "inputs": {}, "settings": {}}, "new": 1}'
+    )
     with pytest.raises(BadConfig, match="another release"):
         read_manifest(tmp_path)

@@ -42,7 +42,10 @@ from tests.router.store.stored import put, run
 from tests.router.table.reports import SCHEMA, executed, fill
 from tests.router.table.small_world import COLUMNS, QUESTION, Reader, World, lead, written
 
-KROUROU, BEL = "Krurou: Krurou was founded in 1200 by Ana. It is old.", "Bel: Bel was founded in 900."
+KROUROU, BEL = (
+    "Krurou: Krurou was founded in 1200 by Ana. It is old.",
+    "Bel: Bel was founded in 900.",
+)
 REGISTER = "Register: The cities of Vorland are Krurou and Bel."
 ROWS = (("Krurou", "Ana", "1,200"), ("Bel", "", "900"))
 ASKED = TableRequest("the cities of Vorland", SCHEMA.columns)
@@ -65,7 +68,8 @@ def reports(rows: tuple[tuple[str, ...], ...], *more: tuple[Ask, Execution]) -> 
     """On a table that was filled with these besides; `rows` are the right ones."""
     asks, executions = zip(*FILLED, *more, strict=True)
     return TableReports(
-        Question("q", "?", (), table=ASKED, rows=rows), TableRun(SCHEMA, asks=asks, executions=executions)
+        Question("q", "?", (), table=ASKED, rows=rows),
+        TableRun(SCHEMA, asks=asks, executions=executions),
     )
 
 
@@ -73,36 +77,71 @@ def reports(rows: tuple[tuple[str, ...], ...], *more: tuple[Ask, Execution]) -> 
     ("ask", "report", "by_gold", "without"),
     [
         (fill("krurou", "founded"), executed("1200", KROUROU), None, None),
-        (fill("krurou", "founded"), executed("1200", BEL), "evidence in no passage", "evidence in no passage"),
-        (fill("krurou", "founded"), executed("1200", "Wars: One began in 1200."), None, "evidence in no passage"),
+        (
+            fill("krurou", "founded"),
+            executed("1200", BEL),
+            "evidence in no passage",
+            "evidence in no passage",
+        ),
+        (
+            fill("krurou", "founded"),
+            executed("1200", "Wars: One began in 1200."),
+            None,
+            "evidence in no passage",
+        ),
         (fill("krurou", "founded"), executed("900", BEL), "wrong answer", "evidence in no passage"),
-        (fill("krurou", "founded"), executed("not found", KROUROU), "found nothing", "found nothing"),
+        (
+            fill("krurou", "founded"),
+            executed("not found", KROUROU),
+            "found nothing",
+            "found nothing",
+        ),
         (fill("bel", "founder"), executed("not found", BEL), None, "found nothing"),
-        (fill("bel", "founder"), executed("Bo", "Bel: Bo founded Bel."), "wrong answer", "right answer not known"),
+        (
+            fill("bel", "founder"),
+            executed("Bo", "Bel: Bo founded Bel."),
+            "wrong answer",
+            "right answer not known",
+        ),
         (fill("bel", "founder", "founded"), executed("founded: 900", BEL), None, "found nothing"),
-        (fill("krurou", "founder", "founded"), executed("founder: Ana", KROUROU), "found nothing", "found nothing"),
+        (
+            fill("krurou", "founder", "founded"),
+            executed("founder: Ana", KROUROU),
+            "found nothing",
+            "found nothing",
+        ),
         (discovery(2), executed("Bel", REGISTER), None, None),
         (discovery(2), executed("Bel\nTal", REGISTER), "wrong answer", "right answer not known"),
-        (discovery(2), executed("Bel", KROUROU), "evidence in no passage", "evidence in no passage"),
+        (
+            discovery(2),
+            executed("Bel", KROUROU),
+            "evidence in no passage",
+            "evidence in no passage",
+        ),
         (discovery(2), executed("not found", REGISTER), "found nothing", "found nothing"),
     ],
 )
 def test_a_report_is_judged_by_its_own_ask(
     ask: Ask, report: Execution, by_gold: str | None, without: str | None
 ) -> None:
-    """All is right and in a passage; by the right rows a cell may be empty, without them each has to be stated."""
+    """All is right and in a passage; by the right rows a cell may be empty, without them each
+    has to be stated.
+    """
     assert reports(ROWS).flaw(ask, report) == by_gold
     assert reports(()).flaw(ask, report) == without
 
 
 def test_without_right_rows_reports_have_to_agree() -> None:
-    """A cell that is in conflict teaches nothing, a row under another name is the same one, and a row that the right
-    ones do not hold is judged without them.
+    """A cell that is in conflict teaches nothing, a row under another name is the same one, and a
+    row that the right ones do not hold is judged without them.
     """
     rival = executed("founder: Bo", "Annals: Krurou was founded by Bo.")
     ana = fill("krurou", "founder"), executed("Ana", KROUROU)
     assert reports(()).flaw(*ana) is None
-    assert reports((), (fill("krurou", "founder", attempt=2), rival)).flaw(*ana) == "right answer not known"
+    assert (
+        reports((), (fill("krurou", "founder", attempt=2), rival)).flaw(*ana)
+        == "right answer not known"
+    )
     assert reports(ROWS, (fill("krurou", "founder", attempt=2), rival)).flaw(*ana) is None
     old = (
         discovery(2),
@@ -126,7 +165,12 @@ def test_the_whole_table(rows: tuple[tuple[str, ...], ...], right: bool | None) 
 def question(world: World, *, known: bool = True) -> Question:
     """All cities of a world."""
     return Question(
-        "t1", QUESTION, (), "cities", table=TableRequest(QUESTION, COLUMNS), rows=tuple(world.rows() * known)
+        "t1",
+        QUESTION,
+        (),
+        "cities",
+        table=TableRequest(QUESTION, COLUMNS),
+        rows=tuple(world.rows() * known),
     )
 
 
@@ -146,7 +190,9 @@ class SearchesTwice(Reader):
         return "Who" in asked and sum(map(ord, asked)) % 3 == 0
 
 
-def worker(world: World, teacher: ScriptedModel, student: ScriptedModel, **limits: Any) -> RolloutWorker:
+def worker(
+    world: World, teacher: ScriptedModel, student: ScriptedModel, **limits: Any
+) -> RolloutWorker:
     """Scripted models over a world."""
 
     def role(name: RoleName, model: ScriptedModel) -> Role:
@@ -159,12 +205,16 @@ def worker(world: World, teacher: ScriptedModel, student: ScriptedModel, **limit
 
     leads, answers = role("delegation", lead(world)), role("answer", ScriptedModel([]))
     search = FactorizedSearch(Delegator(leads), executor(teacher), Answerer(answers))
-    wide = WideSearch(Delegator(leads, 20, STOP), executor(teacher), TableLimits(cells_per_ask=1, **limits))
+    wide = WideSearch(
+        Delegator(leads, 20, STOP), executor(teacher), TableLimits(cells_per_ask=1, **limits)
+    )
     return RolloutWorker(search, executor(student), [executor(teacher, 1)] * 2, None, lasting, wide)
 
 
 async def test_a_table_is_rolled_out() -> None:
-    """The teacher fills it; the student works on each ask, the teacher again with one search where it made two."""
+    """The teacher fills it; the student works on each ask, the teacher again with one search
+    where it made two.
+    """
     world = World(12)
     of = question(world)
     found = await worker(world, SearchesTwice(), Reader(invents=0.5)).roll_out(of)
@@ -174,15 +224,23 @@ async def test_a_table_is_rolled_out() -> None:
     for work in found.sub_queries:
         assert work.teacher.verdict.correct
         assert len(work.capped) == (2 if len(work.teacher.execution.searches) == 2 else 0)
-        assert {one.execution.sub_query for one in (work.student, *work.capped)} <= {work.teacher.execution.sub_query}
-        assert {one.execution.conversation.messages[0].content for one in (work.teacher, work.student)} == {"tables"}
+        assert {one.execution.sub_query for one in (work.student, *work.capped)} <= {
+            work.teacher.execution.sub_query
+        }
+        assert {
+            one.execution.conversation.messages[0].content for one in (work.teacher, work.student)
+        } == {"tables"}
     assert msgspec.json.decode(msgspec.json.encode(found), type=Rollout) == found
 
     samples, rejected = filtered([found], {})
     multi = sum(len(work.teacher.execution.searches) == 2 for work in found.sub_queries)
     strata = Counter(sample.stratum for sample in samples)
     assert (strata["teacher_multi"], strata["teacher_single"]) == (multi, 27 - multi)
-    assert 0 < rejected["evidence in no passage"] + rejected["wrong answer"] == 27 - strata["student_single"]
+    assert (
+        0
+        < rejected["evidence in no passage"] + rejected["wrong answer"]
+        == 27 - strata["student_single"]
+    )
     assert {(sample.question_id, sample.source) for sample in samples} == {("t1", "cities")}
     assert Counter(sample.ask.kind for sample in samples if sample.ask)["discover"] == 6
 
@@ -190,7 +248,9 @@ async def test_a_table_is_rolled_out() -> None:
 async def test_of_a_table_whose_rows_nobody_knows_what_is_stated_is_learnt() -> None:
     """What was invented stands in no passage, and what was not found may be there."""
     world = World(8, unstated=2)
-    found = await worker(world, Reader(), Reader(invents=0.5)).roll_out(question(world, known=False))
+    found = await worker(world, Reader(), Reader(invents=0.5)).roll_out(
+        question(world, known=False)
+    )
     assert found.verdict.exact_match is None
     known, _ = filtered([msgspec.structs.replace(found, question=question(world))], {})
     samples, rejected = filtered([found], {})
@@ -203,12 +263,20 @@ async def test_of_a_table_whose_rows_nobody_knows_what_is_stated_is_learnt() -> 
 
 
 async def test_held_out_tables_and_asks_are_not_learnt() -> None:
-    """By the question, or by any sub-query; an equal question of an answer is no duplicate of a table's."""
+    """By the question, or by any sub-query; an equal question of an answer is no duplicate of a
+    table's.
+    """
     world = World(4)
     found = await worker(world, Reader(), Reader()).roll_out(question(world))
     asked = found.sub_queries[-1].teacher.execution.sub_query
-    for held_out, reason in ((QUESTION.upper(), "held out: same question"), (asked, "held out: as a sub-query")):
-        assert filtered([found], {}, held_out=HeldOut([held_out])) == ([], {reason: 2 * len(found.sub_queries)})
+    for held_out, reason in (
+        (QUESTION.upper(), "held out: same question"),
+        (asked, "held out: as a sub-query"),
+    ):
+        assert filtered([found], {}, held_out=HeldOut([held_out])) == (
+            [],
+            {reason: 2 * len(found.sub_queries)},
+        )
     samples, rejected = filtered([found, found], {})
     assert len(samples) == rejected["duplicate sub-query"] == 2 * len(found.sub_queries)
 
@@ -216,8 +284,12 @@ async def test_held_out_tables_and_asks_are_not_learnt() -> None:
 async def test_an_executor_that_failed_costs_its_own_work_alone() -> None:
     """Teacher or student; it is no sample that anything is learnt from."""
     world = World(12)
-    found = await worker(world, Reader(fails=0.2), Reader(seed=1, fails=0.2)).roll_out(question(world))
-    executions = [one.execution for work in found.sub_queries for one in (work.teacher, work.student)]
+    found = await worker(world, Reader(fails=0.2), Reader(seed=1, fails=0.2)).roll_out(
+        question(world)
+    )
+    executions = [
+        one.execution for work in found.sub_queries for one in (work.teacher, work.student)
+    ]
     failed = sum(execution.failed for execution in executions)
     samples, rejected = filtered([found], {})
     assert rejected["an upstream failed"] == failed > 2
@@ -246,7 +318,9 @@ async def served(folder: Path, world: World) -> AsyncIterator[Path]:
     async def play(request: web.Request) -> web.StreamResponse:
         asked = msgspec.json.decode(await request.read(), type=ChatRequest)
         messages = tuple(Message(message["role"], message["content"]) for message in asked.messages)
-        return await says((await models[asked.model].complete(Prompt(messages, Sampling()))).text)(request)
+        return await says((await models[asked.model].complete(Prompt(messages, Sampling()))).text)(
+            request
+        )
 
     roles = {"delegation": "backbone", "execution": "student", "answer": "backbone"}
     tables = {f"roles.{name}": (model, name) for name, model in roles.items()}
@@ -256,7 +330,8 @@ async def served(folder: Path, world: World) -> AsyncIterator[Path]:
         server = Server(None, RetrievalServicer(world))
         port = await server.start("127.0.0.1:0")
         parts = [
-            f'[{table}]\nmodel = "{model}"\nprompt = "shipped:prompts/full/{prompt}.txt"\nattempts = 1\n'
+            f'[{table}]\nmodel = "{model}"\nprompt = '
+            f'"shipped:prompts/full/{prompt}.txt"\nattempts = 1\n'
             f'base_url = "{there.base_url}"\n'
             for table, (model, prompt) in tables.items()
         ]
@@ -275,9 +350,17 @@ async def step(rolegate: Rolegate, *arguments: object) -> str:
 
 
 async def test_from_a_file_of_tables_to_rows(rolegate: Rolegate, tmp_path: Path) -> None:
-    """Rolled out, filtered and written under the prompt for tables, beside questions in one file."""
+    """Rolled out, filtered and written under the prompt for tables, beside questions in one
+    file.
+    """
     world = World(6)
-    asked = {"id": "t1", "question": QUESTION, "columns": COLUMNS, "rows": world.rows(), "source": "cities"}
+    asked = {
+        "id": "t1",
+        "question": QUESTION,
+        "columns": COLUMNS,
+        "rows": world.rows(),
+        "source": "cities",
+    }
     listed = write_lines(tmp_path / "questions.jsonl", [asked])
     async with served(tmp_path, world) as config:
         out = tmp_path / "out"
@@ -288,15 +371,30 @@ async def test_from_a_file_of_tables_to_rows(rolegate: Rolegate, tmp_path: Path)
     await step(rolegate, "filter", out, "--out", tmp_path / "kept")
     assert read_manifest(tmp_path / "kept").figures["sources"]["cities"]["questions"] == 1
     await step(
-        rolegate, "dataset", tmp_path / "kept", "--model", MINI, "--out", tmp_path / "data", "--max-length", 9999
+        rolegate,
+        "dataset",
+        tmp_path / "kept",
+        "--model",
+        MINI,
+        "--out",
+        tmp_path / "data",
+        "--max-length",
+        9999,
     )
-    rows, samples = read_rows(tmp_path / "data" / "rows.jsonl"), list(read_samples(tmp_path / "kept"))
+    rows, samples = (
+        read_rows(tmp_path / "data" / "rows.jsonl"),
+        list(read_samples(tmp_path / "kept")),
+    )
     assert rows == rows_of(samples, ServedTokens(MINI))[0]
-    assert {(row.question_id, row.stratum) for row in rows} == {("t1", one.stratum) for one in samples}
+    assert {(row.question_id, row.stratum) for row in rows} == {
+        ("t1", one.stratum) for one in samples
+    }
     system = (FULL / "table_execution.txt").read_text("utf-8").strip()
     assert {row.messages[0]["content"] for row in rows} == {system}
     learnt = Counter(row.trajectory for row in rows)
-    assert [learnt[at] for at in range(len(samples))] == [len(one.execution.searches) + 1 for one in samples]
+    assert [learnt[at] for at in range(len(samples))] == [
+        len(one.execution.searches) + 1 for one in samples
+    ]
     assert {"Who", "When", "Which"} <= {str(row.messages[1]["content"]).split()[0] for row in rows}
 
 
@@ -313,14 +411,20 @@ def test_a_report_without_evidence_is_learnt_in_tables_alone(tabular: bool) -> N
     talk = Conversation((*messages, Message("assistant", listed)), tuple(said))
     work = msgspec.structs.replace(executed("Krurou\nBel", REGISTER), conversation=talk)
     sample = FilteredSample("teacher_single", "t1", "", work, discovery(1) if tabular else None)
-    assert rows_of([sample], ServedTokens(MINI))[1] == {"search": 1, "report" if tabular else "malformed": 1}
+    assert rows_of([sample], ServedTokens(MINI))[1] == {
+        "search": 1,
+        "report" if tabular else "malformed": 1,
+    }
 
 
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ({"columns": [{"name": "city"}]}, "none is a key"),
-        ({"columns": [{"name": "city", "key": True}], "rows": [["Bel", "Bo"]]}, r"rows\[0\] has 2 values"),
+        (
+            {"columns": [{"name": "city", "key": True}], "rows": [["Bel", "Bo"]]},
+            r"rows\[0\] has 2 values",
+        ),
         ({}, "no right answer"),
     ],
 )
@@ -342,11 +446,15 @@ def test_the_tables_of_a_mini_world_can_be_rolled_out(tmp_path: Path) -> None:
     assert ([one.id for one in read], duplicates) == ([task.id for task in wide.tasks], 0)
     for one, task in zip(read, wide.tasks, strict=True):
         assert one.table == TableRequest(task.question, task.schema.columns)
-        assert one.rows == tuple((row.mention, *(wide.gold(row, of) for of in task.relations)) for row in task.rows)
+        assert one.rows == tuple(
+            (row.mention, *(wide.gold(row, of) for of in task.relations)) for row in task.rows
+        )
 
 
 async def test_logged_tables_are_rolled_out_again(rolegate: Rolegate, tmp_path: Path) -> None:
-    """With the columns and rows that were given, whoever liked them; those that came to nothing are left out."""
+    """With the columns and rows that were given, whoever liked them; those that came to nothing
+    are left out.
+    """
     world = World(4)
     given, asks = (
         tuple((city, "", "") for city in world.cities[:2]),
@@ -361,7 +469,9 @@ async def test_logged_tables_are_rolled_out_again(rolegate: Rolegate, tmp_path: 
         run(name, float(at), kind="table", request=f"{name}: {QUESTION}", result=result, events=())
         for at, (name, result) in enumerate(logged.items())
     ]
-    await put(database, *runs, run("failed", 9.0, kind="table", result=None, status="failed", events=()))
+    await put(
+        database, *runs, run("failed", 9.0, kind="table", result=None, status="failed", events=())
+    )
     await database.close()
     async with served(tmp_path, world) as config:
         await step(rolegate, "mine", "--config", config, "--out", tmp_path / "out", "--yes")
@@ -370,8 +480,11 @@ async def test_logged_tables_are_rolled_out_again(rolegate: Rolegate, tmp_path: 
     lines = (tmp_path / "out" / "rollouts.jsonl").read_bytes().splitlines()
     first, second = (msgspec.json.decode(line, type=Rollout) for line in lines)
     assert first.question.table == TableRequest(f"open: {QUESTION}", COLUMNS, max_rows=2000)
-    assert second.question.table == TableRequest(f"closed: {QUESTION}", COLUMNS, given, closed=True, max_rows=2000)
+    assert second.question.table == TableRequest(
+        f"closed: {QUESTION}", COLUMNS, given, closed=True, max_rows=2000
+    )
     assert isinstance(second.trajectory, TableRun)
     assert {ask.kind for ask in second.trajectory.asks} == {"fill"}
     await step(rolegate, "filter", tmp_path / "out", "--out", tmp_path / "kept")
-    assert {one.question_id for one in read_samples(tmp_path / "kept")} == {"open"}  # which asks the same, and more
+    # Which asks the same, and more
+    assert {one.question_id for one in read_samples(tmp_path / "kept")} == {"open"}

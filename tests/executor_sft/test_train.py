@@ -14,7 +14,14 @@ from executor_sft.__main__ import run
 from executor_sft.dataset import TrainingRow, read_rows
 from executor_sft.minimodel.model import Shape, load_tokenizer, new_model
 from executor_sft.step import read_manifest
-from executor_sft.train import Recipe, StepLoss, _last_checkpoint, base_files, load_base, load_recipe
+from executor_sft.train import (
+    Recipe,
+    StepLoss,
+    _last_checkpoint,
+    base_files,
+    load_base,
+    load_recipe,
+)
 from router.errors import BadConfig
 from serving.engines.versions import base_sha256
 from tests.executor_sft.traces import MINI, TWO, executed, filtered, row, write_lines
@@ -54,31 +61,52 @@ def data(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     samples = filtered(*(executed(*TWO, sub_query=f"Who made film {n}?") for n in range(8)))
     write_lines(folder / "filtered.jsonl", samples)
-    run(["dataset", str(folder / "filtered.jsonl"), "--model", str(base), "--out", str(folder / "data")])
+    run(
+        [
+            "dataset",
+            str(folder / "filtered.jsonl"),
+            "--model",
+            str(base),
+            "--out",
+            str(folder / "data"),
+        ]
+    )
     return folder / "data"
 
 
 def command(data: Path, base: Path, out: Path, method: str = "lora") -> list[str]:
     recipe = out.with_suffix(".toml")
     recipe.write_text(RECIPE.format(method=method))
-    return ["train", *map(str, (data, "--model", base, "--out", out, "--recipe", recipe, "--threads", 1))]
+    return [
+        "train",
+        *map(str, (data, "--model", base, "--out", out, "--recipe", recipe, "--threads", 1)),
+    ]
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"}
     return subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
 
 
 def losses(folder: Path) -> list[StepLoss]:
-    return [msgspec.json.decode(line, type=StepLoss) for line in (folder / "loss.jsonl").read_bytes().splitlines()]
+    return [
+        msgspec.json.decode(line, type=StepLoss)
+        for line in (folder / "loss.jsonl").read_bytes().splitlines()
+    ]
 
 
 @pytest.mark.slow
-def test_a_killed_training_ends_as_if_nothing_had_been(base: Path, data: Path, tmp_path: Path) -> None:
-    """Killed for real after its first checkpoint, it goes on from there: the same loss at every step, the same
-    adapter. And the loss falls, as far as an adapter of a random model goes.
+def test_a_killed_training_ends_as_if_nothing_had_been(
+    base: Path, data: Path, tmp_path: Path
+) -> None:
+    """Killed for real after its first checkpoint, it goes on from there: the same loss at every
+    step, the same adapter. And the loss falls, as far as an adapter of a random model goes.
     """
     import torch
     from safetensors.torch import load_file
@@ -101,23 +129,43 @@ def test_a_killed_training_ends_as_if_nothing_had_been(base: Path, data: Path, t
     adapter = load_file(killed / "model" / "adapter_model.safetensors")
     for name, tensor in load_file(whole / "model" / "adapter_model.safetensors").items():
         assert torch.equal(tensor, adapter[name]) and tensor.dtype == torch.bfloat16
-    assert {path.name for path in (whole / "model").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert {path.name for path in (whole / "model").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     manifest = read_manifest(whole)
-    assert (manifest.figures["base"], manifest.figures["base_sha256"]) == (base.name, base_sha256(base))
+    assert (manifest.figures["base"], manifest.figures["base_sha256"]) == (
+        base.name,
+        base_sha256(base),
+    )
     assert manifest.steps["dataset"].figures["rows"] == 24
     assert not (whole / "checkpoints").exists()
 
 
 @pytest.mark.slow
-def test_whole_weights_are_trained_by_several_processes(base: Path, data: Path, tmp_path: Path) -> None:
-    """Under `accelerate launch`, one of them writes; the result loads as its base does, with the same tokenizer."""
+def test_whole_weights_are_trained_by_several_processes(
+    base: Path, data: Path, tmp_path: Path
+) -> None:
+    """Under `accelerate launch`, one of them writes; the result loads as its base does, with
+    the same tokenizer.
+    """
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
+    launch = (
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    )
     ports = ("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no")
-    process = started(*launch, *ports, "-m", "executor_sft", *command(data, base, tmp_path / "out", "full"))
+    process = started(
+        *launch, *ports, "-m", "executor_sft", *command(data, base, tmp_path / "out", "full")
+    )
     shown, errors = process.communicate()
     assert process.returncode == 0, errors
     assert shown.count("figure") == 1
@@ -127,7 +175,9 @@ def test_whole_weights_are_trained_by_several_processes(base: Path, data: Path, 
     before = load_file(base / "model.safetensors")
     after = load_file(folder / "model.safetensors")
     assert after.keys() == before.keys()
-    assert not any(torch.equal(after[name], tensor) for name, tensor in before.items() if tensor.ndim == 2)
+    assert not any(
+        torch.equal(after[name], tensor) for name, tensor in before.items() if tensor.ndim == 2
+    )
     for name in ("tokenizer.json", "chat_template.jinja", "config.json"):
         assert (folder / name).read_bytes() == (base / name).read_bytes()
     assert losses(tmp_path / "out")[-1].loss < losses(tmp_path / "out")[0].loss / 2
@@ -144,13 +194,17 @@ def test_a_checkpoint_that_was_torn_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_base_that_does_not_fit_is_named(base: Path, data: Path, tmp_path: Path) -> None:
-    """A folder that is not there, another tokenizer (its ids mean something else), torn or missing weights."""
+    """A folder that is not there, another tokenizer (its ids mean something else), torn or
+    missing weights.
+    """
     copy = tmp_path / "copy"
     shutil.copytree(base, copy)
     with pytest.raises(BadConfig, match=r"nowhere: is no model; name a folder with config\.json"):
         base_files(tmp_path / "nowhere", data)
     (copy / "chat_template.jinja").write_text("{{ messages }}")
-    with pytest.raises(BadConfig, match=r"was made for another tokenizer .*chat_template\.jinja differs"):
+    with pytest.raises(
+        BadConfig, match=r"was made for another tokenizer .*chat_template\.jinja differs"
+    ):
         base_files(copy, data)
     weights = (base / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
@@ -168,7 +222,9 @@ def test_a_base_that_does_not_fit_is_named(base: Path, data: Path, tmp_path: Pat
         (row((1,), (9_999,)), "knows 1256 tokens, and the data set has token 9999"),
     ],
 )
-def test_rows_that_the_base_cannot_hold_are_refused(base: Path, one: TrainingRow, said: str) -> None:
+def test_rows_that_the_base_cannot_hold_are_refused(
+    base: Path, one: TrainingRow, said: str
+) -> None:
     """Nothing is cut."""
     with pytest.raises(BadConfig, match=said):
         load_base(base, [one], ADAPTER)
@@ -176,28 +232,45 @@ def test_rows_that_the_base_cannot_hold_are_refused(base: Path, one: TrainingRow
 
 @pytest.mark.slow
 @pytest.mark.parametrize("without", [[], ["labels"]])
-def test_plain_trl_trains_on_the_rows_as_they_are(base: Path, data: Path, tmp_path: Path, without: list[str]) -> None:
-    """In ten lines, with their labels, or by their masks: the same labels, and weights that move."""
+def test_plain_trl_trains_on_the_rows_as_they_are(
+    base: Path, data: Path, tmp_path: Path, without: list[str]
+) -> None:
+    """In ten lines, with their labels, or by their masks: the same labels, and weights that
+    move.
+    """
     import torch
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
-    rows = load_dataset("json", data_files=str(data / "rows.jsonl"), split="train", cache_dir=str(tmp_path / "cache"))
+    rows = load_dataset(
+        "json",
+        data_files=str(data / "rows.jsonl"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
+    )
     rows = rows.remove_columns(without)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     before = [weights.clone() for weights in model.parameters()]
-    settings = SFTConfig(str(tmp_path), max_steps=1, use_cpu=True, bf16=False, report_to="none", max_length=None)
-    trainer = SFTTrainer(model, settings, train_dataset=rows, processing_class=AutoTokenizer.from_pretrained(base))
+    settings = SFTConfig(
+        str(tmp_path), max_steps=1, use_cpu=True, bf16=False, report_to="none", max_length=None
+    )
+    trainer = SFTTrainer(
+        model, settings, train_dataset=rows, processing_class=AutoTokenizer.from_pretrained(base)
+    )
     trainer.train()
     made = read_rows(data / "rows.jsonl")
     assert trainer.train_dataset["labels"][:] == [list(row.labels) for row in made]
     assert trainer.train_dataset["input_ids"][:] == [list(row.input_ids) for row in made]
-    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert any(
+        not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)
+    )
 
 
 def test_the_shipped_recipes() -> None:
-    """The paper's settings are those of TBSS, appendix D; the mini models get an adapter of their engine's rank."""
+    """The paper's settings are those of TBSS, appendix D; the mini models get an adapter of
+    their engine's rank.
+    """
     paper, mini = load_recipe("paper-qwen3-1.7b"), load_recipe("mini")
     assert (paper.method, paper.epochs, paper.batch, paper.learning_rate) == ("full", 3, 16, 1e-5)
     assert (paper.schedule, paper.warm_up_ratio, paper.weight_decay) == ("cosine", 0.03, 0.01)

@@ -1,4 +1,6 @@
-"""Tables over a world: their gold is the world's, what disturbs stands beside it, and worlds without them stay."""
+"""Tables over a world: their gold is the world's, what disturbs stands beside it, and worlds
+without them stay.
+"""
 
 import csv
 import hashlib
@@ -59,10 +61,15 @@ def value(entity: Entity, relation: str) -> str:
         (1, "train", "897e4ab9943d59651ef6ec0b66ba9168ee974eeb71165a556b3f17d7d222b4e4"),
     ],
 )
-def test_a_world_without_tables_is_what_it_was(seed: int, side: Side, digest: str, tmp_path: Path) -> None:
+def test_a_world_without_tables_is_what_it_was(
+    seed: int, side: Side, digest: str, tmp_path: Path
+) -> None:
     """Byte for byte: corpus, 40 questions and vocabulary, as they were before there were tables."""
     export(World(seed, side), tmp_path, 40)
-    files = b"".join((tmp_path / name).read_bytes() for name in ("corpus.jsonl", "questions.jsonl", "vocabulary.txt"))
+    files = b"".join(
+        (tmp_path / name).read_bytes()
+        for name in ("corpus.jsonl", "questions.jsonl", "vocabulary.txt")
+    )
     assert hashlib.sha256(files).hexdigest() == digest
 
 
@@ -75,7 +82,9 @@ def test_a_world_without_tables_is_what_it_was(seed: int, side: Side, digest: st
         ("generalist", "d367ab38159250ec4a5a6d027ac55da001d49bc17255ca5e00afbde5222c75e4"),
     ],
 )
-def test_training_without_tables_is_what_it_was(role: Role, digest: str, system: RolePrompts) -> None:
+def test_training_without_tables_is_what_it_was(
+    role: Role, digest: str, system: RolePrompts
+) -> None:
     """Word for word, in the first 300 conversations; so the shipped models can be trained again."""
     taught = hashlib.sha256()
     for dialogue in itertools.islice(conversations(role, system, 1000), 300):
@@ -88,7 +97,9 @@ def test_the_same_seed_makes_the_same_tables(wide: WideWorld) -> None:
     """Page by page and question by question; another seed makes others."""
     same, other = WideWorld(21, "test", Knobs()), WideWorld(22, "test", Knobs())
     assert same.library.passages == wide.library.passages
-    assert [(task.id, task.query) for task in same.tasks] == [(task.id, task.query) for task in wide.tasks]
+    assert [(task.id, task.query) for task in same.tasks] == [
+        (task.id, task.query) for task in wide.tasks
+    ]
     assert {task.question for task in other.tasks}.isdisjoint(task.question for task in wide.tasks)
 
 
@@ -104,7 +115,9 @@ def test_names_are_of_one_side(wide: WideWorld) -> None:
 
 
 def test_tables_are_of_three_sizes_and_all_kinds(wide: WideWorld) -> None:
-    """20 of each: about 8, 25 and 55 rows, the large ones of two sets; every kind is among the rows."""
+    """20 of each: about 8, 25 and 55 rows, the large ones of two sets; every kind is among the
+    rows.
+    """
     for size, about in (("small", 8), ("medium", 25), ("large", 55)):
         rows = [len(task.rows) for task in wide.tasks if task.size == size]
         assert len(rows) == 20
@@ -116,7 +129,9 @@ def test_tables_are_of_three_sizes_and_all_kinds(wide: WideWorld) -> None:
 
 
 def test_a_set_is_whole(wide: WideWorld) -> None:
-    """Its members are those, and all of those, whose facts say so: of one owner, and before the year if one is told."""
+    """Its members are those, and all of those, whose facts say so: of one owner, and before the
+    year if one is told.
+    """
     for one in wide.sets:
         link, *dated = one.rests_on
         limit = int(one.noun.rpartition(" before ")[2]) if dated else 9999
@@ -140,7 +155,9 @@ def test_gold_is_the_worlds_facts(wide: WideWorld) -> None:
             for relation in task.relations:
                 gold = wide.gold(row, relation)
                 blanks += not gold
-                assert gold == ("" if (row.mention, relation.name) in taken else value(row, relation.name))
+                assert gold == (
+                    "" if (row.mention, relation.name) in taken else value(row, relation.name)
+                )
     assert blanks
     for entity, relation in wide.unstated:
         assert relation.name not in entity.values
@@ -149,8 +166,8 @@ def test_gold_is_the_worlds_facts(wide: WideWorld) -> None:
 
 
 def test_reach_tells_where_a_cell_is_found(wide: WideWorld) -> None:
-    """A key in a register whose text names it, or on its own page; a value on its own page, by a second search, or
-    nowhere.
+    """A key in a register whose text names it, or on its own page; a value on its own page, by a
+    second search, or nowhere.
     """
     kinds: Counter[str] = Counter()
     for task in wide.tasks:
@@ -168,7 +185,9 @@ def test_reach_tells_where_a_cell_is_found(wide: WideWorld) -> None:
 
 
 def test_registers_name_a_few_each_and_say_of_what(wide: WideWorld) -> None:
-    """Six at most, four to six as a rule, none twice in one; in the very words that discoveries ask for."""
+    """Six at most, four to six as a rule, none twice in one; in the very words that discoveries
+    ask for.
+    """
     sizes: Counter[int] = Counter()
     for one in wide.sets:
         for at, register in enumerate(one.registers):
@@ -187,14 +206,24 @@ def test_registers_name_a_few_each_and_say_of_what(wide: WideWorld) -> None:
 
 
 def test_an_undisturbed_world_has_registers_and_nothing_else() -> None:
-    """All facts of the world without tables, all its pages, and registers that name all members once and no other."""
-    of_hubs = [(World(seed, "test", hubs=5), wide) for seed, wide in zip((1, 2, 3), worlds(), strict=True)]
+    """All facts of the world without tables, all its pages, and registers that name all members
+    once and no other.
+    """
+    of_hubs = [
+        (World(seed, "test", hubs=5), wide) for seed, wide in zip((1, 2, 3), worlds(), strict=True)
+    ]
     for plain, wide in (*of_hubs, (World(7, "test"), WideWorld.undisturbed(7, "test"))):
         pages = Library(plain).passages
-        assert [fact.value for fact in wide.world.facts.values()] == [fact.value for fact in plain.facts.values()]
+        assert [fact.value for fact in wide.world.facts.values()] == [
+            fact.value for fact in plain.facts.values()
+        ]
         assert wide.library.passages[: len(pages)] == pages
-        assert all(page.title.startswith("Register ") for page in wide.library.passages[len(pages) :])
-        assert sorted(wide.registers, key=lambda page: page.id) == wide.library.passages[len(pages) :]
+        assert all(
+            page.title.startswith("Register ") for page in wide.library.passages[len(pages) :]
+        )
+        assert (
+            sorted(wide.registers, key=lambda page: page.id) == wide.library.passages[len(pages) :]
+        )
         for one in wide.sets:
             assert Counter(names_of(one)) == Counter(member.mention for member in one.members)
 
@@ -206,7 +235,12 @@ def test_listed_leaves_out_its_share(share: float) -> None:
     for wide in worlds(listed=1 - share):
         for one in wide.sets:
             out = {member.mention for member in one.members} - set(names_of(one))
-            own = {name for page, stated in one.stated.items() if page not in one.registers for name in stated.names}
+            own = {
+                name
+                for page, stated in one.stated.items()
+                if page not in one.registers
+                for name in stated.names
+            }
             assert out <= own
             left, members = left + len(out), members + len(one.members)
     assert abs(left / members - share) < 0.03
@@ -243,9 +277,14 @@ def plain_cells(wide: WideWorld) -> int:
     """Cells that their row's own page states, of all sets, each once."""
     rows = {row.mention: row for one in wide.sets for row in one.members}
     columns = {
-        kind: {one.name for task in wide.tasks if task.columns[0] == kind for one in task.relations} for kind in FORMS
+        kind: {one.name for task in wide.tasks if task.columns[0] == kind for one in task.relations}
+        for kind in FORMS
     }
-    facts = [wide.world.facts.get((name, column)) for name, row in rows.items() for column in columns[row.kind]]
+    facts = [
+        wide.world.facts.get((name, column))
+        for name, row in rows.items()
+        for column in columns[row.kind]
+    ]
     return sum(fact is not None and fact.detour is None for fact in facts)
 
 
@@ -259,7 +298,9 @@ def test_an_old_account_differs_and_names_the_page_that_is_right() -> None:
                 name = page.title.removeprefix("Old account of ")
                 assert f"The corrected account is on the page {name}." in page.text
                 facts = [fact for (mention, _), fact in wide.world.facts.items() if mention == name]
-                assert any(f"{fact.value}" not in page.text and fact.detour is None for fact in facts)
+                assert any(
+                    f"{fact.value}" not in page.text and fact.detour is None for fact in facts
+                )
         cells += plain_cells(wide)
     assert abs(old / cells - 0.2) < 0.04
 
@@ -273,16 +314,27 @@ def test_unstated_takes_out_its_share() -> None:
         for key, fact in facts.items():
             form = FORMS.get(fact.subject.kind)
             family = fact.relation.name in ("father", "mother", "spouse")
-            free += form is not None and fact.relation.name != form.link and not family and key not in needed
+            free += (
+                form is not None
+                and fact.relation.name != form.link
+                and not family
+                and key not in needed
+            )
         taken += len(wide.unstated)
-        assert all((entity.mention, relation.name) not in needed for entity, relation in wide.unstated)
+        assert all(
+            (entity.mention, relation.name) not in needed for entity, relation in wide.unstated
+        )
     assert abs(taken / free - 0.3) < 0.03
 
 
 def test_files_have_widesearchs_form(wide: WideWorld, tmp_path: Path) -> None:
-    """The fields of its tasks, rules of its names, gold with a byte-order mark, and the columns in the last lines."""
+    """The fields of its tasks, rules of its names, gold with a byte-order mark, and the columns
+    in the last lines.
+    """
     export_tables(wide, tmp_path)
-    tasks = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text("utf-8").splitlines()]
+    tasks = [
+        json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text("utf-8").splitlines()
+    ]
     assert [task["instance_id"] for task in tasks] == [task.id for task in wide.tasks]
     for written, task in zip(tasks, wide.tasks, strict=True):
         rules = json.loads(written["evaluation"])
@@ -292,7 +344,9 @@ def test_files_have_widesearchs_form(wide: WideWorld, tmp_path: Path) -> None:
         assert raw.startswith(b"\xef\xbb\xbf")
         header, *rows = csv.reader(raw.decode("utf-8-sig").splitlines())
         assert header == task.columns
-        assert rows == [[row.mention, *(wide.gold(row, one) for one in task.relations)] for row in task.rows]
+        assert rows == [
+            [row.mention, *(wide.gold(row, one) for one in task.relations)] for row in task.rows
+        ]
         assert f"columns:\n{', '.join(header)}\n" in written["query"]
     if not WIDESEARCH.is_file():
         pytest.skip("there is no WideSearch in a folder `shared` beside the checkout")
@@ -300,7 +354,9 @@ def test_files_have_widesearchs_form(wide: WideWorld, tmp_path: Path) -> None:
     assert {frozenset(task) for task in tasks} == {frozenset(task) for task in theirs}
     known = [json.loads(task["evaluation"])["eval_pipeline"] for task in theirs]
     shapes = {
-        (*rule["preprocess"], *rule["metric"], type(rule.get("criterion"))) for one in known for rule in one.values()
+        (*rule["preprocess"], *rule["metric"], type(rule.get("criterion")))
+        for one in known
+        for rule in one.values()
     }
     for task in tasks:
         for rule in json.loads(task["evaluation"])["eval_pipeline"].values():
@@ -313,7 +369,12 @@ def test_the_command_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["mini-world", "--wide", "--seed", "12", "--out", str(tmp_path), *knobs]) == 0
     assert "a wide world of seed 12 with 9 tables" in capsys.readouterr().out
     scope = Vocabulary.parse((tmp_path / "vocabulary.txt").read_text("utf-8"))
-    tasks = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text("utf-8").splitlines()]
+    tasks = [
+        json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text("utf-8").splitlines()
+    ]
     assert not [task["query"] for task in tasks if scope.outside(task["query"])]
-    titles = [json.loads(line)["title"] for line in (tmp_path / "corpus.jsonl").read_text("utf-8").splitlines()]
+    titles = [
+        json.loads(line)["title"]
+        for line in (tmp_path / "corpus.jsonl").read_text("utf-8").splitlines()
+    ]
     assert any(re.match("Register [A-Z] of the ", title) for title in titles)

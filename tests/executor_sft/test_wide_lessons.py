@@ -1,4 +1,6 @@
-"""Lessons in tables: the lead's turns follow the table's status, lists name what their passages state, and all fit."""
+"""Lessons in tables: the lead's turns follow the table's status, lists name what their passages
+state, and all fit.
+"""
 
 import itertools
 import re
@@ -25,13 +27,19 @@ _DOCUMENT = re.compile(r"<title>(.*?)</title><text>(.*?)</text>")
 @pytest.fixture(scope="module")
 def leads(system: RolePrompts) -> list[Dialogue]:
     """50 of each of three worlds."""
-    return [one for seed in (1, 2, 3) for one in itertools.islice(TableLessons(seed, system).lead(), 50)]
+    return [
+        one for seed in (1, 2, 3) for one in itertools.islice(TableLessons(seed, system).lead(), 50)
+    ]
 
 
 @pytest.fixture(scope="module")
 def executions(system: RolePrompts) -> list[Dialogue]:
     """100 of each of three worlds."""
-    return [one for seed in (1, 2, 3) for one in itertools.islice(TableLessons(seed, system).executor(True), 100)]
+    return [
+        one
+        for seed in (1, 2, 3)
+        for one in itertools.islice(TableLessons(seed, system).executor(True), 100)
+    ]
 
 
 def columns_of(dialogue: Dialogue) -> list[str]:
@@ -50,7 +58,9 @@ def names(report: str) -> list[str]:
 
 
 def test_a_plan_discovers_and_words_a_question_for_each_column(leads: list[Dialogue]) -> None:
-    """But the key, which stands in it as a placeholder; questions of the set that the request names."""
+    """But the key, which stands in it as a placeholder; questions of the set that the request
+    names.
+    """
     for dialogue in leads:
         key, *others = columns_of(dialogue)
         plan = dialogue[2].text
@@ -61,7 +71,9 @@ def test_a_plan_discovers_and_words_a_question_for_each_column(leads: list[Dialo
         assert isinstance(decision, Dispatch)
         assert len(decision.sub_queries) in (4, 8)
         for question in decision.sub_queries:
-            noun = re.sub(r"^Which | were [a-z ]+ about \d+\?$| are in register [A-Z]\?$", "", question)
+            noun = re.sub(
+                r"^Which | were [a-z ]+ about \d+\?$| are in register [A-Z]\?$", "", question
+            )
             assert noun in unescape(dialogue[1].text)
 
 
@@ -75,7 +87,12 @@ def test_a_lead_asks_on_while_a_turn_brings_rows(leads: list[Dialogue]) -> None:
         assert rows[-1] == ([0, *rows])[-2]
         assert parse_decision(dialogue[-1].text, limit=20) == Stop()
         decisions = [parse_decision(turn.text, limit=20) for turn in dialogue[2:-1:2]]
-        asked = [question for one in decisions if isinstance(one, Dispatch) for question in one.sub_queries]
+        asked = [
+            question
+            for one in decisions
+            if isinstance(one, Dispatch)
+            for question in one.sub_queries
+        ]
         assert len(set(asked)) == len(asked)
         assert not any("<ask" in turn.text for turn in dialogue[3:])
     assert len(lengths) > 1
@@ -85,7 +102,9 @@ def test_a_status_counts_what_it_shows(leads: list[Dialogue]) -> None:
     """At most 20 keys and 5 holes of so many rows."""
     for turn in (turn for dialogue in leads for turn in dialogue[3::2]):
         counts = {name: int(count) for name, count in re.findall(r'(\w+)="(\d+)"', turn.text)}
-        keys, holes = (re.findall(f"(?s)<{tag}>(.+?)</{tag}>", turn.text) for tag in ("rows", "holes"))
+        keys, holes = (
+            re.findall(f"(?s)<{tag}>(.+?)</{tag}>", turn.text) for tag in ("rows", "holes")
+        )
         shown, missing = (block[0].split("\n") if block else [] for block in (keys, holes))
         assert len(shown) <= min(20, counts["rows"])
         assert len(missing) == min(5, counts["missing"])
@@ -94,10 +113,14 @@ def test_a_status_counts_what_it_shows(leads: list[Dialogue]) -> None:
 
 
 def test_a_list_names_what_its_passages_state(executions: list[Dialogue]) -> None:
-    """One name a line, six at most and none twice, all from the register that is asked for or from pages that say that
-    they belong; the evidence stands there word for word.
+    """One name a line, six at most and none twice, all from the register that is asked for or from
+    pages that say that they belong; the evidence stands there word for word.
     """
-    lists = [dialogue for dialogue in executions if dialogue[1].text.startswith("Which ") and len(dialogue) == 5]
+    lists = [
+        dialogue
+        for dialogue in executions
+        if dialogue[1].text.startswith("Which ") and len(dialogue) == 5
+    ]
     lists = [one for one in lists if re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)]
     found = 0
     assert len(lists) > 0.6 * len(executions)
@@ -136,15 +159,21 @@ def test_a_register_that_is_not_there_is_not_found(executions: list[Dialogue]) -
 
 def test_a_cell_that_no_page_states_is_not_found(executions: list[Dialogue]) -> None:
     """And fills of today's kinds, some with two searches, stand beside them."""
-    fills = [one for one in executions if not re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)]
+    fills = [
+        one for one in executions if not re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)
+    ]
     blank = [one for one in fills if names(one[-1].text) == ["not found"]]
     assert 0.15 < len(blank) / len(fills) < 0.6
     assert all(len(one) == 5 for one in blank)
     assert any(len(one) == 7 for one in fills)
 
 
-def test_turns_and_conversations_fit(leads: list[Dialogue], executions: list[Dialogue], system: RolePrompts) -> None:
-    """Six names within an executor's 128 tokens, a lead's turn within 256, and all within the rows of a training."""
+def test_turns_and_conversations_fit(
+    leads: list[Dialogue], executions: list[Dialogue], system: RolePrompts
+) -> None:
+    """Six names within an executor's 128 tokens, a lead's turn within 256, and all within the
+    rows of a training.
+    """
     tokenizer = load_tokenizer(BACKBONE)
     longest = {"report": 0, "delegate": 0}
     for dialogue in (*leads, *executions):
@@ -164,10 +193,14 @@ def test_a_third_of_the_tokens_are_of_tables(system: RolePrompts) -> None:
     tokenizer = load_tokenizer(BACKBONE)
     roles: tuple[Role, ...] = ("backbone", "executor", "student")
     for role in roles:
-        mixed = list(itertools.islice(conversations(role, system, 1000, passages=3, tables=True), 400))
+        mixed = list(
+            itertools.islice(conversations(role, system, 1000, passages=3, tables=True), 400)
+        )
         plain = list(itertools.islice(conversations(role, system, 1000, passages=3), 400))
         others = [one for one in mixed if one in plain]
         lengths = [(len(encode(one, tokenizer)[0]), one in plain) for one in mixed]
-        share = sum(length for length, other in lengths if not other) / sum(length for length, _ in lengths)
+        share = sum(length for length, other in lengths if not other) / sum(
+            length for length, _ in lengths
+        )
         assert others == plain[: len(others)]
         assert 0.2 < share < 0.5, role

@@ -1,4 +1,6 @@
-"""Mini worlds: reproducible, apart from each other, and such that a second search is needed where they say so."""
+"""Mini worlds: reproducible, apart from each other, and such that a second search is needed
+where they say so.
+"""
 
 import random
 import re
@@ -51,8 +53,8 @@ def holds(text: str, phrase: str) -> bool:
 
 @pytest.mark.parametrize("side", SIDES)
 def test_a_word_is_drawn_once_and_is_of_its_side(side: Side) -> None:
-    """2,000 words: all different, capitalised, of 4 to 11 letters, on their side in any case; and the same ones
-    for the same seed alone.
+    """2,000 words: all different, capitalised, of 4 to 11 letters, on their side in any case; and
+    the same ones for the same seed alone.
     """
     names, same, other = (Names(random.Random(seed), side) for seed in (1, 1, 2))
     words = [names.word() for _ in range(2000)]
@@ -63,7 +65,9 @@ def test_a_word_is_drawn_once_and_is_of_its_side(side: Side) -> None:
 
 
 def test_the_same_seed_makes_the_same_world() -> None:
-    """Page by page and question by question, in the same order; another seed or side shares no person's name."""
+    """Page by page and question by question, in the same order; another seed or side shares no
+    person's name.
+    """
     one, same = made(7, "test"), World(7, "test")
     pages, again = Library(one), Library(same)
     ask, ask_again = Examiner(one, pages), Examiner(same, again)
@@ -75,7 +79,9 @@ def test_the_same_seed_makes_the_same_world() -> None:
 
 
 def test_training_and_test_worlds_share_no_name_word() -> None:
-    """Nor any other word on their pages, but for the words of the wordings, which all worlds share."""
+    """Nor any other word on their pages, but for the words of the wordings, which all worlds
+    share.
+    """
     written: dict[Side, set[str]] = {"train": set(), "test": set()}
     worlds: tuple[tuple[int, Side], ...] = ((7, "test"), (11, "test"), (1, "train"), (7, "train"))
     for seed, side in worlds:
@@ -84,7 +90,13 @@ def test_training_and_test_worlds_share_no_name_word() -> None:
         assert {side_of(word) for word in names} == {side}
         pages = Library(made(seed, side)).passages
         written[side] |= words_in(" ".join(f"{page.title} {page.text}" for page in pages))
-    wordings = [language.CHRONICLE, "Family", *language.ALIAS_USE.values(), *language.REDIRECT, *language.FILLER]
+    wordings = [
+        language.CHRONICLE,
+        "Family",
+        *language.ALIAS_USE.values(),
+        *language.REDIRECT,
+        *language.FILLER,
+    ]
     wordings += [wording for aliases in language.ALIAS.values() for wording in aliases]
     wordings += [*language.OCCUPATIONS, *NOUNS]
     for one in language.RELATIONS:
@@ -110,13 +122,15 @@ def test_each_namesake_has_a_page_of_its_own(world: World, library: Library) -> 
             shown = [library.by_id[identity] for identity in library.of_entity[entity.mention]]
             assert {passage.title for passage in shown} <= {title, f"Family of {title}"}
             assert all(
-                f"{entity.occupation} {entity.name}" in passage.text for passage in shown if entity.name in passage.text
+                f"{entity.occupation} {entity.name}" in passage.text
+                for passage in shown
+                if entity.name in passage.text
             )
 
 
 def test_families_hang_together(world: World) -> None:
-    """Parents are 30 years older than their children and married to each other, marriages go both ways, and children
-    bear their father's surname; a capital lies in its country.
+    """Parents are 30 years older than their children and married to each other, marriages go both
+    ways, and children bear their father's surname; a capital lies in its country.
     """
     children = [entity for entity in world.people if "father" in entity.values]
     assert len(children) == len(world.people) * 2 // 3
@@ -133,7 +147,9 @@ def test_families_hang_together(world: World) -> None:
 
 
 def test_a_third_of_the_sub_queries_needs_a_second_search(questions: list[Question]) -> None:
-    """30 to 45 % of the sub-queries, and more than half of the questions; every kind of detour is among them."""
+    """30 to 45 % of the sub-queries, and more than half of the questions; every kind of detour
+    is among them.
+    """
     asked = [sub_query for question in questions for sub_query in question.sub_queries]
     kinds = Counter(sub_query.kind for sub_query in asked if len(sub_query.searches) == 2)
     assert 0.30 < kinds.total() / len(asked) < 0.45
@@ -142,9 +158,13 @@ def test_a_third_of_the_sub_queries_needs_a_second_search(questions: list[Questi
     assert sum(question.needs_second_search for question in questions) > len(questions) / 2
 
 
-def test_the_second_search_is_truly_needed(questions: list[Question], world: World, library: Library) -> None:
-    """The passage of the first search does not hold the answer but names what to search for next; the passage of the
-    second search holds the answer but not the name that the first search asks with."""
+def test_the_second_search_is_truly_needed(
+    questions: list[Question], world: World, library: Library
+) -> None:
+    """The passage of the first search does not hold the answer but names what to search for next;
+    the passage of the second search holds the answer but not the name that the first search asks
+    with.
+    """
     names = name_words(world)
     for sub_query in (sub_query for question in questions for sub_query in question.sub_queries):
         if len(sub_query.searches) == 2:

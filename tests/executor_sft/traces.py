@@ -31,8 +31,12 @@ def search(query: str) -> str:
     return f"<search>{query}</search>"
 
 
-def executed(*turns: Answer, sub_query: str = "Who made Heat?", limits: ExecutorLimits | None = None) -> Execution:
-    """What the executor makes of a model that says `turns`; all searches find the same page, but for directors'."""
+def executed(
+    *turns: Answer, sub_query: str = "Who made Heat?", limits: ExecutorLimits | None = None
+) -> Execution:
+    """What the executor makes of a model that says `turns`; all searches find the same page,
+    but for directors'.
+    """
     found = FixedRetriever({"Heat": [PAGE], "Michael Mann": [PAGE], "director": [DIRECTORS]})
     executor = Executor(role("execution", ScriptedModel(turns)), found, limits or ExecutorLimits())
 
@@ -54,7 +58,10 @@ def sample(turns: Sequence[Answer], verdict: Verdict, sub_query: str = "Who made
 
 def filtered(*executions: Execution) -> list[FilteredSample]:
     """Executions as the filter passes them on."""
-    return [FilteredSample("teacher_multi", f"q{number}", "", one) for number, one in enumerate(executions)]
+    return [
+        FilteredSample("teacher_multi", f"q{number}", "", one)
+        for number, one in enumerate(executions)
+    ]
 
 
 def row(prompt: tuple[int, ...], turn: tuple[int, ...]) -> TrainingRow:
@@ -62,7 +69,9 @@ def row(prompt: tuple[int, ...], turn: tuple[int, ...]) -> TrainingRow:
     return training_row(TokenIds(prompt, turn), [], 0, 0, "teacher_single", "q0")
 
 
-def rollout(*sub_queries: SubQueryRollout, question: str = "q1", source: str = "musique") -> Rollout:
+def rollout(
+    *sub_queries: SubQueryRollout, question: str = "q1", source: str = "musique"
+) -> Rollout:
     """A question whose sub-queries were worked on."""
     asked = Question(question, "Who made it?", ("Michael Mann",), source)
     return Rollout(asked, Trajectory("Michael Mann", "answered"), RIGHT, sub_queries)

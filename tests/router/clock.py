@@ -1,4 +1,6 @@
-"""An event loop whose clock stands still until a test moves it, so that no test waits for time to pass."""
+"""An event loop whose clock stands still until a test moves it, so that no test waits for time
+to pass.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine

@@ -14,7 +14,15 @@ from router.protocol import Passage, Vocabulary
 from router.runs import Admission, Gateway, RunFilter, RunLifecycle
 from router.runs.archive import ExportedRun, RunPage, RunSummary
 from router.runs.live import LiveRuns
-from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, RunContext, Topology
+from router.search import (
+    Answerer,
+    Delegator,
+    Executor,
+    FactorizedSearch,
+    Retriever,
+    RunContext,
+    Topology,
+)
 from router.search.agent import ExecutorLimits
 from router.search.executor import Executes
 from router.testing.retriever import FixedRetriever
@@ -65,10 +73,16 @@ def lasting(time_s: float = 60.0, events: list[Event] | None = None) -> RunConte
 class Deployment:
     """Three models and a retriever, each of which may be replaced."""
 
-    delegator: Model = field(default_factory=lambda: ScriptedModel([block("Who directed Heat?"), STOP], "backbone"))
+    delegator: Model = field(
+        default_factory=lambda: ScriptedModel([block("Who directed Heat?"), STOP], "backbone")
+    )
     executor: Model = field(default_factory=lambda: ScriptedModel(finds, "small"))
-    answerer: Model = field(default_factory=lambda: ScriptedModel(["<answer>Michael Mann</answer>"], "fixed"))
-    retriever: Retriever = field(default_factory=lambda: FixedRetriever({"Who directed Heat?": [PASSAGE]}))
+    answerer: Model = field(
+        default_factory=lambda: ScriptedModel(["<answer>Michael Mann</answer>"], "fixed")
+    )
+    retriever: Retriever = field(
+        default_factory=lambda: FixedRetriever({"Who directed Heat?": [PASSAGE]})
+    )
     attempts: int = 1
     max_tokens: int = 64
 
@@ -79,7 +93,10 @@ class Deployment:
             "execution": self.executor,
             "answer": self.answerer,
         }
-        return {name: role(name, model, self.attempts, self.max_tokens) for name, model in models.items()}
+        return {
+            name: role(name, model, self.attempts, self.max_tokens)
+            for name, model in models.items()
+        }
 
     def search(
         self,
@@ -122,7 +139,9 @@ class Deployment:
             topologies={"factorized": Topology(self.search(), roles), **topologies},
             executor=Executor(roles["execution"], self.retriever, ExecutorLimits()),
             roles=roles,
-            lifecycle=RunLifecycle(store, store, live or LiveRuns(), settings, timeout_s, admission=admission),
+            lifecycle=RunLifecycle(
+                store, store, live or LiveRuns(), settings, timeout_s, admission=admission
+            ),
             max_question_chars=max_question_chars,
             vocabulary=vocabulary,
             on_answered=on_answered,
@@ -133,7 +152,9 @@ _RUNNING: RunStatus = "running"
 
 
 class Kept(NoJournal):
-    """A journal and an archive in memory; `full` makes storing fail, and `let`, cleared, keeps its callers waiting."""
+    """A journal and an archive in memory; `full` makes storing fail, and `let`, cleared, keeps
+    its callers waiting.
+    """
 
     def __init__(self) -> None:
         self.starts: dict[str, RunStart] = {}
@@ -150,7 +171,10 @@ class Kept(NoJournal):
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         for earlier in self.starts.values():
             ended = next((run.status for run in self.runs if run.id == earlier.id), _RUNNING)
-            named = start.request_id and (earlier.tenant, earlier.request_id) == (start.tenant, start.request_id)
+            named = start.request_id and (earlier.tenant, earlier.request_id) == (
+                start.tenant,
+                start.request_id,
+            )
             if named and ended in ("running", "finished"):
                 return EarlierRun(earlier.id, ended, earlier.fingerprint == start.fingerprint)
         self.starts[start.id] = start
@@ -178,7 +202,19 @@ class Kept(NoJournal):
                 return run
         if (start := self.starts.get(run_id)) is None:
             raise NotFound(f"run_id {run_id!r}: no such run is stored here.")
-        return Run(run_id, start.kind, start.request, "running", "", None, {}, (), start.started_at, 0.0, start.tenant)
+        return Run(
+            run_id,
+            start.kind,
+            start.request,
+            "running",
+            "",
+            None,
+            {},
+            (),
+            start.started_at,
+            0.0,
+            start.tenant,
+        )
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         summaries = [
@@ -275,6 +311,8 @@ class Meeting:
     def __init__(self, parties: int) -> None:
         self._barrier = asyncio.Barrier(parties)
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         await self._barrier.wait()
         return [[PASSAGE][:top_k] for _ in queries]

@@ -1,4 +1,6 @@
-"""Three layers of doubles: a delegator, managers and workers that look up numbered facts, some on blocked pages."""
+"""Three layers of doubles: a delegator, managers and workers that look up numbered facts, some
+on blocked pages.
+"""
 
 import asyncio
 import html
@@ -29,9 +31,14 @@ class Pages:
     def __init__(self, blocked: Sequence[int] = ()) -> None:
         self.blocked = blocked
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         await asyncio.sleep(0)
-        return [[self._page(int(number[0]))] if (number := re.findall(r"\d+", query)) else [] for query in queries]
+        return [
+            [self._page(int(number[0]))] if (number := re.findall(r"\d+", query)) else []
+            for query in queries
+        ]
 
     def _page(self, number: int) -> Passage:
         text = BLOCKED if number in self.blocked else f"Fact {number} is value-{number}. {FILLER}"
@@ -51,7 +58,9 @@ def leads_alone(prompt: Prompt) -> Answer:
 
 
 def manages(prompt: Prompt) -> Answer:
-    """A manager: asks for each fact of its step, then once more for those that are missing, and reports."""
+    """A manager: asks for each fact of its step, then once more for those that are missing, and
+    reports.
+    """
     step, last = prompt.messages[1].content, prompt.messages[-1].content
     if len(prompt.messages) == 2:
         return block(*(f"What is fact {number}?" for number in re.findall(r"\d+", step)))
@@ -65,7 +74,9 @@ def manages(prompt: Prompt) -> Answer:
 
 
 def works(prompt: Prompt) -> Answer:
-    """A worker: searches for its sub-query as it is; of a blocked page it says who could read it."""
+    """A worker: searches for its sub-query as it is; of a blocked page it says who could read
+    it.
+    """
     if len(prompt.messages) == 2:
         return f"<search>{prompt.messages[1].content}</search>"
     shown = html.unescape(prompt.messages[-1].content)
@@ -87,13 +98,19 @@ class Layers:
 
     delegator: Any = field(default_factory=lambda: ScriptedModel(leads, "backbone"))
     managers: Mapping[str, Any] = field(
-        default_factory=lambda: {name: ScriptedModel(manages, "manager") for name in ("search", "browser")}
+        default_factory=lambda: {
+            name: ScriptedModel(manages, "manager") for name in ("search", "browser")
+        }
     )
     workers: Mapping[str, Any] = field(
-        default_factory=lambda: {name: ScriptedModel(works, "small") for name in ("search", "browser")}
+        default_factory=lambda: {
+            name: ScriptedModel(works, "small") for name in ("search", "browser")
+        }
     )
     answerer: Any = field(default_factory=lambda: ScriptedModel(answers, "fixed"))
-    pages: Mapping[str, Any] = field(default_factory=lambda: {"search": Pages(), "browser": Pages()})
+    pages: Mapping[str, Any] = field(
+        default_factory=lambda: {"search": Pages(), "browser": Pages()}
+    )
     max_rounds: int = 2
     max_workers: int = 8
     parse: Callable[..., Any] = parse_turn
@@ -103,18 +120,31 @@ class Layers:
         return Managers([self.manager(name) for name in self.managers])
 
     def manager(self, name: str) -> Manager:
-        lead = Delegator(replace(role("delegation", self.managers[name]), system=f"manage {name}"), report=self.parse)
-        workers = Executor(role("execution", self.workers[name]), self.pages[name], ExecutorLimits())
+        lead = Delegator(
+            replace(role("delegation", self.managers[name]), system=f"manage {name}"),
+            report=self.parse,
+        )
+        workers = Executor(
+            role("execution", self.workers[name]), self.pages[name], ExecutorLimits()
+        )
         return Manager(name, lead, workers, self.max_rounds, self.max_workers)
 
     def roles(self) -> dict[str, Any]:
         """The roles at both ends, and managers'."""
         managers = {f"managers.{name}": self.manager(name).delegator.role for name in self.managers}
-        return {"delegation": role("delegation", self.delegator), "answer": role("answer", self.answerer), **managers}
+        return {
+            "delegation": role("delegation", self.delegator),
+            "answer": role("answer", self.answerer),
+            **managers,
+        }
 
     def search(self, **settings: Any) -> FactorizedSearch:
         """The search of three layers."""
         lead, writer = self.roles()["delegation"], Answerer(self.roles()["answer"])
         return FactorizedSearch(
-            Delegator(lead, stop=HOST_STOP, managed=True), self.of(), writer, topology="host", **settings
+            Delegator(lead, stop=HOST_STOP, managed=True),
+            self.of(),
+            writer,
+            topology="host",
+            **settings,
         )

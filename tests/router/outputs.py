@@ -1,4 +1,6 @@
-"""Outputs that no model should write, for every parser: `OUTPUTS` is a strategy, `FLOODS` are long and repetitive."""
+"""Outputs that no model should write, for every parser: `OUTPUTS` is a strategy, `FLOODS` are
+long and repetitive.
+"""
 
 from hypothesis import strategies as st
 

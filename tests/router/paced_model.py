@@ -11,7 +11,9 @@ Piece = str | UpstreamError | Callable[[], Awaitable[object]]
 
 
 class PacedModel:
-    """Writes its outputs in order. Of their pieces texts are written, errors are raised, and all else is waited for."""
+    """Writes its outputs in order. Of their pieces texts are written, errors are raised, and
+    all else is waited for.
+    """
 
     def __init__(self, *outputs: Sequence[Piece], name: str = "paced") -> None:
         self.name, self.endpoint = name, f"paced://{name}"
@@ -25,7 +27,9 @@ class PacedModel:
 
     async def count(self, prompt: Prompt, text: str) -> Usage:
         """Its tokens are words."""
-        return Usage(sum(len(message.content.split()) for message in prompt.messages), len(text.split()))
+        return Usage(
+            sum(len(message.content.split()) for message in prompt.messages), len(text.split())
+        )
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The next output, up to where a stop string ends it."""

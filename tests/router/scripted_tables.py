@@ -12,7 +12,10 @@ from router.trace.table import Ask, RowKey, Schema
 from router.trace.values import OnEvent, Planned, Reported, RowChanged, SubQueryDispatched, TableRun
 from tests.router.table.reports import discovery, executed, fill
 
-KROUROU, BEL = "Krurou: Krurou was founded in 1200 by Ana. It is old.", "Bel: Bel was founded in 900."
+KROUROU, BEL = (
+    "Krurou: Krurou was founded in 1200 by Ana. It is old.",
+    "Bel: Bel was founded in 900.",
+)
 REGISTER = "Register: The cities of Vorland are Krurou and Bel."
 SCRIPT = (
     (discovery(1), executed("| city |\n|---|\n| Krurou |\n| Bel |", REGISTER)),
@@ -25,7 +28,9 @@ SCRIPT = (
 class ScriptedTables:
     """Plays reports; `let`, cleared, makes it wait before the one number `held`."""
 
-    def __init__(self, lifecycle: RunLifecycle, script: Sequence[tuple[Ask, Execution]] = SCRIPT) -> None:
+    def __init__(
+        self, lifecycle: RunLifecycle, script: Sequence[tuple[Ask, Execution]] = SCRIPT
+    ) -> None:
         self._lifecycle, self._script = lifecycle, script
         self.requests: list[TableRequest] = []
         self.held = 2
@@ -34,7 +39,10 @@ class ScriptedTables:
         self.waiting = asyncio.Event()
 
     async def fill_table(
-        self, request: TableRequest, options: RequestOptions, on_event: OnEvent = lambda _event: None
+        self,
+        request: TableRequest,
+        options: RequestOptions,
+        on_event: OnEvent = lambda _event: None,
     ) -> Run:
         """Fill one from the script."""
         request = request.checked(TableLimits())
@@ -58,6 +66,9 @@ class ScriptedTables:
                     if rows.get(row.key) is not row:
                         rows[row.key] = row
                         tell(RowChanged(row.key, row))
-            asks, executions = tuple(ask for ask, _ in self._script), tuple(one for _, one in self._script)
+            asks, executions = (
+                tuple(ask for ask, _ in self._script),
+                tuple(one for _, one in self._script),
+            )
             run.context.draft.result = TableRun(schema, request.rows, asks, executions)
         return run.stored

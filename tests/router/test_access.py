@@ -67,7 +67,9 @@ async def test_anything_else_is_refused(sent: str | None) -> None:
 
 
 async def test_a_key_that_is_good_here_alone() -> None:
-    """A gateway that was started for a command knows its key, stores none, and lets nobody in whom it would not."""
+    """A gateway that was started for a command knows its key, stores none, and lets nobody in
+    whom it would not.
+    """
     text, extra = new_key(None, SCOPES)
     others, key = new_key("acme", ["ask"])
     accounts = KeptAccounts(key)
@@ -115,7 +117,9 @@ def test_keys_are_read_every_half_second_for_all_that_is_under_way() -> None:
         async with background_tasks(access.follow()):
             await clock.advance(5)
             assert accounts.reads == 0
-            revoked, going_on = ([asyncio.create_task(serve(key.key_id)) for _ in range(50)] for key in keys)
+            revoked, going_on = (
+                [asyncio.create_task(serve(key.key_id)) for _ in range(50)] for key in keys
+            )
             await clock.advance(0.5)
             await accounts.revoke_key(keys[0].key_id)
             assert accounts.reads == 1
@@ -155,7 +159,9 @@ def test_keys_are_needed_for_ever_after() -> None:
 @pytest.mark.parametrize("scope", sorted(SCOPES))
 def test_a_missing_scope_is_named(scope: KeyScope) -> None:
     others = SCOPES - {scope}
-    with pytest.raises(AccessDenied, match=f"scope `{scope}`; this one has {', '.join(sorted(others))}"):
+    with pytest.raises(
+        AccessDenied, match=f"scope `{scope}`; this one has {', '.join(sorted(others))}"
+    ):
         check_scope(Identity(None, others), scope)
     check_scope(Identity(None, frozenset({scope})), scope)
 

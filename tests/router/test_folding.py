@@ -8,7 +8,9 @@ from router.folding import fold, legible, sought, terms
 
 @given(st.text(st.characters(codec="utf-8")))
 def test_any_text_is_folded(text: str) -> None:
-    """Also characters of newer versions of Unicode than Python's, and folding again changes nothing."""
+    """Also characters of newer versions of Unicode than Python's, and folding again changes
+    nothing.
+    """
     folded = fold(text)
     assert fold(folded) == folded
     assert terms(folded) == terms(fold(legible(text)))

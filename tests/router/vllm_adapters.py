@@ -28,7 +28,10 @@ class AdapterServer:
         """The base model and its adapters."""
         self.keys.append(request.headers.get("Authorization"))
         cards = [{"id": BASE, "object": "model", "root": "/models/mini", "parent": None}]
-        cards += [{"id": name, "object": "model", "root": path, "parent": BASE} for name, path in self.adapters.items()]
+        cards += [
+            {"id": name, "object": "model", "root": path, "parent": BASE}
+            for name, path in self.adapters.items()
+        ]
         return web.json_response({"object": "list", "data": cards})
 
     async def load(self, request: web.Request) -> web.Response:
@@ -67,13 +70,17 @@ async def _as_fastapi(request: web.Request, handler: Handler) -> web.StreamRespo
     try:
         return await handler(request)
     except web.HTTPNotFound:
-        return web.Response(status=404, text='{"detail":"Not Found"}', content_type="application/json")
+        return web.Response(
+            status=404, text='{"detail":"Not Found"}', content_type="application/json"
+        )
 
 
 @asynccontextmanager
-async def adapter_server(*, updating: bool = True, root: str = "/v1") -> AsyncIterator[AdapterServer]:
-    """On a free port. `updating`: whether it was started so that adapters come and go. `root`: where, SGLang's is
-    empty.
+async def adapter_server(
+    *, updating: bool = True, root: str = "/v1"
+) -> AsyncIterator[AdapterServer]:
+    """On a free port. `updating`: whether it was started so that adapters come and go. `root`:
+    where, SGLang's is empty.
     """
     server, app = AdapterServer(), web.Application(middlewares=[_as_fastapi])
     app.add_routes([web.get("/v1/models", server.models)])

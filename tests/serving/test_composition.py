@@ -53,11 +53,15 @@ def ignored(_step: str) -> None:
 
 
 async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
-    """Thinking, further fields and the missing system role of a role show in what its model is sent."""
+    """Thinking, further fields and the missing system role of a role show in what its model is
+    sent.
+    """
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     async with serving() as server:
         role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=server.base_url)
-        changed = msgspec.structs.replace(role, thinking=False, extra_body={"top_k": 5}, system_role=False)
+        changed = msgspec.structs.replace(
+            role, thinking=False, extra_body={"top_k": 5}, system_role=False
+        )
         config = Config(
             roles=RolesConfig(delegation=role, execution=role, answer=changed),
             retrieval=RetrievalConfig(address="127.0.0.1:9"),
@@ -79,7 +83,9 @@ async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
 
 
 async def test_pages(tmp_path: Path) -> None:
-    """Every page is there beside the API, once HTTP is wanted, with what calls have cost by the config's prices."""
+    """Every page is there beside the API, once HTTP is wanted, with what calls have cost by the
+    config's prices.
+    """
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     told: list[str] = []
     async with serving() as server:
@@ -113,7 +119,9 @@ async def test_pages(tmp_path: Path) -> None:
 async def test_a_server_of_tools_that_is_down(tmp_path: Path) -> None:
     """It keeps no gateway from starting, nor from being healthy; one that works ends with it."""
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
-    role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url="http://127.0.0.1:9/v1")
+    role = RoleConfig(
+        model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url="http://127.0.0.1:9/v1"
+    )
     config = Config(
         roles=RolesConfig(delegation=role, execution=role, answer=role),
         retrieval=RetrievalConfig(address="127.0.0.1:9"),
@@ -140,14 +148,16 @@ async def test_a_port_in_use_is_told_before_anything_slow(
         )
         taken = server.base_url.split("/")[2]
         addresses = {"address": "127.0.0.1:0", "http": "127.0.0.1:0"} | {setting: taken}
-        with pytest.raises(BadConfig, match=f"^server.{setting}: cannot listen on {taken}; is the port in use?"):
+        with pytest.raises(
+            BadConfig, match=f"^server.{setting}: cannot listen on {taken}; is the port in use?"
+        ):
             async with running_gateway(config, addresses["address"], ignored, addresses["http"]):
                 pass
 
 
 async def test_replicas_and_fallbacks(tmp_path: Path) -> None:
-    """Where one endpoint is dead and its replica overloaded, the backbone answers, at its own length; the ledger's rows
-    name them, and each is reconciled by itself.
+    """Where one endpoint is dead and its replica overloaded, the backbone answers, at its own
+    length; the ledger's rows name them, and each is reconciled by itself.
     """
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     async with serving() as dead:
@@ -157,7 +167,12 @@ async def test_replicas_and_fallbacks(tmp_path: Path) -> None:
         backbone.plays(says("from the backbone"))
         role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=backbone.base_url)
         executor = msgspec.structs.replace(
-            role, base_url=dead.base_url, replicas=(busy.base_url,), fallbacks=("delegation",), attempts=2, max_tokens=7
+            role,
+            base_url=dead.base_url,
+            replicas=(busy.base_url,),
+            fallbacks=("delegation",),
+            attempts=2,
+            max_tokens=7,
         )
         config = Config(
             roles=RolesConfig(delegation=role, execution=executor, answer=role),
@@ -174,13 +189,17 @@ async def test_replicas_and_fallbacks(tmp_path: Path) -> None:
             reply = await CompletionServiceStub(channel).Complete(asked, timeout=30)
             stub = UsageServiceStub(channel)
             found = await stub.ReconcileUsage(usage_service_pb.ReconcileUsageRequest(), timeout=30)
-            run = await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=reply.run_id), timeout=30)
+            run = await RunServiceStub(channel).GetRun(
+                run_pb.GetRunRequest(run_id=reply.run_id), timeout=30
+            )
     assert reply.text == "from the backbone"
     assert [body["max_tokens"] for body in backbone.bodies] == [role.max_tokens]
     assert [call.purpose for call in run.calls] == ["first", "retry", "fallback"]
     assert {call.deployment for call in run.calls[:2]} == {dead.base_url, busy.base_url}
     assert run.calls[2].deployment == backbone.base_url
-    assert {each.deployment for each in found.reconciliations} == {server.base_url for server in (dead, busy, backbone)}
+    assert {each.deployment for each in found.reconciliations} == {
+        server.base_url for server in (dead, busy, backbone)
+    }
 
 
 def versioned(tmp_path: Path, base_url: str, **versions: object) -> Config:
@@ -214,9 +233,13 @@ async def test_a_version_that_cannot_be_loaded_at_the_start(tmp_path: Path) -> N
             request = pb.CompleteRequest(
                 role=usage_pb2.ROLE_EXECUTION, messages=[pb.ChatMessage(role="user", content="?")]
             )
-            assert (await CompletionServiceStub(channel).Complete(request, timeout=30)).usage.model == MODEL
+            assert (
+                await CompletionServiceStub(channel).Complete(request, timeout=30)
+            ).usage.model == MODEL
     (said,) = [line for line in told if "executor-000009" in line]
-    assert said.startswith(f"executor version executor-000009 is not in use here: {tmp_path}/versions/executor-000009")
+    assert said.startswith(
+        f"executor version executor-000009 is not in use here: {tmp_path}/versions/executor-000009"
+    )
 
 
 async def test_a_first_version_that_is_broken(tmp_path: Path) -> None:
@@ -228,10 +251,14 @@ async def test_a_first_version_that_is_broken(tmp_path: Path) -> None:
                 """It does not come to that."""
 
 
-@pytest.mark.parametrize("line", ["not JSON", '{"question": "Who?"}', '{"question": "Who?", "golden_answers": []}'])
+@pytest.mark.parametrize(
+    "line", ["not JSON", '{"question": "Who?"}', '{"question": "Who?", "golden_answers": []}']
+)
 async def test_held_out_questions_that_cannot_be_read(tmp_path: Path, line: str) -> None:
     """They are told before anybody asks."""
-    (tmp_path / "held_out.jsonl").write_text(f'{{"question": "Who?", "golden_answers": ["I"], "id": 1}}\n{line}\n')
+    (tmp_path / "held_out.jsonl").write_text(
+        f'{{"question": "Who?", "golden_answers": ["I"], "id": 1}}\n{line}\n'
+    )
     async with serving() as server:
         config = versioned(tmp_path, server.base_url, held_out=f"{tmp_path}/held_out.jsonl")
         with pytest.raises(BadConfig, match=r"^versions\.held_out: .* question and golden_answers"):
@@ -239,7 +266,9 @@ async def test_held_out_questions_that_cannot_be_read(tmp_path: Path, line: str)
                 """It does not come to that."""
 
 
-async def test_a_judge_is_needed_as_a_role_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_judge_is_needed_as_a_role_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its key, too; not where no gate decides."""
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     async with serving() as server:
@@ -250,7 +279,9 @@ async def test_a_judge_is_needed_as_a_role_is(tmp_path: Path, monkeypatch: pytes
             async with running_gateway(config, "127.0.0.1:0", ignored):
                 """It does not come to that."""
         versions = msgspec.structs.replace(config.versions, gate=GateConfig(enabled=False))
-        async with running_gateway(msgspec.structs.replace(config, versions=versions), "127.0.0.1:0", ignored):
+        async with running_gateway(
+            msgspec.structs.replace(config, versions=versions), "127.0.0.1:0", ignored
+        ):
             """Nobody asks the judge."""
 
 
@@ -263,7 +294,9 @@ async def test_the_model_that_the_config_names_is_on_record(tmp_path: Path) -> N
             grpc.aio.insecure_channel(address) as channel,
         ):
             request = versions_pb.ListExecutorVersionsRequest()
-            (version,) = (await ExecutorVersionServiceStub(channel).ListExecutorVersions(request, timeout=30)).versions
+            (version,) = (
+                await ExecutorVersionServiceStub(channel).ListExecutorVersions(request, timeout=30)
+            ).versions
     assert (version.version, version.state) == (MODEL, versions_pb.EXECUTOR_VERSION_STATE_ACTIVE)
 
 
@@ -279,26 +312,37 @@ async def test_the_model_that_the_config_names_is_on_record(tmp_path: Path) -> N
 async def test_a_sub_query_asked_again(
     tmp_path: Path, execution: dict[str, float], report_cache: ReportCacheConfig, calls: int
 ) -> None:
-    """Its report is there already, unless that is switched off, or the executor may say something else each time. Of a
-    retrieval server, the index is known from the start.
+    """Its report is there already, unless that is switched off, or the executor may say something
+    else each time. Of a retrieval server, the index is known from the start.
     """
-    retrieval = Server(None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]}), index_id=lambda: "an index"))
+    retrieval = Server(
+        None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]}), index_id=lambda: "an index")
+    )
     port = await retrieval.start("127.0.0.1:0")
     async with serving() as server:
-        server.plays(*[says(text) for text in ("<search>Heat</search>", report("Mann", "Heat is by Mann.")) * 3])
+        server.plays(
+            *[
+                says(text)
+                for text in ("<search>Heat</search>", report("Mann", "Heat is by Mann.")) * 3
+            ]
+        )
         config = versioned(tmp_path, server.base_url)
         roles = msgspec.structs.replace(
             config.roles, execution=msgspec.structs.replace(config.roles.execution, **execution)
         )
         address = RetrievalConfig(address=f"127.0.0.1:{port}")
-        config = msgspec.structs.replace(config, roles=roles, report_cache=report_cache, retrieval=address)
+        config = msgspec.structs.replace(
+            config, roles=roles, report_cache=report_cache, retrieval=address
+        )
         async with (
             running_gateway(config, "127.0.0.1:0", ignored) as bound,
             grpc.aio.insecure_channel(bound) as channel,
         ):
             stub = ExecutionServiceStub(channel)
             first, second, third = [
-                await stub.Execute(execution_pb.ExecuteRequest(sub_query="Who directed Heat?"), timeout=30)
+                await stub.Execute(
+                    execution_pb.ExecuteRequest(sub_query="Who directed Heat?"), timeout=30
+                )
                 for _ in range(3)
             ]
     await retrieval.drain(0)
@@ -319,19 +363,23 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "replaced": restore,
     "write-ahead log deleted": lambda file: file.with_name("runs.db-wal").unlink(),
     "folder moved": lambda file: file.parent.rename(file.parent.with_name("old")),
-    "folder replaced": lambda file: shutil.copytree(file.parent.rename(file.parent.with_name("old")), file.parent),
+    "folder replaced": lambda file: shutil.copytree(
+        file.parent.rename(file.parent.with_name("old")), file.parent
+    ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_store_that_is_taken_away(damage: str, tmp_path: Path) -> None:
-    """From then on nothing is read. Where only the database is gone, runs go on, and a gateway that is started anew has
-    them all from the log; where that is gone too, soon nothing is acknowledged.
+    """From then on nothing is read. Where only the database is gone, runs go on, and a gateway that
+    is started anew has them all from the log; where that is gone too, soon nothing is acknowledged.
     """
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     file = tmp_path / "store" / "runs.db"
     file.parent.mkdir()
-    asked = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")])
+    asked = pb.CompleteRequest(
+        role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")]
+    )
     async with serving() as server:
         role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=server.base_url)
         config = Config(
@@ -348,13 +396,17 @@ async def test_a_store_that_is_taken_away(damage: str, tmp_path: Path) -> None:
             assert (await runs.GetRun(run_pb.GetRunRequest(run_id=answered[0]), timeout=30)).output
             DAMAGES[damage](file)
             for call in (
-                runs.SubmitFeedback(run_pb.SubmitFeedbackRequest(run_id=answered[0], comment="good"), timeout=30),
+                runs.SubmitFeedback(
+                    run_pb.SubmitFeedbackRequest(run_id=answered[0], comment="good"), timeout=30
+                ),
                 runs.GetRun(run_pb.GetRunRequest(run_id=answered[0]), timeout=30),
             ):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call
                 assert info_of(caught.value).reason == "STORE_FAILED"
-                assert "was deleted or replaced while the gateway ran" in str(caught.value.details())
+                assert "was deleted or replaced while the gateway ran" in str(
+                    caught.value.details()
+                )
                 assert "restart the gateway" in str(caught.value.details())
             if damage.startswith("folder"):
                 answered = []
@@ -364,15 +416,23 @@ async def test_a_store_that_is_taken_away(damage: str, tmp_path: Path) -> None:
                             await completions.Complete(asked, timeout=30)
                 assert info_of(caught.value).reason == "STORE_FAILED"
             else:
-                answered += [(await completions.Complete(asked, timeout=30)).run_id for _ in range(3)]
+                answered += [
+                    (await completions.Complete(asked, timeout=30)).run_id for _ in range(3)
+                ]
         file.parent.mkdir(exist_ok=True)
         async with (
             running_gateway(config, "127.0.0.1:0", ignored) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
-            answered.append((await CompletionServiceStub(channel).Complete(asked, timeout=30)).run_id)
+            answered.append(
+                (await CompletionServiceStub(channel).Complete(asked, timeout=30)).run_id
+            )
             for run_id in answered:
-                assert (await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=run_id), timeout=30)).output
+                assert (
+                    await RunServiceStub(channel).GetRun(
+                        run_pb.GetRunRequest(run_id=run_id), timeout=30
+                    )
+                ).output
 
 
 async def test_a_key_in_a_store_that_is_taken_away(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Files of texts, keys and their hashes are their owner's alone, whatever the umask of whoever starts a command."""
+"""Files of texts, keys and their hashes are their owner's alone, whatever the umask of whoever
+starts a command.
+"""
 
 import asyncio
 import os
@@ -53,7 +55,9 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_backup_is_private_from_its_first_byte(stored: Path) -> None:
-    """Nobody can open it while it is written either: it is made with that mode, and none is changed later."""
+    """Nobody can open it while it is written either: it is made with that mode, and none is
+    changed later.
+    """
     seen = set[int]()
 
     def look(event: str, arguments: tuple[object, ...]) -> None:
@@ -94,7 +98,9 @@ def test_an_export_is_private(stored: Path, name: str) -> None:
 
 def test_a_config_is_private(tmp_path: Path) -> None:
     out = tmp_path / "rolegate.toml"
-    assert main(["init", "--preset", "hosted", "--documents", "docs", "--out", str(out), "--yes"]) == 0
+    assert (
+        main(["init", "--preset", "hosted", "--documents", "docs", "--out", str(out), "--yes"]) == 0
+    )
     assert shared(tmp_path) == []
 
 

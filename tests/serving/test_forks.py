@@ -23,6 +23,10 @@ uvloop.run(main())
 
 
 def test_grpc_takes_no_part_in_starting_a_process() -> None:
-    """Its handlers of fork() say so on standard error where they run, and crash one process of some hundred."""
-    ended = subprocess.run([sys.executable, "-c", _STARTING], capture_output=True, text=True, check=False, timeout=60)
+    """Its handlers of fork() say so on standard error where they run, and crash one process of
+    some hundred.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", _STARTING], capture_output=True, text=True, check=False, timeout=60
+    )
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -28,7 +28,9 @@ from tests.router.deployment import PASSAGE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-COMPLETE = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")])
+COMPLETE = pb.CompleteRequest(
+    role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")]
+)
 
 
 def config_of(folder: Path, store: str, models: str, retrieval: str) -> Config:
@@ -56,13 +58,21 @@ class Watch:
 
     def __init__(self, channel: grpc.aio.Channel, door: str, *services: str) -> None:
         stub: Any = HealthStub(channel)
-        self._door, self._calls = door, [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in services]
+        self._door, self._calls = (
+            door,
+            [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in services],
+        )
 
     async def all_say(self, status: int) -> None:
         """Wait for the next word of each, which must be this."""
         async with asyncio.timeout(60):
-            assert [(await call.read()).status for call in self._calls] == [status] * len(self._calls)
-        async with aiohttp.ClientSession() as session, session.get(f"{self._door}/health") as response:
+            assert [(await call.read()).status for call in self._calls] == [status] * len(
+                self._calls
+            )
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self._door}/health") as response,
+        ):
             assert response.status == (200 if status == SERVING else 503)
 
 
@@ -74,13 +84,18 @@ async def watched(config: Config, *services: str) -> AsyncIterator[tuple[grpc.ai
         running_gateway(config, "127.0.0.1:0", told.append, "127.0.0.1:0") as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
-        (door,) = [step.rpartition(" ")[2].removesuffix("/v1") for step in told if "OpenAI-compatible" in step]
+        (door,) = [
+            step.rpartition(" ")[2].removesuffix("/v1")
+            for step in told
+            if "OpenAI-compatible" in step
+        ]
         yield channel, Watch(channel, door, *services)
 
 
 async def test_an_endpoint_that_fails_every_completion(tmp_path: Path) -> None:
-    """It is down until a completion has worked, though it lists its models and its breaker lets calls through. Nobody
-    calls meanwhile but the gateway: a few tokens at a time, and each is on record.
+    """It is down until a completion has worked, though it lists its models and its breaker lets
+    calls through. Nobody calls meanwhile but the gateway: a few tokens at a time, and each is on
+    record.
     """
     async with serving() as models, searching() as retrieval:
         config = config_of(tmp_path, f"sqlite:///{tmp_path}/runs.db", models.base_url, retrieval)
@@ -106,8 +121,13 @@ async def test_an_endpoint_that_fails_every_completion(tmp_path: Path) -> None:
             await watch.all_say(SERVING)
             assert probed.is_set()
             assert works
-            runs = (await RunServiceStub(channel).ListRuns(run_pb.ListRunsRequest(tenant="shadow"))).runs
-            details = [await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=run.run_id)) for run in runs]
+            runs = (
+                await RunServiceStub(channel).ListRuns(run_pb.ListRunsRequest(tenant="shadow"))
+            ).runs
+            details = [
+                await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=run.run_id))
+                for run in runs
+            ]
     probes = [body for body in models.bodies if body["max_tokens"] == 16]
     assert sum(len(run.calls) for run in details) == len(probes)
 
@@ -116,8 +136,12 @@ async def test_retrieval_that_goes_and_comes(tmp_path: Path) -> None:
     """Nobody searches meanwhile, and what needs no passages goes on."""
     async with serving() as models:
         async with searching() as retrieval:
-            config = config_of(tmp_path, f"sqlite:///{tmp_path}/runs.db", models.base_url, retrieval)
-        async with watched(config, "", "rolegate.v1.AnswerService", "rolegate.v1.RetrievalService") as (channel, watch):
+            config = config_of(
+                tmp_path, f"sqlite:///{tmp_path}/runs.db", models.base_url, retrieval
+            )
+        async with watched(
+            config, "", "rolegate.v1.AnswerService", "rolegate.v1.RetrievalService"
+        ) as (channel, watch):
             await watch.all_say(NOT_SERVING)
             stub: Any = HealthStub(channel)
             for service in ("Completion", "Run"):

@@ -48,7 +48,11 @@ def build(docs: Path, capsys: pytest.CaptureFixture[str]) -> Build:
 
 
 def write_rows(path: Path, *ids: str) -> None:
-    path.write_text("".join(json.dumps({"id": each, "title": "", "text": f"About {each}."}) + "\n" for each in ids))
+    path.write_text(
+        "".join(
+            json.dumps({"id": each, "title": "", "text": f"About {each}."}) + "\n" for each in ids
+        )
+    )
 
 
 @contextmanager
@@ -64,12 +68,17 @@ def files_of_at_most(room: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("room", [20_000, 501 * 384 * 4 + 20])
 def test_a_full_disk(docs: Path, room: int, rolegate: Rolegate) -> None:
-    """The folder is named, and what to do, be it full at the passages or at the very end of the vectors."""
+    """The folder is named, and what to do, be it full at the passages or at the very end of the
+    vectors.
+    """
     write_rows(docs / "rows.jsonl", *(f"row-{number}" for number in range(500)))
     with files_of_at_most(room):
         ended = rolegate("index", "build", "docs", "--out", "index")
     assert ended.status == 1
-    assert "rolegate: index: cannot be written: File too large; make room there and build it again" in ended.err
+    assert (
+        "rolegate: index: cannot be written: File too large; make room there and build it again"
+        in ended.err
+    )
 
 
 def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) -> None:
@@ -84,12 +93,20 @@ def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) ->
     assert (built["documents"], built["passages"]) == (3, 4)
     own = "give each row an id of its own."
     assert built["skipped"] == [
-        {"name": "docs/b.jsonl", "error": f"{docs}/b.jsonl:2: the id 'ada' is given to docs/a.jsonl#ada too; {own}"},
-        {"name": "docs/c.jsonl", "error": f"{docs}/c.jsonl:3: the id 'eve' is given to docs/c.jsonl#eve too; {own}"},
+        {
+            "name": "docs/b.jsonl",
+            "error": f"{docs}/b.jsonl:2: the id 'ada' is given to docs/a.jsonl#ada too; {own}",
+        },
+        {
+            "name": "docs/c.jsonl",
+            "error": f"{docs}/c.jsonl:3: the id 'eve' is given to docs/c.jsonl#eve too; {own}",
+        },
     ]
 
 
-def test_links_out_of_a_folder_are_not_followed(docs: Path, build: Build, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_out_of_a_folder_are_not_followed(
+    docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nor links to folders; all are said, and neither a pipe nor a socket is waited for."""
     (docs.parent / "secret.txt").write_text("The password is swordfish.")
     (docs / "a.txt").symlink_to("/etc/passwd")
@@ -115,7 +132,9 @@ def test_links_out_of_a_folder_are_not_followed(docs: Path, build: Build, capsys
     assert set(said) <= set(lines)
 
 
-def test_a_path_that_is_too_long_is_named(docs: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_too_long_is_named(
+    docs: Path, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The system takes no paths of more than 4,096 bytes; what lies above is read."""
     monkeypatch.chdir(docs)
     for _ in range(25):
@@ -134,7 +153,9 @@ def test_a_path_that_is_too_long_is_named(docs: Path, build: Build, monkeypatch:
 def test_names_that_are_not_utf8_are_shown_escaped(
     docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the index, in what is said of a file that cannot be read, and where they are given to the command."""
+    """In the index, in what is said of a file that cannot be read, and where they are given to
+    the command.
+    """
     folder = Path(os.fsdecode(b"caf\xe9"))
     (docs / folder).mkdir()
     (docs / folder / os.fsdecode(b"\xfcber.txt")).write_text("The bridge is closed.")
@@ -159,7 +180,9 @@ def test_a_pdf_that_unpacks_to_gigabytes_is_left_out(docs: Path, build: Build) -
     """It is named; all others are indexed."""
     shown = b"BT /F1 12 Tf 50 700 Td (bomb) Tj ET\n" * 10_000
     packer = zlib.compressobj(9)
-    stream = b"".join(packer.compress(shown) for _ in range((480 << 20) // len(shown))) + packer.flush()
+    stream = (
+        b"".join(packer.compress(shown) for _ in range((480 << 20) // len(shown))) + packer.flush()
+    )
     pdf(docs / "bomb.pdf", "bomb")
     path, written = docs / "bomb.pdf", (docs / "bomb.pdf").read_bytes()
     head, _, rest = written.partition(b"<< /Length")
@@ -189,13 +212,33 @@ def model() -> Iterator[str]:
         process.communicate()
 
 
-def test_a_citation_of_a_row_names_its_file(docs: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_citation_of_a_row_names_its_file(
+    docs: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the row's id."""
     row = {"id": "r1", "title": "Gate", "text": "The gate code is changed on the first Monday."}
     (docs / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    names = [option for role in ("backbone", "executor", "answerer") for option in (f"--{role}", "reading-model")]
-    init = ["init", "--preset", "local", "--base-url", model, *names, "--documents", "docs", "--yes"]
-    assert (main(init), main(["index", "build"]), main(["ask", "When is the gate code changed?"])) == (0, 0, 0)
+    names = [
+        option
+        for role in ("backbone", "executor", "answerer")
+        for option in (f"--{role}", "reading-model")
+    ]
+    init = [
+        "init",
+        "--preset",
+        "local",
+        "--base-url",
+        model,
+        *names,
+        "--documents",
+        "docs",
+        "--yes",
+    ]
+    assert (
+        main(init),
+        main(["index", "build"]),
+        main(["ask", "When is the gate code changed?"]),
+    ) == (0, 0, 0)
 
     assert "(docs/rows.jsonl#r1)" in " ".join(capsys.readouterr().out.split())
 
@@ -207,7 +250,9 @@ def test_files_that_are_not_read_are_counted_in_the_manifest(docs: Path, build: 
 
     def counts() -> dict[str, int]:
         build()
-        counted: dict[str, int] = json.loads((docs.parent / "index" / "manifest.json").read_bytes())["files_not_read"]
+        counted: dict[str, int] = json.loads(
+            (docs.parent / "index" / "manifest.json").read_bytes()
+        )["files_not_read"]
         return counted
 
     for name in ("a.xlsx", "b.XLSX", "c.pptx", "broken.pdf"):
@@ -219,7 +264,9 @@ def test_files_that_are_not_read_are_counted_in_the_manifest(docs: Path, build: 
     assert list(counts().items()) == [(".pptx", 1), (".xlsx", 1), ("no suffix", 1)]
 
 
-def test_what_is_not_read_is_said(docs: Path, build: Build, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_read_is_said(
+    docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Per file and by kind: as JSON, on the terminal, in the next build as well, and by `check`."""
     (docs / "page.html").write_text("<p>Bees.<script>lost")
     (docs / "bad.html").write_bytes(b"<meta charset=utf-8><p>caf\xe9 au lait")
@@ -243,12 +290,19 @@ def test_what_is_not_read_is_said(docs: Path, build: Build, capsys: pytest.Captu
     ]
     lines = capsys.readouterr().out.splitlines()
     assert set(said) <= set(lines)
-    assert any(line.startswith(f"left out, the whole file: {docs}/broken.pdf: damaged") for line in lines)
+    assert any(
+        line.startswith(f"left out, the whole file: {docs}/broken.pdf: damaged") for line in lines
+    )
 
     Path("prompt.txt").write_text("Answer.")
     roles = ("delegation", "execution", "answer")
-    role = '[roles.{}]\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\nprompt = "prompt.txt"\nmax_tokens = 256\n'
-    Path("config.toml").write_text("".join(map(role.format, roles)) + '[retrieval]\nindex = "index"\n')
+    role = (
+        '[roles.{}]\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\nprompt = "prompt.txt"\n'
+        "max_tokens = 256\n"
+    )
+    Path("config.toml").write_text(
+        "".join(map(role.format, roles)) + '[retrieval]\nindex = "index"\n'
+    )
     assert main(["check", "--config", "config.toml"]) == 0
     assert {f"index: {line}" for line in said} <= set(capsys.readouterr().out.splitlines())
     assert main(["check", "--config", "config.toml", "--json"]) == 0
@@ -261,10 +315,17 @@ def test_hostile_files_are_named_and_the_others_are_read(docs: Path, build: Buil
     """Nested without end, unpacking without end, or of nothing but the beginnings of markup."""
     entities = "".join(f'<!ENTITY {name} "{f"&{of};" * 10}">' for of, name in pairwise("abcdefgh"))
     bomb = f'<!DOCTYPE x [<!ENTITY a "{"x" * 100}">{entities}]><x>&h;</x>'
-    for name, xml in {"bomb.docx": bomb, "deep.docx": "<x>" * 10_000, "large.docx": " " * (33 << 20)}.items():
+    for name, xml in {
+        "bomb.docx": bomb,
+        "deep.docx": "<x>" * 10_000,
+        "large.docx": " " * (33 << 20),
+    }.items():
         saved = io.BytesIO()
         docx.Document().save(saved)
-        with zipfile.ZipFile(saved) as given, zipfile.ZipFile(docs / name, "w", zipfile.ZIP_DEFLATED) as packed:
+        with (
+            zipfile.ZipFile(saved) as given,
+            zipfile.ZipFile(docs / name, "w", zipfile.ZIP_DEFLATED) as packed,
+        ):
             for part in given.namelist():
                 packed.writestr(part, xml if part == "word/document.xml" else given.read(part))
     for name, text in {
@@ -274,14 +335,24 @@ def test_hostile_files_are_named_and_the_others_are_read(docs: Path, build: Buil
         "quotes.md": ">" * 100_000 + "x",
     }.items():
         (docs / name).write_text(text)
-    for name, text in {"less.html": "<" * 2_000, "links.md": "[" * 2_000, "less.md": "<" * 2_000}.items():
+    for name, text in {
+        "less.html": "<" * 2_000,
+        "links.md": "[" * 2_000,
+        "less.md": "<" * 2_000,
+    }.items():
         (docs / name).write_text(text)
 
     built = build()
 
     assert built["documents"] == 4
-    assert {file["name"].removeprefix("docs/"): file["error"].partition("; ")[2] for file in built["skipped"]} == {
+    assert {
+        file["name"].removeprefix("docs/"): file["error"].partition("; ")[2]
+        for file in built["skipped"]
+    } == {
         **dict.fromkeys(("bomb.docx", "deep.docx"), "mend it, or leave it out."),
         "large.docx": "split it, or leave it out.",
-        **dict.fromkeys(("deep.html", "lists.html", "quotes.md", "tables.html"), "save it as text, or leave it out."),
+        **dict.fromkeys(
+            ("deep.html", "lists.html", "quotes.md", "tables.html"),
+            "save it as text, or leave it out.",
+        ),
     }

@@ -25,7 +25,10 @@ CASES: dict[str, tuple[Any, Any]] = {
     "lists of integers, then of fractions": ([1], [0.5]),
     "lists of nothing, then of lists": ([[]], [[1]]),
     "null inside, then a value": ({"a": None}, {"a": 3}),
-    "null deep inside, then a value": ([TURN], [{"text": "ok", "usage": {"prompt_tokens": 1, "cached": 2}}]),
+    "null deep inside, then a value": (
+        [TURN],
+        [{"text": "ok", "usage": {"prompt_tokens": 1, "cached": 2}}],
+    ),
     "null for a struct, then one": (None, {"a": 1}),
     "structs with few fields, then with more": ({"a": 1}, {"a": 1, "b": "x"}),
     "structs with other fields": ({"a": 1}, {"b": 2}),
@@ -36,14 +39,18 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 def loaded(path: Path) -> list[dict[str, Any]]:
     return list(
-        datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(path.parent / "cache"))
+        datasets.load_dataset(
+            "json", data_files=str(path), split="train", cache_dir=str(path.parent / "cache")
+        )
     )
 
 
 def same(read: Any, written: Any) -> bool:
     """As `datasets` has no absent fields, and dates have a space behind them."""
     if isinstance(written, dict):
-        return all(same(read[name], written.get(name)) for name in read) and set(read) >= set(written)
+        return all(same(read[name], written.get(name)) for name in read) and set(read) >= set(
+            written
+        )
     if isinstance(written, list):
         return len(read) == len(written) and all(map(same, read, written))
     return bool(read == written or (isinstance(written, str) and read == f"{written} "))
@@ -54,7 +61,10 @@ def same(read: Any, written: Any) -> bool:
 def test_a_type_that_comes_late(tmp_path: Path, case: str, reverse: bool) -> None:
     """After more than ten megabytes of the other."""
     first, second = CASES[case][::-1] if reverse else CASES[case]
-    rows = [{"number": n, "padding": _PADDING, "value": first if n < _ROWS - 2 else second} for n in range(_ROWS)]
+    rows = [
+        {"number": n, "padding": _PADDING, "value": first if n < _ROWS - 2 else second}
+        for n in range(_ROWS)
+    ]
     write_json_lines(tmp_path / "rows.jsonl", rows)
     found = sorted(loaded(tmp_path / "rows.jsonl"), key=lambda row: row["number"])
     assert [row["number"] for row in found] == list(range(_ROWS))
@@ -64,22 +74,33 @@ def test_a_type_that_comes_late(tmp_path: Path, case: str, reverse: bool) -> Non
 
 def test_a_column_that_comes_late_or_ends(tmp_path: Path) -> None:
     rows = [
-        {"number": n, "padding": _PADDING, **({"early": 1} if n < 3 else {}), **({"late": 0.5} if n > 23 else {})}
+        {
+            "number": n,
+            "padding": _PADDING,
+            **({"early": 1} if n < 3 else {}),
+            **({"late": 0.5} if n > 23 else {}),
+        }
         for n in range(_ROWS)
     ]
     write_json_lines(tmp_path / "rows.jsonl", rows)
     found = sorted(loaded(tmp_path / "rows.jsonl"), key=lambda row: row["number"])
-    assert [(row["early"], row["late"]) for row in found] == [(row.get("early"), row.get("late")) for row in rows]
+    assert [(row["early"], row["late"]) for row in found] == [
+        (row.get("early"), row.get("late")) for row in rows
+    ]
 
 
 def test_all_columns_late_and_each_in_a_large_row(tmp_path: Path) -> None:
     """The first values of each column stand together at the top."""
     names = [f"c{n}" for n in range(8)]
-    rows: list[dict[str, Any]] = [{"number": n, "padding": _PADDING, **dict.fromkeys(names)} for n in range(_ROWS)]
+    rows: list[dict[str, Any]] = [
+        {"number": n, "padding": _PADDING, **dict.fromkeys(names)} for n in range(_ROWS)
+    ]
     rows += [{**rows[0], "number": _ROWS + n, name: [n]} for n, name in enumerate(names)]
     write_json_lines(tmp_path / "rows.jsonl", rows)
     found = sorted(loaded(tmp_path / "rows.jsonl"), key=lambda row: row["number"])
-    assert [[row[name] for name in names] for row in found] == [[row[name] for name in names] for row in rows]
+    assert [[row[name] for name in names] for row in found] == [
+        [row[name] for name in names] for row in rows
+    ]
 
 
 def test_order_is_kept_where_types_are_known(tmp_path: Path) -> None:

@@ -11,13 +11,27 @@ from tests.router.deployment import Deployment
 
 
 async def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each tells which run, tenant and request it is about; a traceback is text, without the values of variables."""
+    """Each tells which run, tenant and request it is about; a traceback is text, without the
+    values of variables.
+    """
     json_lines()
     identity = Identity("acme", frozenset())
-    run = await Deployment().gateway().answer("Who?", RequestOptions(identity=identity, request_id="mine"))
-    (stored,) = (
-        line for line in map(json.loads, capsys.readouterr().out.splitlines()) if line["event"] == "run.stored"
+    run = (
+        await Deployment()
+        .gateway()
+        .answer("Who?", RequestOptions(identity=identity, request_id="mine"))
     )
-    about = {"run_id": run.id, "tenant": "acme", "request_id": "mine", "status": "finished", "level": "info"}
+    (stored,) = (
+        line
+        for line in map(json.loads, capsys.readouterr().out.splitlines())
+        if line["event"] == "run.stored"
+    )
+    about = {
+        "run_id": run.id,
+        "tenant": "acme",
+        "request_id": "mine",
+        "status": "finished",
+        "level": "info",
+    }
     assert about.items() <= stored.items()
     assert stored["timestamp"].endswith("Z")

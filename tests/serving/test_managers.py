@@ -25,19 +25,43 @@ from serving.config.check import problems
 from serving.config.config import Config, ManagerConfig, ToolServerConfig
 from serving.topologies import manager_configs
 from tests.router.deployment import STOP, block, report
-from tests.serving.test_topologies import ANSWER, FULL, QUESTION, REPORT, SEARCH, config_of, retrieving
+from tests.serving.test_topologies import (
+    ANSWER,
+    FULL,
+    QUESTION,
+    REPORT,
+    SEARCH,
+    config_of,
+    retrieving,
+)
 
 PAGES = '<search manager="pages">Who made Heat?</search>'
 HANDED_ON = '<escalate to="search">it is in the documents</escalate>'
 SAID = (PAGES, HANDED_ON, block("Who?"), SEARCH, REPORT, REPORT, STOP, ANSWER)
-"""The delegator, the manager `pages`, the manager `search`, its worker twice, that manager, the delegator, answerer."""
+"""The delegator, the manager `pages`, the manager `search`, its worker twice, that manager, the
+delegator, answerer.
+"""
 ASKED = block("Which?") + '<ask column="director">Who made {film}?</ask>'
 FILMS = report("Heat", "Heat is a film.")
-FILLED = (ASKED, block("Which?"), SEARCH, FILMS, FILMS, block("Who made Heat?"), SEARCH, REPORT, REPORT, STOP)
+FILLED = (
+    ASKED,
+    block("Which?"),
+    SEARCH,
+    FILMS,
+    FILMS,
+    block("Who made Heat?"),
+    SEARCH,
+    REPORT,
+    REPORT,
+    STOP,
+)
 
 
 def with_managers(config: Config, **others: ManagerConfig) -> Config:
-    known = {"search": ManagerConfig(about="finds it in the documents"), "pages": ManagerConfig(about="opens pages")}
+    known = {
+        "search": ManagerConfig(about="finds it in the documents"),
+        "pages": ManagerConfig(about="opens pages"),
+    }
     return msgspec.structs.replace(config, managers=known | others)
 
 
@@ -55,7 +79,9 @@ async def asked(folder: Path, *said: str) -> AsyncIterator[tuple[AsyncClient, Op
 
 
 async def test_three_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The delegator knows the managers by what they are for; the ledger, the trace and the wire tell who did what."""
+    """The delegator knows the managers by what they are for; the ledger, the trace and the wire
+    tell who did what.
+    """
     async with asked(tmp_path, *SAID) as (client, server, _):
         answer = await client.ask(QUESTION, topology="host", no_cache=True)
         found = await client.run(answer.run_id, trace=True)
@@ -70,7 +96,10 @@ async def test_three_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert first.startswith((FULL / "manager.txt").read_text("utf-8").strip())
     assert "- search: finds it in the documents" in first
     assert "- pages" not in first
-    at = [(call.role, call.sub_query if call.HasField("sub_query") else None, call.manager) for call in found.calls]
+    at = [
+        (call.role, call.sub_query if call.HasField("sub_query") else None, call.manager)
+        for call in found.calls
+    ]
     lead_role, works = usage_pb2.ROLE_DELEGATION, usage_pb2.ROLE_EXECUTION
     assert at == [
         (lead_role, None, ""),
@@ -90,7 +119,13 @@ async def test_three_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     shown = {body["messages"][0]["content"] for body in server.bodies}
     digests = {sha256(prompt.encode()).hexdigest() for prompt in shown}
     assert {setting["prompt_sha256"] for setting in trace["settings"].values()} == digests
-    assert set(trace["settings"]) == {"delegation", "execution", "answer", "managers.search", "managers.pages"}
+    assert set(trace["settings"]) == {
+        "delegation",
+        "execution",
+        "answer",
+        "managers.search",
+        "managers.pages",
+    }
 
 
 async def test_what_is_shown_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +136,11 @@ async def test_what_is_shown_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixt
         answer = await client.ask(QUESTION, topology="host", no_cache=True)
         assert await asyncio.to_thread(runs, ["show", answer.run_id, "--address", address]) == 0
     printed = capsys.readouterr().out
-    for line in ("1. Who made Heat? → escalated (pages)", "1. Who made Heat? → Michael Mann (search)", "1.1. Who?"):
+    for line in (
+        "1. Who made Heat? → escalated (pages)",
+        "1. Who made Heat? → Michael Mann (search)",
+        "1.1. Who?",
+    ):
         assert line in printed
 
 
@@ -129,13 +168,18 @@ async def test_a_table(tmp_path: Path) -> None:
 async def test_what_is_not_set_up(tmp_path: Path) -> None:
     """The error says what to add."""
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
-    async with running_gateway(config, "127.0.0.1:0", lambda _told: None) as address, AsyncClient(address) as client:
+    async with (
+        running_gateway(config, "127.0.0.1:0", lambda _told: None) as address,
+        AsyncClient(address) as client,
+    ):
         with pytest.raises(GatewayError, match=r"add \[managers.NAME\]"):
             await client.ask(QUESTION, topology="host")
 
 
 async def test_a_managers_role(tmp_path: Path) -> None:
-    """Is the delegator's with the shipped prompt, unless it has a prompt or a role of its own; that is checked."""
+    """Is the delegator's with the shipped prompt, unless it has a prompt or a role of its own;
+    that is checked.
+    """
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     lead, own = config.roles.delegation, config.roles.answer
     config = with_managers(
@@ -148,7 +192,9 @@ async def test_a_managers_role(tmp_path: Path) -> None:
     assert found["prompted"] == msgspec.structs.replace(lead, prompt=own.prompt)
     assert found["other"] == own
     assert problems(config) == []
-    broken = ManagerConfig(about="?", role=msgspec.structs.replace(own, engine="nowhere"), prompt="/nowhere")
+    broken = ManagerConfig(
+        about="?", role=msgspec.structs.replace(own, engine="nowhere"), prompt="/nowhere"
+    )
     told = problems(with_managers(config, broken=broken))
     assert any(one.startswith("managers.broken.prompt: there is no file") for one in told)
     assert any(one.startswith("managers.broken.role.engine") for one in told)
@@ -205,28 +251,46 @@ def test_sweeps(tmp_path: Path) -> None:
 
 
 async def test_workers_with_tools(tmp_path: Path) -> None:
-    """Call those of their manager's servers, of whose output the citations are, and search for nothing."""
+    """Call those of their manager's servers, of whose output the citations are, and search for
+    nothing.
+    """
     page = {"id": "heat", "title": "Heat", "text": "Heat is a film by Michael Mann."}
     (tmp_path / "pages.jsonl").write_text(json.dumps(page), "utf-8")
-    program = (sys.executable, str(FULL.parents[2] / "examples" / "mcp" / "mini_web.py"), f"{tmp_path}/pages.jsonl")
+    program = (
+        sys.executable,
+        str(FULL.parents[2] / "examples" / "mcp" / "mini_web.py"),
+        f"{tmp_path}/pages.jsonl",
+    )
     web = ToolServerConfig(command=program, allow=("fetch",))
-    said = (PAGES, block("Who?"), '<call tool="fetch">{"url": "mini://heat"}</call>', REPORT, REPORT, STOP, ANSWER)
+    said = (
+        PAGES,
+        block("Who?"),
+        '<call tool="fetch">{"url": "mini://heat"}</call>',
+        REPORT,
+        REPORT,
+        STOP,
+        ANSWER,
+    )
     async with serving() as server, retrieving() as port:
         server.plays(*map(says, said))
         pages = ManagerConfig(about="opens pages", tools=("web",))
         config = with_managers(config_of(tmp_path, server.base_url, port), pages=pages)
         config = msgspec.structs.replace(config, tools={"web": web})
         assert problems(config) == []
-        async with running_gateway(config, "127.0.0.1:0", lambda _told: None) as at, AsyncClient(at) as client:
+        async with (
+            running_gateway(config, "127.0.0.1:0", lambda _told: None) as at,
+            AsyncClient(at) as client,
+        ):
             answer = await client.ask(QUESTION, topology="host", no_cache=True)
             trace = json.loads((await client.run(answer.run_id, trace=True)).trace_json)
     (worker,) = trace["result"]["executions"][0]["work"]["executions"]
     told = server.bodies[2]["messages"][0]["content"]
     assert re.findall('<escalate to="NAME">.*</escalate>', told)
     assert "- search: finds it in the documents" in told
-    assert [(one["call"]["server"], one["call"]["tool"], one["call"]["error"]) for one in worker["searches"]] == [
-        ("web", "fetch", None)
-    ]
+    assert [
+        (one["call"]["server"], one["call"]["tool"], one["call"]["error"])
+        for one in worker["searches"]
+    ] == [("web", "fetch", None)]
     assert [citation.document for citation in answer.citations] == ["mini://heat"]
     assert [result.manager for result in answer.results] == ["pages"]
     lacking = with_managers(config, other=ManagerConfig(about="?", tools=("nowhere",)))

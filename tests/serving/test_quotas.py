@@ -44,7 +44,9 @@ from serving.retrieval.services import RetrievalServicer
 from tests import reading_model
 
 BOUND = prompt_bound([Message("user", "hi")])
-HI = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")])
+HI = pb.CompleteRequest(
+    role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")]
+)
 
 
 class Asked:
@@ -56,7 +58,9 @@ class Asked:
     async def complete(self) -> tuple[pb.CompleteResponse, run_pb.UpstreamCall]:
         """A completion, and its one call as it is booked."""
         reply = await CompletionServiceStub(self.channel).Complete(HI, timeout=30)
-        found = await RunServiceStub(self.channel).GetRun(run_pb.GetRunRequest(run_id=reply.run_id), timeout=30)
+        found = await RunServiceStub(self.channel).GetRun(
+            run_pb.GetRunRequest(run_id=reply.run_id), timeout=30
+        )
         (call,) = found.calls
         return reply, call
 
@@ -81,7 +85,9 @@ async def asked(folder: Path, config: Config, **limits: int) -> AsyncIterator[As
 def one_model(folder: Path, base_url: str, max_tokens: int) -> Config:
     """A config of one model, which has a price."""
     (folder / "prompt.txt").write_text("Answer.\n", "utf-8")
-    role = RoleConfig(model=MODEL, prompt=f"{folder}/prompt.txt", base_url=base_url, max_tokens=max_tokens)
+    role = RoleConfig(
+        model=MODEL, prompt=f"{folder}/prompt.txt", base_url=base_url, max_tokens=max_tokens
+    )
     return Config(
         roles=RolesConfig(delegation=role, execution=role, answer=role),
         retrieval=RetrievalConfig(address="127.0.0.1:9"),
@@ -118,18 +124,30 @@ def told(prompt: object, completion: object, **parts: object) -> dict[str, Any]:
     ],
 )
 async def test_a_usage_that_cannot_be(tmp_path: Path, usage: dict[str, Any]) -> None:
-    """Is unknown, charged as the worst case, and named so; the sums of the tenant are still to be had."""
+    """Is unknown, charged as the worst case, and named so; the sums of the tenant are still to
+    be had.
+    """
     async with (
         serving() as server,
         asked(tmp_path, one_model(tmp_path, server.base_url, 64), tokens_per_day=10**6) as to,
     ):
         server.plays(says("hello", usage=usage))
         _, call = await to.complete()
-        (row,) = (await UsageServiceStub(to.channel).GetUsage(usage_service_pb.GetUsageRequest(), timeout=30)).rows
+        (row,) = (
+            await UsageServiceStub(to.channel).GetUsage(
+                usage_service_pb.GetUsageRequest(), timeout=30
+            )
+        ).rows
         spent = await to.spent()
     assert (call.outcome, call.counted) == ("completed", "impossible")
-    assert not any(call.HasField(field) for field in ("prompt_tokens", "completion_tokens", "cost_nano_usd"))
-    assert (row.usage.attempts_without_usage, row.usage.prompt_tokens, row.usage.HasField("cost_nano_usd")) == (
+    assert not any(
+        call.HasField(field) for field in ("prompt_tokens", "completion_tokens", "cost_nano_usd")
+    )
+    assert (
+        row.usage.attempts_without_usage,
+        row.usage.prompt_tokens,
+        row.usage.HasField("cost_nano_usd"),
+    ) == (
         1,
         0,
         False,
@@ -154,8 +172,13 @@ async def test_a_usage_that_shrinks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("counts", [True, False])
 async def test_an_engine_that_ignores_max_tokens(tmp_path: Path, counts: bool) -> None:
-    """Is left once it has counted more and writes on, or has written more than so many tokens can hold."""
-    pieces = [text_event("a " if counts else "a word ", told(11, at + 1) if counts else None) for at in range(1000)]
+    """Is left once it has counted more and writes on, or has written more than so many tokens
+    can hold.
+    """
+    pieces = [
+        text_event("a " if counts else "a word ", told(11, at + 1) if counts else None)
+        for at in range(1000)
+    ]
     async with (
         serving() as server,
         asked(tmp_path, one_model(tmp_path, server.base_url, 64), tokens_per_day=10**6) as to,
@@ -172,7 +195,9 @@ async def test_an_engine_that_ignores_max_tokens(tmp_path: Path, counts: bool) -
 
 @pytest.mark.parametrize("counted", [200, 10**12])
 async def test_a_whole_reply_of_more_than_max_tokens(tmp_path: Path, counted: int) -> None:
-    """Has at least as many as were asked for, where it can have as many as it says; it is cut where it holds more."""
+    """Has at least as many as were asked for, where it can have as many as it says; it is cut
+    where it holds more.
+    """
     async with serving() as server:
         config = one_model(tmp_path, server.base_url, 64)
         async with asked(tmp_path, config, tokens_per_day=10**6) as to:
@@ -185,7 +210,9 @@ async def test_a_whole_reply_of_more_than_max_tokens(tmp_path: Path, counted: in
 
 
 async def test_the_rest_of_a_quota(tmp_path: Path) -> None:
-    """A call may write less where there is no room for all; below a quarter, it is refused, and told what lacks."""
+    """A call may write less where there is no room for all; below a quarter, it is refused, and
+    told what lacks.
+    """
     async with serving() as server:
         config = one_model(tmp_path, server.base_url, 1024)
         async with asked(tmp_path, config, tokens_per_day=BOUND + 300) as to:
@@ -205,7 +232,10 @@ async def test_the_rest_of_a_quota(tmp_path: Path) -> None:
 async def test_a_quota_is_used_to_its_end(tmp_path: Path) -> None:
     """Questions are answered until what is left is less than another one may take."""
     every = {
-        f"Who directed Heat, and why, number {n}?": [Passage("p", "Heat", "Heat was directed.", 0.9)] for n in range(60)
+        f"Who directed Heat, and why, number {n}?": [
+            Passage("p", "Heat", "Heat was directed.", 0.9)
+        ]
+        for n in range(60)
     }
     retrieval = Server(None, RetrievalServicer(FixedRetriever(every), index_id=lambda: "an index"))
     app = web.Application()
@@ -215,7 +245,12 @@ async def test_a_quota_is_used_to_its_end(tmp_path: Path) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     roles: dict[str, Any] = {
-        name: RoleConfig(model=reading_model.MODEL, prompt=role.prompt, base_url=base_url, max_tokens=role.max_tokens)
+        name: RoleConfig(
+            model=reading_model.MODEL,
+            prompt=role.prompt,
+            base_url=base_url,
+            max_tokens=role.max_tokens,
+        )
         for name, role in read_config(preset("hosted")).roles.by_name.items()
     }
     config = Config(
@@ -224,9 +259,13 @@ async def test_a_quota_is_used_to_its_end(tmp_path: Path) -> None:
         server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
     )
     async with asked(tmp_path, config, tokens_per_day=20_000) as to:
-        with pytest.raises(grpc.aio.AioRpcError, match=r"\d+ tokens are left, and \d+ tokens are needed") as caught:
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=r"\d+ tokens are left, and \d+ tokens are needed"
+        ) as caught:
             for question in every:
-                await AnswerServiceStub(to.channel).Answer(AnswerRequest(question=question), timeout=30)
+                await AnswerServiceStub(to.channel).Answer(
+                    AnswerRequest(question=question), timeout=30
+                )
         spent = await to.spent()
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert 15_000 < spent.tokens <= 20_000

@@ -1,4 +1,6 @@
-"""Secrets in a real gateway with a real store, whose upstreams repeat in their errors whatever they were sent."""
+"""Secrets in a real gateway with a real store, whose upstreams repeat in their errors whatever
+they were sent.
+"""
 
 import asyncio
 import io
@@ -44,10 +46,14 @@ NUMBERS = (Role.ROLE_DELEGATION, Role.ROLE_EXECUTION, Role.ROLE_ANSWER)
 
 @pytest.fixture
 def logged() -> Iterator[io.StringIO]:
-    """All that is logged from now on, by structlog, and by gRPC, aiohttp and asyncio at every level."""
+    """All that is logged from now on, by structlog, and by gRPC, aiohttp and asyncio at every
+    level.
+    """
     log = io.StringIO()
     plain_tracebacks()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(log), cache_logger_on_first_use=False)
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(log), cache_logger_on_first_use=False
+    )
     handler, root = logging.StreamHandler(log), logging.getLogger()
     level = root.level
     root.addHandler(handler)
@@ -60,7 +66,9 @@ def logged() -> Iterator[io.StringIO]:
 async def repeats(request: web.Request) -> web.Response:
     """Refuse, with all headers and the whole body in the text."""
     said = f"no: {dict(request.headers)} {await request.text()}"
-    status = {"tell 401": 401, "tell 500": 500, "tell 302": 302}.get(_asked(await request.json()), 0)
+    status = {"tell 401": 401, "tell 500": 500, "tell 302": 302}.get(
+        _asked(await request.json()), 0
+    )
     if not status:
         return web.Response(text=said, content_type="application/json")  # which is no JSON
     return web.json_response({"error": {"message": said}}, status=status)
@@ -77,12 +85,19 @@ def written(folder: Path, server: OpenAIServer, store: str = "sqlite:///runs.db"
     (folder / "prompt.txt").write_text("Do it.\n")
     keyed = f'base_url = "{server.base_url}"\napi_key_env = "THE_UPSTREAM_KEY"\n'
     roles = (
-        ROLE.format(name="delegation", more=f'{keyed}extra_body = {{token = "{SECRETS["extra_body"]}"}}'),
+        ROLE.format(
+            name="delegation", more=f'{keyed}extra_body = {{token = "{SECRETS["extra_body"]}"}}'
+        ),
         ROLE.format(name="execution", more=f'base_url = "{with_password}"'),
-        ROLE.format(name="answer", more='base_url = "http://me:hunter2-in-the-address@127.0.0.1:9/v1"'),
+        ROLE.format(
+            name="answer", more='base_url = "http://me:hunter2-in-the-address@127.0.0.1:9/v1"'
+        ),
     )
     path = folder / "my.toml"
-    path.write_text(f'[server]\nstore = "{store}"\n[retrieval]\naddress = "127.0.0.1:9"\n{PRICE}{"".join(roles)}')
+    path.write_text(
+        f'[server]\nstore = "{store}"\n[retrieval]\naddress = "127.0.0.1:9"\n'
+        f"{PRICE}{''.join(roles)}"
+    )
     return path
 
 
@@ -97,17 +112,23 @@ async def failures(address: str, door: str, keys: list[str]) -> list[str]:
                     messages = [pb.ChatMessage(role="user", content=text)]
                     request = pb.CompleteRequest(role=role, messages=messages)
                     try:
-                        await stub.Complete(request, metadata=(("authorization", f"Bearer {key}"),), timeout=30)
+                        await stub.Complete(
+                            request, metadata=(("authorization", f"Bearer {key}"),), timeout=30
+                        )
                     except grpc.aio.AioRpcError as error:
                         told.append(f"{error.details()} {error.trailing_metadata()}")
                 body = {"model": "rolegate", "messages": [{"role": "user", "content": text}]}
                 headers = {"Authorization": f"Bearer {key}"}
-                async with session.post(f"http://{door}/v1/chat/completions", json=body, headers=headers) as response:
+                async with session.post(
+                    f"http://{door}/v1/chat/completions", json=body, headers=headers
+                ) as response:
                     told.append(f"{response.headers} {await response.text()}")
     return told
 
 
-async def test_secrets_are_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: io.StringIO) -> None:
+async def test_secrets_are_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: io.StringIO
+) -> None:
     """Neither in what callers are told, nor in any log, nor in the store, whatever fails."""
     monkeypatch.setenv("THE_UPSTREAM_KEY", SECRETS["api_key"])
     told: list[str] = []
@@ -124,7 +145,11 @@ async def test_secrets_are_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for _, key in keys:
             await SQLAccounts(database).add_key(key)
         async with running_gateway(config, "127.0.0.1:0", tell, "127.0.0.1:0") as address:
-            door = next(step for step in told if "OpenAI" in step).split("http://")[1].removesuffix("/v1")
+            door = (
+                next(step for step in told if "OpenAI" in step)
+                .split("http://")[1]
+                .removesuffix("/v1")
+            )
             asked = await failures(address, door, [keys[0][0], keys[1][0], unknown])
             async with AsyncClient(address, api_key=keys[0][0]) as client:
                 runs = [run async for run in client.runs()]
@@ -134,11 +159,19 @@ async def test_secrets_are_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                     await stranger.usage()
         await database.close()
         sent = str(server.headers) + str(server.bodies)
-    assert all(secret in sent for secret in (SECRETS["api_key"], SECRETS["extra_body"], SECRETS["sent"]))
+    assert all(
+        secret in sent for secret in (SECRETS["api_key"], SECRETS["extra_body"], SECRETS["sent"])
+    )
     assert len(asked) == 48
-    assert sum(run.tenant != "shadow" for run in runs) == 32  # the gateway calls models that fail by itself, too
+    # The gateway calls models that fail by itself, too
+    assert sum(run.tenant != "shadow" for run in runs) == 32
     assert "aiohttp" in logged.getvalue() or "POST /v1/chat/completions" in logged.getvalue()
-    files = [file for place in tmp_path.glob("runs.db*") for file in (place, *place.glob("*")) if file.is_file()]
+    files = [
+        file
+        for place in tmp_path.glob("runs.db*")
+        for file in (place, *place.glob("*"))
+        if file.is_file()
+    ]
     stored = b"".join(file.read_bytes() for file in files).decode(errors="replace")
     everything = "\n".join([*told, *asked, *seen, logged.getvalue(), stored])
     for secret in (*SECRETS.values(), unknown, *(text.split("_", 2)[2] for text, _ in keys)):
@@ -177,9 +210,14 @@ async def test_check_shows_no_secrets(
 
 
 @pytest.mark.parametrize("command", ["keys list", "tenants list", "serve --address 127.0.0.1:0"])
-def test_a_store_that_cannot_be_opened(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_cannot_be_opened(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Is told without its password."""
-    for store in (f"postgresql://me:{SECRETS['store']}@127.0.0.1:9/runs", f"postgresql://me:{SECRETS['store']}@[::/x"):
+    for store in (
+        f"postgresql://me:{SECRETS['store']}@127.0.0.1:9/runs",
+        f"postgresql://me:{SECRETS['store']}@[::/x",
+    ):
         file = written(tmp_path, OpenAIServer("http://127.0.0.1:9/v1"), store)
         file.write_text(file.read_text().replace('api_key_env = "THE_UPSTREAM_KEY"\n', ""))
         assert main([*command.split(), "--config", str(file)]) == 1
@@ -200,7 +238,10 @@ async def test_an_embedder_that_repeats_its_key() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     place = f"127.0.0.1:{runner.addresses[0][1]}/v1"
-    for base_url, key in ((f"http://{place}", SECRETS["api_key"]), (f"http://me:{SECRETS['userinfo']}@{place}", None)):
+    for base_url, key in (
+        (f"http://{place}", SECRETS["api_key"]),
+        (f"http://me:{SECRETS['userinfo']}@{place}", None),
+    ):
         embedder = EndpointEmbedder(base_url, MODEL, 8, api_key=key)
         with pytest.raises(UpstreamError, match="wrong key") as caught:
             await asyncio.to_thread(embedder.embed, ["text"], queries=True)

@@ -1,4 +1,6 @@
-"""Two tenants at one gateway, with a real store: nothing of one reaches the other, whatever it asks for."""
+"""Two tenants at one gateway, with a real store: nothing of one reaches the other, whatever it
+asks for.
+"""
 
 import asyncio
 import re
@@ -54,7 +56,16 @@ from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds
 from tests.router.scripted_tables import ScriptedTables
 
-SERVICES = ("Answer", "Completion", "Execution", "ExecutorVersion", "Retrieval", "Run", "Table", "Usage")
+SERVICES = (
+    "Answer",
+    "Completion",
+    "Execution",
+    "ExecutorVersion",
+    "Retrieval",
+    "Run",
+    "Table",
+    "Usage",
+)
 MARK = "Rumpelstiltskin"
 """Stands in all that the first tenant asks, and in nothing else."""
 MARKED, WAITING, PLAIN = f"Who directed {MARK}?", f"Who waits for {MARK}?", "Who directed Heat?"
@@ -67,7 +78,9 @@ class Waits:
     def __init__(self) -> None:
         self.asked, self.let = asyncio.Event(), asyncio.Event()
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         if WAITING in queries:
             self.asked.set()
             await self.let.wait()
@@ -108,7 +121,9 @@ class Caller:
 
 @dataclass
 class World:
-    """A gateway, on which the first tenant has run everything once; one of its runs is still under way."""
+    """A gateway, on which the first tenant has run everything once; one of its runs is still
+    under way.
+    """
 
     channel: grpc.aio.Channel
     database: Database
@@ -140,7 +155,9 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     roles = deployment.roles()
     settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
     one = Executor(roles["execution"], retriever, ExecutorLimits())
-    executor = ReportCache(VersionRouting(lambda _version: one, "", _traffic, _load), lambda: "the index")
+    executor = ReportCache(
+        VersionRouting(lambda _version: one, "", _traffic, _load), lambda: "the index"
+    )
     lifecycle = RunLifecycle(journal, archive, live, settings, 60.0)
     gateway = Gateway(
         topologies={"factorized": Topology(new_search(SearchConfig(), roles, executor), roles)},
@@ -158,7 +175,9 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
         gateway,
         RetrievalServicer(retriever),
         RunServicer(Runs(archive, live)),
-        UsageServicer(SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLUsages(database))),
+        UsageServicer(
+            SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLUsages(database))
+        ),
         ExecutorVersionServicer(Versions(SQLVersionBook(database), _load)),
         tables=TableServicer(ScriptedTables(lifecycle), Runs(archive, live)),
         access=Access(accounts),
@@ -177,7 +196,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         world = await _opened(stack, tmp_path)
         for case in (answer, execute, complete, fill_table):
             await case(world, world.owner)
-        runs = await _runs(world).ListRuns(run_pb.ListRunsRequest(page_size=1), metadata=world.owner.metadata)
+        runs = await _runs(world).ListRuns(
+            run_pb.ListRunsRequest(page_size=1), metadata=world.owner.metadata
+        )
         world.page = runs.next_page_token
         listed = await _runs(world).ListRuns(
             run_pb.ListRunsRequest(kind=run_pb.RUN_KIND_ANSWER), metadata=world.owner.metadata
@@ -189,7 +210,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         world.table = tables.runs[0].run_id
         await feedback(world, world.owner)
         request = answer_pb.StreamAnswerRequest(question=WAITING, request_id="another")
-        waiting: Any = AnswerServiceStub(world.channel).StreamAnswer(request, metadata=world.owner.metadata)
+        waiting: Any = AnswerServiceStub(world.channel).StreamAnswer(
+            request, metadata=world.owner.metadata
+        )
         world.under_way = (await ended(waiting.read())).run_started.run_id
         await ended(world.retriever.asked.wait())
         yield world
@@ -213,7 +236,9 @@ async def answer(world: World, caller: Caller) -> str:
 
 async def stream_answer(world: World, caller: Caller) -> str:
     request = answer_pb.StreamAnswerRequest(question=caller.question, request_id=REQUEST_ID)
-    return await whole(AnswerServiceStub(world.channel).StreamAnswer(request, metadata=caller.metadata))
+    return await whole(
+        AnswerServiceStub(world.channel).StreamAnswer(request, metadata=caller.metadata)
+    )
 
 
 def _messages(caller: Caller) -> list[completion_pb.ChatMessage]:
@@ -221,13 +246,21 @@ def _messages(caller: Caller) -> list[completion_pb.ChatMessage]:
 
 
 async def complete(world: World, caller: Caller) -> str:
-    request = completion_pb.CompleteRequest(role=ROLE_ANSWER, messages=_messages(caller), request_id="completing")
-    return str(await CompletionServiceStub(world.channel).Complete(request, metadata=caller.metadata))
+    request = completion_pb.CompleteRequest(
+        role=ROLE_ANSWER, messages=_messages(caller), request_id="completing"
+    )
+    return str(
+        await CompletionServiceStub(world.channel).Complete(request, metadata=caller.metadata)
+    )
 
 
 async def stream_complete(world: World, caller: Caller) -> str:
-    request = completion_pb.StreamCompleteRequest(role=ROLE_ANSWER, messages=_messages(caller), request_id="completing")
-    return await whole(CompletionServiceStub(world.channel).StreamComplete(request, metadata=caller.metadata))
+    request = completion_pb.StreamCompleteRequest(
+        role=ROLE_ANSWER, messages=_messages(caller), request_id="completing"
+    )
+    return await whole(
+        CompletionServiceStub(world.channel).StreamComplete(request, metadata=caller.metadata)
+    )
 
 
 async def execute(world: World, caller: Caller) -> str:
@@ -237,9 +270,16 @@ async def execute(world: World, caller: Caller) -> str:
 
 def _wanted(caller: Caller) -> dict[str, Any]:
     """A table with a known row of the caller's."""
-    columns = [table_pb.Column(name=name, key=name == "city") for name in ("city", "founder", "founded")]
+    columns = [
+        table_pb.Column(name=name, key=name == "city") for name in ("city", "founder", "founded")
+    ]
     given = table_pb.GivenRow(values=[caller.question, "", ""])
-    return {"question": "Which cities?", "columns": columns, "rows": [given], "request_id": "filling"}
+    return {
+        "question": "Which cities?",
+        "columns": columns,
+        "rows": [given],
+        "request_id": "filling",
+    }
 
 
 async def fill_table(world: World, caller: Caller) -> str:
@@ -249,7 +289,9 @@ async def fill_table(world: World, caller: Caller) -> str:
 
 async def stream_table(world: World, caller: Caller) -> str:
     request = table_pb.StreamTableRequest(**_wanted(caller))
-    return await whole(TableServiceStub(world.channel).StreamTable(request, metadata=caller.metadata))
+    return await whole(
+        TableServiceStub(world.channel).StreamTable(request, metadata=caller.metadata)
+    )
 
 
 async def get_table(world: World, caller: Caller) -> str:
@@ -276,7 +318,9 @@ async def watch_run(world: World, caller: Caller) -> str:
     """Both runs, from the first event on; the first one of each will do."""
 
     async def first(run_id: str) -> Any:
-        stream = _runs(world).WatchRun(run_pb.WatchRunRequest(run_id=run_id), metadata=caller.metadata)
+        stream = _runs(world).WatchRun(
+            run_pb.WatchRunRequest(run_id=run_id), metadata=caller.metadata
+        )
         told = [await ended(stream.read()) for _ in range(3)]
         stream.cancel()
         return told
@@ -288,7 +332,9 @@ async def cancel_run(world: World, caller: Caller) -> str:
     """Both runs."""
     return await _each(
         world,
-        lambda run_id: _runs(world).CancelRun(run_pb.CancelRunRequest(run_id=run_id), metadata=caller.metadata),
+        lambda run_id: _runs(world).CancelRun(
+            run_pb.CancelRunRequest(run_id=run_id), metadata=caller.metadata
+        ),
     )
 
 
@@ -304,7 +350,9 @@ async def list_runs(world: World, caller: Caller) -> str:
         run_pb.ListRunsRequest(),
         run_pb.ListRunsRequest(tenant="first"),
         run_pb.ListRunsRequest(page_token=world.page),
-        run_pb.ListRunsRequest(tenant="first", page_token=world.page, status=run_pb.RUN_STATUS_RUNNING),
+        run_pb.ListRunsRequest(
+            tenant="first", page_token=world.page, status=run_pb.RUN_STATUS_RUNNING
+        ),
     ):
         found += str(await _runs(world).ListRuns(request, metadata=caller.metadata))
     return found
@@ -330,13 +378,17 @@ async def get_usage(world: World, caller: Caller) -> str:
         usage_pb.GetUsageRequest(group_by=[usage_pb.USAGE_DIMENSION_TENANT]),
         usage_pb.GetUsageRequest(tenant="first"),
     ):
-        found += str(await UsageServiceStub(world.channel).GetUsage(request, metadata=caller.metadata))
+        found += str(
+            await UsageServiceStub(world.channel).GetUsage(request, metadata=caller.metadata)
+        )
     return found
 
 
 async def reconcile_usage(world: World, caller: Caller) -> str:
     request = usage_pb.ReconcileUsageRequest()
-    return str(await UsageServiceStub(world.channel).ReconcileUsage(request, metadata=caller.metadata))
+    return str(
+        await UsageServiceStub(world.channel).ReconcileUsage(request, metadata=caller.metadata)
+    )
 
 
 def version_case(method: str) -> "Case":
@@ -351,7 +403,9 @@ def version_case(method: str) -> "Case":
 
 
 async def _each(world: World, call: Callable[[str], Awaitable[Any]]) -> str:
-    """What comes of both runs of the first tenant; that neither is found must be said of both in the same words."""
+    """What comes of both runs of the first tenant; that neither is found must be said of both
+    in the same words.
+    """
     found, refused = "", []
     for run_id in (world.ended, world.under_way):
         try:
@@ -374,7 +428,11 @@ CASES: dict[str, tuple[Case, str, str]] = {
     "CompletionService/StreamComplete": (stream_complete, "run_id", "run_id"),
     "ExecutionService/Execute": (execute, MARK, "run_id"),
     **{
-        f"ExecutorVersionService/{name}": (version_case(name), "PERMISSION_DENIED", "PERMISSION_DENIED")
+        f"ExecutorVersionService/{name}": (
+            version_case(name),
+            "PERMISSION_DENIED",
+            "PERMISSION_DENIED",
+        )
         for name in (
             "ListExecutorVersions",
             "RegisterExecutorVersion",
@@ -397,8 +455,9 @@ CASES: dict[str, tuple[Case, str, str]] = {
     "UsageService/GetUsage": (get_usage, "first", ""),
     "UsageService/ReconcileUsage": (reconcile_usage, "PERMISSION_DENIED", "PERMISSION_DENIED"),
 }
-"""Of every method: what to try, what the owner gets of it, so that there is something to be kept apart, and what the
-other tenant gets."""
+"""Of every method: what to try, what the owner gets of it, so that there is something to be kept
+apart, and what the other tenant gets.
+"""
 
 
 async def tried(case: Case, world: World, caller: Caller) -> str:
@@ -419,14 +478,17 @@ def test_every_method_is_tried() -> None:
 
 def test_every_service_is_known() -> None:
     """A new one fails this, too."""
-    files = {path.stem for path in (Path(__file__).parents[2] / "protos/rolegate/v1").glob("*_service.proto")}
+    files = {
+        path.stem
+        for path in (Path(__file__).parents[2] / "protos/rolegate/v1").glob("*_service.proto")
+    }
     assert files == {re.sub("(?<=.)(?=[A-Z])", "_", name).lower() + "_service" for name in SERVICES}
 
 
 @pytest.mark.parametrize("method", sorted(CASES))
 async def test_another_tenant_gets_nothing(world: World, method: str) -> None:
-    """With a key of every scope, by the first tenant's run ids, names, page tokens and request ids. Its own answers to
-    these are its own.
+    """With a key of every scope, by the first tenant's run ids, names, page tokens and request ids.
+    Its own answers to these are its own.
     """
     case, _, expected = CASES[method]
     found = await tried(case, world, world.other)
@@ -441,14 +503,18 @@ async def test_another_tenant_gets_nothing(world: World, method: str) -> None:
 
 @pytest.mark.parametrize("method", sorted(CASES))
 async def test_the_owner_gets_it(world: World, method: str) -> None:
-    """The same tried by the first tenant itself, without which the other tests would show nothing."""
+    """The same tried by the first tenant itself, without which the other tests would show
+    nothing.
+    """
     case, expected, _ = CASES[method]
     found = await tried(case, world, world.owner)
     assert expected in found
     assert "NOT_FOUND" not in found
 
 
-@pytest.mark.parametrize("method", ["GetRun", "ListRuns", "WatchRun", "ExportRuns", "SubmitFeedback"])
+@pytest.mark.parametrize(
+    "method", ["GetRun", "ListRuns", "WatchRun", "ExportRuns", "SubmitFeedback"]
+)
 async def test_the_operator_sees_everybody(world: World, method: str) -> None:
     """Of every tenant."""
     case, expected, _ = CASES[f"RunService/{method}"]
@@ -456,10 +522,14 @@ async def test_the_operator_sees_everybody(world: World, method: str) -> None:
 
 
 async def test_what_another_tenant_tries_changes_nothing(world: World) -> None:
-    """The run that it wanted to cancel goes on to its answer, and there is no feedback but the owner's."""
+    """The run that it wanted to cancel goes on to its answer, and there is no feedback but the
+    owner's.
+    """
     for method in CASES:
         await tried(CASES[method][0], world, world.other)
-    watching = _runs(world).WatchRun(run_pb.WatchRunRequest(run_id=world.under_way), metadata=world.owner.metadata)
+    watching = _runs(world).WatchRun(
+        run_pb.WatchRunRequest(run_id=world.under_way), metadata=world.owner.metadata
+    )
     world.retriever.let.set()
     told = await ended(whole(watching))
     assert "done" in told
@@ -468,12 +538,21 @@ async def test_what_another_tenant_tries_changes_nothing(world: World) -> None:
 
 
 async def test_the_same_sub_query_is_worked_on_for_each(world: World) -> None:
-    """No tenant is answered from what another one has found: both spend the same, and each has a run of its own."""
+    """No tenant is answered from what another one has found: both spend the same, and each has
+    a run of its own.
+    """
     spent, run_ids = [], set()
     for caller in (world.owner, world.other):
         request = execution_pb.ExecuteRequest(sub_query=PLAIN, request_id="the same")
-        response = await ExecutionServiceStub(world.channel).Execute(request, metadata=caller.metadata)
-        spent.append([(row.role, row.attempts, row.prompt_tokens, row.completion_tokens) for row in response.usage])
+        response = await ExecutionServiceStub(world.channel).Execute(
+            request, metadata=caller.metadata
+        )
+        spent.append(
+            [
+                (row.role, row.attempts, row.prompt_tokens, row.completion_tokens)
+                for row in response.usage
+            ]
+        )
         run_ids.add(response.run_id)
     assert spent[0] == spent[1]
     assert spent[0][0][1] == 2
@@ -484,22 +563,35 @@ async def test_the_same_sub_query_is_worked_on_for_each(world: World) -> None:
 
 
 async def test_what_one_has_found_is_ones_own_to_use_again(world: World) -> None:
-    """The first tenant pays nothing the second time, unless it wants fresh work; another one pays for all of it, and
-    hears of no other run.
+    """The first tenant pays nothing the second time, unless it wants fresh work; another one pays
+    for all of it, and hears of no other run.
     """
     spent = []
-    for caller, fresh in ((world.owner, False), (world.owner, False), (world.owner, True), (world.other, False)):
+    for caller, fresh in (
+        (world.owner, False),
+        (world.owner, False),
+        (world.owner, True),
+        (world.other, False),
+    ):
         request = execution_pb.ExecuteRequest(sub_query="Who directed Ronin?", no_cache=fresh)
-        response = await ExecutionServiceStub(world.channel).Execute(request, metadata=caller.metadata)
-        spent.append((sum(row.attempts for row in response.usage), len(response.result.shared_from)))
+        response = await ExecutionServiceStub(world.channel).Execute(
+            request, metadata=caller.metadata
+        )
+        spent.append(
+            (sum(row.attempts for row in response.usage), len(response.result.shared_from))
+        )
     assert spent == [(2, 0), (0, 1), (2, 0), (2, 0)]
 
 
 async def test_nobody_waits_for_another_tenant(world: World) -> None:
-    """A sub-query that the first tenant's run is held up with is searched for at once by the other's."""
+    """A sub-query that the first tenant's run is held up with is searched for at once by the
+    other's.
+    """
     world.retriever.asked.clear()
     request = execution_pb.ExecuteRequest(sub_query=WAITING)
-    execution: Any = ExecutionServiceStub(world.channel).Execute(request, metadata=world.other.metadata)
+    execution: Any = ExecutionServiceStub(world.channel).Execute(
+        request, metadata=world.other.metadata
+    )
     await ended(world.retriever.asked.wait())
     world.retriever.let.set()
     response = await ended(execution)

@@ -31,7 +31,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def damage(url: str) -> None:
     async def write() -> None:
         database = await Database.open(url)
-        await database.write(lambda connection: connection.exec_driver_sql("UPDATE calls SET nano_usd = 8"))
+        await database.write(
+            lambda connection: connection.exec_driver_sql("UPDATE calls SET nano_usd = 8")
+        )
         await database.close()
 
     asyncio.run(write())
@@ -72,7 +74,9 @@ def test_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert [set(problem) for problem in problems] == [{"where", "what"}]
 
 
-def test_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Is said, and none is made."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
@@ -81,7 +85,9 @@ def test_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert [path.name for path in tmp_path.iterdir()] == ["rolegate.toml"]
 
 
-def test_nothing_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Is said; what is no store yet is made none."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
@@ -98,8 +104,12 @@ def test_nothing_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().out.endswith("all is well, but nothing is stored yet\n")
 
 
-def test_a_backup_opens_by_itself(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It has all runs; it is never written over another file, nor into a folder that is not there."""
+def test_a_backup_opens_by_itself(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has all runs; it is never written over another file, nor into a folder that is not
+    there.
+    """
     assert main(["store", "backup", "copy.db"]) == 0
     assert sorted(path.name for path in tmp_path.glob("copy.db*")) == ["copy.db"]
     (tmp_path / "copy.db").replace(tmp_path / "rolegate.db")

@@ -55,7 +55,11 @@ async def gateway() -> AsyncIterator[str]:
         return block(QUESTION) if len(prompt.messages) == 2 else STOP
 
     def executes(prompt: Prompt) -> Answer:
-        return f"<search>{QUESTION}</search>" if len(prompt.messages) == 2 else report(HOSTILE, SENTENCE)
+        return (
+            f"<search>{QUESTION}</search>"
+            if len(prompt.messages) == 2
+            else report(HOSTILE, SENTENCE)
+        )
 
     deployment = Deployment(
         ScriptedModel(delegates, f"backbone {HOSTILE}"),
@@ -68,8 +72,12 @@ async def gateway() -> AsyncIterator[str]:
     await server.drain(0)
 
 
-async def test_every_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions, sub-queries, answers, titles, quotes, models, comments and errors are shown with their characters."""
+async def test_every_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions, sub-queries, answers, titles, quotes, models, comments and errors are shown
+    with their characters.
+    """
 
     async def printed(*arguments: str, status: int = 0) -> tuple[str, str]:
         capsys.readouterr()
@@ -90,10 +98,17 @@ async def test_every_command(capsys: pytest.CaptureFixture[str], monkeypatch: py
         await printed("runs", "feedback", run_id, "--comment", HOSTILE, "--right-answer", HOSTILE)
         assert f"Who {SHOWN}?" in (await printed("runs", "list"))[0]
         shown, _ = await printed("runs", "show", run_id)
-        for text in (f"request: Who {SHOWN}?", f"output: {SHOWN}", f"backbone {SHOWN}", f", {SHOWN}"):
+        for text in (
+            f"request: Who {SHOWN}?",
+            f"output: {SHOWN}",
+            f"backbone {SHOWN}",
+            f", {SHOWN}",
+        ):
             assert text in shown
         assert json.loads((await printed("runs", "show", run_id, "--json"))[0])["output"] == HOSTILE
-        assert json.loads((await printed("runs", "show", run_id, "--trace"))[0])["request"] == QUESTION
+        assert (
+            json.loads((await printed("runs", "show", run_id, "--trace"))[0])["request"] == QUESTION
+        )
         assert SHOWN in (await printed("runs", "watch", run_id))[0]
         assert f"backbone {SHOWN}" in (await printed("usage"))[0]
         await printed("usage", "--csv")
@@ -120,7 +135,9 @@ def test_what_the_store_and_the_config_name(
     assert main(["keys", "list", "--json"]) == 0
     assert main(["store", "check"]) == 0
     config = folder / "rolegate.toml"
-    config.write_text(config.read_text("utf-8").replace('"any"', json.dumps(f"any {HOSTILE}")), "utf-8")
+    config.write_text(
+        config.read_text("utf-8").replace('"any"', json.dumps(f"any {HOSTILE}")), "utf-8"
+    )
     main(["check"])
     main(["check", "--config", f"{folder}/missing {HOSTILE}.toml"])
     out, err = capsys.readouterr()
@@ -130,12 +147,16 @@ def test_what_the_store_and_the_config_name(
 
 
 def test_our_own_styles_stay() -> None:
-    """What rich styles is styled, also while `print` and its progress are under way, and what it is given is shown."""
+    """What rich styles is styled, also while `print` and its progress are under way, and what
+    it is given is shown.
+    """
     stream = io.StringIO()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("sys.stdout", stream)
         with visible_output():
-            console = Console(force_terminal=True, color_system="standard", highlight=False, width=200)
+            console = Console(
+                force_terminal=True, color_system="standard", highlight=False, width=200
+            )
             with console.status("asking"):
                 console.print(f"a {HOSTILE}", style="red", markup=False)
                 print(f"b {HOSTILE}")
@@ -154,7 +175,9 @@ def test_the_log(colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", log)
     plain_tracebacks()
     with visible_output():
-        structlog.get_logger("edge").warning("edge.refused", error=HOSTILE, word="\x1b[2J", both=[HOSTILE])
+        structlog.get_logger("edge").warning(
+            "edge.refused", error=HOSTILE, word="\x1b[2J", both=[HOSTILE]
+        )
         try:
             raise ValueError(HOSTILE)
         except ValueError:

@@ -60,12 +60,32 @@ WHAT_THEY_SAY: Mapping[TopologyName, tuple[str, ...]] = {
 TABLE = "<answer>\n| film | director |\n|---|---|\n| Heat | Michael Mann |\n</answer>"
 FILMS = report("Heat", "Heat is a film.")
 WHAT_THEY_WRITE: Mapping[TableTopologyName, tuple[str, ...]] = {
-    "wide": (block("Which?") + '<ask column="director">Who made {film}?</ask>', SEARCH, FILMS, SEARCH, REPORT, STOP),
-    "wide_written": (block("Which?"), SEARCH, FILMS, block("Who made Heat?"), SEARCH, REPORT, STOP, TABLE),
+    "wide": (
+        block("Which?") + '<ask column="director">Who made {film}?</ask>',
+        SEARCH,
+        FILMS,
+        SEARCH,
+        REPORT,
+        STOP,
+    ),
+    "wide_written": (
+        block("Which?"),
+        SEARCH,
+        FILMS,
+        block("Who made Heat?"),
+        SEARCH,
+        REPORT,
+        STOP,
+        TABLE,
+    ),
     "wide_single": (SEARCH, TABLE),
 }
 ROLE_NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
-DELEGATION, EXECUTION, ANSWERING = usage_pb2.ROLE_DELEGATION, usage_pb2.ROLE_EXECUTION, usage_pb2.ROLE_ANSWER
+DELEGATION, EXECUTION, ANSWERING = (
+    usage_pb2.ROLE_DELEGATION,
+    usage_pb2.ROLE_EXECUTION,
+    usage_pb2.ROLE_ANSWER,
+)
 
 
 def config_of(folder: Path, base_url: str, retrieval: int = 9, **topologies: Any) -> Config:
@@ -91,7 +111,9 @@ def config_of(folder: Path, base_url: str, retrieval: int = 9, **topologies: Any
 @asynccontextmanager
 async def retrieving() -> AsyncIterator[int]:
     """The port of a retrieval server."""
-    server = Server(None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]}), index_id=lambda: "an index"))
+    server = Server(
+        None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]}), index_id=lambda: "an index")
+    )
     try:
         yield await server.start("127.0.0.1:0")
     finally:
@@ -99,7 +121,9 @@ async def retrieving() -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def asked(folder: Path, *said: str, **topologies: Any) -> AsyncIterator[tuple[AsyncClient, OpenAIServer]]:
+async def asked(
+    folder: Path, *said: str, **topologies: Any
+) -> AsyncIterator[tuple[AsyncClient, OpenAIServer]]:
     """A client of a gateway whose models say this."""
     async with serving() as server, retrieving() as port:
         server.plays(*map(says, said))
@@ -121,7 +145,9 @@ async def asked(folder: Path, *said: str, **topologies: Any) -> AsyncIterator[tu
         ("no_retrieval", [DELEGATION]),
     ],
 )
-async def test_each_can_be_asked_for(tmp_path: Path, topology: TopologyName, roles: list[int]) -> None:
+async def test_each_can_be_asked_for(
+    tmp_path: Path, topology: TopologyName, roles: list[int]
+) -> None:
     """The answer is the same; the ledger and the trace say who came to it, and by which prompts."""
     async with asked(tmp_path, *WHAT_THEY_SAY[topology]) as (client, server):
         answer = await client.ask(QUESTION, topology=topology, no_cache=True)
@@ -149,10 +175,16 @@ async def test_each_can_be_asked_for(tmp_path: Path, topology: TopologyName, rol
         ("wide_single", [DELEGATION]),
     ],
 )
-async def test_each_way_to_a_table(tmp_path: Path, topology: TableTopologyName, roles: list[int]) -> None:
-    """The table is the same, with its sources; the ledger and the trace say whose it is, and by which prompts."""
+async def test_each_way_to_a_table(
+    tmp_path: Path, topology: TableTopologyName, roles: list[int]
+) -> None:
+    """The table is the same, with its sources; the ledger and the trace say whose it is, and by
+    which prompts.
+    """
     async with asked(tmp_path, *WHAT_THEY_WRITE[topology]) as (client, server):
-        table = await client.table("All films.", "film*, director", topology=topology, no_cache=True)
+        table = await client.table(
+            "All films.", "film*, director", topology=topology, no_cache=True
+        )
         found = await client.run(table.run_id, trace=True)
         again = await client.get_table(table.run_id)
     assert (table.rows, again.message) == ([["Heat", "Michael Mann"]], table.message)
@@ -198,15 +230,22 @@ async def test_a_request_id_names_one_topology(tmp_path: Path) -> None:
 
 async def test_what_is_not_set_up(tmp_path: Path) -> None:
     """The error says what to add; a number of no topology is a bad request."""
-    config = msgspec.structs.replace(config_of(tmp_path, "http://127.0.0.1:9/v1"), topologies=TopologiesConfig())
+    config = msgspec.structs.replace(
+        config_of(tmp_path, "http://127.0.0.1:9/v1"), topologies=TopologiesConfig()
+    )
     async with running_gateway(config, "127.0.0.1:0", lambda _told: None) as address:
         async with AsyncClient(address) as client:
             with pytest.raises(GatewayError, match=r"add \[topologies.searcher\]") as refused:
                 await client.ask(QUESTION, topology="searcher")
         async with grpc.aio.insecure_channel(address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as unknown:
-                await AnswerServiceStub(channel).Answer(pb.AnswerRequest(question=QUESTION, topology=77))  # type: ignore[arg-type]
-    assert (refused.value.code, refused.value.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "BAD_CONFIG")
+                await AnswerServiceStub(channel).Answer(
+                    pb.AnswerRequest(question=QUESTION, topology=77)  # type: ignore[arg-type]
+                )
+    assert (refused.value.code, refused.value.reason) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "BAD_CONFIG",
+    )
     assert unknown.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     async with open_runtime(config, lambda _told: None) as bench:
         with pytest.raises(BadConfig, match=r"add \[topologies.searcher\]"):
@@ -223,32 +262,50 @@ def test_the_client_knows_no_other_topology() -> None:
 
 
 def test_the_main_agent_is_the_delegators_model(tmp_path: Path) -> None:
-    """With its sampling and thinking; it may write as much as the longer of the roles that it stands for."""
+    """With its sampling and thinking; it may write as much as the longer of the roles that it
+    stands for.
+    """
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     found, backbone = role_configs(config), config.roles.delegation
     alone = msgspec.structs.replace(backbone, prompt=f"{FULL}/agent.txt", max_tokens=30)
     unaided = msgspec.structs.replace(backbone, prompt=f"{FULL}/no_retrieval.txt", max_tokens=30)
-    executes = msgspec.structs.replace(backbone, prompt=config.roles.execution.prompt, max_tokens=20)
-    assert (found["single_agent"], found["no_retrieval"], found["homogeneous"]) == (alone, unaided, executes)
+    executes = msgspec.structs.replace(
+        backbone, prompt=config.roles.execution.prompt, max_tokens=20
+    )
+    assert (found["single_agent"], found["no_retrieval"], found["homogeneous"]) == (
+        alone,
+        unaided,
+        executes,
+    )
 
 
 def test_roles_in_the_work_on_tables(tmp_path: Path) -> None:
-    """Are the usual ones, but for prompts and, where that is set, what they may write; fallbacks alike."""
+    """Are the usual ones, but for prompts and, where that is set, what they may write;
+    fallbacks alike.
+    """
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     tables = msgspec.structs.replace(config.roles, table_execution=TableRoleConfig(max_tokens=99))
     writes = TopologiesConfig(wide_written_answer=TableRoleConfig(max_tokens=77))
     config = msgspec.structs.replace(config, roles=tables, topologies=writes)
     stand_in = Role("execution", ScriptedModel([], "other"), "execute", Sampling(7))
-    roles = {name: Role(name, ScriptedModel([], name), "do", Sampling(9), fallbacks=(stand_in,)) for name in ROLE_NAMES}
+    roles = {
+        name: Role(name, ScriptedModel([], name), "do", Sampling(9), fallbacks=(stand_in,))
+        for name in ROLE_NAMES
+    }
     nothing = FixedRetriever({})
-    made = new_tables(config, roles, Executor(roles["execution"], nothing, ExecutorLimits()), nothing)
+    made = new_tables(
+        config, roles, Executor(roles["execution"], nothing, ExecutorLimits()), nothing
+    )
     delegation, execution = made["wide"].roles["delegation"], made["wide"].roles["execution"]
     assert (delegation.sampling.max_tokens, execution.sampling.max_tokens) == (9, 99)
     assert delegation.system == (FULL / "table_delegation.txt").read_text("utf-8").strip()
     assert {execution.system, execution.fallbacks[0].system} == {
         (FULL / "table_execution.txt").read_text("utf-8").strip()
     }
-    assert (execution.model, execution.fallbacks[0].model) == (roles["execution"].model, stand_in.model)
+    assert (execution.model, execution.fallbacks[0].model) == (
+        roles["execution"].model,
+        stand_in.model,
+    )
     written, alone = made["wide_written"].roles, made["wide_single"].roles["delegation"]
     assert (written["answer"].sampling.max_tokens, alone.sampling.max_tokens) == (77, 77)
     assert written["execution"] == execution
@@ -287,13 +344,17 @@ ROLES = "".join(f"[roles.{name}]\n{ROLE}{HERE}" for name in ("delegation", "exec
 def loaded(folder: Path, topologies: str) -> Config:
     """A config file with these tables."""
     (folder / "prompt.txt").write_text("Do it.\n", "utf-8")
-    (folder / "my.toml").write_text(f'{topologies}{ROLES}[retrieval]\naddress = "127.0.0.1:9"\n', "utf-8")
+    (folder / "my.toml").write_text(
+        f'{topologies}{ROLES}[retrieval]\naddress = "127.0.0.1:9"\n', "utf-8"
+    )
     return load_config(folder / "my.toml")
 
 
 def test_paths_in_the_tables(tmp_path: Path) -> None:
     """Are relative to the file, as all are."""
-    tables = f'[topologies.single_agent]\nprompt = "prompt.txt"\n[topologies.searcher]\n{ROLE}{HERE}'
+    tables = (
+        f'[topologies.single_agent]\nprompt = "prompt.txt"\n[topologies.searcher]\n{ROLE}{HERE}'
+    )
     found = loaded(tmp_path, tables).topologies
     assert found.searcher is not None
     assert found.single_agent.prompt == found.searcher.prompt == f"{tmp_path.resolve()}/prompt.txt"
@@ -306,11 +367,23 @@ def test_paths_in_the_tables(tmp_path: Path) -> None:
     ("tables", "problem"),
     [
         (f"[topologies.searcher]\n{ROLE}", "topologies.searcher: needs engine or base_url"),
-        (f'[topologies.searcher]\n{ROLE}engine = "e"\n', "topologies.searcher.engine: no table engines.e"),
-        ('[topologies.single_agent]\nprompt = "x.txt"\n', "topologies.single_agent.prompt: there is no file"),
-        ("[topologies.no_retrieval]\nmax_tokens = 0\n", "topologies.no_retrieval.max_tokens: unknown field"),
+        (
+            f'[topologies.searcher]\n{ROLE}engine = "e"\n',
+            "topologies.searcher.engine: no table engines.e",
+        ),
+        (
+            '[topologies.single_agent]\nprompt = "x.txt"\n',
+            "topologies.single_agent.prompt: there is no file",
+        ),
+        (
+            "[topologies.no_retrieval]\nmax_tokens = 0\n",
+            "topologies.no_retrieval.max_tokens: unknown field",
+        ),
         ('[topologies.pair]\nprompt = "x.txt"\n', "topologies.pair: unknown field"),
-        ('[topologies.single_agent]\nmodel = "m"\n', "topologies.single_agent.model: unknown field"),
+        (
+            '[topologies.single_agent]\nmodel = "m"\n',
+            "topologies.single_agent.model: unknown field",
+        ),
     ],
 )
 def test_tables_that_cannot_be(tmp_path: Path, tables: str, problem: str) -> None:
@@ -321,15 +394,31 @@ def test_tables_that_cannot_be(tmp_path: Path, tables: str, problem: str) -> Non
 
 def test_a_key_of_the_searcher_s(tmp_path: Path) -> None:
     """Is missed at the start."""
-    config = loaded(tmp_path, f'[topologies.searcher]\n{ROLE}{HERE}api_key_env = "NOBODY_SETS_THIS"\n')
+    config = loaded(
+        tmp_path, f'[topologies.searcher]\n{ROLE}{HERE}api_key_env = "NOBODY_SETS_THIS"\n'
+    )
     assert missing(config) == [
-        "topologies.searcher.api_key_env: the environment variable NOBODY_SETS_THIS is not set; export it."
+        (
+            "topologies.searcher.api_key_env: the environment variable NOBODY_SETS_THIS is "
+            "not set; export it."
+        )
     ]
 
 
 def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """`rolegate ask --topology` asks for it, and shows what the gateway says to that."""
     with running() as address:
-        assert ask(["--address", address, "--topology", "factorized", "When was the director of Heat born?"]) == 0
+        assert (
+            ask(
+                [
+                    "--address",
+                    address,
+                    "--topology",
+                    "factorized",
+                    "When was the director of Heat born?",
+                ]
+            )
+            == 0
+        )
         assert ask(["--address", address, "--topology", "searcher", QUESTION]) == 1
     assert "add [topologies.searcher] to the gateway's config" in capsys.readouterr().err

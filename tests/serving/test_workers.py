@@ -1,4 +1,6 @@
-"""Workers of a config: tools in both forms of models, over the wire; and documents opened where the config says so."""
+"""Workers of a config: tools in both forms of models, over the wire; and documents opened where
+the config says so.
+"""
 
 import dataclasses
 import json
@@ -25,7 +27,9 @@ from tests.router.models.test_tool_calls import chunks
 from tests.serving.retrieval.test_services import served
 from tests.serving.test_topologies import QUESTION, config_of
 
-FETCH = Tool("web", "fetch", "Fetch a page.", {"type": "object", "properties": {"url": {"type": "string"}}})
+FETCH = Tool(
+    "web", "fetch", "Fetch a page.", {"type": "object", "properties": {"url": {"type": "string"}}}
+)
 ARGUMENTS = '{"url": "http://mini/heat"}'
 PAGE = ToolOutput("Heat is a film by Michael Mann.", "Heat", "http://mini/heat")
 REPORT = report("Michael Mann", "Heat is a film by Michael Mann.")
@@ -35,17 +39,23 @@ OPENED = Passage("heat.pdf#7", "Heat", "Heat is a film by Michael Mann.", 0.5, "
 @pytest.mark.parametrize("tabular", [False, True])
 @pytest.mark.parametrize("tool_calls", [False, True])
 async def test_both_forms_of_models(tmp_path: Path, tool_calls: bool, tabular: bool) -> None:
-    """A model with tool calls of its own is sent tools and results, one without is told in its prompt; either way the
-    report rests on the page.
+    """A model with tool calls of its own is sent tools and results, one without is told in its
+    prompt; either way the report rests on the page.
     """
-    asks: Behaviour = chunks(("fetch", ARGUMENTS)) if tool_calls else says(f'<call tool="fetch">{ARGUMENTS}</call>')
+    asks: Behaviour = (
+        chunks(("fetch", ARGUMENTS))
+        if tool_calls
+        else says(f'<call tool="fetch">{ARGUMENTS}</call>')
+    )
     tools = FixedTools([FETCH], {"http://mini/heat": PAGE})
     async with serving() as server, ConnectionPool(4) as pool:
         server.plays(asks, says(REPORT))
         config = config_of(tmp_path, server.base_url)
         execution = msgspec.structs.replace(config.roles.execution, tool_calls=tool_calls)
         worker = new_worker(config, new_role("execution", execution, pool, {}), None, tools)
-        done = await worker.run("Who made Heat?", 0, dataclasses.replace(lasting(), tabular=tabular))
+        done = await worker.run(
+            "Who made Heat?", 0, dataclasses.replace(lasting(), tabular=tabular)
+        )
         first, second = server.bodies
     assert (done.outcome, done.report.answer) == ("reported", "Michael Mann")
     (search,) = done.searches
@@ -57,9 +67,13 @@ async def test_both_forms_of_models(tmp_path: Path, tool_calls: bool, tabular: b
     assert first["stop"] == ["</search>", "</evidence>", "</access>", "</call>"]
     roles = ["system", "user", "assistant", "tool" if tool_calls else "user"]
     assert [message["role"] for message in second["messages"]] == roles
-    assert second["messages"][-1]["content"].startswith('<documents><document index="0"><name>http://mini/heat</name>')
+    assert second["messages"][-1]["content"].startswith(
+        '<documents><document index="0"><name>http://mini/heat</name>'
+    )
     if tool_calls:
-        assert json.loads(second["messages"][2]["tool_calls"][0]["function"]["arguments"]) == json.loads(ARGUMENTS)
+        assert json.loads(
+            second["messages"][2]["tool_calls"][0]["function"]["arguments"]
+        ) == json.loads(ARGUMENTS)
 
 
 def with_access(config: Config, address: str) -> Config:
@@ -69,8 +83,16 @@ def with_access(config: Config, address: str) -> Config:
 
 
 async def test_a_gateway_whose_executors_open_documents(tmp_path: Path) -> None:
-    """What was opened is cited in the answer, and counts as a search; nobody else is told of it, baselines included."""
-    said = block("Who?"), "<search>Heat</search>", '<access document="heat.pdf">who made it</access>', REPORT, STOP
+    """What was opened is cited in the answer, and counts as a search; nobody else is told of
+    it, baselines included.
+    """
+    said = (
+        block("Who?"),
+        "<search>Heat</search>",
+        '<access document="heat.pdf">who made it</access>',
+        REPORT,
+        STOP,
+    )
     list_of = Passage("heat.pdf#1", "Heat", "A cast list.", 0.9, "heat.pdf")
     found = FixedRetriever({"Heat": [list_of], "who made it": [OPENED]})
     async with serving() as server, served(found) as retrieval:
@@ -83,7 +105,9 @@ async def test_a_gateway_whose_executors_open_documents(tmp_path: Path) -> None:
             answer = await client.ask(QUESTION)
             await client.ask(QUESTION, topology="single_agent", no_cache=True)
     assert answer.answer == "Michael Mann"
-    assert [(citation.passage_id, citation.document) for citation in answer.citations] == [("heat.pdf#7", "heat.pdf")]
+    assert [(citation.passage_id, citation.document) for citation in answer.citations] == [
+        ("heat.pdf#7", "heat.pdf")
+    ]
     assert list(answer.results[0].search_queries) == ["Heat", "who made it (in heat.pdf)"]
     told = ["<access" in body["messages"][0]["content"] for body in server.bodies]
     assert told[:6] == [False, True, True, True, False, False]

@@ -6,4 +6,13 @@ from rolegate.client.connection import Access, Connection
 from rolegate.client.gateway_error import GatewayError
 from rolegate.client.table import Table
 
-__all__ = ["Access", "AsyncClient", "AsyncStream", "Client", "Connection", "GatewayError", "Stream", "Table"]
+__all__ = [
+    "Access",
+    "AsyncClient",
+    "AsyncStream",
+    "Client",
+    "Connection",
+    "GatewayError",
+    "Stream",
+    "Table",
+]

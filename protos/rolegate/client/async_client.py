@@ -24,7 +24,8 @@ Item = TypeVar("Item")
 class AsyncStream(Generic[Item]):
     """Items, as they come.
 
-    Cancelled, also by leaving its context, it stops the work upstream; reading on raises `GatewayError`.
+    Cancelled, also by leaving its context, it stops the work upstream; reading on raises
+    `GatewayError`.
     """
 
     def __init__(self, call: Any, address: str, item: Callable[[Any], Item]) -> None:
@@ -44,7 +45,8 @@ class AsyncStream(Generic[Item]):
             except asyncio.CancelledError:
                 if this is None or this.cancelling():
                     raise
-                # gRPC raises it for a call that was cancelled here, too, which must not look like the task's end.
+                # gRPC raises it for a call that was cancelled here, too, which must not look like
+                # the task's end.
                 raise GatewayError("the call was cancelled.", grpc.StatusCode.CANCELLED) from None
 
     async def __aenter__(self) -> Self:
@@ -54,7 +56,9 @@ class AsyncStream(Generic[Item]):
         self.cancel()
 
 
-def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Result]]":
+def _called(
+    make: Callable[P, Call[Result]],
+) -> "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Result]]":
     """A method that makes a call, and returns its result."""
     make = checked(make)
 
@@ -68,27 +72,33 @@ def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[AsyncClien
     return method
 
 
-def _streamed(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[AsyncClient, P], AsyncStream[Result]]":
+def _streamed(
+    make: Callable[P, Call[Result]],
+) -> "Callable[Concatenate[AsyncClient, P], AsyncStream[Result]]":
     """A method that makes a call, and returns the stream of its results."""
     make = checked(make)
 
     @wraps(make)
     def method(client: "AsyncClient", /, *args: P.args, **options: P.kwargs) -> AsyncStream[Result]:
         call, to = make(*args, **options), client._to
-        begun = call.method(client._stubs)(call.request, timeout=call.timeout_s, metadata=to.metadata)
+        begun = call.method(client._stubs)(
+            call.request, timeout=call.timeout_s, metadata=to.metadata
+        )
         return AsyncStream(begun, to.address, call.result)
 
     return method
 
 
 class AsyncClient:
-    """Asks the gateway at `address`, host:port; to be made on the event loop. Every method raises `GatewayError`;
-    `rolegate.client.calls` has them with their parameters.
+    """Asks the gateway at `address`, host:port; to be made on the event loop. Every method raises
+    `GatewayError`; `rolegate.client.calls` has them with their parameters.
     """
 
     @checked
     def __init__(self, address: str | Connection = ADDRESS, **access: Unpack[Access]) -> None:
-        """Raises `ValueError` where a key would be sent in the clear, and `OSError` where a file cannot be read."""
+        """Raises `ValueError` where a key would be sent in the clear, and `OSError` where a
+        file cannot be read.
+        """
         self._to = address if isinstance(address, Connection) else Connection.to(address, **access)
         self._channel = self._to.aio_channel()
         self._stubs = Stubs(self._channel)
@@ -151,9 +161,16 @@ class AsyncClient:
         except GatewayError as error:
             if not (call.repeatable and call.timeout_s and error.connection_broke):
                 raise
-        async with self._to.aio_channel() as channel:  # the other one may not know yet that it is dead
-            return await self._send(call, Stubs(channel), call.timeout_s - (time.monotonic() - begun))
+        # The other one may not know yet that it is dead
+        async with self._to.aio_channel() as channel:
+            return await self._send(
+                call, Stubs(channel), call.timeout_s - (time.monotonic() - begun)
+            )
 
     async def _send(self, call: Call[Result], stubs: Stubs, timeout_s: float | None) -> Result:
         with translated(self._to.address):
-            return call.result(await call.method(stubs)(call.request, timeout=timeout_s, metadata=self._to.metadata))
+            return call.result(
+                await call.method(stubs)(
+                    call.request, timeout=timeout_s, metadata=self._to.metadata
+                )
+            )

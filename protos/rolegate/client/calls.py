@@ -1,4 +1,6 @@
-"""Every call of a gateway, once: its request, and what of the response is wanted. The clients make methods of them."""
+"""Every call of a gateway, once: its request, and what of the response is wanted. The clients
+make methods of them.
+"""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -39,7 +41,11 @@ from rolegate.v1.table_service_pb2_grpc import TableServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 _PAGE, _ROWS = 100, 1000
-_VERDICTS = {None: run_pb.VERDICT_UNSPECIFIED, True: run_pb.VERDICT_ACCEPTED, False: run_pb.VERDICT_REJECTED}
+_VERDICTS = {
+    None: run_pb.VERDICT_UNSPECIFIED,
+    True: run_pb.VERDICT_ACCEPTED,
+    False: run_pb.VERDICT_REJECTED,
+}
 Q = TypeVar("Q")
 
 
@@ -62,7 +68,9 @@ class Call(Generic[Result]):
     """Gets a response; returns what of it is wanted."""
     timeout_s: float | None = SHORT_S
     repeatable: bool = False
-    """The call is made once more where the connection breaks: its request has a name, and spends nothing twice."""
+    """The call is made once more where the connection breaks: its request has a name, and
+    spends nothing twice.
+    """
 
 
 # Each raises `ValueError` for a kind, a state, a topology or a dimension that there is not.
@@ -71,8 +79,8 @@ class Call(Generic[Result]):
 def ask(
     question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
 ) -> Call[answer_pb.AnswerResponse]:
-    """Answer a question, with what the answer rests on and what it cost. Where the connection breaks, it is asked once
-    more, under the same request_id, which spends nothing twice.
+    """Answer a question, with what the answer rests on and what it cost. Where the connection
+    breaks, it is asked once more, under the same request_id, which spends nothing twice.
     """
     request = answer_pb.AnswerRequest(question=question, **request_fields(options))
     request.request_id = request.request_id or str(uuid.uuid4())
@@ -82,7 +90,9 @@ def ask(
 def stream(
     question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
 ) -> Call[answer_pb.StreamAnswerResponse]:
-    """Answer a question and tell what happens on the way; the last event is `done`, with the whole answer."""
+    """Answer a question and tell what happens on the way; the last event is `done`, with the
+    whole answer.
+    """
     return Call(
         lambda to: to.answers.StreamAnswer,
         answer_pb.StreamAnswerRequest(question=question, **request_fields(options)),
@@ -91,34 +101,59 @@ def stream(
 
 
 def table(
-    question: str, columns: Columns, rows: Rows = (), timeout_s: float = TABLE_S, **options: Unpack[TableOptions]
+    question: str,
+    columns: Columns,
+    rows: Rows = (),
+    timeout_s: float = TABLE_S,
+    **options: Unpack[TableOptions],
 ) -> Call[Table]:
-    """Fill a table. `columns`: "city*, founder, founded:integer", for one, or messages. `rows`: known ones, each with a
-    value for each column or with some by name; empty ones are asked for, the others kept. Asked once more as `ask`.
+    """Fill a table. `columns`: "city*, founder, founded:integer", for one, or messages. `rows`:
+    known ones, each with a value for each column or with some by name; empty ones are asked for,
+    the others kept. Asked once more as `ask`.
     """
     request = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
     request.request_id = request.request_id or str(uuid.uuid4())
-    return Call(lambda to: to.tables.FillTable, request, lambda filled: Table(filled.table), timeout_s, repeatable=True)
+    return Call(
+        lambda to: to.tables.FillTable,
+        request,
+        lambda filled: Table(filled.table),
+        timeout_s,
+        repeatable=True,
+    )
 
 
 def stream_table(
-    question: str, columns: Columns, rows: Rows = (), timeout_s: float = TABLE_S, **options: Unpack[TableOptions]
+    question: str,
+    columns: Columns,
+    rows: Rows = (),
+    timeout_s: float = TABLE_S,
+    **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
-    """Fill a table and tell what happens on the way; the last event is `done`, of which `Table` takes the message."""
+    """Fill a table and tell what happens on the way; the last event is `done`, of which `Table`
+    takes the message.
+    """
     request = _table_request(table_pb.StreamTableRequest, question, columns, rows, options)
     return Call(lambda to: to.tables.StreamTable, request, timeout_s=timeout_s)
 
 
-def begin_table(question: str, columns: Columns, rows: Rows = (), **options: Unpack[TableOptions]) -> Call[str]:
-    """Let a table be filled by a run that goes on without the client. Its identifier, for `get_table` and `watch`."""
+def begin_table(
+    question: str, columns: Columns, rows: Rows = (), **options: Unpack[TableOptions]
+) -> Call[str]:
+    """Let a table be filled by a run that goes on without the client. Its identifier, for
+    `get_table` and `watch`.
+    """
     request = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
     request.detached = True
     return Call(lambda to: to.tables.FillTable, request, attrgetter("run_id"))
 
 
-def _table_request(kind: Callable[..., Q], question: str, columns: Columns, rows: Rows, options: TableOptions) -> Q:
+def _table_request(
+    kind: Callable[..., Q], question: str, columns: Columns, rows: Rows, options: TableOptions
+) -> Q:
     parsed = parse_columns(columns)
-    return kind(question=question, columns=parsed, rows=given_rows(parsed, rows), **table_fields(options))
+    return kind(
+        question=question, columns=parsed, rows=given_rows(parsed, rows), **table_fields(options)
+    )
 
 
 def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:
@@ -130,11 +165,15 @@ def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:
 def search(query: str, top_k: int = 0, timeout_s: float = SHORT_S) -> Call[Sequence[Passage]]:
     """The nearest passages, best first; as many as the server's default where `top_k` is 0."""
     request = SearchRequest(queries=[query], top_k=top_k)
-    return Call(lambda to: to.retrieval.Search, request, lambda found: found.results[0].passages, timeout_s)
+    return Call(
+        lambda to: to.retrieval.Search, request, lambda found: found.results[0].passages, timeout_s
+    )
 
 
 def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:
-    """A run, running or ended, with its output, its calls, the feedback on it and, if wanted, its trace."""
+    """A run, running or ended, with its output, its calls, the feedback on it and, if wanted,
+    its trace.
+    """
     return Call(lambda to: to.runs.GetRun, run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
 
 
@@ -142,7 +181,9 @@ def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
     """A page of runs, newest first; the first one has no token."""
     status = wanted.get("status")
     named = status and f"RUN_STATUS_{status.upper()}"
-    request = run_pb.ListRunsRequest(page_size=_PAGE, page_token=page_token, status=named, **filter_fields(wanted))
+    request = run_pb.ListRunsRequest(
+        page_size=_PAGE, page_token=page_token, status=named, **filter_fields(wanted)
+    )
     request.unsupported = wanted.get("unsupported", False)
     return Call(lambda to: to.runs.ListRuns, request)
 
@@ -151,19 +192,26 @@ Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
 
 
 def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[Event]:
-    """Events of an answer or a table, as `stream` or `stream_table` tells it, after event number `after`."""
+    """Events of an answer or a table, as `stream` or `stream_table` tells it, after event
+    number `after`.
+    """
 
     def event(told: run_pb.WatchRunResponse) -> Event:
         return told.table_event if told.HasField("table_event") else told.event
 
     return Call(
-        lambda to: to.runs.WatchRun, run_pb.WatchRunRequest(run_id=run_id, after_event_number=after), event, timeout_s
+        lambda to: to.runs.WatchRun,
+        run_pb.WatchRunRequest(run_id=run_id, after_event_number=after),
+        event,
+        timeout_s,
     )
 
 
 def cancel(run_id: str) -> Call[None]:
     """Stop a run; one that has ended stays as it is."""
-    return Call(lambda to: to.runs.CancelRun, run_pb.CancelRunRequest(run_id=run_id), lambda _: None)
+    return Call(
+        lambda to: to.runs.CancelRun, run_pb.CancelRunRequest(run_id=run_id), lambda _: None
+    )
 
 
 def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
@@ -178,9 +226,13 @@ def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
     return Call(lambda to: to.runs.SubmitFeedback, request, attrgetter("feedback_id"))
 
 
-def export(timeout_s: float | None = None, **wanted: Unpack[ExportFilter]) -> Call[run_pb.ExportRunsResponse]:
+def export(
+    timeout_s: float | None = None, **wanted: Unpack[ExportFilter]
+) -> Call[run_pb.ExportRunsResponse]:
     """All runs that have ended, oldest first, with their traces."""
-    request = run_pb.ExportRunsRequest(for_training=wanted.get("for_training", False), **filter_fields(wanted))
+    request = run_pb.ExportRunsRequest(
+        for_training=wanted.get("for_training", False), **filter_fields(wanted)
+    )
     return Call(lambda to: to.runs.ExportRuns, request, timeout_s=timeout_s)
 
 
@@ -199,33 +251,49 @@ def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
 
 def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
     """The ledger, compared with what the engines counted."""
-    return Call(lambda to: to.usage.ReconcileUsage, usage_pb.ReconcileUsageRequest(), attrgetter("reconciliations"))
+    return Call(
+        lambda to: to.usage.ReconcileUsage,
+        usage_pb.ReconcileUsageRequest(),
+        attrgetter("reconciliations"),
+    )
 
 
 def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
     """Versions of the executor, newest first."""
     return Call(
-        lambda to: to.versions.ListExecutorVersions, version_pb.ListExecutorVersionsRequest(), attrgetter("versions")
+        lambda to: to.versions.ListExecutorVersions,
+        version_pb.ListExecutorVersionsRequest(),
+        attrgetter("versions"),
     )
 
 
 def register_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Check a published version, load it, and put it on record."""
     request = version_pb.RegisterExecutorVersionRequest(version=version)
-    return Call(lambda to: to.versions.RegisterExecutorVersion, request, attrgetter("version"), ANSWER_S)
+    return Call(
+        lambda to: to.versions.RegisterExecutorVersion, request, attrgetter("version"), ANSWER_S
+    )
 
 
-def set_version_traffic(version: str, state: TriedState, share: float = 0.0) -> Call[version_pb.ExecutorVersion]:
+def set_version_traffic(
+    version: str, state: TriedState, share: float = 0.0
+) -> Call[version_pb.ExecutorVersion]:
     """Let a version work beside the active one, or for a share of the runs, or do nothing."""
     named = f"EXECUTOR_VERSION_STATE_{state.upper()}"
-    request = version_pb.SetExecutorVersionTrafficRequest(version=version, state=named, canary_share=share)
-    return Call(lambda to: to.versions.SetExecutorVersionTraffic, request, attrgetter("version"), ANSWER_S)
+    request = version_pb.SetExecutorVersionTrafficRequest(
+        version=version, state=named, canary_share=share
+    )
+    return Call(
+        lambda to: to.versions.SetExecutorVersionTraffic, request, attrgetter("version"), ANSWER_S
+    )
 
 
 def promote_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Make a version the active one."""
     request = version_pb.PromoteExecutorVersionRequest(version=version)
-    return Call(lambda to: to.versions.PromoteExecutorVersion, request, attrgetter("version"), ANSWER_S)
+    return Call(
+        lambda to: to.versions.PromoteExecutorVersion, request, attrgetter("version"), ANSWER_S
+    )
 
 
 def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
@@ -234,7 +302,13 @@ def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
     return Call(lambda to: to.versions.RollBackExecutorVersion, request, attrgetter("active"))
 
 
-def version_decisions(version: str = "", after: int = 0) -> Call[Sequence[version_pb.ExecutorVersionDecision]]:
-    """Decisions on one version, or on all, after decision number `after`; oldest first, at most 1000."""
+def version_decisions(
+    version: str = "", after: int = 0
+) -> Call[Sequence[version_pb.ExecutorVersionDecision]]:
+    """Decisions on one version, or on all, after decision number `after`; oldest first, at most
+    1000.
+    """
     request = version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after)
-    return Call(lambda to: to.versions.ListExecutorVersionDecisions, request, attrgetter("decisions"))
+    return Call(
+        lambda to: to.versions.ListExecutorVersionDecisions, request, attrgetter("decisions")
+    )

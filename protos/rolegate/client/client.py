@@ -21,7 +21,8 @@ Item = TypeVar("Item")
 class Stream(Generic[Item]):
     """Items, as they come.
 
-    Cancelled, also by leaving its context, it stops the work upstream; reading on raises `GatewayError`.
+    Cancelled, also by leaving its context, it stops the work upstream; reading on raises
+    `GatewayError`.
     """
 
     def __init__(self, call: Any, address: str, item: Callable[[Any], Item]) -> None:
@@ -56,27 +57,33 @@ def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[Client, P]
     return method
 
 
-def _streamed(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[Client, P], Stream[Result]]":
+def _streamed(
+    make: Callable[P, Call[Result]],
+) -> "Callable[Concatenate[Client, P], Stream[Result]]":
     """A method that makes a call, and returns the stream of its results."""
     make = checked(make)
 
     @wraps(make)
     def method(client: "Client", /, *args: P.args, **options: P.kwargs) -> Stream[Result]:
         call, to = make(*args, **options), client._to
-        begun = call.method(client._stubs)(call.request, timeout=call.timeout_s, metadata=to.metadata)
+        begun = call.method(client._stubs)(
+            call.request, timeout=call.timeout_s, metadata=to.metadata
+        )
         return Stream(begun, to.address, call.result)
 
     return method
 
 
 class Client:
-    """Asks the gateway at `address`, host:port. Every method raises `GatewayError`; `rolegate.client.calls` has them
-    with their parameters.
+    """Asks the gateway at `address`, host:port. Every method raises `GatewayError`;
+    `rolegate.client.calls` has them with their parameters.
     """
 
     @checked
     def __init__(self, address: str | Connection = ADDRESS, **access: Unpack[Access]) -> None:
-        """Raises `ValueError` where a key would be sent in the clear, and `OSError` where a file cannot be read."""
+        """Raises `ValueError` where a key would be sent in the clear, and `OSError` where a
+        file cannot be read.
+        """
         self._to = address if isinstance(address, Connection) else Connection.to(address, **access)
         self._channel = self._to.channel()
         self._stubs = Stubs(self._channel)
@@ -143,4 +150,6 @@ class Client:
 
     def _send(self, call: Call[Result], stubs: Stubs, timeout_s: float | None) -> Result:
         with translated(self._to.address):
-            return call.result(call.method(stubs)(call.request, timeout=timeout_s, metadata=self._to.metadata))
+            return call.result(
+                call.method(stubs)(call.request, timeout=timeout_s, metadata=self._to.metadata)
+            )

@@ -19,7 +19,9 @@ _OPTIONS = [
 
 
 class Access(TypedDict, total=False):
-    """Keys and certificates; these are in PEM, as a file (a path, also as a string) or as they are."""
+    """Keys and certificates; these are in PEM, as a file (a path, also as a string) or as they
+    are.
+    """
 
     api_key: str | None
     """None takes that of the environment variable ROLEGATE_API_KEY, an empty one none."""
@@ -45,22 +47,35 @@ class Connection:
     @classmethod
     @checked
     def to(cls, address: str, **access: Unpack[Access]) -> "Connection":
-        """To host:port. Raises `ValueError` for what must not be sent, or does not go together, and `OSError`."""
+        """To host:port. Raises `ValueError` for what must not be sent, or does not go together,
+        and `OSError`.
+        """
         given = access.get("api_key")
         api_key = (os.environ.get(API_KEY, "") if given is None else given).strip()
         if not (api_key.isascii() and api_key.isprintable()):
-            raise ValueError("the key has characters that no key has; see that it is whole, and nothing but the key.")
+            raise ValueError(
+                "the key has characters that no key has; see that it is whole, and "
+                "nothing but the key."
+            )
         ca, certificate, key = (_pem(access.get(part)) for part in ("ca", "certificate", "key"))
         if (certificate is None) != (key is None):
             raise ValueError("certificate and key belong together; give both, or neither.")
         encrypted = ca is not None or certificate is not None
-        if api_key and not encrypted and not access.get("insecure") and not _on_this_machine(address):
+        if (
+            api_key
+            and not encrypted
+            and not access.get("insecure")
+            and not _on_this_machine(address)
+        ):
             raise ValueError(
-                f"the key would be sent to {address} for everybody on the way to read; give the certificate of whoever "
+                f"the key would be sent to {address} for everybody on the way to read; "
+                "give the certificate of whoever "
                 "signed the gateway's (`ca`)."
             )
         credentials = grpc.ssl_channel_credentials(ca, key, certificate) if encrypted else None
-        return cls(address, credentials, (("authorization", f"Bearer {api_key}"),) if api_key else ())
+        return cls(
+            address, credentials, (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        )
 
     def channel(self) -> grpc.Channel:
         """A channel for programs that wait."""
@@ -84,6 +99,10 @@ def _pem(given: object) -> bytes | None:
 def _on_this_machine(address: str) -> bool:
     host = address.rpartition(":")[0].strip("[]")
     try:
-        return host == "localhost" or address.startswith("unix:") or ipaddress.ip_address(host).is_loopback
+        return (
+            host == "localhost"
+            or address.startswith("unix:")
+            or ipaddress.ip_address(host).is_loopback
+        )
     except ValueError:
         return False

@@ -14,7 +14,9 @@ _DOMAIN = "rolegate"
 
 
 def _error_info(trailers: Iterable[Any]) -> ErrorInfo:
-    """The reason and the metadata in an error's trailers, pairs of key and value; empty where it is of no gateway."""
+    """The reason and the metadata in an error's trailers, pairs of key and value; empty where
+    it is of no gateway.
+    """
     info = ErrorInfo()
     packed = next((value for key, value in trailers if key == _TRAILER), b"")
     for detail in Status.FromString(packed).details:
@@ -42,7 +44,9 @@ class GatewayError(Exception):
         self.role = role
         """The role whose model failed: `delegation`, `execution` or `answer`."""
         self.retry_after_s = retry_after_s
-        """The pause after which another try may succeed, in seconds; None where that is not known."""
+        """The pause after which another try may succeed, in seconds; None where that is not
+        known.
+        """
 
     @property
     def connection_broke(self) -> bool:
@@ -52,7 +56,11 @@ class GatewayError(Exception):
     @classmethod
     def of(cls, error: grpc.RpcError, address: str) -> Self:
         """The error that gRPC raised in a call of the gateway at `address`."""
-        code, details, trailers = error.code(), error.details() or "", error.trailing_metadata() or ()
+        code, details, trailers = (
+            error.code(),
+            error.details() or "",
+            error.trailing_metadata() or (),
+        )
         info = _error_info(trailers)
         message = details if info.reason else _plainly(code, details, address)
         known = dict(info.metadata)
@@ -72,17 +80,26 @@ def translated(address: str) -> Iterator[None]:
 def _plainly(code: grpc.StatusCode, details: str, address: str) -> str:
     """The meaning of one of gRPC's own codes."""
     match code:
-        case grpc.StatusCode.UNAVAILABLE if re.search("ssl|tls|certificate", details, re.IGNORECASE):
+        case grpc.StatusCode.UNAVAILABLE if re.search(
+            "ssl|tls|certificate", details, re.IGNORECASE
+        ):
             return f"no gateway at {address} that these certificates fit: {details}"
         case grpc.StatusCode.UNAVAILABLE:
-            more = " One that encrypts answers only to who has its certificate (`--ca`), and perhaps one of their own."
+            more = (
+                " One that encrypts answers only to who has its certificate (`--ca`), and "
+                "perhaps one of their own."
+            )
             nobody = re.search("refused|resolving", details)  # listens there
             return (
-                f"no gateway answers at {address}; start one with `rolegate serve`, or give another address."
+                f"no gateway answers at {address}; start one with `rolegate serve`, or "
+                "give another address."
                 f"{'' if nobody else more}"
             )
         case grpc.StatusCode.UNIMPLEMENTED:
-            return f"what answers at {address} is no gateway, or an older one; is it a retrieval server?"
+            return (
+                f"what answers at {address} is no gateway, or an older one; is it a "
+                "retrieval server?"
+            )
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return "the deadline passed before the answer came; give a longer timeout."
         case grpc.StatusCode.CANCELLED:

@@ -10,7 +10,9 @@ Result = TypeVar("Result")
 
 
 def checked(call: Callable[P, Result]) -> Callable[P, Result]:
-    """Raise `TypeError` for a keyword that is no parameter and not in the unpacked `TypedDict`, with the nearest."""
+    """Raise `TypeError` for a keyword that is no parameter and not in the unpacked `TypedDict`,
+    with the nearest.
+    """
     known = set(call.__annotations__)
     for parameter, kind in call.__annotations__.items():
         if getattr(kind, "__origin__", None) is Unpack:

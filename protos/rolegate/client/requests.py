@@ -17,24 +17,34 @@ SHORT_S = 30.0
 """The deadline of calls that ask no model, seconds."""
 TriedState = Literal["registered", "shadow", "canary"]
 """States that a version of the executor can be given; registered, it does nothing."""
-TopologyName = Literal["factorized", "host", "single_agent", "homogeneous", "searcher", "no_retrieval"]
-"""The searcher and the answerer: three roles, or one of the baselines that they are compared with."""
+TopologyName = Literal[
+    "factorized", "host", "single_agent", "homogeneous", "searcher", "no_retrieval"
+]
+"""The searcher and the answerer: three roles, or one of the baselines that they are compared
+with.
+"""
 TableTopologyName = Literal["wide", "wide_written", "wide_single"]
-"""Whoever finds rows and cells: the delegator with executors and a program, or one of the baselines."""
+"""Whoever finds rows and cells: the delegator with executors and a program, or one of the
+baselines.
+"""
 
 
 class SearchOptions(TypedDict, total=False):
     """Options of a question and of a table."""
 
     request_id: str
-    """A name for the request; within a day, the same name gets the same answer and spends nothing."""
+    """A name for the request; within a day, the same name gets the same answer and spends
+    nothing.
+    """
     max_total_tokens: int
     """Prompt and completion tokens of all models together."""
     max_cost_usd: float
     no_cache: bool
     """Have every sub-query worked on anew, instead of using what other runs have found."""
     resume_run_id: str
-    """An interrupted run to go on with; the question is left empty, and the other options are that run's."""
+    """An interrupted run to go on with; the question is left empty, and the other options are
+    that run's.
+    """
 
 
 class RequestOptions(SearchOptions, total=False):
@@ -65,7 +75,9 @@ class FeedbackFields(TypedDict, total=False):
 
 
 class Filter(TypedDict, total=False):
-    """Runs that are meant; what is absent leaves nothing out. A moment without a time zone is local time."""
+    """Runs that are meant; what is absent leaves nothing out. A moment without a time zone is
+    local time.
+    """
 
     tenant: str
     kind: Literal["answer", "complete", "execute", "table", "shadow"] | None
@@ -105,13 +117,17 @@ class UsageOptions(TypedDict, total=False):
 
 
 def request_fields(options: RequestOptions) -> dict[str, Any]:
-    """The fields of both requests for an answer. Raises `ValueError` for a cost that is no number."""
+    """The fields of both requests for an answer. Raises `ValueError` for a cost that is no
+    number.
+    """
     topology = options.get("topology")
     return {**_search_fields(options), "topology": topology and f"TOPOLOGY_{topology.upper()}"}
 
 
 def table_fields(options: TableOptions) -> dict[str, Any]:
-    """The fields of both requests for a table that options say. Raises `ValueError` for a cost that is no number."""
+    """The fields of both requests for a table that options say. Raises `ValueError` for a cost
+    that is no number.
+    """
     topology = options.get("topology")
     return {
         **_search_fields(options),
@@ -125,7 +141,9 @@ def _search_fields(options: SearchOptions) -> dict[str, Any]:
     tokens, cost = options.get("max_total_tokens"), options.get("max_cost_usd")
     if cost is not None and not isfinite(cost):
         raise ValueError(f"max_cost_usd is {cost}; it must be a number of dollars.")
-    budget = Budget(max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9))
+    budget = Budget(
+        max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9)
+    )
     return {
         "request_id": options.get("request_id", ""),
         "budget": None if tokens is None and cost is None else budget,

@@ -1,4 +1,6 @@
-"""Values to wire types: fields whose names agree are copied by one function, the others are said where they differ."""
+"""Values to wire types: fields whose names agree are copied by one function, the others are
+said where they differ.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -41,16 +43,19 @@ WIRE_NAMES = {
 }
 """Fields of messages that have another name here; units are in the wire's types."""
 _MOST_BYTES, _MOST_CITATIONS = 2 << 20, 500
-"""Of the results of an answer, and of the sentences that it rests on, so that it fits into the same 4 MB."""
+"""Of the results of an answer, and of the sentences that it rests on, so that it fits into the
+same 4 MB.
+"""
 _MOST_CHARS = 200_000
-"""Of a request and of an output, so that a run with all its feedback fits into the 4 MB that gRPC's clients take; the
-trace has all of both.
+"""Of a request and of an output, so that a run with all its feedback fits into the 4 MB that gRPC's
+clients take; the trace has all of both.
 """
 
 
 def to_proto(kind: type[M], value: object, **given: Any) -> M:
-    """A message of `kind` with the fields of `value`, by name, and with those that are `given`. None leaves a field
-    out; times are seconds, and enums are their names in small letters, without the prefix.
+    """A message of `kind` with the fields of `value`, by name, and with those that are `given`.
+    None leaves a field out; times are seconds, and enums are their names in small letters, without
+    the prefix.
     """
     fields = {}
     for name, attribute, converted in _fields(kind.DESCRIPTOR):
@@ -62,18 +67,29 @@ def to_proto(kind: type[M], value: object, **given: Any) -> M:
 
 @cache
 def _fields(message: Descriptor) -> list[tuple[str, str, Callable[[Any], Any] | None]]:
-    """The fields of a message: name, name here, and what makes a value of the wire of one of ours."""
-    return [(each.name, WIRE_NAMES.get(each.name, each.name), _conversion(each)) for each in message.fields]
+    """The fields of a message: name, name here, and what makes a value of the wire of one of
+    ours.
+    """
+    return [
+        (each.name, WIRE_NAMES.get(each.name, each.name), _conversion(each))
+        for each in message.fields
+    ]
 
 
 def _named(value: object, name: str) -> Any:
-    return value.count(name) if isinstance(value, Call) and not hasattr(value, name) else getattr(value, name)
+    return (
+        value.count(name)
+        if isinstance(value, Call) and not hasattr(value, name)
+        else getattr(value, name)
+    )
 
 
 def _conversion(field: Any) -> Callable[[Any], Any] | None:
     if field.enum_type is not None:
         prefix = prefix_of(field.enum_type)
-        return {each.name.removeprefix(prefix).lower(): each.number for each in field.enum_type.values}.__getitem__
+        return {
+            each.name.removeprefix(prefix).lower(): each.number for each in field.enum_type.values
+        }.__getitem__
     if field.message_type is None:
         return None
     match field.message_type.full_name:
@@ -97,15 +113,22 @@ def prefix_of(enum: EnumDescriptor) -> str:
 def execution_to_proto(
     execution: Execution, cited: Sequence[Sequence[Citation]] | None = None
 ) -> evidence_pb2.SubQueryResult:
-    """A sub-query with its report and where its evidence stands. `cited`: its citations, where they are known."""
+    """A sub-query with its report and where its evidence stands. `cited`: its citations, where
+    they are known.
+    """
     report = execution.report
     points = zip(report.evidence, cited or execution.citations(report.evidence), strict=True)
     result = to_proto(
         evidence_pb2.SubQueryResult,
         execution,
         answer=report.answer,
-        evidence=[to_proto(evidence_pb2.EvidencePoint, None, text=text, citations=found) for text, found in points],
-        workers=[execution_to_proto(one) for one in execution.work.executions] if execution.work else (),
+        evidence=[
+            to_proto(evidence_pb2.EvidencePoint, None, text=text, citations=found)
+            for text, found in points
+        ],
+        workers=[execution_to_proto(one) for one in execution.work.executions]
+        if execution.work
+        else (),
         search_queries=[search.query for search in execution.every_search],
         cut=None,
     )
@@ -122,7 +145,9 @@ def _within(result: evidence_pb2.SubQueryResult, most: int) -> evidence_pb2.SubQ
 
 
 async def answer_to_proto(run: Run) -> pb.AnswerResponse:
-    """The answer to a question, from its finished run. A worker thread cites, as passages may be long."""
+    """The answer to a question, from its finished run. A worker thread cites, as passages may
+    be long.
+    """
     assert isinstance(run.result, Trajectory)
     results, cited = list[evidence_pb2.SubQueryResult](), dict[Citation, None]()
     room = _MOST_BYTES
@@ -159,8 +184,12 @@ def event_to_proto(kind: type[M], number: int, event: Event, **given: Any) -> M:
 
 
 async def tell_event(told: Callable[[int, Event], M], number: int, event: Event) -> M:
-    """Return an event as `told` converts it, in a worker thread where its passages are to be cited."""
-    return await in_worker(told, number, event) if isinstance(event, Reported) else told(number, event)
+    """Return an event as `told` converts it, in a worker thread where its passages are to be
+    cited.
+    """
+    return (
+        await in_worker(told, number, event) if isinstance(event, Reported) else told(number, event)
+    )
 
 
 def row_id(key: RowKey) -> str:
@@ -168,11 +197,15 @@ def row_id(key: RowKey) -> str:
     return msgspec.json.encode(key).decode()
 
 
-async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamAnswerResponse, pb.StreamAnswerResponse]:
+async def last_events_to_proto(
+    number: int, run: Run
+) -> tuple[pb.StreamAnswerResponse, pb.StreamAnswerResponse]:
     """The tokens, as event `number`, and then the answer, of a finished run."""
     done = await answer_to_proto(run)
     return (
-        pb.StreamAnswerResponse(event_number=number, usage_counted=pb.UsageCounted(usage=done.usage)),
+        pb.StreamAnswerResponse(
+            event_number=number, usage_counted=pb.UsageCounted(usage=done.usage)
+        ),
         pb.StreamAnswerResponse(event_number=number + 1, done=done),
     )
 
@@ -182,11 +215,16 @@ def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
     outcome = run.outcome if isinstance(run, RunSummary) else outcome_of(run)
     duration = None if run.status == "running" else run.duration_s
     of_table = run.kind == "table"
-    outcomes = {"outcome": None if of_table else outcome, "table_outcome": outcome if of_table else None}
+    outcomes = {
+        "outcome": None if of_table else outcome,
+        "table_outcome": outcome if of_table else None,
+    }
     return to_proto(run_service_pb2.Run, run, run_id=run.id, duration=duration, **outcomes)
 
 
-def whole_run_to_proto(run: Run, feedback: Iterable[Feedback], with_trace: bool) -> run_service_pb2.GetRunResponse:
+def whole_run_to_proto(
+    run: Run, feedback: Iterable[Feedback], with_trace: bool
+) -> run_service_pb2.GetRunResponse:
     """A run with what it spent, and what was said of it."""
     return to_proto(
         run_service_pb2.GetRunResponse,
@@ -205,7 +243,9 @@ def feedback_to_proto(feedback: Feedback) -> run_service_pb2.Feedback:
     return to_proto(run_service_pb2.Feedback, feedback, verdict=verdict)
 
 
-def version_to_proto(version: ExecutorVersion, figures: TrialFigures | None = None) -> version_pb.ExecutorVersion:
+def version_to_proto(
+    version: ExecutorVersion, figures: TrialFigures | None = None
+) -> version_pb.ExecutorVersion:
     """A version with what it has shown in its trial."""
     return to_proto(
         version_pb.ExecutorVersion,
@@ -231,7 +271,9 @@ def usage_to_proto(calls: tuple[Call, ...]) -> list[usage_pb2.RoleUsage]:
 def usage_report_to_proto(report: UsageReport) -> usage_service_pb2.GetUsageResponse:
     """Sums over many runs."""
     kind = usage_service_pb2.UsageRow
-    rows = [to_proto(kind, row, bucket_start_time=row.bucket_start, usage=row) for row in report.rows]
+    rows = [
+        to_proto(kind, row, bucket_start_time=row.bucket_start, usage=row) for row in report.rows
+    ]
     return usage_service_pb2.GetUsageResponse(runs=report.runs, rows=rows)
 
 
@@ -245,7 +287,9 @@ DOMAIN = "rolegate"
 
 
 def status_to_proto(failure: Failure) -> status_pb2.Status:
-    """The failure with its details: `ErrorInfo`, and `RetryInfo` where it is known when to come back."""
+    """The failure with its details: `ErrorInfo`, and `RetryInfo` where it is known when to come
+    back.
+    """
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
     if failure.role:
         info.metadata["role"] = failure.role
@@ -254,5 +298,7 @@ def status_to_proto(failure: Failure) -> status_pb2.Status:
         info.metadata["retry_after_s"] = f"{wait_s:.3f}"
     status.details.add().Pack(info)
     if wait_s is not None:
-        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=timedelta(seconds=wait_s)))
+        status.details.add().Pack(
+            error_details_pb2.RetryInfo(retry_delay=timedelta(seconds=wait_s))
+        )
     return status

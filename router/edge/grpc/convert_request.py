@@ -1,4 +1,6 @@
-"""Requests, from wire types to values; every function raises `BadRequest` for what cannot be used."""
+"""Requests, from wire types to values; every function raises `BadRequest` for what cannot be
+used.
+"""
 
 from typing import Any
 
@@ -30,16 +32,22 @@ _VERDICTS = {None: None, "accepted": True, "rejected": False}
 _Answer = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest
 _Table = table_pb.FillTableRequest | table_pb.StreamTableRequest
 _Completion = completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest
-_Spanned = usage_service_pb2.GetUsageRequest | run_service_pb2.ListRunsRequest | run_service_pb2.ExportRunsRequest
+_Spanned = (
+    usage_service_pb2.GetUsageRequest
+    | run_service_pb2.ListRunsRequest
+    | run_service_pb2.ExportRunsRequest
+)
 
 
 def enum_from_proto(enum: EnumDescriptor, number: int, field: str) -> Any:
-    """A value's name here, in small letters and without its prefix; None for the unspecified one. `field`: where it
-    stands in the request.
+    """A value's name here, in small letters and without its prefix; None for the unspecified one.
+    `field`: where it stands in the request.
     """
     if number not in enum.values_by_number:
         raise BadRequest(f"{field} is {number}; it must be a value of the enum {enum.name}.")
-    return enum.values_by_number[number].name.removeprefix(prefix_of(enum)).lower() if number else None
+    return (
+        enum.values_by_number[number].name.removeprefix(prefix_of(enum)).lower() if number else None
+    )
 
 
 def options_from_proto(
@@ -48,7 +56,10 @@ def options_from_proto(
     """The options of the call that is being served."""
     request_id = request.request_id
     if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
-        raise BadRequest(f"request_id must be at most {_LONGEST_REQUEST_ID} printable characters, such as a UUID.")
+        raise BadRequest(
+            f"request_id must be at most {_LONGEST_REQUEST_ID} printable characters, "
+            "such as a UUID."
+        )
     no_cache = not isinstance(request, _Completion) and request.no_cache
     resume = request.resume_run_id if isinstance(request, _Answer | _Table) else ""
     budget, left_s = _budget(request.budget), context.time_remaining()
@@ -57,7 +68,9 @@ def options_from_proto(
 
 def topology_from_proto(request: _Answer) -> Any:
     """The searcher and answerer that are asked for."""
-    return enum_from_proto(answer_pb.Topology.DESCRIPTOR, request.topology, "topology") or "factorized"
+    return (
+        enum_from_proto(answer_pb.Topology.DESCRIPTOR, request.topology, "topology") or "factorized"
+    )
 
 
 def completion_from_proto(request: _Completion) -> CompletionRequest:
@@ -65,14 +78,24 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
     if request.max_tokens < 0:
         raise BadRequest("max_tokens is negative; leave it 0 for the role's own limit.")
     if len(request.stop) > _MOST_STOPS:
-        raise BadRequest(f"stop has {len(request.stop)} strings; at most {_MOST_STOPS} are allowed.")
+        raise BadRequest(
+            f"stop has {len(request.stop)} strings; at most {_MOST_STOPS} are allowed."
+        )
     for position, stop in enumerate(request.stop):
         if not 0 < len(stop) <= _LONGEST_STOP:
-            raise BadRequest(f"stop[{position}] has {len(stop)} characters; it must have 1 to {_LONGEST_STOP}.")
+            raise BadRequest(
+                f"stop[{position}] has {len(stop)} characters; it must have 1 to {_LONGEST_STOP}."
+            )
     if request.ByteSize() > _MOST_BYTES:
-        raise BadRequest(f"The request has {request.ByteSize()} bytes; at most {_MOST_BYTES} are allowed.")
-    messages = tuple(_message(position, message) for position, message in enumerate(request.messages))
-    return CompletionRequest(_role(request.role, "role"), messages, tuple(request.stop), request.max_tokens)
+        raise BadRequest(
+            f"The request has {request.ByteSize()} bytes; at most {_MOST_BYTES} are allowed."
+        )
+    messages = tuple(
+        _message(position, message) for position, message in enumerate(request.messages)
+    )
+    return CompletionRequest(
+        _role(request.role, "role"), messages, tuple(request.stop), request.max_tokens
+    )
 
 
 def state_from_proto(number: version_pb.ExecutorVersionState) -> Any:
@@ -86,28 +109,42 @@ def list_filter_from_proto(request: run_service_pb2.ListRunsRequest) -> RunFilte
     """The runs that are to be listed."""
     status = enum_from_proto(run_service_pb2.RunStatus.DESCRIPTOR, request.status, "status")
     kind = enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, request.kind, "kind")
-    return RunFilter(request.tenant or None, kind, status, *_span(request), unsupported=request.unsupported)
+    return RunFilter(
+        request.tenant or None, kind, status, *_span(request), unsupported=request.unsupported
+    )
 
 
 def export_filter_from_proto(request: run_service_pb2.ExportRunsRequest) -> RunFilter:
     """The runs that are to be exported."""
     kind = enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, request.kind, "kind")
-    return RunFilter(request.tenant or None, kind, None, *_span(request), training=request.for_training)
+    return RunFilter(
+        request.tenant or None, kind, None, *_span(request), training=request.for_training
+    )
 
 
 def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedback:
     """Feedback."""
     verdict = enum_from_proto(run_service_pb2.Verdict.DESCRIPTOR, request.verdict, "verdict")
     score = request.score if request.HasField("score") else None
-    return Feedback(request.run_id, _VERDICTS[verdict], score, request.right_answer, request.comment)
+    return Feedback(
+        request.run_id, _VERDICTS[verdict], score, request.right_answer, request.comment
+    )
 
 
-def usage_query_from_proto(request: usage_service_pb2.GetUsageRequest, identity: Identity) -> UsageQuery:
+def usage_query_from_proto(
+    request: usage_service_pb2.GetUsageRequest, identity: Identity
+) -> UsageQuery:
     """The calls that are to be summed, of one tenant alone where `identity` is one."""
     dimensions = usage_service_pb2.UsageDimension.DESCRIPTOR
-    by = [enum_from_proto(dimensions, number, f"group_by[{at}]") for at, number in enumerate(request.group_by)]
+    by = [
+        enum_from_proto(dimensions, number, f"group_by[{at}]")
+        for at, number in enumerate(request.group_by)
+    ]
     if None in by:
-        raise BadRequest(f"group_by[{by.index(None)}] is unspecified; use USAGE_DIMENSION_TENANT, _ROLE, _MODEL, ….")
+        raise BadRequest(
+            f"group_by[{by.index(None)}] is unspecified; use USAGE_DIMENSION_TENANT, "
+            "_ROLE, _MODEL, …."
+        )
     bucket = enum_from_proto(usage_service_pb2.UsageBucket.DESCRIPTOR, request.bucket, "bucket")
     groups = tuple(dict.fromkeys(by)) or UsageQuery().by
     return UsageQuery(*_span(request), identity.tenant or request.tenant or None, groups, bucket)
@@ -124,7 +161,9 @@ def _span(request: _Spanned) -> tuple[float | None, float | None]:
                 raise BadRequest(f"{field}: {error}") from None
     start, end = times.values()
     if start is not None and end is not None and start >= end:
-        raise BadRequest("start_time is not before end_time; leave one of them out, or exchange them.")
+        raise BadRequest(
+            "start_time is not before end_time; leave one of them out, or exchange them."
+        )
     return start, end
 
 
@@ -162,4 +201,6 @@ def _message(position: int, message: completion_pb.ChatMessage) -> Message:
         case "system" | "user" | "assistant" as role:
             return Message(role, message.content)
         case other:
-            raise BadRequest(f"messages[{position}].role is {other!r}; it must be system, user or assistant.")
+            raise BadRequest(
+                f"messages[{position}].role is {other!r}; it must be system, user or assistant."
+            )

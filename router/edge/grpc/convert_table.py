@@ -1,4 +1,6 @@
-"""Tables: requests to values, and what is told of a run to the rows and cells of its table on the wire."""
+"""Tables: requests to values, and what is told of a run to the rows and cells of its table on
+the wire.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -23,14 +25,18 @@ from router.trace.values import RowChanged, TableRun
 
 def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableRequest) -> TableRequest:
     """A table that is wanted. Raises `BadRequest`."""
-    topology: Any = enum_from_proto(pb.TableTopology.DESCRIPTOR, request.topology, "topology") or "wide"
+    topology: Any = (
+        enum_from_proto(pb.TableTopology.DESCRIPTOR, request.topology, "topology") or "wide"
+    )
     columns = tuple(_column(at, column) for at, column in enumerate(request.columns))
     rows = tuple(tuple(row.values) for row in request.rows)
     return TableRequest(request.question, columns, rows, request.closed, request.max_rows, topology)
 
 
 def _column(at: int, sent: pb.Column) -> Column:
-    kind: Any = enum_from_proto(pb.ColumnType.DESCRIPTOR, sent.type, f"columns[{at}].type") or "text"
+    kind: Any = (
+        enum_from_proto(pb.ColumnType.DESCRIPTOR, sent.type, f"columns[{at}].type") or "text"
+    )
     return Column(sent.name, kind, sent.key, sent.about, sent.ask, tuple(sent.choices), sent.unit)
 
 
@@ -48,11 +54,15 @@ def told_to_proto(told: TableEvents, number: int, event: Event) -> pb.StreamTabl
     return event_to_proto(pb.StreamTableResponse, number, event, row_id=row_id(event.key), row=row)
 
 
-async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamTableResponse, pb.StreamTableResponse]:
+async def last_events_to_proto(
+    number: int, run: Run
+) -> tuple[pb.StreamTableResponse, pb.StreamTableResponse]:
     """The tokens, as event `number`, and then the table, of a finished run."""
     done = await table_to_proto(run)
     return (
-        pb.StreamTableResponse(event_number=number, usage_counted=answer_pb.UsageCounted(usage=done.usage)),
+        pb.StreamTableResponse(
+            event_number=number, usage_counted=answer_pb.UsageCounted(usage=done.usage)
+        ),
         pb.StreamTableResponse(event_number=number + 1, done=done),
     )
 
@@ -82,7 +92,9 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
         pb.Table,
         run,
         run_id=run.id,
-        outcome=run.result.outcome if run.status == "finished" and isinstance(run.result, TableRun) else None,
+        outcome=run.result.outcome
+        if run.status == "finished" and isinstance(run.result, TableRun)
+        else None,
         columns=columns,
         rows=rows,
         completeness=to_proto(
@@ -96,7 +108,8 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
         overhead_tokens=cost.overhead.tokens,
         overhead_nano_usd=cost.overhead.nano_usd,
         markdown=markdown_table(
-            (column.name for column in columns), ([cell.value for cell in row.cells] for row in rows)
+            (column.name for column in columns),
+            ([cell.value for cell in row.cells] for row in rows),
         ),
         next_page_token=str(end) if end < len(table.rows) else "",
     )
@@ -109,13 +122,15 @@ def _row_to_proto(
     spent: Amount | None = None,
     cells: Iterable[Amount] | None = None,
 ) -> pb.Row:
-    """A row. `numbers`: those of the sub-queries of asks. `spent` and `cells`: its cost, and that of each of its cells;
-    None where it is not counted yet.
+    """A row. `numbers`: those of the sub-queries of asks. `spent` and `cells`: its cost, and that
+    of each of its cells; None where it is not counted yet.
     """
     amounts = [None] * len(columns) if cells is None else cells
     shown = [_cell_to_proto(*one, numbers) for one in zip(row.cells, columns, amounts, strict=True)]
     merged = map(row_id, row.aliases)
-    told = to_proto(pb.Row, None, row_id=row_id(row.key), cells=shown, merged_row_ids=merged, **_cost(spent))
+    told = to_proto(
+        pb.Row, None, row_id=row_id(row.key), cells=shown, merged_row_ids=merged, **_cost(spent)
+    )
     if told.ByteSize() > _MOST_ROW_BYTES:
         for cell in told.cells:
             cell.ClearField("citations")
@@ -124,7 +139,9 @@ def _row_to_proto(
     return told
 
 
-def _cell_to_proto(cell: Cell, column: Column, spent: Amount | None, numbers: Mapping[Ask, int]) -> pb.Cell:
+def _cell_to_proto(
+    cell: Cell, column: Column, spent: Amount | None, numbers: Mapping[Ask, int]
+) -> pb.Cell:
     own = [claim for claim in cell.claims if is_of(claim, cell.value, column)]
     rivals = [claim for claim in cell.claims if claim not in own]
     return to_proto(
@@ -140,4 +157,6 @@ def _cell_to_proto(cell: Cell, column: Column, spent: Amount | None, numbers: Ma
 
 
 def _cost(spent: Amount | None) -> dict[str, int | None]:
-    return {"tokens": spent.tokens, "cost_nano_usd": spent.nano_usd} if spent else dict.fromkeys(_COST)
+    return (
+        {"tokens": spent.tokens, "cost_nano_usd": spent.nano_usd} if spent else dict.fromkeys(_COST)
+    )

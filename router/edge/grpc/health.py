@@ -48,5 +48,9 @@ class Health:
     async def _tell(self) -> None:
         for name in self._names:
             down = self._readiness.down(_NEEDS.get(name, _STORE))
-            status = health_pb2.HealthCheckResponse.NOT_SERVING if down else health_pb2.HealthCheckResponse.SERVING
+            status = (
+                health_pb2.HealthCheckResponse.NOT_SERVING
+                if down
+                else health_pb2.HealthCheckResponse.SERVING
+            )
             await self._servicer.set(name, status)

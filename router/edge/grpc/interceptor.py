@@ -39,24 +39,33 @@ _SCOPES: dict[str, KeyScope] = {
 
 
 def needed_scope(method: str) -> KeyScope:
-    """The scope that a method such as `/rolegate.v1.RunService/GetRun` needs: its own, or its service's."""
+    """The scope that a method such as `/rolegate.v1.RunService/GetRun` needs: its own, or its
+    service's.
+    """
     name = method.removeprefix(_OURS)
     return _SCOPES[name if name in _SCOPES else name.partition("/")[0]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls in by their key, for as long as it is good, tells their handlers who calls and an observer what comes
-    of them, writes what streams yield, and turns whatever is raised into a status. What is not `rolegate.v1`, such as
-    the health, needs no key.
+    """Lets calls in by their key, for as long as it is good, tells their handlers who calls and an
+    observer what comes of them, writes what streams yield, and turns whatever is raised into a
+    status. What is not `rolegate.v1`, such as the health, needs no key.
     """
 
-    def __init__(self, access: Access | None = None, observer: Observer | None = None, reading_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        access: Access | None = None,
+        observer: Observer | None = None,
+        reading_s: float = 60.0,
+    ) -> None:
         """`reading_s`: how long a client may take to read one message of a stream."""
         self._access, self._observer, self._reading_s = access, observer, reading_s
         self._handlers: dict[str, Any] = {}
         """What serves a method instead of its own handler."""
 
-    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+    async def intercept_service(
+        self, continuation: Any, handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
         """Wrap the handler of the call."""
         method = str(handler_call_details.method)
         if (known := self._handlers.get(method)) is not None:
@@ -84,7 +93,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         observed = bool(self._observer) and method.startswith(_OURS)
         admitted = self._access is not None and method.startswith(_OURS)
         kind = (
-            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+            grpc.unary_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.unary_unary_rpc_method_handler
         )
         wrapped = kind(served, _reading(handler.request_deserializer), handler.response_serializer)
         return self._handlers.setdefault(method, wrapped)
@@ -117,7 +128,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _served(self, handler: Any, request: Any, context: Any) -> Any:
         if not handler.response_streaming:
             return await handler.unary_unary(request, context)
-        if inspect.iscoroutinefunction(handler.unary_stream):  # it writes by itself, as health's Watch does
+        # It writes by itself, as health's Watch does
+        if inspect.iscoroutinefunction(handler.unary_stream):
             return await handler.unary_stream(request, context)
         async with aclosing(handler.unary_stream(request, context)) as responses:
             async for response in responses:
@@ -125,7 +137,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     async with asyncio.timeout(self._reading_s):
                         await context.write(response)
                 except TimeoutError:
-                    said = f"Nothing was read for {self._reading_s:g} s, so the stream ends; read on."
+                    said = (
+                        f"Nothing was read for {self._reading_s:g} s, so the stream ends; read on."
+                    )
                     raise SlowReader(said) from None
 
 
@@ -134,13 +148,17 @@ def _metadata(context: Any) -> dict[str, str]:
 
 
 def _reading(deserialize: Any) -> Any:
-    """Gives the error instead of raising it, which gRPC would tell as UNKNOWN, with a traceback in the log."""
+    """Gives the error instead of raising it, which gRPC would tell as UNKNOWN, with a traceback
+    in the log.
+    """
 
     def read(sent: bytes) -> Any:
         try:
             return deserialize(sent)
         except DecodeError:
-            return BadRequest("The request is not a message of this method; is the client's proto file the same?")
+            return BadRequest(
+                "The request is not a message of this method; is the client's proto file the same?"
+            )
 
     return read
 

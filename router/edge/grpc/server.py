@@ -11,8 +11,13 @@ from grpc_reflection.v1alpha import reflection
 from rolegate.v1.answer_service_pb2_grpc import add_AnswerServiceServicer_to_server
 from rolegate.v1.completion_service_pb2_grpc import add_CompletionServiceServicer_to_server
 from rolegate.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
-from rolegate.v1.executor_version_service_pb2_grpc import add_ExecutorVersionServiceServicer_to_server
-from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer, add_RetrievalServiceServicer_to_server
+from rolegate.v1.executor_version_service_pb2_grpc import (
+    add_ExecutorVersionServiceServicer_to_server,
+)
+from rolegate.v1.retrieval_service_pb2_grpc import (
+    RetrievalServiceServicer,
+    add_RetrievalServiceServicer_to_server,
+)
 from rolegate.v1.run_service_pb2_grpc import add_RunServiceServicer_to_server
 from rolegate.v1.table_service_pb2_grpc import add_TableServiceServicer_to_server
 from rolegate.v1.usage_service_pb2_grpc import add_UsageServiceServicer_to_server
@@ -55,8 +60,8 @@ class Server:
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`access`: without it, everybody may ask for everything, from wherever the address can be reached.
-        `readiness`: what is down, for `health`. `limits`: None for the defaults.
+        """`access`: without it, everybody may ask for everything, from wherever the address can be
+        reached. `readiness`: what is down, for `health`. `limits`: None for the defaults.
         """
         limits = limits or Limits()
         self._server = grpc.aio.server(
@@ -69,9 +74,21 @@ class Server:
         self._health.add_to(self._server)
         self._names: list[str] = []
         served: tuple[tuple[str, Any, Callable[[Any, grpc.aio.Server], None]], ...] = (
-            ("AnswerService", gateway and AnswerServicer(gateway), add_AnswerServiceServicer_to_server),
-            ("CompletionService", gateway and CompletionServicer(gateway), add_CompletionServiceServicer_to_server),
-            ("ExecutionService", gateway and ExecutionServicer(gateway), add_ExecutionServiceServicer_to_server),
+            (
+                "AnswerService",
+                gateway and AnswerServicer(gateway),
+                add_AnswerServiceServicer_to_server,
+            ),
+            (
+                "CompletionService",
+                gateway and CompletionServicer(gateway),
+                add_CompletionServiceServicer_to_server,
+            ),
+            (
+                "ExecutionService",
+                gateway and ExecutionServicer(gateway),
+                add_ExecutionServiceServicer_to_server,
+            ),
             ("RunService", runs, add_RunServiceServicer_to_server),
             ("UsageService", usage, add_UsageServiceServicer_to_server),
             ("ExecutorVersionService", versions, add_ExecutorVersionServiceServicer_to_server),
@@ -82,12 +99,15 @@ class Server:
             if servicer is not None:
                 add(servicer, self._server)
                 self._names.append(f"rolegate.v1.{service}")
-        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        reflection.enable_server_reflection(
+            [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
 
     async def start(self, address: str) -> int:
         """Listen on `host:port` (port 0: any free one) and report healthy; the port.
 
-        Raises `BadConfig`, also for an address beyond the loopback while there are no keys, and `StoreFailed`.
+        Raises `BadConfig`, also for an address beyond the loopback while there are no keys, and
+        `StoreFailed`.
         """
         if self._access:
             await check_listening(address, "server.address", self._access)
@@ -100,7 +120,8 @@ class Server:
                 port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise BadConfig(
-                f"server.address: cannot listen on {address}; is the port in use? Name another one, or port 0 for any."
+                f"server.address: cannot listen on {address}; is the port in use? Name "
+                "another one, or port 0 for any."
             ) from error
         await self._server.start()
         await self._health.serve(("", *self._names))
@@ -109,7 +130,8 @@ class Server:
         return port
 
     async def drain(self, grace_s: float) -> None:
-        """Report NOT_SERVING, take nothing new, and give what is running `grace_s` seconds to finish.
+        """Report NOT_SERVING, take nothing new, and give what is running `grace_s` seconds to
+        finish.
 
         Then it is cancelled. When this returns, every run is stored.
         """

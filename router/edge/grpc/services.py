@@ -44,7 +44,9 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def Answer(self, request: answer_pb.AnswerRequest, context: Any) -> answer_pb.AnswerResponse:
+    async def Answer(
+        self, request: answer_pb.AnswerRequest, context: Any
+    ) -> answer_pb.AnswerResponse:
         """Answer one question."""
         options, topology = (
             parse.options_from_proto(request, context),
@@ -83,13 +85,17 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def Complete(self, request: completion_pb.CompleteRequest, context: Any) -> completion_pb.CompleteResponse:
+    async def Complete(
+        self, request: completion_pb.CompleteRequest, context: Any
+    ) -> completion_pb.CompleteResponse:
         """Call the model of a role."""
         run = await self._gateway.complete(
             parse.completion_from_proto(request), parse.options_from_proto(request, context)
         )
         usage = convert.usage_to_proto(run.calls)[0]
-        return convert.to_proto(completion_pb.CompleteResponse, _output(run), usage=usage, run_id=run.id)
+        return convert.to_proto(
+            completion_pb.CompleteResponse, _output(run), usage=usage, run_id=run.id
+        )
 
     async def StreamComplete(
         self, request: completion_pb.StreamCompleteRequest, context: Any
@@ -100,17 +106,24 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
             parse.options_from_proto(request, context),
         )
         told = False
-        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, options, tell)) as running:
+        async with Running[Delta, Run](
+            lambda tell: self._gateway.complete(asked, options, tell)
+        ) as running:
             async for deltas in running:
-                for piece in _pieces("".join(delta.text for delta in deltas), "".join(d.reasoning for d in deltas)):
+                for piece in _pieces(
+                    "".join(delta.text for delta in deltas), "".join(d.reasoning for d in deltas)
+                ):
                     told = True
                     yield piece
             run = await running.result()
         output = _output(run)
-        for piece in () if told else _pieces(output.text, output.reasoning):  # of an earlier request of the same name
+        # Of an earlier request of the same name
+        for piece in () if told else _pieces(output.text, output.reasoning):
             yield piece
         yield completion_pb.StreamCompleteResponse(
-            finish_reason=output.finish_reason, usage=convert.usage_to_proto(run.calls)[0], run_id=run.id
+            finish_reason=output.finish_reason,
+            usage=convert.usage_to_proto(run.calls)[0],
+            run_id=run.id,
         )
 
 
@@ -132,12 +145,18 @@ class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def Execute(self, request: execution_pb.ExecuteRequest, context: Any) -> execution_pb.ExecuteResponse:
+    async def Execute(
+        self, request: execution_pb.ExecuteRequest, context: Any
+    ) -> execution_pb.ExecuteResponse:
         """Search for one sub-query and report."""
-        run = await self._gateway.execute(request.sub_query, parse.options_from_proto(request, context))
+        run = await self._gateway.execute(
+            request.sub_query, parse.options_from_proto(request, context)
+        )
         assert isinstance(run.result, Execution)
         result = await in_worker(convert.execution_to_proto, run.result)
-        return execution_pb.ExecuteResponse(run_id=run.id, result=result, usage=convert.usage_to_proto(run.calls))
+        return execution_pb.ExecuteResponse(
+            run_id=run.id, result=result, usage=convert.usage_to_proto(run.calls)
+        )
 
 
 class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
@@ -151,7 +170,9 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     ) -> version_pb.ListExecutorVersionsResponse:
         """All versions, newest first."""
         found = await self._versions.list()
-        return version_pb.ListExecutorVersionsResponse(versions=[convert.version_to_proto(*each) for each in found])
+        return version_pb.ListExecutorVersionsResponse(
+            versions=[convert.version_to_proto(*each) for each in found]
+        )
 
     async def RegisterExecutorVersion(
         self, request: version_pb.RegisterExecutorVersionRequest, _context: Any
@@ -167,7 +188,9 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
         state = parse.state_from_proto(request.state)
         version = await self._versions.set_traffic(request.version, state, request.canary_share)
         figures = await self._versions.figures(version)
-        return version_pb.SetExecutorVersionTrafficResponse(version=convert.version_to_proto(version, figures))
+        return version_pb.SetExecutorVersionTrafficResponse(
+            version=convert.version_to_proto(version, figures)
+        )
 
     async def PromoteExecutorVersion(
         self, request: version_pb.PromoteExecutorVersionRequest, _context: Any
@@ -190,7 +213,9 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     ) -> version_pb.ListExecutorVersionDecisionsResponse:
         """Decisions, oldest first."""
         found = await self._versions.decisions(request.version or None, request.after_number)
-        return version_pb.ListExecutorVersionDecisionsResponse(decisions=map(convert.decision_to_proto, found))
+        return version_pb.ListExecutorVersionDecisionsResponse(
+            decisions=map(convert.decision_to_proto, found)
+        )
 
 
 _PAGE, _LARGEST_PAGE = 50, 1000
@@ -206,18 +231,29 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         """One run."""
         run = await in_viewer(as_seen_by, await self._runs.get(request.run_id, caller()), caller())
         return await in_viewer(
-            convert.whole_run_to_proto, run, await self._runs.feedback_on(run), request.include_trace
+            convert.whole_run_to_proto,
+            run,
+            await self._runs.feedback_on(run),
+            request.include_trace,
         )
 
-    async def ListRuns(self, request: run_pb.ListRunsRequest, _context: Any) -> run_pb.ListRunsResponse:
+    async def ListRuns(
+        self, request: run_pb.ListRunsRequest, _context: Any
+    ) -> run_pb.ListRunsResponse:
         """A page of runs, newest first."""
         if request.page_size < 0:
             raise BadRequest(f"page_size is {request.page_size}; leave it 0 for {_PAGE}.")
         size = min(request.page_size or _PAGE, _LARGEST_PAGE)
-        page = await self._runs.list(parse.list_filter_from_proto(request), size, request.page_token, caller())
-        return run_pb.ListRunsResponse(runs=map(convert.run_to_proto, page.runs), next_page_token=page.next_page)
+        page = await self._runs.list(
+            parse.list_filter_from_proto(request), size, request.page_token, caller()
+        )
+        return run_pb.ListRunsResponse(
+            runs=map(convert.run_to_proto, page.runs), next_page_token=page.next_page
+        )
 
-    async def WatchRun(self, request: run_pb.WatchRunRequest, context: Any) -> AsyncIterator[run_pb.WatchRunResponse]:
+    async def WatchRun(
+        self, request: run_pb.WatchRunRequest, context: Any
+    ) -> AsyncIterator[run_pb.WatchRunResponse]:
         """Events of an answer or a table; a run that did not finish ends in its error."""
         after, identity = request.after_event_number, caller()
         run = await self._runs.get(request.run_id, identity)
@@ -240,7 +276,9 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
                     rpc_status.to_status(convert.status_to_proto(failure_of_run(item, identity)))
                 )
 
-    async def CancelRun(self, request: run_pb.CancelRunRequest, _context: Any) -> run_pb.CancelRunResponse:
+    async def CancelRun(
+        self, request: run_pb.CancelRunRequest, _context: Any
+    ) -> run_pb.CancelRunResponse:
         """Stop a run."""
         await self._runs.cancel(request.run_id, caller())
         return run_pb.CancelRunResponse()
@@ -271,7 +309,9 @@ def _exported(told: ExportedRun, identity: Identity) -> run_pb.ExportRunsRespons
     )
 
 
-def _watched(event: answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse) -> run_pb.WatchRunResponse:
+def _watched(
+    event: answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse,
+) -> run_pb.WatchRunResponse:
     if isinstance(event, table_pb.StreamTableResponse):
         return run_pb.WatchRunResponse(table_event=event)
     return run_pb.WatchRunResponse(event=event)
@@ -283,7 +323,9 @@ class UsageServicer(usage_pb_grpc.UsageServiceServicer):
     def __init__(self, usages: Usages, reconciler: Reconciler) -> None:
         self._usages, self._reconciler = usages, reconciler
 
-    async def GetUsage(self, request: usage_pb.GetUsageRequest, _context: Any) -> usage_pb.GetUsageResponse:
+    async def GetUsage(
+        self, request: usage_pb.GetUsageRequest, _context: Any
+    ) -> usage_pb.GetUsageResponse:
         """Sum what was spent; nothing where it is another tenant's."""
         query = parse.usage_query_from_proto(request, caller())
         if request.tenant and not caller().sees(request.tenant):

@@ -35,7 +35,10 @@ class Tables(Protocol):
     """Fills tables; a `Gateway`."""
 
     async def fill_table(
-        self, request: TableRequest, options: RequestOptions, on_event: OnEvent = lambda _event: None
+        self,
+        request: TableRequest,
+        options: RequestOptions,
+        on_event: OnEvent = lambda _event: None,
     ) -> Run:
         """Fill a table. The run's result is a `TableRun`."""
 
@@ -50,7 +53,10 @@ class TableServicer(pb_grpc.TableServiceServicer):
 
     async def FillTable(self, request: pb.FillTableRequest, context: Any) -> pb.FillTableResponse:
         """Fill one table, or begin to."""
-        wanted, options = await in_worker(table_request_from_proto, request), options_from_proto(request, context)
+        wanted, options = (
+            await in_worker(table_request_from_proto, request),
+            options_from_proto(request, context),
+        )
         if not request.detached:
             run = await self._tables.fill_table(wanted, options)
             return pb.FillTableResponse(run_id=run.id, table=await table_to_proto(run))
@@ -62,11 +68,18 @@ class TableServicer(pb_grpc.TableServiceServicer):
 
         return pb.FillTableResponse(run_id=await self.detached.start(work))
 
-    async def StreamTable(self, request: pb.StreamTableRequest, context: Any) -> AsyncIterator[pb.StreamTableResponse]:
+    async def StreamTable(
+        self, request: pb.StreamTableRequest, context: Any
+    ) -> AsyncIterator[pb.StreamTableResponse]:
         """Fill one table, telling what happens."""
-        wanted, options = await in_worker(table_request_from_proto, request), options_from_proto(request, context)
+        wanted, options = (
+            await in_worker(table_request_from_proto, request),
+            options_from_proto(request, context),
+        )
         told, number = TableEvents(), 1
-        async with Running[Event, Run](lambda tell: self._tables.fill_table(wanted, options, tell)) as running:
+        async with Running[Event, Run](
+            lambda tell: self._tables.fill_table(wanted, options, tell)
+        ) as running:
             async for events in running:
                 for event in events:
                     yield await tell_event(partial(told_to_proto, told), number, event)
@@ -79,15 +92,24 @@ class TableServicer(pb_grpc.TableServiceServicer):
         """A page of a run's table."""
         if request.page_size < 0:
             raise BadRequest(f"page_size is {request.page_size}; leave it 0 for {_PAGE}.")
-        if request.page_token and not (request.page_token.isascii() and request.page_token.isdecimal()):
-            raise BadRequest("page_token is none of ours; send next_page_token of the page before, or none.")
+        if request.page_token and not (
+            request.page_token.isascii() and request.page_token.isdecimal()
+        ):
+            raise BadRequest(
+                "page_token is none of ours; send next_page_token of the page before, or none."
+            )
         run = await self._runs.get(request.run_id, caller())
         if run.kind != "table":
             raise BadRequest(f"run_id {run.id!r}: is no table; GetRun tells what it came to.")
         if run.redacted:
-            raise BadRequest(f"run_id {run.id!r}: the texts of this tenant's runs are not kept, so its table is not.")
+            raise BadRequest(
+                f"run_id {run.id!r}: the texts of this tenant's runs are not kept, so "
+                "its table is not."
+            )
         if running := run.status == "running":
             run = msgspec.structs.replace(run, duration_s=time.time() - run.started_at)
         start, size = int(request.page_token or 0), min(request.page_size or _PAGE, _LARGEST_PAGE)
         table = await table_to_proto(run, start, start + size)
-        return pb.GetTableResponse(table=table, running=running, next_page_token=table.next_page_token)
+        return pb.GetTableResponse(
+            table=table, running=running, next_page_token=table.next_page_token
+        )

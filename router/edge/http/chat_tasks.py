@@ -1,6 +1,7 @@
 """Tasks that chat tools set in the background, such as titles, tags and follow-up questions.
 
-They come as if a user had asked: from Open WebUI, LibreChat, LobeChat, NextChat, Cherry Studio, big-AGI and others.
+They come as if a user had asked: from Open WebUI, LibreChat, LobeChat, NextChat, Cherry Studio,
+big-AGI and others.
 """
 
 import re
@@ -10,10 +11,13 @@ ChatTasks = Literal["answer", "refuse", "search"]
 _MAX_CHARS = 4000
 _HEAD_CHARS = 400
 _TEMPLATE = re.compile(r"#{1,4} *Task:(?!\s*Respond to the user)", re.IGNORECASE)
-"""The beginning of Open WebUI's templates, but for the one that holds a question and files to answer it from."""
+"""The beginning of Open WebUI's templates, but for the one that holds a question and files to
+answer it from.
+"""
 _ASKED = re.compile(
     r"Your task is to reflect the speaker's likely facial expression"
-    r"|(?:Please )?(?:generate|provide) a [\w ,-]{0,50}title (?:\(.{0,30}\) )?(?:for|summarizing) \w+ conversation"
+    r"|(?:Please )?(?:generate|provide) a [\w ,-]{0,50}title (?:\(.{0,30}\) )?(?:for|"
+    r"summarizing) \w+ conversation"
     r"|Analyze (?:this|the given short) conversation[\s\S]{0,200}\btitle\b"
     r"|使用四到五个字直接返回这句话的简要主题",
     re.IGNORECASE,

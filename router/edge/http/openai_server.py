@@ -1,9 +1,10 @@
 """An OpenAI-compatible server, for chat tools and agents that speak nothing else.
 
-`POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`. The model `rolegate` answers
-questions, with a table where they name its columns (`asked_table.py`); `rolegate-executor` works on one sub-query and
-reports. The question is the text of the last user message: each question stands alone, so that a system message and
-earlier turns are not used. Keys are those of gRPC, sent as `Authorization: Bearer`; only `GET /health` needs none.
+`POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`. The model
+`rolegate` answers questions, with a table where they name its columns (`asked_table.py`);
+`rolegate-executor` works on one sub-query and reports. The question is the text of the last user
+message: each question stands alone, so that a system message and earlier turns are not used. Keys
+are those of gRPC, sent as `Authorization: Bearer`; only `GET /health` needs none.
 """
 
 import asyncio
@@ -43,8 +44,12 @@ MAX_BODY_BYTES = 1 << 20
 ANSWERING, EXECUTING = "rolegate", "rolegate-executor"
 _TASK_TOKENS = 512
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-_OPTION = re.compile("no.?cach|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body", re.IGNORECASE)
-"""Fields that mean an option of this gateway; all others may be meant for other servers, and are ignored."""
+_OPTION = re.compile(
+    "no.?cach|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body", re.IGNORECASE
+)
+"""Fields that mean an option of this gateway; all others may be meant for other servers, and
+are ignored.
+"""
 Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
 
 
@@ -64,7 +69,11 @@ class ChatMessage(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The text of its parts."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content or ())
+        return (
+            self.content
+            if isinstance(self.content, str)
+            else "\n".join(part.text for part in self.content or ())
+        )
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -88,24 +97,33 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     @property
     def question(self) -> str:
-        """The text of the last user message; nothing else is used. Raises `BadRequest` for what cannot be done."""
+        """The text of the last user message; nothing else is used. Raises `BadRequest` for what
+        cannot be done.
+        """
         if self.n not in (None, 1):
             raise BadRequest(f"n is {self.n}; there is one answer to a question.")
         if bytes(self.tool_choice) not in (b"null", b'"auto"', b'"none"'):
             raise BadRequest("tool_choice demands a tool, but this model calls none; leave it out.")
         asked = [number for number, message in enumerate(self.messages) if message.role == "user"]
         if not asked:
-            raise BadRequest("messages has no message of role `user`; the last one is the question.")
+            raise BadRequest(
+                "messages has no message of role `user`; the last one is the question."
+            )
         last = self.messages[asked[-1]]
         parts = () if isinstance(last.content, str) else last.content or ()
         for number, part in enumerate(parts):
             if part.type != "text":
-                raise BadRequest(f"messages[{asked[-1]}].content[{number}] is of type {part.type!r}; send text alone.")
+                raise BadRequest(
+                    f"messages[{asked[-1]}].content[{number}] is of type {part.type!r}; "
+                    "send text alone."
+                )
         return last.text
 
     @property
     def task(self) -> str:
-        """A task of the chat tool itself, such as a title, with what it is about; empty where a question is asked."""
+        """A task of the chat tool itself, such as a title, with what it is about; empty where a
+        question is asked.
+        """
         first = self.messages[0]
         if not is_chat_task("" if first.role == "user" else first.text, self.question):
             return ""
@@ -122,12 +140,14 @@ def openai_app(
     pages: Frame | None = None,
     chat_tasks: ChatTasks = "answer",
 ) -> web.Application:
-    """The application; `HTTPServer` runs it. Errors have OpenAI's shape, and `code` is the reason of the status table.
+    """The application; `HTTPServer` runs it. Errors have OpenAI's shape, and `code` is the reason
+    of the status table.
 
-    Bodies must be `application/json` and from no web page of another host, so that none can post here unasked, and at
-    most 1 MiB. `access`: without it, everybody may ask. `readiness`: what is down, for `GET /health`, which says 503
-    then. `limits`: None for the defaults. `pages`: served at all other paths, and guarded by themselves. `chat_tasks`:
-    what becomes of titles and the like.
+    Bodies must be `application/json` and from no web page of another host, so that none can post
+    here unasked, and at most 1 MiB. `access`: without it, everybody may ask. `readiness`: what is
+    down, for `GET /health`, which says 503 then. `limits`: None for the defaults. `pages`: served
+    at all other paths, and guarded by themselves. `chat_tasks`: what becomes of titles and the
+    like.
     """
     limits = limits or Limits()
 
@@ -135,10 +155,16 @@ def openai_app(
         asked = await _asked(request, limits.opening_s)
         if asked.model not in (ANSWERING, EXECUTING):
             return _unknown(asked.model)
-        question, options = asked.question, RequestOptions(identity=caller(), no_cache=bool(asked.no_cache))
+        question, options = (
+            asked.question,
+            RequestOptions(identity=caller(), no_cache=bool(asked.no_cache)),
+        )
         task = "" if chat_tasks == "search" else asked.task
         if task and chat_tasks == "refuse":
-            raise BadRequest("Titles, tags and follow-ups are not written here; set a task model in the chat tool.")
+            raise BadRequest(
+                "Titles, tags and follow-ups are not written here; set a task model in "
+                "the chat tool."
+            )
 
         async def work(emit: OnEvent) -> Run:
             with access.serving(caller()) if access else nullcontext():
@@ -157,7 +183,9 @@ def openai_app(
         cited, spent = await cited_answer(run), totals(run.calls)
         message = {"role": "assistant", "content": cited.text}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
-        reply = _reply(asked.model, "chat.completion", choices=[choice], rolegate=_details(cited, spent))
+        reply = _reply(
+            asked.model, "chat.completion", choices=[choice], rolegate=_details(cited, spent)
+        )
         return _json(200, reply | _usage(spent))
 
     async def models(_request: web.Request) -> web.Response:
@@ -172,7 +200,9 @@ def openai_app(
         return _json(503, {"status": "unavailable"}) if down else _json(200, {"status": "ok"})
 
     watched = [observing(observer)] if observer else []
-    app = web.Application(middlewares=[*watched, _guarding(access, pages)], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(
+        middlewares=[*watched, _guarding(access, pages)], client_max_size=MAX_BODY_BYTES
+    )
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name}", model)
@@ -191,7 +221,10 @@ async def _asked(request: web.Request, within_s: float) -> ChatRequest:
             body = await request.read()
         for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
             if name != "no_cache" and _OPTION.match(name):
-                raise BadRequest(f"{name}: is no option here; did you mean no_cache? Others need gRPC or the client.")
+                raise BadRequest(
+                    f"{name}: is no option here; did you mean no_cache? Others need gRPC "
+                    "or the client."
+                )
         return msgspec.json.decode(body, type=ChatRequest)
     except TimeoutError:
         raise web.HTTPRequestTimeout(text="The body did not come in time.") from None
@@ -199,11 +232,16 @@ async def _asked(request: web.Request, within_s: float) -> ChatRequest:
         raise BadRequest(f"The body is no chat completion request: {error}.") from None
 
 
-async def _streamed(request: web.Request, asked: ChatRequest, work: Work, reading_s: float) -> web.StreamResponse:
-    """Tell what happens as reasoning, then the answer; nothing is sent before anything has happened. A client that
-    takes nothing for `reading_s` seconds is left.
+async def _streamed(
+    request: web.Request, asked: ChatRequest, work: Work, reading_s: float
+) -> web.StreamResponse:
+    """Tell what happens as reasoning, then the answer; nothing is sent before anything has
+    happened. A client that takes nothing for `reading_s` seconds is left.
     """
-    response, stream = web.StreamResponse(headers=_SSE), _reply(asked.model, "chat.completion.chunk")
+    response, stream = (
+        web.StreamResponse(headers=_SSE),
+        _reply(asked.model, "chat.completion.chunk"),
+    )
 
     async def send(delta: dict[str, str], finish_reason: str | None = None, **details: Any) -> None:
         if not response.prepared:
@@ -255,22 +293,33 @@ def _details(cited: CitedAnswer, spent: list[RoleTotal]) -> dict[str, Any]:
 
 
 def _usage(spent: list[RoleTotal]) -> dict[str, Any]:
-    """The sum over roles; nothing where no engine told anything. A detail that no engine told is null."""
+    """The sum over roles; nothing where no engine told anything. A detail that no engine told
+    is null.
+    """
     if spent and all(role.attempts == role.attempts_without_usage for role in spent):
         return {}
-    read, written = sum(role.prompt_tokens for role in spent), sum(role.completion_tokens for role in spent)
+    read, written = (
+        sum(role.prompt_tokens for role in spent),
+        sum(role.completion_tokens for role in spent),
+    )
     usage = {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": sum_known([role.cached_tokens for role in spent])},
-        "completion_tokens_details": {"reasoning_tokens": sum_known([role.reasoning_tokens for role in spent])},
+        "prompt_tokens_details": {
+            "cached_tokens": sum_known([role.cached_tokens for role in spent])
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": sum_known([role.reasoning_tokens for role in spent])
+        },
     }
     return {"usage": usage}
 
 
 def _failure(status: int, message: str, code: str, param: str | None = None) -> dict[str, Any]:
-    """The body that goes with an HTTP status. `param`: the field of the request that is wrong, where one is known."""
+    """The body that goes with an HTTP status. `param`: the field of the request that is wrong,
+    where one is known.
+    """
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -294,7 +343,8 @@ def _guarding(access: Access | None, pages: Frame | None) -> Middleware:
         try:
             _check_origin(request.headers.get("Origin", ""))
             if access and request.path != "/health":
-                # aiohttp serves each request in a context of its own, so that this reaches its handler and no other.
+                # aiohttp serves each request in a context of its own, so that this reaches its
+                # handler and no other.
                 CALLER.set(await access.identify(request.headers.get("Authorization")))
                 check_scope(caller(), "ask")
             return await handler(request)
@@ -306,7 +356,11 @@ def _guarding(access: Access | None, pages: Frame | None) -> Middleware:
         except Exception as error:
             failure = logged_failure(error)
             number, wait_s = HTTP_STATUS[failure.code], failure.retry_after_s
-            headers = {"Retry-After": str(math.ceil(wait_s))} if number in (429, 503) and wait_s is not None else {}
+            headers = (
+                {"Retry-After": str(math.ceil(wait_s))}
+                if number in (429, 503) and wait_s is not None
+                else {}
+            )
             if number == 401:
                 headers["WWW-Authenticate"] = "Bearer"
             return _json(number, _body(failure), headers)
@@ -315,8 +369,12 @@ def _guarding(access: Access | None, pages: Frame | None) -> Middleware:
 
 
 def _check_origin(origin: str) -> None:
-    """Refuse what a browser sends for a page of elsewhere, also one whose name was made to lead here."""
-    if origin == "null" or (origin.startswith("http") and not is_loopback(origin.partition("://")[2])):
+    """Refuse what a browser sends for a page of elsewhere, also one whose name was made to lead
+    here.
+    """
+    if origin == "null" or (
+        origin.startswith("http") and not is_loopback(origin.partition("://")[2])
+    ):
         raise web.HTTPForbidden(text="Web pages of other hosts cannot ask here.")
 
 

@@ -12,20 +12,30 @@ from aiohttp.typedefs import Handler, Middleware
 
 from router.access import Access
 from router.edge.limits import Limits
-from router.edge.listening import TLS, check_listening, host_of, is_named, wait_for_port, warn_unencrypted
+from router.edge.listening import (
+    TLS,
+    check_listening,
+    host_of,
+    is_named,
+    wait_for_port,
+    warn_unencrypted,
+)
 from router.errors import BadConfig
 from router.runs import Observer
 
 _AT_ONCE_S = 0.01
 _TOO_MANY = (
-    b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 1\r\nContent-Type: text/plain\r\n\r\n"
-    b"Too many connections from your address (server.http_connections_per_address); close some, or use them again.\n"
+    b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 1\r\n"
+    b"Content-Type: text/plain\r\n\r\n"
+    b"Too many connections from your address (server.http_connections_per_address); "
+    b"close some, or use them again.\n"
 )
 
 
 class HTTPServer:
-    """Serves an application until drained. A client that leaves cancels its request. One that asks for a host by a name
-    that is not this server's is refused: it may be a web page of elsewhere that has had its name made to lead here.
+    """Serves an application until drained. A client that leaves cancels its request. One that asks
+    for a host by a name that is not this server's is refused: it may be a web page of elsewhere
+    that has had its name made to lead here.
     """
 
     def __init__(
@@ -38,19 +48,21 @@ class HTTPServer:
         limits: Limits | None = None,
         hosts: Iterable[str] = (),
     ) -> None:
-        """`grace_s`: how long running requests may take to finish once it is drained. `access`: the application lets
-        in by keys; without it, any address will do. `limits`: None for the defaults. `hosts`: names of this server,
-        beside that in its address.
+        """`grace_s`: how long running requests may take to finish once it is drained. `access`: the
+        application lets in by keys; without it, any address will do. `limits`: None for the
+        defaults. `hosts`: names of this server, beside that in its address.
         """
         self._access, self._tls, self._limits = access, tls, limits or Limits()
-        # aiohttp waits this long twice, for the request and then for its task, and for ever if it is 0.
+        # aiohttp waits this long twice, for the request and then for its task, and for ever if it
+        # is 0.
         timeout_s = max(grace_s / 2, _AT_ONCE_S)
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
             shutdown_timeout=timeout_s,
             keepalive_timeout=self._limits.opening_s,
-            auto_decompress=False,  # which would go on after a request is refused, on the event loop, without a bound
+            # Which would go on after a request is refused, on the event loop, without a bound
+            auto_decompress=False,
         )
         app.middlewares.append(self._check_head)
         self._hosts = set(map(host_of, hosts))
@@ -59,8 +71,8 @@ class HTTPServer:
     async def start(self, address: str, setting: str) -> str:
         """Listen on `host:port` (port 0: any free one); where it listens.
 
-        Raises `BadConfig`, naming `setting`, also for an address beyond the loopback while there are no keys, and
-        `StoreFailed`.
+        Raises `BadConfig`, naming `setting`, also for an address beyond the loopback while there
+        are no keys, and `StoreFailed`.
         """
         if self._access:
             await check_listening(address, setting, self._access)
@@ -99,22 +111,30 @@ class HTTPServer:
         for host in request.headers.getall("Host", []):  # none in HTTP/1.0, which no browser speaks
             if not is_named(host, self._hosts):
                 raise web.HTTPMisdirectedRequest(
-                    text=f"This server does not go by the name of {host[:100]!r}; use its IP address, or have its "
-                    "operator add the name to server.http_hosts (rolegate retrieve serve: --http-host)."
+                    text=f"This server does not go by the name of {host[:100]!r}; use its IP "
+                    "address, or have its "
+                    "operator add the name to server.http_hosts (rolegate retrieve "
+                    "serve: --http-host)."
                 )
         if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise web.HTTPUnsupportedMediaType(text="Send the body as it is, without a Content-Encoding.")
+            raise web.HTTPUnsupportedMediaType(
+                text="Send the body as it is, without a Content-Encoding."
+            )
         return await handler(request)
 
 
 class _Door(asyncio.Protocol):
-    """Lets a connection in, or turns it away where there are too many, in all or from its address."""
+    """Lets a connection in, or turns it away where there are too many, in all or from its
+    address.
+    """
 
     def __init__(self, server: Any, limits: Limits) -> None:
         self._server, self._limits = server, limits
 
     def connection_made(self, transport: Any) -> None:
-        addresses = [_address(each.transport) for each in self._server.connections if each.transport]
+        addresses = [
+            _address(each.transport) for each in self._server.connections if each.transport
+        ]
         if len(addresses) >= self._limits.connections:
             transport.close()
         elif addresses.count(_address(transport)) >= self._limits.connections_per_address:
@@ -127,7 +147,9 @@ class _Door(asyncio.Protocol):
 
 
 def _address(transport: Any) -> bytes:
-    """Return the address that a connection comes from; of IPv6, where hosts have many, the network."""
+    """Return the address that a connection comes from; of IPv6, where hosts have many, the
+    network.
+    """
     return _packed((transport.get_extra_info("peername") or ["::"])[0])
 
 

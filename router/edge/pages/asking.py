@@ -1,4 +1,6 @@
-"""Questions that pages ask: each is worked on in a task of its own, and its page follows the run."""
+"""Questions that pages ask: each is worked on in a task of its own, and its page follows the
+run.
+"""
 
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
@@ -30,8 +32,8 @@ class Asking:
         versions: Versions | None = None,
         executors: VersionRouting | None = None,
     ) -> None:
-        """`access`: where keys may be revoked meanwhile. `tables`: who fills them; None for the gateway. `versions` and
-        `executors`: those to choose from; without them, there is no choice.
+        """`access`: where keys may be revoked meanwhile. `tables`: who fills them; None for the
+        gateway. `versions` and `executors`: those to choose from; without them, there is no choice.
         """
         self._gateway, self._access, self._tables = gateway, access, tables or gateway
         self._versions, self._executors = versions, executors
@@ -49,15 +51,17 @@ class Asking:
         return [version.version for version, _ in await self._versions.list()]
 
     async def ask(self, question: str) -> str:
-        """Begin with a question, or with the table that it asks for; the run's identifier. Raises as `Gateway`."""
+        """Begin with a question, or with the table that it asks for; the run's identifier.
+        Raises as `Gateway`.
+        """
         options = RequestOptions(identity=caller())
         if table := table_asked_for(self._gateway.readable("question", question)):
             return await self._start(lambda emit: self._tables.fill_table(table, options, emit))
         return await self._start(lambda emit: self._gateway.answer(question, options, emit))
 
     async def again(self, question: str, topology: str, version: str) -> str:
-        """Begin anew, with nothing of other runs. `version`: of the executor; empty for the one whose turn it is.
-        Raises `AccessDenied`, `BadRequest`, `BadVersion`, and as `Gateway`.
+        """Begin anew, with nothing of other runs. `version`: of the executor; empty for the one
+        whose turn it is. Raises `AccessDenied`, `BadRequest`, `BadVersion`, and as `Gateway`.
         """
         chosen = next((name for name in self.topologies if name == topology), None)
         if chosen is None:

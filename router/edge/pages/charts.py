@@ -39,7 +39,9 @@ class Chart(msgspec.Struct, frozen=True):
     """A height to reach."""
 
 
-def bars(values: Mapping[str, Mapping[str, int]], columns: Sequence[str], shown: Callable[[int], str]) -> Chart:
+def bars(
+    values: Mapping[str, Mapping[str, int]], columns: Sequence[str], shown: Callable[[int], str]
+) -> Chart:
     """Stacked bars. `values`: by series, which are stacked in this order, and by column."""
     names = list(values) if len(values) <= SERIES else [*list(values)[: SERIES - 1], "others"]
     sums = {column: [0] * len(names) for column in columns}
@@ -56,10 +58,23 @@ def bars(values: Mapping[str, Mapping[str, int]], columns: Sequence[str], shown:
                 size = value / most * _INNER
                 y -= size
                 x = round(LEFT + number * step, 2)
-                found.append(Mark(x, round(y, 2), f"{column} {names[place]}: {shown(value)}", round(size, 2), place))
-    ticks = [Mark(LEFT, TOP + _INNER * (1 - share), shown(round(most * share))) for share in (0, 0.5, 1)]
+                found.append(
+                    Mark(
+                        x,
+                        round(y, 2),
+                        f"{column} {names[place]}: {shown(value)}",
+                        round(size, 2),
+                        place,
+                    )
+                )
+    ticks = [
+        Mark(LEFT, TOP + _INNER * (1 - share), shown(round(most * share))) for share in (0, 0.5, 1)
+    ]
     every = math.ceil(len(columns) / _MOST_LABELS) or 1
-    labels = [Mark(LEFT + number * step, HEIGHT - 8, columns[number]) for number in range(0, len(columns), every)]
+    labels = [
+        Mark(LEFT + number * step, HEIGHT - 8, columns[number])
+        for number in range(0, len(columns), every)
+    ]
     labels = [label for label in labels if label.x < WIDTH - _LABEL]
     return Chart(ticks, labels, names, found, round(max(0.5, step - min(2, step / 5)), 2))
 
@@ -68,18 +83,27 @@ _LEAST, _MOST = 1e-2, 1e4
 
 
 def lines(points: Mapping[str, Sequence[tuple[int, float]]], bound: float) -> Chart:
-    """Lines over a logarithmic scale from 0.01 to 10,000, beyond which they are cut. `bound`: a height to reach."""
+    """Lines over a logarithmic scale from 0.01 to 10,000, beyond which they are cut. `bound`: a
+    height to reach.
+    """
 
     def height(value: float) -> float:
         share = math.log(min(_MOST, max(_LEAST, value)) / _LEAST) / math.log(_MOST / _LEAST)
         return round(TOP + _INNER * (1 - share), 2)
 
     last = max((at for each in points.values() for at, _ in each), default=0) or 1
-    place = {at: round(LEFT + (WIDTH - LEFT - 40) * at / last, 2) for each in points.values() for at, _ in each}
+    place = {
+        at: round(LEFT + (WIDTH - LEFT - 40) * at / last, 2)
+        for each in points.values()
+        for at, _ in each
+    }
     return Chart(
         [Mark(LEFT, height(10.0**power), f"{10.0**power:g}") for power in range(-2, 5, 2)],
         [Mark(LEFT, HEIGHT - 8, "0"), Mark(WIDTH - 40, HEIGHT - 8, f"{last:,}")],
         list(points),
-        lines=[" ".join(f"{place[at]},{height(value)}" for at, value in each) for each in points.values()],
+        lines=[
+            " ".join(f"{place[at]},{height(value)}" for at, value in each)
+            for each in points.values()
+        ],
         bound=Mark(LEFT, height(bound), f"{bound:.3g}"),
     )

@@ -39,7 +39,11 @@ def seconds(duration_s: float | None) -> str:
         return UNKNOWN
     if duration_s < 1:
         return f"{duration_s * 1000:.0f} ms"
-    return f"{duration_s:.1f} s" if duration_s < 60 else f"{int(duration_s // 60)} min {int(duration_s % 60)} s"
+    return (
+        f"{duration_s:.1f} s"
+        if duration_s < 60
+        else f"{int(duration_s // 60)} min {int(duration_s % 60)} s"
+    )
 
 
 def moment(at: float) -> str:

@@ -36,7 +36,9 @@ _LOOKED_AT = 50
 _GOLDS = 3
 """Right answers that are looked for: those told last."""
 _LANES = 100
-"""Lanes of a page, as that of a run that goes on is made anew each second; without a choice, the newest."""
+"""Lanes of a page, as that of a run that goes on is made anew each second; without a choice,
+the newest.
+"""
 _FOLLOWED = ("answer", "table")
 """Kinds of runs that tell what happens."""
 
@@ -54,8 +56,9 @@ class RunPages:
         *,
         files_not_read: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
-        """`retriever`: to look whether the documents have an answer that was not found; None to leave it open.
-        `files_not_read`: the number of files that the index does not hold, by suffix; None where that is not known.
+        """`retriever`: to look whether the documents have an answer that was not found; None to
+        leave it open. `files_not_read`: the number of files that the index does not hold, by
+        suffix; None where that is not known.
         """
         self._files_not_read = files_not_read
         self._frame, self._runs, self._asking, self._retriever = frame, runs, asking, retriever
@@ -75,10 +78,16 @@ class RunPages:
         """The run of an address, as whoever looks may see it. Raises `NotFound`."""
         found = await self._runs.get(request.match_info[name], identity(request))
         run = await in_viewer(as_seen_by, found, identity(request))
-        return replace(run, duration_s=time.time() - run.started_at) if run.status == "running" else run
+        return (
+            replace(run, duration_s=time.time() - run.started_at)
+            if run.status == "running"
+            else run
+        )
 
     async def _page(self, request: web.Request, *, page: str, part: str) -> web.Response:
-        """The page, or for htmx its part that changes while the run goes on; once it has ended, the page anew."""
+        """The page, or for htmx its part that changes while the run goes on; once it has ended,
+        the page anew.
+        """
         run, part_alone = await self.run(request), "HX-Request" in request.headers
         running = run.status == "running"  # whose page shows nothing of what is read for others
         if part_alone and not running:
@@ -99,9 +108,16 @@ class RunPages:
         )
 
     async def _attribution(self, run: Run, golds: tuple[str, ...]) -> Attribution | None:
-        """The trace of a wrong answer; the documents are searched where nothing in the run tells."""
+        """The trace of a wrong answer; the documents are searched where nothing in the run
+        tells.
+        """
         found = await in_viewer(attribute, run, golds)
-        if found is None or found.lost_by not in (None, "execution") or found.right or self._retriever is None:
+        if (
+            found is None
+            or found.lost_by not in (None, "execution")
+            or found.right
+            or self._retriever is None
+        ):
             return found
         queries, known = [*golds, *(f"{run.request} {gold}" for gold in golds)], list[Passage]()
         try:
@@ -133,20 +149,30 @@ class RunPages:
     async def _beside(self, request: web.Request) -> web.Response:
         run = await self.run(request)
         pair = [await self._view(each, request) for each in (run, await self.run(request, "other"))]
-        return await self._frame.part(request, "beside.html", title="Side by side", run=run, pair=pair)
+        return await self._frame.part(
+            request, "beside.html", title="Side by side", run=run, pair=pair
+        )
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events: `line`, an item of the list of what happened; `changed`, after it; `done`, at the end."""
+        """Server-sent events: `line`, an item of the list of what happened; `changed`, after
+        it; `done`, at the end.
+        """
         after = number(request.headers.get("Last-Event-ID", "0"))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        )
         try:
-            async for at, item in self._runs.watch(request.match_info["run"], after, identity(request)):
+            async for at, item in self._runs.watch(
+                request.match_info["run"], after, identity(request)
+            ):
                 if not response.prepared:
                     await response.prepare(request)
                 async with asyncio.timeout(self._reading_s):
                     await response.write(_told(at, item).encode())
         except Exception as error:
-            if not response.prepared or isinstance(error, ClientConnectionResetError | TimeoutError):
+            if not response.prepared or isinstance(
+                error, ClientConnectionResetError | TimeoutError
+            ):
                 raise
             logged_failure(error)
         return response
@@ -154,8 +180,19 @@ class RunPages:
     async def _view(self, run: Run, request: web.Request) -> dict[str, Any]:
         """A view of the run, for a template, made once for all who see the same."""
         finished = run.status == "finished" and not run.redacted
-        cited = await cited_answer(run) if finished and isinstance(run.result, Trajectory | Execution) else None
-        seen = run.id, run.status, len(run.events), len(run.calls), identity(request).tenant, request.query_string
+        cited = (
+            await cited_answer(run)
+            if finished and isinstance(run.result, Trajectory | Execution)
+            else None
+        )
+        seen = (
+            run.id,
+            run.status,
+            len(run.events),
+            len(run.calls),
+            identity(request).tenant,
+            request.query_string,
+        )
 
         def view() -> dict[str, Any]:
             if seen not in self._views:
@@ -174,8 +211,12 @@ class RunPages:
     async def _again(self, request: web.Request) -> web.Response:
         run = await self.run(request)
         if run.kind != "answer" or run.redacted:
-            raise BadRequest("This run cannot be made again: it is no answer, or its texts are not kept.")
-        other = await self._asking.again(run.request, field(request, "topology"), field(request, "executor"))
+            raise BadRequest(
+                "This run cannot be made again: it is no answer, or its texts are not kept."
+            )
+        other = await self._asking.again(
+            run.request, field(request, "topology"), field(request, "executor")
+        )
         return redirect(f"/runs/{run.id}/beside/{other}")
 
     async def _cancel(self, request: web.Request) -> web.Response:
@@ -189,7 +230,11 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
     lanes = timeline.lanes(run)
     newest = max(0, len(lanes) - _LANES)
     first = min(number(query.get("lane", str(newest))), newest)
-    tabular = run.kind == "table" and not run.redacted and (run.result is not None or run.status == "running")
+    tabular = (
+        run.kind == "table"
+        and not run.redacted
+        and (run.result is not None or run.status == "running")
+    )
     return {
         "run": run,
         "outcome": outcome_of(run) or run.status,
@@ -204,7 +249,13 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
         "ticks": timeline.ticks(run),
         "spent": UsageSums(**sums_of(run.calls)),
         "tools": tool_sums(run),
-        "versions": sorted({lane.execution.executor for lane in lanes if lane.execution and lane.execution.executor}),
+        "versions": sorted(
+            {
+                lane.execution.executor
+                for lane in lanes
+                if lane.execution and lane.execution.executor
+            }
+        ),
         "table": TablePages.view(run, query) if tabular else None,
     }
 

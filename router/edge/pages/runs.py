@@ -35,7 +35,11 @@ def add_runs(frame: Frame, runs: Runs) -> None:
 
     async def listed(request: web.Request) -> web.Response:
         """The page, or for htmx its list alone, and nothing where that is what it shows already."""
-        asked = {name: value for name in (*_CHOICES, *_OTHERS) if (value := request.query.get(name, "").strip())}
+        asked = {
+            name: value
+            for name in (*_CHOICES, *_OTHERS)
+            if (value := request.query.get(name, "").strip())
+        }
         page = request.query.get("page", "")
         found = await runs.list(run_filter(asked), _PAGE, page, identity(request))
         seen = hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:16]
@@ -60,10 +64,16 @@ def add_runs(frame: Frame, runs: Runs) -> None:
 
 def run_filter(asked: dict[str, str]) -> RunFilter:
     """The runs that the fields of the form choose. Raises `BadRequest`."""
-    fields: dict[str, Any] = {name: value for name, value in asked.items() if name in RunFilter.__struct_fields__}
+    fields: dict[str, Any] = {
+        name: value for name, value in asked.items() if name in RunFilter.__struct_fields__
+    }
     try:
         fields["unsupported"] = "unsupported" in asked
-        fields |= {f"{name}_nano_usd": _nano_usd(asked[name]) for name in ("least", "most") if name in asked}
+        fields |= {
+            f"{name}_nano_usd": _nano_usd(asked[name])
+            for name in ("least", "most")
+            if name in asked
+        }
         spans = (("since", "start"), ("until", "end"))
         fields |= {field: unix_time(asked[name]) for name, field in spans if name in asked}
         return msgspec.convert(fields, RunFilter)
@@ -77,7 +87,9 @@ def _nano_usd(dollars: str) -> int:
 
 
 def unix_time(text: str) -> float:
-    """The Unix time of an ISO date, with or without a time, in UTC unless it says otherwise. Raises `BadRequest`."""
+    """The Unix time of an ISO date, with or without a time, in UTC unless it says otherwise.
+    Raises `BadRequest`.
+    """
     try:
         at = datetime.fromisoformat(text)
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

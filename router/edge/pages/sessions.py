@@ -1,4 +1,6 @@
-"""Those who have signed in with a key: a random name in a cookie, and whose key it was in memory."""
+"""Those who have signed in with a key: a random name in a cookie, and whose key it was in
+memory.
+"""
 
 import hashlib
 import hmac
@@ -27,9 +29,9 @@ class Sessions:
         self._wrong: TTLCache[str, int] = TTLCache(_MOST, _PAUSE_S)
 
     async def open(self, key: str, client: str) -> str:
-        """The name of a new session, for the cookie; the oldest of a key's many ends. `client`: the address that it
-        comes from; its wrong keys are counted, but a right one passes, as others may come from there too. Raises
-        `NoKey`, `StoreFailed`, and `Overloaded` after too many.
+        """The name of a new session, for the cookie; the oldest of a key's many ends. `client`: the
+        address that it comes from; its wrong keys are counted, but a right one passes, as others
+        may come from there too. Raises `NoKey`, `StoreFailed`, and `Overloaded` after too many.
         """
         try:
             found = await self._access.identify(f"Bearer {key.strip()}") if self._access else LOCAL
@@ -38,7 +40,11 @@ class Sessions:
                 raise Overloaded(_TOO_MANY, retry_after_s=_PAUSE_S) from None
             self._wrong[client] = self._wrong.get(client, 0) + 1
             raise
-        own = [name for name in self._open if (one := self._open.get(name)) and one.key_id == found.key_id]
+        own = [
+            name
+            for name in self._open
+            if (one := self._open.get(name)) and one.key_id == found.key_id
+        ]
         for name in own[: 1 - _OF_ONE_KEY]:
             self.close(name)
         name = secrets.token_urlsafe(32)
@@ -46,7 +52,9 @@ class Sessions:
         return name
 
     async def identify(self, name: str) -> Identity:
-        """The owner of a session, as the key is now. Raises `NoKey`, also once that is revoked, and `StoreFailed`."""
+        """The owner of a session, as the key is now. Raises `NoKey`, also once that is revoked,
+        and `StoreFailed`.
+        """
         if self._access is None or not await self._access.required():
             return LOCAL
         if (found := self._open.get(name)) is None:

@@ -1,4 +1,6 @@
-"""A table on the page of its run: cells with their states, their sources and rivals, its holes, its export."""
+"""A table on the page of its run: cells with their states, their sources and rivals, its holes,
+its export.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,7 +37,9 @@ _TYPES = {
 class TablePages:
     """Adds to the pages of a frame what there is to do with a table."""
 
-    def __init__(self, frame: Frame, run: Callable[[web.Request], Awaitable[Run]], asking: Asking) -> None:
+    def __init__(
+        self, frame: Frame, run: Callable[[web.Request], Awaitable[Run]], asking: Asking
+    ) -> None:
         """`run`: finds the run of an address for whoever looks."""
         self._frame, self._run, self._asking = frame, run, asking
         self._files, self._exporting = LRUCache[object, bytes](2), asyncio.Lock()
@@ -74,10 +78,14 @@ class TablePages:
         async with self._exporting:  # all who wait for one file get the same
             if key not in self._files:
                 table = Table(await table_to_proto(run))
-                self._files[key] = await in_viewer(partial(table.to_file, f".{kind}", sources=sources))
+                self._files[key] = await in_viewer(
+                    partial(table.to_file, f".{kind}", sources=sources)
+                )
             body = self._files[key]
         headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}
-        return web.Response(body=BytesIO(body), content_type=_TYPES[kind], charset="utf-8", headers=headers)
+        return web.Response(
+            body=BytesIO(body), content_type=_TYPES[kind], charset="utf-8", headers=headers
+        )
 
     async def _holes(self, request: web.Request) -> web.Response:
         """Ask for the cells that have no value, in a run of their own with all others as given."""
@@ -99,7 +107,12 @@ def _cell_of(run: Run, at: int, place: int) -> dict[str, Any]:
     row, column, passages = table.rows[at], table.schema.columns[place], timeline.passages_of(run)
     cell, numbers = row.cells[place], {ask: at for at, ask in enumerate(found.asks)}
     claims = [
-        (claim, is_of(claim, cell.value, column), numbers[claim.ask], timeline.sources(claim.citations, passages))
+        (
+            claim,
+            is_of(claim, cell.value, column),
+            numbers[claim.ask],
+            timeline.sources(claim.citations, passages),
+        )
         for claim in cell.claims
     ]
     asked = {number: execution.sub_query for number, execution in found.executions.items()}

@@ -1,4 +1,6 @@
-"""A run as its page shows it: the lanes of its agents in time, and what each was shown and wrote."""
+"""A run as its page shows it: the lanes of its agents in time, and what each was shown and
+wrote.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +18,12 @@ from router.trace.values import SearchRecord, SubQueryDispatched
 
 SCALE = 1000
 """Of a lane: the units of its length."""
-_NAMES = {"delegation": "Delegator", "execution": "Executor", "answer": "Answerer", "judge": "Judge"}
+_NAMES = {
+    "delegation": "Delegator",
+    "execution": "Executor",
+    "answer": "Answerer",
+    "judge": "Judge",
+}
 _LEAST = 3.0
 """The shortest bar that is seen."""
 
@@ -60,7 +67,11 @@ class Lane(msgspec.Struct, frozen=True):
             return _NAMES[role]
         if not manager:
             return f"{_NAMES[role]} {number + 1}"
-        return f"Manager {number + 1}, {manager}" if worker is None else f"Worker {number + 1}.{worker + 1}, {manager}"
+        return (
+            f"Manager {number + 1}, {manager}"
+            if worker is None
+            else f"Worker {number + 1}.{worker + 1}, {manager}"
+        )
 
     @property
     def spent(self) -> UsageSums:
@@ -74,7 +85,9 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A turn of an agent: what it was shown since its last one, what it wrote, and the call behind it."""
+    """A turn of an agent: what it was shown since its last one, what it wrote, and the call
+    behind it.
+    """
 
     shown: tuple[Message, ...]
     output: Completion | None
@@ -93,19 +106,24 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def lanes(run: Run) -> tuple[Lane, ...]:
-    """The lanes of a run: the delegator's, those of each sub-query by number, managers before their workers, and then
-    the others'.
+    """The lanes of a run: the delegator's, those of each sub-query by number, managers before their
+    workers, and then the others'.
     """
     asked = {event.index: event for event in run.events if isinstance(event, SubQueryDispatched)}
     known, calls = {work.agent: work for work in work_of(run)}, dict[Agent, list[Call]]()
     for call in run.calls:
-        calls.setdefault(Agent(call.role, call.sub_query, call.manager, call.worker), []).append(call)
+        calls.setdefault(Agent(call.role, call.sub_query, call.manager, call.worker), []).append(
+            call
+        )
     begun = {agent.sub_query for agent in (*known, *calls)}
     waiting = (Agent("execution", number) for number in asked if number not in begun)
     length, found = _length(run), list[Lane]()
     for agent in sorted(dict.fromkeys((*known, *calls, *waiting)), key=_rank):
         _, execution, conversation = known.get(agent, (agent, None, None))
-        own, dispatched = calls.get(agent, []), None if agent.worker is not None else asked.get(_number(agent))
+        own, dispatched = (
+            calls.get(agent, []),
+            None if agent.worker is not None else asked.get(_number(agent)),
+        )
         lead = Agent("delegation", *agent[1:3]) if agent.worker is not None else DELEGATOR
         decisions = calls.get(lead, []) if run.kind == "answer" else []
         searches = execution.searches if execution else ()
@@ -115,9 +133,15 @@ def lanes(run: Run) -> tuple[Lane, ...]:
             found.append(
                 Lane(
                     agent,
-                    tuple(_bar(run, call, length, decisions if agent != lead else ()) for call in own),
+                    tuple(
+                        _bar(run, call, length, decisions if agent != lead else ()) for call in own
+                    ),
                     tuple(_pauses(run, own, length)),
-                    execution.sub_query if execution else dispatched.sub_query if dispatched else "",
+                    execution.sub_query
+                    if execution
+                    else dispatched.sub_query
+                    if dispatched
+                    else "",
                     dispatched.round if dispatched else 0,
                     execution,
                     conversation,
@@ -133,8 +157,8 @@ def ticks(run: Run) -> tuple[float, ...]:
 
 
 def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[Turn, ...]:
-    """The turns of an agent with their calls, in order; those that another run paid for stand first. Of a run whose
-    texts are not kept, or that goes on, there are calls alone.
+    """The turns of an agent with their calls, in order; those that another run paid for stand
+    first. Of a run whose texts are not kept, or that goes on, there are calls alone.
     """
     outputs = conversation.outputs if conversation else ()
     shown: list[list[Message]] = [[]]
@@ -143,7 +167,9 @@ def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[Tur
             shown.append([])
         else:
             shown[-1].append(message)
-    taken = [call for call in calls if call.outcome == "completed"][-len(outputs) :] if outputs else []
+    taken = (
+        [call for call in calls if call.outcome == "completed"][-len(outputs) :] if outputs else []
+    )
     unpaid, found = len(outputs) - len(taken), list[Turn]()
     written = zip(shown, outputs, strict=False)
     for _ in range(unpaid):
@@ -163,7 +189,9 @@ def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[Tur
 def passages_of(run: Run) -> Mapping[str, Passage]:
     """All passages that were found in a run, by their identifiers."""
     main = run.result.searches if isinstance(run.result, Trajectory) else ()
-    found = (search for _, execution, _ in work_of(run) if execution for search in execution.searches)
+    found = (
+        search for _, execution, _ in work_of(run) if execution for search in execution.searches
+    )
     return {passage.id: passage for search in (*main, *found) for passage in search.passages}
 
 
@@ -199,7 +227,9 @@ def _length(run: Run) -> float:
 def _bar(run: Run, call: Call, length: float, decisions: Sequence[Call]) -> Bar:
     start = min(max(0.0, call.started_at - run.started_at) / length * SCALE, SCALE - _LEAST)
     width = min(max(call.duration_s / length * SCALE, _LEAST), SCALE - start)
-    early = any(each.started_at < call.started_at < each.started_at + each.duration_s for each in decisions)
+    early = any(
+        each.started_at < call.started_at < each.started_at + each.duration_s for each in decisions
+    )
     return Bar(call, round(start, 1), round(width, 1), early)
 
 

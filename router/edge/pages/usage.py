@@ -1,4 +1,6 @@
-"""Usage: tokens and money over time, what other models would have cost, and what is left of quotas."""
+"""Usage: tokens and money over time, what other models would have cost, and what is left of
+quotas.
+"""
 
 import asyncio
 import time
@@ -17,7 +19,15 @@ from router.edge.pages.frame import Frame, identity
 from router.edge.pages.runs import unix_time
 from router.errors import BadRequest
 from router.ledger import UsageQuery
-from router.ledger.usage import Bucket, Dimension, Instead, UsageRow, Usages, dollars, with_other_models
+from router.ledger.usage import (
+    Bucket,
+    Dimension,
+    Instead,
+    UsageRow,
+    Usages,
+    dollars,
+    with_other_models,
+)
 from router.trace import Price, RoleName
 from router.trace.call import RoleTotal, added
 
@@ -49,9 +59,15 @@ def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceO
         asked, found = request.query, identity(request)
         query, span = _query(asked, found.tenant)
         report = await usages.usage(query)
-        whole = await usages.usage(msgspec.structs.replace(query, by=("role", "model", "manager"), bucket=None))
+        whole = await usages.usage(
+            msgspec.structs.replace(query, by=("role", "model", "manager"), bucket=None)
+        )
         booked = msgspec.convert(whole.rows, list[RoleTotal], from_attributes=True)
-        instead = {role: text for role in get_args(RoleName) if (text := asked.get(f"instead_{role}", "").strip())}
+        instead = {
+            role: text
+            for role in get_args(RoleName)
+            if (text := asked.get(f"instead_{role}", "").strip())
+        }
         others, problem = list[RoleTotal](), ""
         try:
             others = await _with(instead, booked, price_of) if instead else []
@@ -75,7 +91,9 @@ def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceO
             others=others,
             problem=problem,
             sums=(dollars(booked), dollars(others)),
-            left=[each for tenant in tenants if tenant.name for each in await _left(accounts, tenant)],
+            left=[
+                each for tenant in tenants if tenant.name for each in await _left(accounts, tenant)
+            ],
         )
 
     frame.get("/usage", usage, section="Usage")
@@ -89,7 +107,8 @@ def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
         raise BadRequest("There is no such choice of usage.")
     length_s, bucket = _SPANS[span]
     end = unix_time(asked["until"]) if asked.get("until") else time.time()
-    start = (end - length_s) // _HOUR_S * _HOUR_S  # of an hour that has begun, the calls may be deleted
+    # Of an hour that has begun, the calls may be deleted
+    start = (end - length_s) // _HOUR_S * _HOUR_S
     stop = -(-end // _HOUR_S) * _HOUR_S
     return UsageQuery(start, stop, tenant or asked.get("tenant") or None, (by,), bucket), span
 
@@ -103,13 +122,20 @@ def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
 
 
 def _charts(rows: tuple[UsageRow, ...], query: UsageQuery) -> dict[str, Chart]:
-    """Tokens and money over time, of the same series in the same order: those with most tokens first."""
+    """Tokens and money over time, of the same series in the same order: those with most tokens
+    first.
+    """
     form, by = _LABELS[query.bucket or "hour"], query.by[0]
     columns = list(dict.fromkeys(time.strftime(form, time.gmtime(at)) for at in _times(query)))
     largest_first = sorted(_groups(rows, by).items(), key=lambda each: -each[1].prompt_tokens)
-    tokens, spent = ({name or "none": dict[str, int]() for name, _ in largest_first} for _ in range(2))
+    tokens, spent = (
+        {name or "none": dict[str, int]() for name, _ in largest_first} for _ in range(2)
+    )
     for row in rows:
-        column, name = time.strftime(form, time.gmtime(row.bucket_start or 0)), getattr(row, by) or "none"
+        column, name = (
+            time.strftime(form, time.gmtime(row.bucket_start or 0)),
+            getattr(row, by) or "none",
+        )
         tokens[name][column] = row.prompt_tokens + row.completion_tokens
         spent[name][column] = row.nano_usd or 0
     return {"Tokens": bars(tokens, columns, count), "Money": bars(spent, columns, money)}
@@ -124,7 +150,9 @@ def _times(query: UsageQuery) -> Iterator[float]:
         at += step
 
 
-async def _with(instead: dict[RoleName, str], booked: list[RoleTotal], price_of: PriceOf) -> list[RoleTotal]:
+async def _with(
+    instead: dict[RoleName, str], booked: list[RoleTotal], price_of: PriceOf
+) -> list[RoleTotal]:
     """The same traffic with other models. Raises `BadRequest`."""
     try:
         others = {role: Instead.parse(text) for role, text in instead.items()}
@@ -133,7 +161,10 @@ async def _with(instead: dict[RoleName, str], booked: list[RoleTotal], price_of:
     prices: dict[str, Price] = {}
     for model in {other.model for other in others.values()}:
         if (price := await asyncio.to_thread(price_of, model)) is None:
-            raise BadRequest(f"Nobody knows the price of {model!r}; the operator sets it in [prices] of the config.")
+            raise BadRequest(
+                f"Nobody knows the price of {model!r}; the operator sets it in [prices] "
+                "of the config."
+            )
         prices[model] = price
     return with_other_models(booked, prices, others)
 
@@ -152,6 +183,8 @@ async def _left(accounts: Accounts, tenant: Tenant) -> list[Left]:
     sums = {entry.period: entry for entry in await accounts.spending(tenant.name)}
     of = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}"}
     return [
-        Left(tenant.name, f"{what} a {period}", limit, getattr(sums.get(of[period], Spent("")), what))
+        Left(
+            tenant.name, f"{what} a {period}", limit, getattr(sums.get(of[period], Spent("")), what)
+        )
         for (what, period), limit in limits.items()
     ]

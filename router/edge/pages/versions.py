@@ -1,4 +1,6 @@
-"""Versions of the executor: which one works, what its trial has shown, and the operator's changes."""
+"""Versions of the executor: which one works, what its trial has shown, and the operator's
+changes.
+"""
 
 from typing import Any
 
@@ -21,7 +23,11 @@ def add_versions(frame: Frame, versions: Versions) -> None:
             decisions += more
         charts = {version.version: await _charts(versions, version) for version, _ in known}
         return await frame.render(
-            request, "versions.html", versions=known, charts=charts, decisions=decisions[: -_DECISIONS - 1 : -1]
+            request,
+            "versions.html",
+            versions=known,
+            charts=charts,
+            decisions=decisions[: -_DECISIONS - 1 : -1],
         )
 
     async def promote(request: web.Request) -> web.Response:

@@ -27,10 +27,20 @@ def rule(preprocess: Preprocess, metric: Metric, criterion: Criterion = None) ->
 
 
 def task(gold: str, *rules: Rule, keys: int = 1, name: str = "t1", language: str = "en") -> Task:
-    """A task whose gold table is this CSV; there is a rule for each column, and the first columns are keys."""
+    """A task whose gold table is this CSV; there is a rule for each column, and the first
+    columns are keys.
+    """
     table = read_csv(gold, ",")
     columns = tuple(table)
-    return Task(name, "List them.", language, "", columns[:keys], dict(zip(columns, rules, strict=True)), table)
+    return Task(
+        name,
+        "List them.",
+        language,
+        "",
+        columns[:keys],
+        dict(zip(columns, rules, strict=True)),
+        table,
+    )
 
 
 def markdown(table: Table, line_break: str = "<br>") -> str:
@@ -42,10 +52,14 @@ def markdown(table: Table, line_break: str = "<br>") -> str:
 
 def fenced(*lines: str) -> str:
     """A response with these lines in a fence."""
-    return "\n".join(["Here it is:", "```markdown", *lines, "```", "| not | this | one |", "|---|---|---|"])
+    return "\n".join(
+        ["Here it is:", "```markdown", *lines, "```", "| not | this | one |", "|---|---|---|"]
+    )
 
 
-async def scored(asked: Task, response: str, rules: RuleSet = "official", judge: Judge | None = None) -> Scores:
+async def scored(
+    asked: Task, response: str, rules: RuleSet = "official", judge: Judge | None = None
+) -> Scores:
     """Scores of a response."""
     return await scores_of(asked, response, judge or Judge(), rules)
 
@@ -56,7 +70,11 @@ def written(folder: Path, tasks: Sequence[Task]) -> Path:
     lines = []
     for one in tasks:
         rules: dict[str, Any] = {
-            name: {"preprocess": rule.preprocess, "metric": rule.metric, "criterion": rule.criterion}
+            name: {
+                "preprocess": rule.preprocess,
+                "metric": rule.metric,
+                "criterion": rule.criterion,
+            }
             for name, rule in one.rules.items()
         }
         evaluation = {"unique_columns": one.keys, "required": [*one.rules], "eval_pipeline": rules}

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.widesearch.cell_rules import PREPROCESS, Criterion, Metric, official_score, strict_same
+from benchmarks.widesearch.cell_rules import (
+    PREPROCESS,
+    Criterion,
+    Metric,
+    official_score,
+    strict_same,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +38,9 @@ def test_the_first_number(text: str, number: str) -> None:
 
 
 def test_texts_and_dates() -> None:
-    """Only blanks proper and asterisks go; a date is written as ISO does, and what is none stays."""
+    """Only blanks proper and asterisks go; a date is written as ISO does, and what is none
+    stays.
+    """
     assert PREPROCESS["norm_str"](" **A b**\tC\u00a0d ") == "ab\tc\u00a0d"
     assert PREPROCESS["norm_date"]("March 5, 2021") == "2021-03-05"
     assert PREPROCESS["norm_date"]("2021年3月5日") == "2021-03-05"
@@ -62,25 +70,30 @@ def test_texts_and_dates() -> None:
         ("in_match", "b", "abc", None, (1, 1)),
         ("in_match", "abc", "b", None, (0, 0)),
         ("in_match", "", "b", None, (1, 0)),
-        ("url_match", "http://a.org/x?y", "see https://a.org.", None, (0, 0)),  # "a.org." is another host
+        # "a.org." is another host
+        ("url_match", "http://a.org/x?y", "see https://a.org.", None, (0, 0)),
         ("url_match", "http://a.org/x", "https://a.org", None, (1, 1)),
         ("url_match", "http://A.org", "http://a.org", None, (0, 1)),
         ("url_match", "http://www.a.org", "http://a.org", None, (0, 1)),
         ("url_match", "http://a.org:80", "http://a.org", None, (0, 0)),
-        ("url_match", "http://a.org http://b.org", "http://b.org, http://a.org", None, (0, 0)),  # "b.org,"
+        # "b.org,"
+        ("url_match", "http://a.org http://b.org", "http://b.org, http://a.org", None, (0, 0)),
         ("url_match", "http://a.org http://b.org", "http://b.org http://a.org", None, (1, 1)),
         ("url_match", "apples", "pears", None, (1, 0)),  # neither has a host
         ("url_match", "apples", "http://a.org", None, (0, 0)),
         ("date_near", "2021-03-05", "2021-04-05", None, (1, 1)),  # 31 days
         ("date_near", "2021-03-05", "2021-04-06", None, (0, 0)),  # 32
         ("date_near", "2021-04-05 12:00", "2021-03-05", None, (1, 1)),  # 31.5 days are 31
-        ("date_near", "2021-03-05", "2021-04-05 12:00", None, (0, 1)),  # -31.5 are -32, when rounded down
+        # -31.5 are -32, when rounded down
+        ("date_near", "2021-03-05", "2021-04-05 12:00", None, (0, 1)),
         ("date_near", "no day", "neither one", None, (1, 0)),
         ("date_near", "no day", "2021-03-05", None, (0, 0)),
         ("date_near", "x" * 101, "y" * 101, None, (1, 0)),
     ],
 )
-def test_metrics(metric: Metric, response: str, target: str, criterion: Criterion, scores: tuple[int, int]) -> None:
+def test_metrics(
+    metric: Metric, response: str, target: str, criterion: Criterion, scores: tuple[int, int]
+) -> None:
     """Official ones get prepared cells; strict ones the cells as they stand."""
     official = official_score(metric, response, target, criterion)
     assert (official, strict_same(metric, response, target, criterion)) == scores
@@ -117,11 +130,19 @@ def test_each_text_is_its_own_equal(text: str, criterion: float) -> None:
         assert strict_same(metric, text, text, criterion)
 
 
-@pytest.mark.parametrize("piece", ["1", "1.", "-", ".", "http://", "https://a.org ", "1,", "%", " ", "<br>", "年"])
+@pytest.mark.parametrize(
+    "piece", ["1", "1.", "-", ".", "http://", "https://a.org ", "1,", "%", " ", "<br>", "年"]
+)
 def test_rules_end(piece: str) -> None:
     """A megabyte of anything is compared at once."""
     begun, text = time.process_time(), piece * (1_000_000 // len(piece))
-    metrics: tuple[Metric, ...] = ("exact_match", "number_near", "date_near", "url_match", "in_match")
+    metrics: tuple[Metric, ...] = (
+        "exact_match",
+        "number_near",
+        "date_near",
+        "url_match",
+        "in_match",
+    )
     for metric in metrics:
         prepared = PREPROCESS["extract_number"](PREPROCESS["norm_str"](text))
         assert official_score(metric, prepared, "5", 0.05) in (0.0, 1.0)

@@ -1,9 +1,11 @@
-"""Gold pages: WideSearch's own tables as a corpus, a page for each row and a register page for each ten, filled again
-through a gateway by models that read by rule, and scored by the benchmark's rules.
+"""Gold pages: WideSearch's own tables as a corpus, a page for each row and a register page for each
+ten, filled again through a gateway by models that read by rule, and scored by the benchmark's
+rules.
 
-It shows the pipeline at real sizes and on real strings. It cannot show how well anybody searches, reads, plans or
-understands a question, nor sources that contradict each other, nor the web: the gold is in the corpus, word for word,
-so its scores are upper bounds of the machinery, and not to be compared with any published system's.
+It shows the pipeline at real sizes and on real strings. It cannot show how well anybody searches,
+reads, plans or understands a question, nor sources that contradict each other, nor the web: the
+gold is in the corpus, word for word, so its scores are upper bounds of the machinery, and not to be
+compared with any published system's.
 """
 
 import asyncio
@@ -38,7 +40,10 @@ from tests.benchmarks.widesearch.made_tasks import DATA
 from tests.router.table.figures.runs import show
 from tests.router.table.small_world import ENOUGH, gateway, written
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.exists(), reason="WideSearch's tasks are not there")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not DATA.exists(), reason="WideSearch's tasks are not there"),
+]
 
 _A_REGISTER, _A_TURN = 10, 20
 _TYPES: dict[str, ColumnType] = {"number_near": "number", "date_near": "date", "url_match": "url"}
@@ -53,8 +58,12 @@ class GoldTable:
 
     def __init__(self, task: Task) -> None:
         self.task, self.id = task, task.instance_id
-        self.rows = [dict(zip(task.gold, row, strict=True)) for row in zip(*task.gold.values(), strict=True)]
-        self.columns = tuple(_column(name, rule, key=name in task.keys) for name, rule in task.rules.items())
+        self.rows = [
+            dict(zip(task.gold, row, strict=True)) for row in zip(*task.gold.values(), strict=True)
+        ]
+        self.columns = tuple(
+            _column(name, rule, key=name in task.keys) for name, rule in task.rules.items()
+        )
         self.registers = range(1, 1 + -(-len(self.rows) // _A_REGISTER))
 
     def pages(self) -> list[Passage]:
@@ -63,7 +72,11 @@ class GoldTable:
         found = list[Passage]()
         for at, row in enumerate(self.rows):
             title = self.title(row)
-            cells = [(name, value) for name, value in row.items() if name not in self.task.keys and not is_blank(value)]
+            cells = [
+                (name, value)
+                for name, value in row.items()
+                if name not in self.task.keys and not is_blank(value)
+            ]
             text = "\n".join(f"The {name} of {title} is {value}." for name, value in cells)
             found.append(Passage(f"{self.id}/{at}", title, text, document=f"{self.id}/{at}"))
         for number in self.registers:
@@ -75,7 +88,9 @@ class GoldTable:
 
     def title(self, row: dict[str, str]) -> str:
         """The title of a row's page."""
-        return ", ".join(" ".join(row[column.name].split()) for column in self.columns if column.key)
+        return ", ".join(
+            " ".join(row[column.name].split()) for column in self.columns if column.key
+        )
 
     def register(self, number: int) -> str:
         """The title of a part of the register: a word of its own, by which the index finds it."""
@@ -84,7 +99,8 @@ class GoldTable:
     def scored(self, *, blank: bool) -> Task:
         """The task as it is scored; with `blank`, what stands for no value in its gold is none."""
         gold = {
-            name: ["" if blank and is_blank(cell) else cell for cell in cells] for name, cells in self.task.gold.items()
+            name: ["" if blank and is_blank(cell) else cell for cell in cells]
+            for name, cells in self.task.gold.items()
         }
         return msgspec.structs.replace(self.task, gold=gold)
 
@@ -106,7 +122,9 @@ def _column(name: str, rule: Rule, *, key: bool) -> Column:
 
 
 class Pages:
-    """The project's lexical index over all pages. What stands in quotation marks is looked up instead, as a title."""
+    """The project's lexical index over all pages. What stands in quotation marks is looked up
+    instead, as a title.
+    """
 
     def __init__(self, folder: Path, tables: Sequence[GoldTable]) -> None:
         self._pages = [page for table in tables for page in table.pages()]
@@ -117,7 +135,9 @@ class Pages:
             self._titled.setdefault(page.title, []).append(page)
         self.looked_up = 0
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         """The best pages; of those with a title, the ones that hold most of the other words."""
         await asyncio.sleep(0)
         return [self._search(query, top_k) for query in queries]
@@ -127,12 +147,16 @@ class Pages:
             self.looked_up += 1
             words = title[2].split()
             found = self._titled.get(title[1], ())
-            return sorted(found, key=lambda page: -sum(f"The {word} of " in page.text for word in words))[:top_k]
+            return sorted(
+                found, key=lambda page: -sum(f"The {word} of " in page.text for word in words)
+            )[:top_k]
         return [self._pages[hit.row] for hit in self._index.search([query], top_k)[0]]
 
 
 class _Counting(ScriptedModel):
-    """Estimates tokens: one for each letter of a script without spaces, else one for four characters."""
+    """Estimates tokens: one for each letter of a script without spaces, else one for four
+    characters.
+    """
 
     async def count(self, prompt: Prompt, text: str) -> Usage:
         return Usage(sum(_tokens(message.content) for message in prompt.messages), _tokens(text))
@@ -144,9 +168,9 @@ def _tokens(text: str) -> int:
 
 
 class Reader(_Counting):
-    """Copies a register as it stands, and what it is asked for from the page with the row's title. Where none of those
-    found has it, it has the title looked up. Of the cells a share is invented: half of it made up, half copied from
-    other rows.
+    """Copies a register as it stands, and what it is asked for from the page with the row's title.
+    Where none of those found has it, it has the title looked up. Of the cells a share is invented:
+    half of it made up, half copied from other rows.
     """
 
     def __init__(self, tables: Sequence[GoldTable], invents: float = 0.0) -> None:
@@ -171,11 +195,19 @@ class Reader(_Counting):
         single = _NAMED.fullmatch(asked)
         columns = [single[1]] if single else re.findall(r"^- (\S+): ", asked, re.MULTILINE)
         name = " ".join((single[2] if single else asked.partition(":\n- ")[0]).split())
-        mine = [(title, text) for title, text in shown if title == name and f"\nThe {columns[0]} of " in f"\n{text}"]
+        mine = [
+            (title, text)
+            for title, text in shown
+            if title == name and f"\nThe {columns[0]} of " in f"\n{text}"
+        ]
         if not mine and len(prompt.messages) < 6:
-            return _searched(f'"{name}" {" ".join(columns)}' if searched else f"{name} {' '.join(columns)}")
+            return _searched(
+                f'"{name}" {" ".join(columns)}' if searched else f"{name} {' '.join(columns)}"
+            )
         found = {column: self._value(column, mine, asked) for column in columns}
-        told = [value if single else f"{column}: {value}" for column, value in found.items() if value]
+        told = [
+            value if single else f"{column}: {value}" for column, value in found.items() if value
+        ]
         return _reported("\n".join(told) or "not found")
 
     def _value(self, column: str, pages: Sequence[tuple[str, str]], asked: str) -> str:
@@ -187,7 +219,8 @@ class Reader(_Counting):
             return str(luck.choice(self._values[column])).replace("\n", "<br>")
         for title, text in pages:
             said = (
-                rf"^The {re.escape(column)} of {re.escape(title)} is (.*?)\.(?=\nThe \S+ of {re.escape(title)} is |\Z)"
+                rf"^The {re.escape(column)} of {re.escape(title)} is (.*?)\.(?=\nThe \S+ of "
+                rf"{re.escape(title)} is |\Z)"
             )
             if found := re.search(said, text, re.DOTALL | re.MULTILINE):
                 return found[1].replace("\n", "<br>")
@@ -207,7 +240,13 @@ class Filled:
 
     def __init__(self, table: GoldTable, run: Run, seconds: float, prompt: int) -> None:
         assert isinstance(run.result, TableRun)
-        self.table, self.run, self.result, self.seconds, self.prompt = table, run, run.result, seconds, prompt
+        self.table, self.run, self.result, self.seconds, self.prompt = (
+            table,
+            run,
+            run.result,
+            seconds,
+            prompt,
+        )
         self.found = table_of(run.result)
         self.values = [[cell.value for cell in row.cells] for row in self.found.rows]
         cost = table_cost(self.found, run.result.asks, run.calls)
@@ -223,9 +262,15 @@ class Filled:
         return f"```markdown\n{shown}```"
 
     def supports(self, made_up: Collection[str] = ()) -> dict[str, Counter[Support]]:
-        """Of the claims of right rows' cells, keys apart: those that are true, made up and copied, by their support."""
+        """Of the claims of right rows' cells, keys apart: those that are true, made up and
+        copied, by their support.
+        """
         gold = {self.table.title(row): row for row in self.table.rows}
-        found: dict[str, Counter[Support]] = {"true": Counter(), "made up": Counter(), "copied": Counter()}
+        found: dict[str, Counter[Support]] = {
+            "true": Counter(),
+            "made up": Counter(),
+            "copied": Counter(),
+        }
         for row, values in zip(self.found.rows, self.values, strict=True):
             named = zip(self.table.columns, values, row.cells, strict=True)
             title = ", ".join(value for column, value, _ in named if column.key)
@@ -242,7 +287,9 @@ def _same(one: str, other: str) -> bool:
     return "".join(one.split()) == "".join(other.split())
 
 
-async def _filled(folder: Path, pages: Pages, tables: Sequence[GoldTable], reader: Reader) -> list[Filled]:
+async def _filled(
+    folder: Path, pages: Pages, tables: Sequence[GoldTable], reader: Reader
+) -> list[Filled]:
     by_id, found = {table.id: table for table in tables}, list[Filled]()
 
     def write(prompt: Prompt) -> str:
@@ -254,12 +301,19 @@ async def _filled(folder: Path, pages: Pages, tables: Sequence[GoldTable], reade
         """Knows how many registers there are."""
 
     lead = Lead(write, "backbone")
-    terms: dict[str, Any] = {"max_tokens": 100_000, "report_chars": 100_000, "limits": TableLimits()}
+    terms: dict[str, Any] = {
+        "max_tokens": 100_000,
+        "report_chars": 100_000,
+        "limits": TableLimits(),
+    }
     async with gateway(folder, pages, reader, lead, **terms) as (filling, _):
         for table in tables:
             began, before = time.perf_counter(), len(lead.prompts)
             run = await filling.fill_table(table.request, RequestOptions())
-            prompts = [sum(_tokens(each.content) for each in prompt.messages) for prompt in lead.prompts[before:]]
+            prompts = [
+                sum(_tokens(each.content) for each in prompt.messages)
+                for prompt in lead.prompts[before:]
+            ]
             found.append(Filled(table, run, time.perf_counter() - began, max(prompts)))
             lead.prompts.clear()
             reader.prompts.clear()
@@ -267,7 +321,9 @@ async def _filled(folder: Path, pages: Pages, tables: Sequence[GoldTable], reade
 
 
 async def test_gold_pages(tmp_path: Path) -> None:
-    """All rows with a whole key come back, with all cells that hold a value; what is true is supported."""
+    """All rows with a whole key come back, with all cells that hold a value; what is true is
+    supported.
+    """
     tables = [GoldTable(task) for task in read_tasks(DATA)]
     pages = Pages(tmp_path, tables)
     filled = await _filled(tmp_path / "store", pages, tables, Reader(tables))
@@ -282,7 +338,9 @@ async def test_gold_pages(tmp_path: Path) -> None:
         "official, line breaks as blanks": ("official", " ", False),
     }
     scores = {
-        (name, one.table.id): await scores_of(one.table.scored(blank=blank), one.response(line_break), Judge(), rules)
+        (name, one.table.id): await scores_of(
+            one.table.scored(blank=blank), one.response(line_break), Judge(), rules
+        )
         for name, (rules, line_break, blank) in ways.items()
         for one in filled
     }
@@ -291,12 +349,27 @@ async def test_gold_pages(tmp_path: Path) -> None:
         for name in ways:
             rows.append({"tasks": group, "number": len(members), "rules": name})
             for metric in (each for each in Scores.__struct_fields__ if each != "why"):
-                rows[-1] |= {metric: 100 * fmean(getattr(scores[name, one.table.id], metric) for one in members)}
-    show("Gold pages, upper bounds of the machinery; judged cells are right where they are equal", rows)
+                rows[-1] |= {
+                    metric: 100
+                    * fmean(getattr(scores[name, one.table.id], metric) for one in members)
+                }
+    show(
+        "Gold pages, upper bounds of the machinery; judged cells are right where they are equal",
+        rows,
+    )
     show("The same", [_sizes(group, members) for group, members in groups.items()])
     kept = sum(path.stat().st_size for path in (tmp_path / "store").rglob("*") if path.is_file())
-    print(f"\n{pages.looked_up:,} searches were by title; the store holds {kept / _rows(filled) / 1000:.1f} kB a row.")
-    assert fmean(scores["strict, marks such as NA and - as blanks", one.table.id].item_f1 for one in filled) >= 0.99
+    print(
+        f"\n{pages.looked_up:,} searches were by title; the store holds "
+        f"{kept / _rows(filled) / 1000:.1f} kB a row."
+    )
+    assert (
+        fmean(
+            scores["strict, marks such as NA and - as blanks", one.table.id].item_f1
+            for one in filled
+        )
+        >= 0.99
+    )
     assert all(one.result.outcome == "filled" for one in filled)
 
 
@@ -309,18 +382,32 @@ def _sizes(name: str, group: Sequence[Filled]) -> dict[str, object]:
     spent = sum((one.spent for one in group), Counter[str]())
     true = sum((one.supports()["true"] for one in group), Counter[Support]())
     cells = [cell for one in group for row in one.table.rows for cell in row.values()]
-    figures: dict[str, object] = {"tasks": name, "gold rows": _rows(group), "gold cells": len(cells)}
-    figures |= {"rows": sum(len(one.values) for one in group), "marks of no value": sum(map(is_blank, cells))}
-    figures |= {"asks": sum(len(one.result.asks) for one in group), "tokens a row": spent.total() / _rows(group)}
+    figures: dict[str, object] = {
+        "tasks": name,
+        "gold rows": _rows(group),
+        "gold cells": len(cells),
+    }
+    figures |= {
+        "rows": sum(len(one.values) for one in group),
+        "marks of no value": sum(map(is_blank, cells)),
+    }
+    figures |= {
+        "asks": sum(len(one.result.asks) for one in group),
+        "tokens a row": spent.total() / _rows(group),
+    }
     figures |= {"of executors": spent["execution"] / spent.total()}
     figures |= {"lead's largest prompt": max(one.prompt for one in group)}
     figures |= {"rows a second": _rows(group) / sum(one.seconds for one in group)}
-    return figures | {"true claims": true.total(), "unsupported": true["unsupported"] / true.total()}
+    return figures | {
+        "true claims": true.total(),
+        "unsupported": true["unsupported"] / true.total(),
+    }
 
 
 async def test_fabrication(tmp_path: Path) -> None:
-    """Of cells that are made up, no passage holds the value. Those copied from another row may stand in a passage about
-    that one, but are hardly ever stated: where they are, this row has the value in another column.
+    """Of cells that are made up, no passage holds the value. Those copied from another row may
+    stand in a passage about that one, but are hardly ever stated: where they are, this row has the
+    value in another column.
     """
     tables = [GoldTable(task) for task in read_tasks(DATA) if task.rows <= 60]
     reader = Reader(tables, invents=0.1)
@@ -330,7 +417,11 @@ async def test_fabrication(tmp_path: Path) -> None:
         for kind, counts in one.supports(reader.made_up).items():
             supports.setdefault(kind, Counter()).update(counts)
     rows = [
-        {"claims": kind, "number": counts.total(), **{one: counts[one] / counts.total() for one in get_args(Support)}}
+        {
+            "claims": kind,
+            "number": counts.total(),
+            **{one: counts[one] / counts.total() for one in get_args(Support)},
+        }
         for kind, counts in supports.items()
     ]
     show("Gold pages of up to 60 rows, a tenth of the cells invented", rows)

@@ -1,4 +1,6 @@
-"""Scores of responses: cases that were worked out by hand, the judge, and what holds for every table."""
+"""Scores of responses: cases that were worked out by hand, the judge, and what holds for every
+table.
+"""
 
 import json
 from collections.abc import Callable
@@ -35,13 +37,16 @@ WHOLE = Scores(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 def values(scores: Scores) -> tuple[float, ...]:
     """Success, then precision, recall and F1 of rows, then of items."""
-    return tuple(round(getattr(scores, name), 6) for name in Scores.__struct_fields__ if name != "why")
+    return tuple(
+        round(getattr(scores, name), 6) for name in Scores.__struct_fields__ if name != "why"
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "official", "strict"),
     [
-        # Of two rows of three, all right: 2/2, 2/3, F1 = 2 * 1 * (2/3) / (5/3) = 0.8; items 4/4, 4/6.
+        # Of two rows of three, all right: 2/2, 2/3, F1 = 2 * 1 * (2/3) / (5/3) = 0.8; items 4/4,
+        # 4/6.
         (["|Ada|1815|", "|Alan|1912|"], (0, 1, 2 / 3, 0.8, 1, 2 / 3, 0.8), None),
         # One of four rows is not there, one year is wrong: rows 2/4, 2/3, items (2 + 2 + 1)/8, 5/6.
         (
@@ -51,8 +56,13 @@ def values(scores: Scores) -> tuple[float, ...]:
         ),
         # Raw repeats are dropped, the first is kept.
         (["|Ada|1815|", "|Ada|9|", "|Alan|1912|", "|Grace|1906|"], (1, 1, 1, 1, 1, 1, 1), None),
-        (["|Ada|9|", "|Ada|1815|", "|Alan|1912|", "|Grace|1906|"], (0,) + (2 / 3,) * 3 + (5 / 6,) * 3, None),
-        # Keys that are equal only once normalised count twice: 4/4, 4/3, F1 = 2 * (4/3) / (7/3) = 8/7.
+        (
+            ["|Ada|9|", "|Ada|1815|", "|Alan|1912|", "|Grace|1906|"],
+            (0,) + (2 / 3,) * 3 + (5 / 6,) * 3,
+            None,
+        ),
+        # Keys that are equal only once normalised count twice: 4/4, 4/3, F1 = 2 * (4/3) / (7/3) =
+        # 8/7.
         (
             ["|Ada|1815|", "|A da|1815|", "|Alan|1912|", "|Grace|1906|"],
             (0, 1, 4 / 3, 8 / 7, 1, 4 / 3, 8 / 7),
@@ -64,17 +74,25 @@ def values(scores: Scores) -> tuple[float, ...]:
         ([], (0,) * 7, None),
     ],
 )
-async def test_scores(rows: list[str], official: tuple[float, ...], strict: tuple[float, ...] | None) -> None:
+async def test_scores(
+    rows: list[str], official: tuple[float, ...], strict: tuple[float, ...] | None
+) -> None:
     """Strict ones are the same where nothing else stands there."""
     asked, response = task(GOLD, TEXT, number(0.0)), fenced(*HEADER, *rows)
     assert values(await scored(asked, response)) == pytest.approx(official, abs=1e-6)
-    assert values(await scored(asked, response, "strict")) == pytest.approx(strict or official, abs=1e-6)
+    assert values(await scored(asked, response, "strict")) == pytest.approx(
+        strict or official, abs=1e-6
+    )
 
 
 async def test_columns() -> None:
-    """One that is missing, or one too many, is 0 officially. Strictly, its cells are wrong, or it is ignored."""
+    """One that is missing, or one too many, is 0 officially. Strictly, its cells are wrong, or
+    it is ignored.
+    """
     asked = task(GOLD, TEXT, number(0.0))
-    more = fenced("|name|year|place|", "|---|---|---|", "|Ada|1815|x|", "|Alan|1912|y|", "|Grace|1906|z|")
+    more = fenced(
+        "|name|year|place|", "|---|---|---|", "|Ada|1815|x|", "|Alan|1912|y|", "|Grace|1906|z|"
+    )
     fewer = fenced("|name|of|", "|---|---|", "|Ada|x|", "|Alan|y|")
     other = fenced("|who|year|", "|---|---|", "|Ada|1815|")
     for response, why in ((more, "name, year, place"), (fewer, "name, of"), (other, "who, year")):
@@ -85,7 +103,9 @@ async def test_columns() -> None:
         )
     assert await scored(asked, more, "strict") == WHOLE
     # Items: two names of two names, and of six cells.
-    assert values(await scored(asked, fewer, "strict")) == pytest.approx((0, 0, 0, 0, 1, 1 / 3, 0.5))
+    assert values(await scored(asked, fewer, "strict")) == pytest.approx(
+        (0, 0, 0, 0, 1, 1 / 3, 0.5)
+    )
     assert (await scored(asked, other, "strict")).why.startswith("its columns are who, year, ")
 
 
@@ -96,24 +116,34 @@ async def test_a_table_that_scores_nothing_says_why() -> None:
     for rules in ("official", "strict"):
         assert (await scored(asked, fenced(*HEADER), rules)).why == "its table has no rows"
         said = (await scored(asked, strangers, rules)).why.casefold()
-        assert said.startswith("none of its 2 rows has the key of a right one; its first is ('kurt',)")
+        assert said.startswith(
+            "none of its 2 rows has the key of a right one; its first is ('kurt',)"
+        )
     assert (await scored(asked, fenced(*HEADER, "|Ada|1|"), "strict")).why == ""
 
 
 async def test_types_decide_officially() -> None:
-    """A whole column of numbers is read as such: "007" is 7, and one missing value makes all the others floats."""
+    """A whole column of numbers is read as such: "007" is 7, and one missing value makes all
+    the others floats.
+    """
     text = task("name,code\na,007\nb,12\nc,13", TEXT, TEXT)
-    assert await scored(text, fenced("|name|code|", "|---|---|", "|a|7|", "|b|12|", "|c|13|")) == WHOLE
+    assert (
+        await scored(text, fenced("|name|code|", "|---|---|", "|a|7|", "|b|12|", "|c|13|")) == WHOLE
+    )
     missing = fenced("|name|code|", "|---|---|", "|a|007|", "|b|12|", "|c||")
     # Codes are 7.0, 12.0 and nan, and the gold ones 7, 12 and 13: no cell but the keys is right.
     assert values(await scored(text, missing)) == (0, 0, 0, 0, 0.5, 0.5, 0.5)
-    assert values(await scored(text, missing, "strict")) == pytest.approx((0, *(2 / 3,) * 3, *(5 / 6,) * 3))
+    assert values(await scored(text, missing, "strict")) == pytest.approx(
+        (0, *(2 / 3,) * 3, *(5 / 6,) * 3)
+    )
     flags = task("name,open\na,TRUE\nb,false", TEXT, TEXT)
     assert await scored(flags, fenced("|name|open|", "|---|---|", "|a|true|", "|b|False|")) == WHOLE
 
 
 async def test_each_metric_is_a_column_officially() -> None:
-    """So a column with two of them counts twice among the items; strictly, a cell is right by both."""
+    """So a column with two of them counts twice among the items; strictly, a cell is right by
+    both.
+    """
     twice = task("name,word\na,Xy\nb,z", TEXT, Rule(("norm_str",), ("exact_match", "in_match")))
     response = fenced("|name|word|", "|---|---|", "|a|x|", "|b|z|")
     # Row a: 1, 0, 1, row b: 1, 1, 1; rows 1/2, items 5/4.
@@ -124,7 +154,10 @@ async def test_each_metric_is_a_column_officially() -> None:
 async def test_the_originals_second_way_to_success() -> None:
     """Where no key is aligned, equal tables are right, though "nan" is near no number."""
     numbers = task("id,count\n1,\n2,5", number(0.0), rule("norm_str", "number_near", 0.0))
-    same, moved = fenced("|id|count|", "|---|---|", "|2|5|", "|1||"), fenced("|count|id|", "|---|---|", "|5|2|", "||1|")
+    same, moved = (
+        fenced("|id|count|", "|---|---|", "|2|5|", "|1||"),
+        fenced("|count|id|", "|---|---|", "|5|2|", "||1|"),
+    )
     assert values(await scored(numbers, same)) == (1, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75)
     assert values(await scored(numbers, moved)) == (0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75)
 
@@ -140,7 +173,9 @@ async def test_an_exception_is_zero_officially() -> None:
 async def test_dates() -> None:
     """Both sides are days, so that times of day make no difference officially."""
     founded = task("name,founded\na,2021-03-05\nb,2021-03-05\nc,2021-03-05", TEXT, DATE)
-    days = fenced("|name|founded|", "|---|---|", "|a|5 April 2021|", "|b|2021-04-06 09:00|", "|c|unknown|")
+    days = fenced(
+        "|name|founded|", "|---|---|", "|a|5 April 2021|", "|b|2021-04-06 09:00|", "|c|unknown|"
+    )
     assert values(await scored(founded, days)) == pytest.approx((0, *(1 / 3,) * 3, *(4 / 6,) * 3))
 
 
@@ -156,8 +191,8 @@ def says(found: object) -> str:
 
 
 async def test_the_judge_aligns_names_and_keys_and_scores_cells() -> None:
-    """It is asked for columns whose names differ, for key columns, and once for each column of cells; what it is shown
-    is JSON, and cells are normalised before.
+    """It is asked for columns whose names differ, for key columns, and once for each column of
+    cells; what it is shown is JSON, and cells are normalised before.
     """
     asked = task('name,place\nAda,"New York"\nAlan,Berlin', TEXT, JUDGED)
     response = fenced("|who|place|", "|---|---|", "|Lady Ada|N.Y. |", "|Alan|Bonn|")
@@ -167,10 +202,20 @@ async def test_the_judge_aligns_names_and_keys_and_scores_cells() -> None:
         "criterion": {"idx_0": 1, "idx_1": 0},
     }
     asking, model = judge(
-        lambda prompt: next(says(replies[key]) for key in replies if key in prompt.messages[1].content)
+        lambda prompt: next(
+            says(replies[key]) for key in replies if key in prompt.messages[1].content
+        )
     )
     # Rows 1/2, items (2 + 1)/4.
-    assert values(await scored(asked, response, "official", asking)) == (0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75)
+    assert values(await scored(asked, response, "official", asking)) == (
+        0,
+        0.5,
+        0.5,
+        0.5,
+        0.75,
+        0.75,
+        0.75,
+    )
     names, keys, cells = (json.loads(prompt.messages[1].content) for prompt in model.prompts)
     assert names == {"values": ["who", "place"], "references": ["name", "place"]}
     assert keys == {"values": ["Lady Ada", "Alan"], "references": ["Ada", "Alan"]}
@@ -180,7 +225,15 @@ async def test_the_judge_aligns_names_and_keys_and_scores_cells() -> None:
         "You match names",
         "You compare answers with right answers",
     }
-    assert values(await scored(asked, response, "strict", asking)) == (0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75)
+    assert values(await scored(asked, response, "strict", asking)) == (
+        0,
+        0.5,
+        0.5,
+        0.5,
+        0.75,
+        0.75,
+        0.75,
+    )
     asked_twice = [prompt.messages for prompt in model.prompts]
     assert asked_twice[3:] == asked_twice[:3]  # so that a cache answers these
     assert asking.unreadable == 0
@@ -188,10 +241,17 @@ async def test_the_judge_aligns_names_and_keys_and_scores_cells() -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    ["I cannot say.", "```json\n[1]\n```", '```json\n{"idx_0": 1', ContextTooLong("it is", endpoint="there")],
+    [
+        "I cannot say.",
+        "```json\n[1]\n```",
+        '```json\n{"idx_0": 1',
+        ContextTooLong("it is", endpoint="there"),
+    ],
 )
 async def test_a_judge_who_says_nothing(reply: Answer) -> None:
-    """Aligns nothing, and every cell of the column is wrong; strictly, equal ones are right all the same."""
+    """Aligns nothing, and every cell of the column is wrong; strictly, equal ones are right all
+    the same.
+    """
     asking, _ = judge(lambda _prompt: reply)
     asked = task("name,place\nAda,London\nAlan,Berlin", TEXT, JUDGED)
     response = fenced("|name|place|", "|---|---|", "|Ada|London|", "|Alan|Berlin|")
@@ -212,7 +272,11 @@ CELLS = st.text(st.sampled_from('aAbß |\\*\n"0123456789.,%-年é\u3000'), max_s
 @st.composite
 def gold_tables(draw: st.DrawFn) -> Task:
     """Tasks with keys that differ once normalised, and cells of any kind."""
-    rules = draw(st.lists(st.sampled_from([TEXT, JUDGED, number(0.05), rule("norm_str", "url_match")]), max_size=3))
+    rules = draw(
+        st.lists(
+            st.sampled_from([TEXT, JUDGED, number(0.05), rule("norm_str", "url_match")]), max_size=3
+        )
+    )
     keys = [f"key {at}" for at in range(draw(st.integers(1, 5)))]
     table = {"name": keys} | {f"c{at}": [draw(CELLS) for _ in keys] for at in range(len(rules))}
     return Task("t", "?", "en", "", ("name",), dict(zip(table, [TEXT, *rules], strict=True)), table)
@@ -231,7 +295,9 @@ async def test_the_gold_table_is_right(asked: Task, random: Random) -> None:
 @given(gold_tables(), gold_tables())
 async def test_strict_scores_are_shares(asked: Task, other: Task) -> None:
     """Of 1, whatever is answered."""
-    assert all(0 <= value <= 1 for value in values(await scored(asked, markdown(other.gold), "strict")))
+    assert all(
+        0 <= value <= 1 for value in values(await scored(asked, markdown(other.gold), "strict"))
+    )
 
 
 NOT_OFFICIALLY = {

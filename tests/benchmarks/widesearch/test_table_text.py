@@ -1,4 +1,6 @@
-"""Tables in responses: as WideSearch's evaluator reads them, as they are meant, and hostile ones."""
+"""Tables in responses: as WideSearch's evaluator reads them, as they are meant, and hostile
+ones.
+"""
 
 import time
 from collections.abc import Callable
@@ -14,25 +16,32 @@ BORDER = "|---|---|"
 @pytest.mark.parametrize(
     ("response", "found"),
     [
-        (fenced("| Na Me | B |", BORDER, "| x | y |"), {"name": ["x"], "b": ["y"]}),  # the first fence alone
+        # The first fence alone
+        (fenced("| Na Me | B |", BORDER, "| x | y |"), {"name": ["x"], "b": ["y"]}),
         ("Text.\n\n|a|b|\n|---|---|\n|x|y|\nMore.\n|later|z|", {"a": ["x"], "b": ["y"]}),
         ("See a|b|\n|---|---|\n|x|y|\n", {"b": ["y"]}),  # the first column is lost
-        ("|a|b|\n|x|y|\n|z|w|", {"a": ["x", "z"], "b": ["y", "w"]}),  # nothing need stand under the header
+        # Nothing need stand under the header
+        ("|a|b|\n|x|y|\n|z|w|", {"a": ["x", "z"], "b": ["y", "w"]}),
         ("|a|b|\n|-|- -|\n|x|y|", {"a": ["x"], "b": ["y"]}),
         (fenced("a | b", "x | y"), {"a": ["x"], "b": ["y"]}),  # no outer borders
-        (fenced("|a|b|", BORDER, "|-|-|", "| : | - |", "|x|y|"), {"a": ["x"], "b": ["y"]}),  # rows of dashes vanish
+        # Rows of dashes vanish
+        (fenced("|a|b|", BORDER, "|-|-|", "| : | - |", "|x|y|"), {"a": ["x"], "b": ["y"]}),
         (fenced("|a|b|", BORDER, "no border here", "|x|y|"), {"a": ["x"], "b": ["y"]}),
-        (fenced("The table", "|A B|b|", BORDER, "|x|y|"), {"ab": ["x"], "b": ["y"]}),  # the header is the second line
+        # The header is the second line
+        (fenced("The table", "|A B|b|", BORDER, "|x|y|"), {"ab": ["x"], "b": ["y"]}),
         (fenced('|a|b|\n|---|---|\n|"x" y|z "w"|'), {"a": ["x y"], "b": ['z "w"']}),
         (fenced("|a|b|", BORDER, "|x|"), {"a": ["x"], "b": ["nan"]}),
-        (fenced("|a|b|", BORDER, "|x|y|z|", "|u|v|"), {"a": ["y", "v"], "b": ["z", "nan"]}),  # moved by one
+        # Moved by one
+        (fenced("|a|b|", BORDER, "|x|y|z|", "|u|v|"), {"a": ["y", "v"], "b": ["z", "nan"]}),
         (fenced("a|b", "x|y|z|w", "u|v|s"), {"a": ["z", "s"], "b": ["w", "nan"]}),  # by two
-        (fenced("|a||b|", "|---|---|---|", "|x|y|z|"), {"a": ["x"], "b": ["z"]}),  # a column without a name
+        # A column without a name
+        (fenced("|a||b|", "|---|---|---|", "|x|y|z|"), {"a": ["x"], "b": ["z"]}),
         (fenced("", "x|Unnamed y|b", "u|v|w"), {"x": ["u"], "unnamedy": ["v"], "b": ["w"]}),
         (fenced("The", "x|Unnamed y|b", "u|v|w"), {"x": ["u"], "b": ["w"]}),
         (fenced("|a|a|b|", "|x|y|z|"), {"a": ["x"], "a.1": ["y"], "b": ["z"]}),
         (fenced("|a|b|"), {"a": [], "b": []}),
-        (fenced("|a|b|", '|"x|y|', '|u"|v|'), {"a": ["x|y|\n|u"], "b": ["v"]}),  # a quoted cell goes on
+        # A quoted cell goes on
+        (fenced("|a|b|", '|"x|y|', '|u"|v|'), {"a": ["x|y|\n|u"], "b": ["v"]}),
     ],
 )
 def test_the_official_reader(response: str, found: Table) -> None:
@@ -77,16 +86,24 @@ def test_no_official_table(response: str, why: str) -> None:
     ],
 )
 def test_types(column: str, text: str) -> None:
-    """A column of numbers or of truth values is written as pandas writes it, any other as it stands."""
+    """A column of numbers or of truth values is written as pandas writes it, any other as it
+    stands.
+    """
     assert typed(column.split(" ")) == text.split(" ")
 
 
 @pytest.mark.parametrize(
     ("response", "found"),
     [
-        (fenced("| **Na Me** | B |", "|:---|---:|", '| "x | y\\|z |'), {"name": ['"x'], "b": ["y|z"]}),
+        (
+            fenced("| **Na Me** | B |", "|:---|---:|", '| "x | y\\|z |'),
+            {"name": ['"x'], "b": ["y|z"]},
+        ),
         ("Text | with | borders\n\na|b\n-|-\n007|1<br>2\n\nlater|x", {"a": ["007"], "b": ["1\n2"]}),
-        (fenced("|a|b|", BORDER, "|-|-|", "|x|", "|u|v|w|"), {"a": ["-", "x", "u"], "b": ["-", "", "v"]}),
+        (
+            fenced("|a|b|", BORDER, "|-|-|", "|x|", "|u|v|w|"),
+            {"a": ["-", "x", "u"], "b": ["-", "", "v"]},
+        ),
     ],
 )
 def test_the_plain_reader(response: str, found: Table) -> None:

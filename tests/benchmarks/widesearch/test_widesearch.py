@@ -1,4 +1,6 @@
-"""`rolegate bench widesearch`: files in and out, runs of a task, a gateway that is asked, a judge, and refusals."""
+"""`rolegate bench widesearch`: files in and out, runs of a task, a gateway that is asked, a
+judge, and refusals.
+"""
 
 import csv
 import json
@@ -33,13 +35,18 @@ HALF = fenced("|name|year|", "|---|---|", "|Ada|1815|")
 def folder(tmp_path: Path) -> Path:
     """Two tasks, one of either language."""
     rules = TEXT, number(0.0)
-    return written(tmp_path / "tasks", [task(GOLD, *rules), task(GOLD, *rules, name="t2", language="zh")])
+    return written(
+        tmp_path / "tasks", [task(GOLD, *rules), task(GOLD, *rules, name="t2", language="zh")]
+    )
 
 
 def responses(folder: Path, *lines: tuple[str, str | None]) -> Path:
     """A file of these responses."""
     path = folder / "responses.jsonl"
-    rows = [json.dumps({"instance_id": name, "response": response, "trial_idx": 7}) for name, response in lines]
+    rows = [
+        json.dumps({"instance_id": name, "response": response, "trial_idx": 7})
+        for name, response in lines
+    ]
     path.write_text("".join(f"{row}\n" for row in rows), "utf-8")
     return path
 
@@ -48,22 +55,27 @@ def figures(out: Path) -> dict[str, dict[str, list[float]]]:
     """Scores by table and group: success, then those of rows and of items."""
     tables = json.loads(out.read_bytes())["tables"]
     return {
-        table["key"]: {row[0]: [round(score["mean"], 6) for score in row[2:]] for row in table["rows"]}
+        table["key"]: {
+            row[0]: [round(score["mean"], 6) for score in row[2:]] for row in table["rows"]
+        }
         for table in tables
         if table["key"] != "tokens"
     }
 
 
 def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A task's mean and best, then the mean over tasks. t1 is right once and half right once, t2 half and not at all.
-    Half a table has rows 1/1, 1/2, 2/3.
+    """A task's mean and best, then the mean over tasks. t1 is right once and half right once, t2
+    half and not at all. Half a table has rows 1/1, 1/2, 2/3.
     """
     file = responses(folder, ("t1", HALF), ("t2", None), ("t1", RIGHT), ("t2", HALF), ("t2", RIGHT))
     out, told = tmp_path / "out", tmp_path / "figures.json"
     options = f"--tasks {folder} --responses {file} --runs 2 --no-judge --out {out} --json {told}"
     assert main(["widesearch", *options.split()]) == 0
     found, third = figures(told), 1 / 3
-    assert found["official-Avg"] == found["strict-Avg"] and found["official-Max"] == found["strict-Max"]
+    assert (
+        found["official-Avg"] == found["strict-Avg"]
+        and found["official-Max"] == found["strict-Max"]
+    )
     assert found["official-Avg"]["en"] == [0.5, *(1, 0.75, round(5 / 6, 6)) * 2]
     assert found["official-Avg"]["zh"] == [0, *(0.5, 0.25, round(third, 6)) * 2]
     assert found["official-Avg"]["all"] == [0.25, *(0.75, 0.5, round(7 / 12, 6)) * 2]
@@ -71,13 +83,19 @@ def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["official-Max"]["up to 12 rows"] == [0.5, *(1, 0.75, round(5 / 6, 6)) * 2]
     assert list(found["strict-Avg"]) == ["all", "en", "zh", "up to 12 rows"]
     page = (out / "report.md").read_text("utf-8")
-    assert page.startswith("# WideSearch: 2 tasks, N = 2, without a judge: its cells are right where they are equal\n")
+    assert page.startswith(
+        "# WideSearch: 2 tasks, N = 2, without a judge: its cells are right where they are equal\n"
+    )
     assert page in capsys.readouterr().out
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
     with (out / "scores.csv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert len(rows) == 8
-    (empty,) = [row for row in rows if (row["instance_id"], row["run"], row["rules"]) == ("t2", "0", "official")]
+    (empty,) = [
+        row
+        for row in rows
+        if (row["instance_id"], row["run"], row["rules"]) == ("t2", "0", "official")
+    ]
     assert (empty["success"], empty["row_f1"], empty["why"]) == ("0.0", "0.0", "there is no table")
 
 
@@ -87,11 +105,19 @@ def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ("--runs 1 --no-judge", "nothing to score; give --responses FILE, or --address HOST:PORT."),
         ("--runs 1 --responses r.jsonl", "give --no-judge, or --judge with the --config"),
         ("--runs 1 --responses r.jsonl --judge", "give --no-judge, or --judge with the --config"),
-        ("--runs 1 --responses r.jsonl --judge --no-judge --config c.toml", "give --no-judge, or --judge"),
-        ("--runs 1 --responses nowhere.jsonl --no-judge", "nowhere.jsonl: cannot be read (No such file"),
+        (
+            "--runs 1 --responses r.jsonl --judge --no-judge --config c.toml",
+            "give --no-judge, or --judge",
+        ),
+        (
+            "--runs 1 --responses nowhere.jsonl --no-judge",
+            "nowhere.jsonl: cannot be read (No such file",
+        ),
     ],
 )
-def test_options(folder: Path, tmp_path: Path, options: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options(
+    folder: Path, tmp_path: Path, options: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Refused, with what to do."""
     given = ["--tasks", str(folder), "--out", str(tmp_path / "out"), *options.split()]
     assert main(["widesearch", *given]) == 1
@@ -102,7 +128,9 @@ async def test_too_few_responses(folder: Path, tmp_path: Path) -> None:
     """An error, and no mean over what there is."""
     file = responses(folder, ("t1", HALF), ("t2", RIGHT), ("t1", RIGHT))
     options = Options(tasks=folder, responses=file, runs=2, no_judge=True, out=tmp_path / "out")
-    with pytest.raises(BadCorpus, match=r"responses.jsonl: 1 tasks have fewer than 2 responses, t2 has 1; add them"):
+    with pytest.raises(
+        BadCorpus, match=r"responses.jsonl: 1 tasks have fewer than 2 responses, t2 has 1; add them"
+    ):
         await measure(options)
 
 
@@ -126,7 +154,11 @@ def test_tasks_that_cannot_be_read(folder: Path) -> None:
     for before, after, why in (
         ("number_near", "number_far", r"evaluation: Invalid enum value 'number_far'"),
         ("eval_pipeline", "pipeline", "evaluation: Object missing required field `eval_pipeline`"),
-        ('unique_columns\\": [\\"name\\"]', 'unique_columns\\": []', "unique_columns is empty; name every column"),
+        (
+            'unique_columns\\": [\\"name\\"]',
+            'unique_columns\\": []',
+            "unique_columns is empty; name every column",
+        ),
     ):
         tasks.write_text(kept[1].replace(before, after), "utf-8")
         with pytest.raises(BadCorpus, match=rf"tasks.jsonl:1: .*{why}"):
@@ -137,12 +169,14 @@ def test_tasks_that_cannot_be_read(folder: Path) -> None:
 
 
 async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
-    """Each run of each task once, whatever is asked again; what fails is asked for by the same command. The figures say
-    what it took.
+    """Each run of each task once, whatever is asked again; what fails is asked for by the same
+    command. The figures say what it took.
     """
     names, world, down = [f"t{number}" for number in range(3)], World(4), True
     gold = "\n".join(["city,founder,founded", *map(",".join, world.rows())])
-    folder = written(tmp_path / "tasks", [task(gold, TEXT, TEXT, number(0.0), name=name) for name in names])
+    folder = written(
+        tmp_path / "tasks", [task(gold, TEXT, TEXT, number(0.0), name=name) for name in names]
+    )
     lines = (folder / "tasks.jsonl").read_text("utf-8")
     (folder / "tasks.jsonl").write_text(lines.replace("List them.", "List all of t0.", 1), "utf-8")
 
@@ -152,12 +186,17 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
         return block("Which cities does part 1 list?") if len(prompt.messages) == 2 else STOP
 
     out, told = tmp_path / "out", tmp_path / "figures.json"
-    async with gateway(tmp_path / "store", world, delegator=ScriptedModel(delegates)) as (real, archive):
+    async with gateway(tmp_path / "store", world, delegator=ScriptedModel(delegates)) as (
+        real,
+        archive,
+    ):
         server = Server(real, None, tables=TableServicer(real, Runs(archive, LiveRuns())))
         address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
         options = Options(tasks=folder, address=address, runs=2, no_judge=True, out=out)
         try:
-            with pytest.raises(BadRequest, match=r"2 of 6 questions failed; the same command asks them again\."):
+            with pytest.raises(
+                BadRequest, match=r"2 of 6 questions failed; the same command asks them again\."
+            ):
                 await measure(options)
             down = False
             found = await measure(options)
@@ -166,14 +205,23 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
             await server.drain(1.0)
         runs = (await archive.list(RunFilter(kind="table"), 20)).runs
     assert len([run for run in runs if run.status == "finished"]) == 6
-    kept = [json.loads(line) for line in (out / "responses.wide.jsonl").read_text("utf-8").splitlines()]
+    kept = [
+        json.loads(line) for line in (out / "responses.wide.jsonl").read_text("utf-8").splitlines()
+    ]
     assert sorted(line["instance_id"] for line in kept) == sorted(2 * names)
     (response,) = {line["response"] for line in kept}
     assert response.splitlines()[:4:3] == ["```markdown", "| Kruaa | Ana Kruaason | 1000 |"]
     write_json(told, found)
     assert figures(told)["official-Avg"]["all"] == [1.0] * 7
     *_, tokens = found.tables
-    assert tokens.columns == ("tasks", "responses", "delegation", "execution", "all", "of a right cell")
+    assert tokens.columns == (
+        "tasks",
+        "responses",
+        "delegation",
+        "execution",
+        "all",
+        "of a right cell",
+    )
     spent = sum(line["tokens"]["delegation"] + line["tokens"]["execution"] for line in kept)
     name, responses_, *by_role, every, a_cell = tokens.rows[0]
     assert (name, responses_, sum(by_role)) == ("all", 6, every)
@@ -181,8 +229,16 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
 
 
 async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
-    """The task's columns and keys, with types where the metric tells one, of the topology that is named."""
-    rules = JUDGED, number(0.1), DATE, Rule((), ("url_match",)), Rule((), ("number_near", "exact_match"), 0.1)
+    """The task's columns and keys, with types where the metric tells one, of the topology that
+    is named.
+    """
+    rules = (
+        JUDGED,
+        number(0.1),
+        DATE,
+        Rule((), ("url_match",)),
+        Rule((), ("number_near", "exact_match"), 0.1),
+    )
     folder = written(tmp_path / "tasks", [task("a,b,c,d,e\n1,2,3,4,5", *rules, keys=2)])
     store, live = Kept(), LiveRuns()
     script = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), ())
@@ -190,7 +246,14 @@ async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
     address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     try:
         await measure(
-            Options(tasks=folder, address=address, topology="wide_single", runs=1, no_judge=True, out=tmp_path / "out")
+            Options(
+                tasks=folder,
+                address=address,
+                topology="wide_single",
+                runs=1,
+                no_judge=True,
+                out=tmp_path / "out",
+            )
         )
     finally:
         await server.drain(1.0)
@@ -210,18 +273,30 @@ def test_two_files(folder: Path, tmp_path: Path) -> None:
     """Of the same tasks: how much better the first is, with an interval that pairs them by task."""
     file, told = responses(folder, ("t1", RIGHT), ("t2", RIGHT)), tmp_path / "figures.json"
     other = responses(tmp_path, ("t1", HALF), ("t2", HALF))
-    options = f"--tasks {folder} --responses {file} --against {other} --runs 1 --no-judge --json {told}"
+    options = (
+        f"--tasks {folder} --responses {file} --against {other} --runs 1 --no-judge --json {told}"
+    )
     assert main(["widesearch", *options.split(), "--out", str(tmp_path / "out")]) == 0
     assert figures(told)["strict-difference"]["all"] == [1, *(0, 0.5, round(1 / 3, 6)) * 2]
-    (difference,) = [table for table in json.loads(told.read_bytes())["tables"] if table["key"] == "strict-difference"]
-    assert {score["low"] == score["mean"] == score["high"] for score in difference["rows"][0][2:]} == {True}
+    (difference,) = [
+        table
+        for table in json.loads(told.read_bytes())["tables"]
+        if table["key"] == "strict-difference"
+    ]
+    assert {
+        score["low"] == score["mean"] == score["high"] for score in difference["rows"][0][2:]
+    } == {True}
     assert "100.00 (100.00 to 100.00)" in (tmp_path / "out" / "report.md").read_text("utf-8")
 
 
 async def test_a_judge_of_a_config(tmp_path: Path) -> None:
     """It is asked once for each column, and when the same is scored again, not at all."""
-    folder = written(tmp_path / "tasks", [task("name,place\nAda,London\nAlan,Berlin", TEXT, JUDGED)])
-    file = responses(folder, ("t1", fenced("|name|place|", "|---|---|", "|Ada|LDN|", "|Alan|Bonn|")))
+    folder = written(
+        tmp_path / "tasks", [task("name,place\nAda,London\nAlan,Berlin", TEXT, JUDGED)]
+    )
+    file = responses(
+        folder, ("t1", fenced("|name|place|", "|---|---|", "|Ada|LDN|", "|Alan|Bonn|"))
+    )
     async with serving() as endpoint:
         endpoint.plays(says('```json\n{"idx_0": 1, "Ada": "Ada"}\n```'))
         model = f'model = "{MODEL}"\nprompt = "prompt.txt"\nbase_url = "{endpoint.base_url}"\n'
@@ -239,7 +314,15 @@ async def test_a_judge_of_a_config(tmp_path: Path) -> None:
         assert len(endpoint.bodies) == 2
         assert {body["max_tokens"] for body in endpoint.bodies} == {10240}
     for table in found.tables:
-        assert [round(score.mean, 6) for score in table.rows[0][2:]] == [0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75]
+        assert [round(score.mean, 6) for score in table.rows[0][2:]] == [
+            0,
+            0.5,
+            0.5,
+            0.5,
+            0.75,
+            0.75,
+            0.75,
+        ]
     assert "with a judge" in Path(found.page).read_text("utf-8")
 
 
@@ -247,6 +330,10 @@ async def test_a_config_without_a_judge(folder: Path, tmp_path: Path) -> None:
     """Is refused before anything is scored."""
     test_runtime.config(tmp_path)
     file, config = responses(folder, ("t1", HALF), ("t2", RIGHT)), tmp_path / "config.toml"
-    options = Options(tasks=folder, responses=file, runs=1, judge=True, judge_of=config, out=tmp_path / "out")
-    with pytest.raises(BadRequest, match=r"config.toml: has no \[distillation.judge\]; add it, or give --no-judge"):
+    options = Options(
+        tasks=folder, responses=file, runs=1, judge=True, judge_of=config, out=tmp_path / "out"
+    )
+    with pytest.raises(
+        BadRequest, match=r"config.toml: has no \[distillation.judge\]; add it, or give --no-judge"
+    ):
         await measure(options)

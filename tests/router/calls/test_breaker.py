@@ -14,7 +14,9 @@ def fail(breaker: Breaker, times: int = 5) -> None:
 
 
 def test_five_failures_in_a_row_open_it() -> None:
-    """Not four, and not five with a good one among them; a call that tells nothing changes nothing."""
+    """Not four, and not five with a good one among them; a call that tells nothing changes
+    nothing.
+    """
 
     async def main(clock: Clock) -> None:
         breaker = Breaker()

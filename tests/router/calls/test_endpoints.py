@@ -47,7 +47,9 @@ def replica(pool: ConnectionPool, server: OpenAIServer) -> Replica:
 def role(*replicas: Replica, **settings: object) -> Role:
     """A role with these replicas."""
     first, *others = replicas
-    made = Role("answer", first.model, "answer", Sampling(64), endpoint=first.endpoint, others=tuple(others))
+    made = Role(
+        "answer", first.model, "answer", Sampling(64), endpoint=first.endpoint, others=tuple(others)
+    )
     return replace(made, **settings)  # type: ignore[arg-type]
 
 
@@ -81,11 +83,16 @@ async def test_another_replica_at_once(
     there = (replica(pool, openai_server), replica(pool, other_server))
     asked, ledger = role(*there, timeouts=SOON), Ledger()
     goes_first = choose(there, "answer\0hi", 0, stay=False).deployment
-    home, away = sorted((openai_server, other_server), key=lambda server: server.base_url != goes_first)
+    home, away = sorted(
+        (openai_server, other_server), key=lambda server: server.base_url != goes_first
+    )
     home.plays(bad)
     away.plays(says("yes"))
     assert (await asked.ask(ASKED, (), ledger)).text == "yes"
-    assert rows(ledger) == [("first", outcome, home.base_url), ("retry", "completed", away.base_url)]
+    assert rows(ledger) == [
+        ("first", outcome, home.base_url),
+        ("retry", "completed", away.base_url),
+    ]
     assert [one.endpoint.in_flight + one.endpoint.outstanding_tokens for one in there] == [0, 0]
 
 
@@ -98,7 +105,11 @@ async def test_a_dead_replica_costs_a_few_calls(
     openai_server.plays(*[reset] * 5, says("back"))
     for number in range(40):
         await asked.ask(ASKED, (), Ledger(f"run-{number}"))
-    assert (len(openai_server.bodies), dead.endpoint.breaker.state, alive.endpoint.breaker.openings) == (5, "open", 0)
+    assert (
+        len(openai_server.bodies),
+        dead.endpoint.breaker.state,
+        alive.endpoint.breaker.openings,
+    ) == (5, "open", 0)
     async with asyncio.timeout(10):
         while dead.endpoint.breaker.state != "closed":
             await asked.ask(ASKED, (), ledger := Ledger(f"run-{len(other_server.bodies)}"))
@@ -133,8 +144,9 @@ async def test_executors_of_a_run_share_a_replica(
 async def test_patience_ends(
     pool: ConnectionPool, openai_server: OpenAIServer, slow: Behaviour, streamed: bool, said: str
 ) -> None:
-    """For the first token, the whole call, and a reply that is not streamed; the engine is told to stop, and the same
-    endpoint is not asked again."""
+    """For the first token, the whole call, and a reply that is not streamed; the engine is told to
+    stop, and the same endpoint is not asked again.
+    """
     openai_server.plays(slow)
     asked = role(replica(pool, openai_server), timeouts=SOON, streams=streamed)
     with pytest.raises(UpstreamUnavailable, match=said):
@@ -143,8 +155,12 @@ async def test_patience_ends(
     assert len(openai_server.bodies) == 1
 
 
-async def test_a_silent_endpoint_that_nobody_waits_for(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """Callers whose time is up before its patience is count against it, once they have waited for half of that."""
+async def test_a_silent_endpoint_that_nobody_waits_for(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """Callers whose time is up before its patience is count against it, once they have waited
+    for half of that.
+    """
     openai_server.plays(hang)
     asked = role(replica(pool, openai_server), timeouts=Timeouts(first_token_s=0.2))
     for waits_s, state in ((0.02, "closed"), (0.15, "open")):
@@ -155,7 +171,9 @@ async def test_a_silent_endpoint_that_nobody_waits_for(pool: ConnectionPool, ope
         assert asked.endpoint.breaker.state == state
 
 
-async def test_retries_are_a_share_of_the_calls(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
+async def test_retries_are_a_share_of_the_calls(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
     """However much fails. Being asked too often is no fault, so that no breaker opens here."""
     openai_server.plays(fails(429, "slow down", "0"))
     asked = role(replica(pool, openai_server), health=RoleHealth())
@@ -166,7 +184,9 @@ async def test_retries_are_a_share_of_the_calls(pool: ConnectionPool, openai_ser
     assert asked.endpoint.breaker.openings == 0
 
 
-async def test_no_pause_beyond_the_deadline(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
+async def test_no_pause_beyond_the_deadline(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
     """A call that is due before the endpoint wants to be asked again ends at once."""
     openai_server.plays(fails(503, "loading", "20"))
     asked = role(replica(pool, openai_server))
@@ -177,7 +197,9 @@ async def test_no_pause_beyond_the_deadline(pool: ConnectionPool, openai_server:
 
 
 async def test_places(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """No more calls than allowed are under way; the others wait for their turn, as long as they have time."""
+    """No more calls than allowed are under way; the others wait for their turn, as long as they
+    have time.
+    """
     openai_server.plays(hang)
     asked = role(replica(pool, openai_server), health=RoleHealth(2))
     ledgers = [Ledger() for _ in range(5)]
@@ -191,11 +213,15 @@ async def test_places(pool: ConnectionPool, openai_server: OpenAIServer) -> None
     await asyncio.gather(*(asked.ask(ASKED, (), Ledger()) for _ in range(5)))
 
 
-async def test_a_fallback(pool: ConnectionPool, openai_server: OpenAIServer, other_server: OpenAIServer) -> None:
+async def test_a_fallback(
+    pool: ConnectionPool, openai_server: OpenAIServer, other_server: OpenAIServer
+) -> None:
     """Another role's model steps in, and the ledger says so; where it fails too, the first error
     tells why."""
     other = role(replica(pool, other_server))
-    asked = role(replica(pool, openai_server), fallbacks=(other,), attempts=1, executor_version="executor-1")
+    asked = role(
+        replica(pool, openai_server), fallbacks=(other,), attempts=1, executor_version="executor-1"
+    )
     openai_server.plays(fails(503, "loading", "60"))
     other_server.plays(says("yes"))
     ledger = Ledger()

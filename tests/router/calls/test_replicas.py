@@ -13,7 +13,9 @@ KEYS = [f"run-{number}" for number in range(300)]
 
 def replicas(count: int) -> tuple[Replica, ...]:
     """Of one model."""
-    return tuple(Replica(ScriptedModel([]), f"http://{number}/v1", Endpoint()) for number in range(count))
+    return tuple(
+        Replica(ScriptedModel([]), f"http://{number}/v1", Endpoint()) for number in range(count)
+    )
 
 
 def homes(among: tuple[Replica, ...], keys: list[str] = KEYS) -> list[str]:
@@ -28,14 +30,18 @@ def ended(replica: Replica, *good: bool) -> None:
 
 
 async def test_every_key_has_a_home() -> None:
-    """All replicas get their share; where one goes away, only its keys move, and they come back with it."""
+    """All replicas get their share; where one goes away, only its keys move, and they come back
+    with it.
+    """
     there = replicas(3)
     before = homes(there)
     assert all(60 < before.count(replica.deployment) < 140 for replica in there)
     there[1].endpoint.breaker.open()
     after = homes(there)
     assert there[1].deployment not in after
-    assert all(new == old for new, old in zip(after, before, strict=True) if old != there[1].deployment)
+    assert all(
+        new == old for new, old in zip(after, before, strict=True) if old != there[1].deployment
+    )
 
 
 async def test_who_need_not_stay_goes_where_least_is_to_be_done() -> None:

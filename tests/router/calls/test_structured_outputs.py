@@ -1,4 +1,6 @@
-"""Turns that are held to their form: what is asked of which endpoint, and what the patterns allow."""
+"""Turns that are held to their form: what is asked of which endpoint, and what the patterns
+allow.
+"""
 
 import asyncio
 import json
@@ -69,10 +71,20 @@ async def test_an_endpoint_that_has_no_patterns(
     assert held(openai_server) == [True, False, False]
 
 
-async def test_streams_that_are_refused_once_they_are_open(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
+async def test_streams_that_are_refused_once_they_are_open(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
     """As vLLM refuses a pattern that it cannot follow; also where several were under way."""
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
-    refused = event({"error": {"message": "Grammar error: invalid regex", "type": "BadRequestError", "code": 400}})
+    refused = event(
+        {
+            "error": {
+                "message": "Grammar error: invalid regex",
+                "type": "BadRequestError",
+                "code": 400,
+            }
+        }
+    )
 
     async def answer(request: web.Request) -> web.StreamResponse:
         held = "structured_outputs" in await request.json()
@@ -84,7 +96,9 @@ async def test_streams_that_are_refused_once_they_are_open(pool: ConnectionPool,
     assert sorted(held(openai_server)) == [False] * 4 + [True] * 3
 
 
-async def test_what_is_refused_for_another_reason(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
+async def test_what_is_refused_for_another_reason(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
     """It is raised, and asked for once."""
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
     openai_server.plays(streams(event({"error": {"message": "no", "code": 400}}), DONE))
@@ -98,10 +112,16 @@ async def test_what_is_refused_for_another_reason(pool: ConnectionPool, openai_s
     [(False, True, {"search"}), (True, True, {"search", "report"}), (True, False, {"report"})],
 )
 def test_what_turns_may_be(searched: bool, may_search: bool, allowed: set[str]) -> None:
-    """First a search, at last a report, in between either; in every form that the shipped models write."""
+    """First a search, at last a report, in between either; in every form that the shipped
+    models write.
+    """
     pattern = turn_pattern(searched=searched, may_search=may_search)
     turns = {
-        "search": ["<search>Heat</search>", "<search> Who directed Heat?</search>", "<search>谁?</search>"],
+        "search": [
+            "<search>Heat</search>",
+            "<search> Who directed Heat?</search>",
+            "<search>谁?</search>",
+        ],
         "report": [
             "<answer>Mann</answer><evidence>Heat is by Mann.</evidence>",
             "<answer> Mann</answer>\n<evidence>\nHeat is by Mann.\nSo it is.</evidence>",

@@ -14,7 +14,10 @@ class Authority:
     """Signs certificates, and writes them into a folder."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
-        self._folder, self._name = folder, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self._folder, self._name = (
+            folder,
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
+        )
         self._key = ec.generate_private_key(ec.SECP256R1())
         constraints = x509.BasicConstraints(ca=True, path_length=None)
         own = self._builder(self._name, self._key).add_extension(constraints, critical=True)
@@ -23,19 +26,37 @@ class Authority:
     def issue(self, name: str, passphrase: bytes | None = None) -> tuple[Path, Path]:
         """A certificate for 127.0.0.1, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("localhost")])
+        names = x509.SubjectAlternativeName(
+            [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("localhost")]
+        )
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        signed = self._builder(subject, key).add_extension(names, critical=False).sign(self._key, hashes.SHA256())
-        locked = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+        signed = (
+            self._builder(subject, key)
+            .add_extension(names, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        locked = (
+            serialization.BestAvailableEncryption(passphrase)
+            if passphrase
+            else serialization.NoEncryption()
+        )
         key_file = self._folder / f"{name}.key"
-        key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
+        key_file.write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+        )
         return self._write(f"{name}.pem", signed), key_file
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey
+    ) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
-        builder = x509.CertificateBuilder(subject_name=subject, issuer_name=self._name, public_key=key.public_key())
+        builder = x509.CertificateBuilder(
+            subject_name=subject, issuer_name=self._name, public_key=key.public_key()
+        )
         builder = builder.serial_number(x509.random_serial_number())
-        return builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        return builder.not_valid_before(now - timedelta(days=1)).not_valid_after(
+            now + timedelta(days=1)
+        )
 
     def _write(self, name: str, certificate: x509.Certificate) -> Path:
         path = self._folder / name

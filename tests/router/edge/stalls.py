@@ -38,7 +38,9 @@ def posted(path: str, data: Any, headers: Mapping[str, str] | None = None) -> In
     async def send(served: Served) -> str:
         async with aiohttp.ClientSession() as session:
             try:
-                async with session.post(f"http://{served.http}{path}", data=data, headers=headers) as response:
+                async with session.post(
+                    f"http://{served.http}{path}", data=data, headers=headers
+                ) as response:
                     return f"{response.status} {(await response.text())[:200]}"
             except aiohttp.ClientError as error:
                 return repr(error)
@@ -48,7 +50,10 @@ def posted(path: str, data: Any, headers: Mapping[str, str] | None = None) -> In
 
 def multipart(fields: int) -> str:
     """A form of so many fields."""
-    parts = (f'--x\r\nContent-Disposition: form-data; name="f{number}"\r\n\r\na\r\n' for number in range(fields))
+    parts = (
+        f'--x\r\nContent-Disposition: form-data; name="f{number}"\r\n\r\na\r\n'
+        for number in range(fields)
+    )
     return "".join(parts) + "--x--\r\n"
 
 
@@ -99,14 +104,20 @@ def called(stub: Any, method: str, request: Any, **options: Any) -> Input:
 
 
 def table(*columns: pb.Column, rows: Any = (), **fields: Any) -> Input:
-    """A table over gRPC, up to where its run begins; tests/table_stalls.py has tables up to their ends."""
+    """A table over gRPC, up to where its run begins; tests/table_stalls.py has tables up to
+    their ends.
+    """
     given = [pb.GivenRow(values=row) for row in rows]
-    request = pb.FillTableRequest(question="cities", columns=columns, rows=given, closed=True, **fields)
+    request = pb.FillTableRequest(
+        question="cities", columns=columns, rows=given, closed=True, **fields
+    )
     return called(TableServiceStub, "FillTable", request)
 
 
 def held(connections: int) -> Input:
-    """So many connections of one address; how many of them are served, and whether another address still is."""
+    """So many connections of one address; how many of them are served, and whether another
+    address still is.
+    """
 
     async def send(served: Served) -> str:
         host, _, port = served.http.rpartition(":")
@@ -114,7 +125,9 @@ def held(connections: int) -> Input:
 
             async def one(address: str) -> bool:
                 try:
-                    reader, writer = await asyncio.open_connection(host, int(port), local_addr=(address, 0))
+                    reader, writer = await asyncio.open_connection(
+                        host, int(port), local_addr=(address, 0)
+                    )
                     stack.callback(writer.close)
                     writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     async with asyncio.timeout(10):
@@ -134,7 +147,9 @@ NUMBERS = range(1000)
 CHOICES = [f"choice number {number}" for number in NUMBERS]
 KEY = pb.Column(name="city", key=True)
 KIND = pb.Column(name="kind", key=True, type=pb.COLUMN_TYPE_CHOICE, choices=CHOICES)
-CITIES = [[f"city {number}", f"it is choice number {number % 999}, {number}"] for number in range(2000)]
+CITIES = [
+    [f"city {number}", f"it is choice number {number % 999}, {number}"] for number in range(2000)
+]
 INPUTS: dict[str, Input] = {
     "idle": chat("When was Heat made?"),
     "1 columns, 4 kB, OpenAI": chat(named(3988)),
@@ -145,7 +160,10 @@ INPUTS: dict[str, Input] = {
     "1 ligatures as names, 4 kB": chat(named(4000, "column: " + f"{LIGATURE}," * 60)),
     "2 choices by rows": table(KEY, KIND, rows=CITIES),
     "2 choices by rows, many columns": table(
-        *(pb.Column(name=f"kind {n}", key=True, type=pb.COLUMN_TYPE_CHOICE, choices=CHOICES[:60]) for n in range(16)),
+        *(
+            pb.Column(name=f"kind {n}", key=True, type=pb.COLUMN_TYPE_CHOICE, choices=CHOICES[:60])
+            for n in range(16)
+        ),
         rows=[[f"choice number {n}?"] * 16 for n in range(2000)],
     ),
     "2 choices that expand": table(
@@ -158,26 +176,41 @@ INPUTS: dict[str, Input] = {
         ),
         rows=[[f"city {number}", LIGATURE * 300] for number in range(200)],
     ),
-    "2 values that expand": table(KEY, rows=[[f"{LIGATURE * 300}{number}"] for number in range(2000)]),
+    "2 values that expand": table(
+        KEY, rows=[[f"{LIGATURE * 300}{number}"] for number in range(2000)]
+    ),
     "2 values that expand, long": table(KEY, rows=[[LIGATURE * 1_000_000]]),
     "2 choices in one value": table(
         KEY,
-        pb.Column(name="kind", key=True, type=pb.COLUMN_TYPE_CHOICE, choices=[f"a{n}" for n in NUMBERS]),
+        pb.Column(
+            name="kind", key=True, type=pb.COLUMN_TYPE_CHOICE, choices=[f"a{n}" for n in NUMBERS]
+        ),
         rows=[[f"city {n}", " ".join(f"a{m}" for m in range(200))] for n in range(1000)],
     ),
     "2 more rows than may be": table(KEY, KIND, rows=CITIES * 4),
     "2 two million values": table(KEY, rows=[[""] * 200 for _ in range(10_000)]),
     "2 names that expand": table(
-        *(pb.Column(name=f"{LIGATURE * 300}{n}", key=n < 32, ask=f"Who has {{{LIGATURE * 300}0}}?") for n in range(64))
+        *(
+            pb.Column(
+                name=f"{LIGATURE * 300}{n}", key=n < 32, ask=f"Who has {{{LIGATURE * 300}0}}?"
+            )
+            for n in range(64)
+        )
     ),
-    "2 marks in the wrong order": table(KEY, rows=[[f"{MARKS * 400}{number}"] for number in range(2000)]),
+    "2 marks in the wrong order": table(
+        KEY, rows=[[f"{MARKS * 400}{number}"] for number in range(2000)]
+    ),
     "6 multipart, 1,000 fields": posted("/sign-in", multipart(1000), MULTIPART),
-    "6 urlencoded, 100,000 fields": posted("/sign-in", "&".join(f"a{n}=b" for n in range(100_000)), FORM),
+    "6 urlencoded, 100,000 fields": posted(
+        "/sign-in", "&".join(f"a{n}=b" for n in range(100_000)), FORM
+    ),
     "6 urlencoded, 1 MiB of escapes": posted("/sign-in", "csrf=" + "%41" * 349_000, FORM),
     "6 multipart, 1 MiB, feedback": posted("/runs/run-1/feedback", multipart(10_000), MULTIPART),
     "6 urlencoded, 1 MiB of escapes, ask": posted("/ask", "question=" + "%41" * 349_000, FORM),
     "7 connections of one address": held(4200),
-    "o JSON, deeply nested": posted("/v1/chat/completions", b'{"model": "rolegate", "x": ' + b"[" * 1_000_000, JSON),
+    "o JSON, deeply nested": posted(
+        "/v1/chat/completions", b'{"model": "rolegate", "x": ' + b"[" * 1_000_000, JSON
+    ),
     "o JSON, nested in what is read": posted(
         "/v1/chat/completions", b'{"model": "rolegate", "tool_choice": ' + b'{"a":' * 200_000, JSON
     ),
@@ -186,7 +219,9 @@ INPUTS: dict[str, Input] = {
     ),
     "o 30,000 messages": posted(
         "/v1/chat/completions",
-        '{"model":"rolegate","messages":[' + '{"role":"user","content":"a"},' * 34_000 + '{"role":"user"}]}',
+        '{"model":"rolegate","messages":['
+        + '{"role":"user","content":"a"},' * 34_000
+        + '{"role":"user"}]}',
         JSON,
     ),
     "o 30,000 parts": posted(
@@ -201,7 +236,9 @@ INPUTS: dict[str, Input] = {
     ),
     "o a tool_choice of 340,000 lists": posted(
         "/v1/chat/completions",
-        '{"model":"rolegate","messages":[{"role":"user","content":"a"}],"tool_choice":[' + "[]," * 340_000 + "[]]}",
+        '{"model":"rolegate","messages":[{"role":"user","content":"a"}],"tool_choice":['
+        + "[]," * 340_000
+        + "[]]}",
         JSON,
     ),
     "o a question of 1 MB": chat("a" * 1_000_000),
@@ -217,15 +254,25 @@ INPUTS: dict[str, Input] = {
         CompletionServiceStub,
         "Complete",
         completion_pb.CompleteRequest(
-            role="ROLE_DELEGATION", messages=[completion_pb.ChatMessage(role="user", content=MARKS * 500)] * 1000
+            role="ROLE_DELEGATION",
+            messages=[completion_pb.ChatMessage(role="user", content=MARKS * 500)] * 1000,
         ),
     ),
     "o queries": called(
-        RetrievalServiceStub, "Search", retrieval_pb.SearchRequest(queries=[MARKS * 4000] * 256, top_k=1)
+        RetrievalServiceStub,
+        "Search",
+        retrieval_pb.SearchRequest(queries=[MARKS * 4000] * 256, top_k=1),
     ),
-    "o a page token": called(TableServiceStub, "GetTable", pb.GetTableRequest(run_id="run-1", page_token="9" * 1024)),
+    "o a page token": called(
+        TableServiceStub, "GetTable", pb.GetTableRequest(run_id="run-1", page_token="9" * 1024)
+    ),
     "o metadata": called(
-        TableServiceStub, "GetTable", pb.GetTableRequest(run_id="a"), metadata=[(f"k{n}", "v") for n in range(200)]
+        TableServiceStub,
+        "GetTable",
+        pb.GetTableRequest(run_id="a"),
+        metadata=[(f"k{n}", "v") for n in range(200)],
     ),
-    "o form, urlencoded": posted("/sign-in", urlencode({"csrf": "x", "key": "rg-" + "a" * 8000}), FORM),
+    "o form, urlencoded": posted(
+        "/sign-in", urlencode({"csrf": "x", "key": "rg-" + "a" * 8000}), FORM
+    ),
 }

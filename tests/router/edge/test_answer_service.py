@@ -50,11 +50,15 @@ async def test_answer() -> None:
     ]
     assert not response.usage[0].HasField("cached_tokens")
     assert response.run_id == store.runs[0].id
-    assert response.duration.ToTimedelta().total_seconds() == pytest.approx(store.runs[0].duration_s, abs=1e-6)
+    assert response.duration.ToTimedelta().total_seconds() == pytest.approx(
+        store.runs[0].duration_s, abs=1e-6
+    )
 
 
 async def test_stream_answer() -> None:
-    """Events are numbered from 1 without gaps; the last one is the very message that `Answer` returns."""
+    """Events are numbered from 1 without gaps; the last one is the very message that `Answer`
+    returns.
+    """
     store = Kept()
     deployment = Deployment(ScriptedModel([block("a?", "b?"), STOP]))
     async with served(deployment.gateway(store)) as channel:
@@ -64,7 +68,11 @@ async def test_stream_answer() -> None:
     kinds = [event.WhichOneof("event") for event in events]
     assert kinds[:2] == ["run_started", "round_started"]
     assert kinds[-3:] == ["answer_written", "usage_counted", "done"]
-    assert sorted(kinds[2:-4]) == [*["reported"] * 2, *["search_done"] * 2, *["sub_query_dispatched"] * 2]
+    assert sorted(kinds[2:-4]) == [
+        *["reported"] * 2,
+        *["search_done"] * 2,
+        *["sub_query_dispatched"] * 2,
+    ]
     assert events[-1].done.run_id == events[0].run_started.run_id == store.runs[0].id
     assert events[-1].done.answer == events[-3].answer_written.answer == "Michael Mann"
     assert list(events[-1].done.usage) == list(events[-2].usage_counted.usage)
@@ -75,13 +83,15 @@ async def test_a_large_answer_fits_into_a_message_that_clients_take() -> None:
     """Results that do not fit come without what supports them, and say so."""
     text = "界" * 1900
     searches = tuple(
-        SearchRecord(f"{text}?", (Passage(f"{at}", text, f"Fact {at} is {text}.", document=text),)) for at in range(2)
+        SearchRecord(f"{text}?", (Passage(f"{at}", text, f"Fact {at} is {text}.", document=text),))
+        for at in range(2)
     )
     points = tuple(f"Fact {at} is {text}." for at in range(3))
     worker = Execution(text, Report(text, points), "reported", searches, Conversation(()))
     work = Trajectory("", "answered", (worker,) * 16)
     executions = tuple(
-        msgspec.structs.replace(worker, sub_query=f"{number}?", work=work, manager="pages") for number in range(60)
+        msgspec.structs.replace(worker, sub_query=f"{number}?", work=work, manager="pages")
+        for number in range(60)
     )
     stored = msgspec.structs.replace(run("run-1"), result=Trajectory("Ana", "answered", executions))
     answer = await answer_to_proto(stored)
@@ -100,7 +110,12 @@ async def test_out_of_scope() -> None:
         stream = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
         events = [event async for event in stream]
     assert (response.outcome, list(response.usage)) == (pb.ANSWER_OUTCOME_OUT_OF_SCOPE, [])
-    assert [event.WhichOneof("event") for event in events] == ["run_started", "answer_written", "usage_counted", "done"]
+    assert [event.WhichOneof("event") for event in events] == [
+        "run_started",
+        "answer_written",
+        "usage_counted",
+        "done",
+    ]
 
 
 @pytest.mark.parametrize("question", ["", "  ", "x" * 4001])
@@ -113,7 +128,10 @@ async def test_bad_questions(question: str) -> None:
             await stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=question)).read()
     for caught in (whole.value, stream.value):
         assert caught.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert (info_of(caught).reason, (caught.details() or "").split()[0]) == ("BAD_REQUEST", "question")
+        assert (info_of(caught).reason, (caught.details() or "").split()[0]) == (
+            "BAD_REQUEST",
+            "question",
+        )
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -159,7 +177,9 @@ async def test_the_gateways_limit() -> None:
 
 
 async def test_a_failure_in_mid_stream() -> None:
-    """Events that came before a failure are delivered, and then the typed error, however fast it follows."""
+    """Events that came before a failure are delivered, and then the typed error, however fast
+    it follows.
+    """
     refused = UpstreamRefused("wrong key", endpoint="e")
     scripts: list[list[Answer]] = [[refused], [block("a?"), refused]]
     for answers in scripts:
@@ -181,7 +201,10 @@ BUDGETS = [
         {"role_budgets": [DELEGATION, budget_pb2.RoleBudget(max_total_tokens=1)]},
         r"budget\.role_budgets\[1\]\.role must be",
     ),
-    ({"role_budgets": [DELEGATION, DELEGATION]}, r"budget\.role_budgets\[1\]\.role has a limit already"),
+    (
+        {"role_budgets": [DELEGATION, DELEGATION]},
+        r"budget\.role_budgets\[1\]\.role has a limit already",
+    ),
     (
         {"role_budgets": [budget_pb2.RoleBudget(role=usage_pb2.ROLE_ANSWER)]},
         r"budget\.role_budgets\[0\]\.max_total_tokens is 0",
@@ -195,7 +218,10 @@ async def test_bad_budgets(limits: dict[str, Any], why: str) -> None:
     store = Kept()
     async with served(Deployment().gateway(store)) as channel:
         assert await refusal(
-            stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION, budget=budget_pb2.Budget(**limits))), why
+            stub_of(channel).Answer(
+                pb.AnswerRequest(question=QUESTION, budget=budget_pb2.Budget(**limits))
+            ),
+            why,
         ) == ("INVALID_ARGUMENT", "BAD_REQUEST")
     assert not store.starts
 
@@ -205,7 +231,9 @@ async def test_bad_request_ids(request_id: str) -> None:
     """A name that is too long, or that cannot be printed, is refused."""
     async with served(Deployment().gateway()) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="request_id") as caught:
-            await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION, request_id=request_id))
+            await stub_of(channel).Answer(
+                pb.AnswerRequest(question=QUESTION, request_id=request_id)
+            )
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -213,9 +241,15 @@ async def test_a_request_that_is_repeated() -> None:
     """Gets the same answer, and the same events; another question may not have its name."""
     store, longest = Kept(), "x" * 128
     async with served(Deployment().gateway(store)) as channel:
-        first = await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION, request_id=longest))
-        again = await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION, request_id=longest))
-        stream = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION, request_id=longest))
+        first = await stub_of(channel).Answer(
+            pb.AnswerRequest(question=QUESTION, request_id=longest)
+        )
+        again = await stub_of(channel).Answer(
+            pb.AnswerRequest(question=QUESTION, request_id=longest)
+        )
+        stream = stub_of(channel).StreamAnswer(
+            pb.StreamAnswerRequest(question=QUESTION, request_id=longest)
+        )
         events = [event async for event in stream]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub_of(channel).Answer(pb.AnswerRequest(question="Why?", request_id=longest))

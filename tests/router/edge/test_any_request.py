@@ -48,8 +48,12 @@ def fields() -> st.SearchStrategy[bytes]:
     """Bytes that look like a message: fields of any number and type, and what is none."""
     number = st.integers(1, 12)
     text = st.binary(max_size=6) | st.text(max_size=6).map(str.encode)
-    held = st.tuples(number, text).map(lambda field: bytes([field[0] << 3 | 2, len(field[1])]) + field[1])
-    varint = st.tuples(number, st.integers(0, 255)).map(lambda field: bytes([field[0] << 3, *_varint(field[1])]))
+    held = st.tuples(number, text).map(
+        lambda field: bytes([field[0] << 3 | 2, len(field[1])]) + field[1]
+    )
+    varint = st.tuples(number, st.integers(0, 255)).map(
+        lambda field: bytes([field[0] << 3, *_varint(field[1])])
+    )
     return st.lists(held | varint | st.binary(max_size=3), max_size=5).map(b"".join)
 
 
@@ -60,7 +64,9 @@ def _varint(value: int) -> Iterator[int]:
     yield value
 
 
-async def _called(channel: grpc.aio.Channel, method: MethodDescriptor, sent: bytes) -> grpc.aio.AioRpcError | None:
+async def _called(
+    channel: grpc.aio.Channel, method: MethodDescriptor, sent: bytes
+) -> grpc.aio.AioRpcError | None:
     """The status that a call ends in; None where it ends well."""
     path, untyped = f"/{method.containing_service.full_name}/{method.name}", cast(Any, channel)
     try:

@@ -17,9 +17,18 @@ ENDING = "\n\nDon't ask me any questions. The output format is ```markdown\n{dat
 @pytest.mark.parametrize(
     ("named", "columns"),
     [
-        ("with the following columns:\nIsland, Light (in m, as of 2020), and Keeper(s).", "Island Light Keeper"),
-        ("with the columns: Island, Light, Keeper. For missing ones, fill in '/'.", "Island Light Keeper"),
-        (". The column names in the table are as follows in sequence:\nYear, Light, Keeper", "Year Light Keeper"),
+        (
+            "with the following columns:\nIsland, Light (in m, as of 2020), and Keeper(s).",
+            "Island Light Keeper",
+        ),
+        (
+            "with the columns: Island, Light, Keeper. For missing ones, fill in '/'.",
+            "Island Light Keeper",
+        ),
+        (
+            ". The column names in the table are as follows in sequence:\nYear, Light, Keeper",
+            "Year Light Keeper",
+        ),
         ("with the column names as: \nYear\nLight\nKeeper", "Year Light Keeper"),
         ("with these columns, in this order:\n Year | Light |  Keeper |", "Year Light Keeper"),
         ("。表格中的列名依次为：\n年份、灯塔（中文）、国家。不要问我任何问题", "年份 灯塔 国家"),
@@ -27,12 +36,19 @@ ENDING = "\n\nDon't ask me any questions. The output format is ```markdown\n{dat
 )
 def test_columns_that_are_named(named: str, columns: str) -> None:
     """In one line or several; those up to the first that is no year or the like are keys."""
-    asked = f"Which lights are there?\nPlease organize the results in one Markdown table {named}{ENDING}"
+    asked = (
+        "Which lights are there?\nPlease organize the results in one Markdown table "
+        f"{named}{ENDING}"
+    )
     table = table_asked_for(asked)
     assert table is not None
-    assert [column.name.split("(")[0].split("（")[0].strip() for column in table.columns] == columns.split()
+    assert [
+        column.name.split("(")[0].split("（")[0].strip() for column in table.columns
+    ] == columns.split()
     keys = [column.key for column in table.columns]
-    assert keys == ([True, True, False] if columns.startswith(("Year", "年份")) else [True, False, False])
+    assert keys == (
+        [True, True, False] if columns.startswith(("Year", "年份")) else [True, False, False]
+    )
     assert table.question == asked
 
 
@@ -62,7 +78,10 @@ def test_other_questions(question: str) -> None:
 async def test_a_table_over_openai_s_protocol(tmp_path: Path) -> None:
     """In Markdown, fenced, with the sentences that it rests on."""
     world = World(5)
-    question = "List all cities of the register in one Markdown table with the columns: city, founder, founded"
+    question = (
+        "List all cities of the register in one Markdown table with the columns: city, "
+        "founder, founded"
+    )
     async with gateway(tmp_path, world) as (real, _), served(real) as session:
         status, reply = await posted(session, messages=[{"role": "user", "content": question}])
     assert status == 200
@@ -76,7 +95,9 @@ async def test_a_table_over_openai_s_protocol(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chars", [5000, 100_000])
-async def test_a_question_that_is_too_long_is_refused_before_it_is_read(chars: int, tmp_path: Path) -> None:
+async def test_a_question_that_is_too_long_is_refused_before_it_is_read(
+    chars: int, tmp_path: Path
+) -> None:
     """However often it names columns."""
     async with gateway(tmp_path, World(1)) as (real, _), served(real) as session:
         status, reply = await posted(session, messages=[{"role": "user", "content": named(chars)}])
@@ -86,8 +107,17 @@ async def test_a_question_that_is_too_long_is_refused_before_it_is_read(chars: i
 
 @pytest.mark.timing
 @pytest.mark.parametrize(
-    "unit", ["column: " + "b," * 6, "columns: (,", "列名：a、", "column:\n \na\n", f"column: {LIGATURE},b,"]
+    "unit",
+    [
+        "column: " + "b," * 6,
+        "columns: (,",
+        "列名：a、",
+        "column:\n \na\n",
+        f"column: {LIGATURE},b,",
+    ],
 )
 def test_columns_that_are_named_again_and_again(unit: str) -> None:
     """A question takes as much longer than a tenth of it as it is longer."""
-    assert grows_linearly(partial(table_asked_for, named(4000, unit)), partial(table_asked_for, named(400, unit)))
+    assert grows_linearly(
+        partial(table_asked_for, named(4000, unit)), partial(table_asked_for, named(400, unit))
+    )

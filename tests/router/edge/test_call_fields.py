@@ -1,4 +1,6 @@
-"""A count of a call or of sums stands in its struct; tables, rows, sums and the wire have it from there."""
+"""A count of a call or of sums stands in its struct; tables, rows, sums and the wire have it
+from there.
+"""
 
 from rolegate.v1.run_service_pb2 import UpstreamCall
 from rolegate.v1.usage_pb2 import RoleUsage
@@ -11,7 +13,15 @@ from router.trace import Call
 from router.trace.call import SUMMED_COUNTS, SUMS, RoleTotal
 from tests.router.store.stored import call
 
-INSIDE = {"run_id", "tenant", "number", "max_tokens", "prompt_bound", "reserved", "impossible_usage"}
+INSIDE = {
+    "run_id",
+    "tenant",
+    "number",
+    "max_tokens",
+    "prompt_bound",
+    "reserved",
+    "impossible_usage",
+}
 """Fields of calls that clients do not get, or get with the run."""
 
 

@@ -16,7 +16,9 @@ def cited(outcome: str, *citations: Citation, results: tuple[SubAnswer, ...] = (
 
 def test_sources_are_numbered_lines() -> None:
     """Title, page, sentence and document, as far as they are known, each source on one line."""
-    shown = cited("answered", CITATION, Citation("p2", "Mann", "", None, "He was born in 1943.")).text
+    shown = cited(
+        "answered", CITATION, Citation("p2", "Mann", "", None, "He was born in 1943.")
+    ).text
     assert shown.splitlines() == [
         "Michael Mann",
         "",
@@ -26,7 +28,9 @@ def test_sources_are_numbered_lines() -> None:
     ]
 
 
-@pytest.mark.parametrize("outcome", ["answered", "rounds_exhausted", "time_exhausted", "budget_exhausted", "reported"])
+@pytest.mark.parametrize(
+    "outcome", ["answered", "rounds_exhausted", "time_exhausted", "budget_exhausted", "reported"]
+)
 def test_an_answer_without_a_source_says_so(outcome: str) -> None:
     assert cited(outcome).text == "Michael Mann\n\nNo retrieved passage holds this answer."
 
@@ -34,7 +38,9 @@ def test_an_answer_without_a_source_says_so(outcome: str) -> None:
 def test_an_unsupported_answer_says_so() -> None:
     """Above its sources, where it has any."""
     alone = CitedAnswer("run-1", "answered", "Michael Mann", (), (), unsupported=True).text
-    assert alone.splitlines()[2:] == ["Unsupported: no retrieved passage holds all of this answer; check it."]
+    assert alone.splitlines()[2:] == [
+        "Unsupported: no retrieved passage holds all of this answer; check it."
+    ]
     shown = CitedAnswer("run-1", "answered", "Michael Mann", (CITATION,), (), unsupported=True).text
     assert shown.splitlines()[2:5] == [alone.splitlines()[2], "", "Sources:"]
 
@@ -49,7 +55,11 @@ def test_what_was_not_found_says_what_was_searched_for(outcome: str) -> None:
 
 def test_what_could_not_be_looked_up_stands_last() -> None:
     """The answer itself stays as it is."""
-    results = SubAnswer("Who?", "Mann"), SubAnswer("When?", "", "model_failed"), SubAnswer("Why?", "", "no_report")
+    results = (
+        SubAnswer("Who?", "Mann"),
+        SubAnswer("When?", "", "model_failed"),
+        SubAnswer("Why?", "", "no_report"),
+    )
     shown = cited("answered", CITATION, results=results)
     assert shown.answer == "Michael Mann"
     assert shown.text.splitlines()[-3:] == [
@@ -70,9 +80,20 @@ def test_from_the_wire() -> None:
     message = evidence_pb2.Citation(passage_id="p1", title="Heat", quote="It is.")
     point = evidence_pb2.EvidencePoint(text="It is.", citations=[message])
     outcome = evidence_pb2.EXECUTION_OUTCOME_REPORTED
-    result = evidence_pb2.SubQueryResult(sub_query="Is it?", answer="yes", evidence=[point, point], outcome=outcome)
-    response = pb.AnswerResponse(
-        run_id="run-1", answer="yes", outcome=pb.ANSWER_OUTCOME_ANSWERED, results=[result], citations=[message]
+    result = evidence_pb2.SubQueryResult(
+        sub_query="Is it?", answer="yes", evidence=[point, point], outcome=outcome
     )
-    citations, results = (Citation("p1", "Heat", "", None, "It is."),), (SubAnswer("Is it?", "yes"),)
-    assert answer_from_proto(response) == CitedAnswer("run-1", "answered", "yes", citations, results)
+    response = pb.AnswerResponse(
+        run_id="run-1",
+        answer="yes",
+        outcome=pb.ANSWER_OUTCOME_ANSWERED,
+        results=[result],
+        citations=[message],
+    )
+    citations, results = (
+        (Citation("p1", "Heat", "", None, "It is."),),
+        (SubAnswer("Is it?", "yes"),),
+    )
+    assert answer_from_proto(response) == CitedAnswer(
+        "run-1", "answered", "yes", citations, results
+    )

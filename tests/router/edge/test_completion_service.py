@@ -33,7 +33,9 @@ def asked(role: usage_pb2.Role = usage_pb2.ROLE_ANSWER) -> pb.CompleteRequest:
 async def test_complete() -> None:
     """Text, reasoning, finish reason and tokens of one call, and the run's name."""
     store = Kept()
-    async with served(Deployment(answerer=ScriptedModel([SAID], "fixed")).gateway(store)) as channel:
+    async with served(
+        Deployment(answerer=ScriptedModel([SAID], "fixed")).gateway(store)
+    ) as channel:
         response = await stub_of(channel).Complete(asked())
     assert (response.text, response.reasoning, response.finish_reason) == ("a b c", "hm", "stop")
     assert response.usage == usage_pb2.RoleUsage(
@@ -59,8 +61,12 @@ async def test_complete() -> None:
 )
 async def test_the_role_chooses_the_model(role: usage_pb2.Role, model: str) -> None:
     """Each role's model is reached by its role, with the messages as they were sent."""
-    models = {name: ScriptedModel([f"I am {name}"], name) for name in ("backbone", "small", "fixed")}
-    async with served(Deployment(models["backbone"], models["small"], models["fixed"]).gateway()) as channel:
+    models = {
+        name: ScriptedModel([f"I am {name}"], name) for name in ("backbone", "small", "fixed")
+    }
+    async with served(
+        Deployment(models["backbone"], models["small"], models["fixed"]).gateway()
+    ) as channel:
         request = pb.CompleteRequest(role=role, messages=HI, stop=["</x>"], max_tokens=7)
         response = await stub_of(channel).Complete(request)
     assert (response.text, response.usage.model) == (f"I am {model}", model)
@@ -77,7 +83,9 @@ async def test_stream_complete() -> None:
         pieces = [piece async for piece in stub_of(channel).StreamComplete(request)]
     assert "".join(piece.text for piece in pieces) == "a b c"
     assert "".join(piece.reasoning for piece in pieces) == "hm"
-    assert not any(piece.finish_reason or piece.run_id or piece.HasField("usage") for piece in pieces[:-1])
+    assert not any(
+        piece.finish_reason or piece.run_id or piece.HasField("usage") for piece in pieces[:-1]
+    )
     assert (pieces[-1].finish_reason, pieces[-1].run_id) == ("stop", store.runs[0].id)
     assert pieces[-1].usage.completion_tokens == 3
 
@@ -99,18 +107,40 @@ BAD: list[tuple[pb.CompleteRequest, str]] = [
     (pb.CompleteRequest(role=usage_pb2.ROLE_JUDGE, messages=HI), "role must be"),
     (pb.CompleteRequest(role=99, messages=HI), "role is 99"),  # type: ignore[arg-type]
     (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER), "messages must end"),
-    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="tool")]), r"messages\[0\]\.role"),
     (
-        pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[*HI, pb.ChatMessage(role="assistant")]),
+        pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="tool")]),
+        r"messages\[0\]\.role",
+    ),
+    (
+        pb.CompleteRequest(
+            role=usage_pb2.ROLE_ANSWER, messages=[*HI, pb.ChatMessage(role="assistant")]
+        ),
         "messages must end",
     ),
-    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, max_tokens=-1), "max_tokens is negative"),
-    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a", ""]), r"stop\[1\] has 0 characters"),
-    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a"] * 17), "stop has 17 strings; at most 16"),
-    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a" * 257]), r"stop\[0\] has 257 characters"),
-    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI * 513), "messages has 1026 entries; at most 1024"),
     (
-        pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="x" * 2**20)]),
+        pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, max_tokens=-1),
+        "max_tokens is negative",
+    ),
+    (
+        pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a", ""]),
+        r"stop\[1\] has 0 characters",
+    ),
+    (
+        pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a"] * 17),
+        "stop has 17 strings; at most 16",
+    ),
+    (
+        pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a" * 257]),
+        r"stop\[0\] has 257 characters",
+    ),
+    (
+        pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI * 513),
+        "messages has 1026 entries; at most 1024",
+    ),
+    (
+        pb.CompleteRequest(
+            role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="x" * 2**20)]
+        ),
         "The request has 10485.. bytes; at most 1048576",
     ),
 ]
@@ -126,7 +156,10 @@ async def test_bad_requests(request_: pb.CompleteRequest, why: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match=why) as stream:
             await stub_of(channel).StreamComplete(streamed).read()
     for caught in (whole.value, stream.value):
-        assert (caught.code(), info_of(caught).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+        assert (caught.code(), info_of(caught).reason) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "BAD_REQUEST",
+        )
 
 
 class Flood:
@@ -160,23 +193,31 @@ class Flood:
 
 
 async def test_a_client_that_does_not_read_and_leaves() -> None:
-    """A stream that stands still in sending ends all the same, and what it had cost by then is booked."""
+    """A stream that stands still in sending ends all the same, and what it had cost by then is
+    booked.
+    """
     store, model = Kept(), Flood()
     async with served(Deployment(answerer=model, max_tokens=10**7).gateway(store)) as channel:
-        call = stub_of(channel).StreamComplete(pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI))
+        call = stub_of(channel).StreamComplete(
+            pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI)
+        )
         assert (await next_of(call)).text
         await ended(model.ample.wait())
         call.cancel()
         await ended(model.left.wait())
         run = await store.next()
-    assert [(call.outcome, call.usage and call.usage.lower_bound) for call in run.calls] == [("cancelled", True)]
+    assert [(call.outcome, call.usage and call.usage.lower_bound) for call in run.calls] == [
+        ("cancelled", True)
+    ]
 
 
 async def test_a_failure_while_the_client_does_not_read() -> None:
     """What was written before it is delivered, and then the typed error, not a cancelled stream."""
     store, model = Kept(), Flood(UpstreamRefused("wrong key", endpoint="e"))
     async with served(Deployment(answerer=model, max_tokens=10**7).gateway(store)) as channel:
-        call = stub_of(channel).StreamComplete(pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI))
+        call = stub_of(channel).StreamComplete(
+            pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI)
+        )
         assert (await store.next()).status == "failed"
         chars = 0
         with pytest.raises(grpc.aio.AioRpcError) as caught:

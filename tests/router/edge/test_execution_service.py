@@ -29,7 +29,10 @@ async def test_execute() -> None:
     """A report with its evidence, where the evidence stands, and what it cost."""
     store = Kept()
     executor = ScriptedModel(
-        [f"<search>{SUB_QUERY}</search>", report("Michael Mann", "Heat is a film by Michael Mann.", "Penguins fly.")],
+        [
+            f"<search>{SUB_QUERY}</search>",
+            report("Michael Mann", "Heat is a film by Michael Mann.", "Penguins fly."),
+        ],
         "small",
     )
     async with served(Deployment(executor=executor).gateway(store)) as channel:
@@ -37,10 +40,18 @@ async def test_execute() -> None:
     result = response.result
     assert (result.sub_query, result.answer) == (SUB_QUERY, "Michael Mann")
     assert result.outcome == evidence_pb2.EXECUTION_OUTCOME_REPORTED
-    assert [point.text for point in result.evidence] == ["Heat is a film by Michael Mann.", "Penguins fly."]
-    cited = [[(citation.passage_id, citation.title) for citation in point.citations] for point in result.evidence]
+    assert [point.text for point in result.evidence] == [
+        "Heat is a film by Michael Mann.",
+        "Penguins fly.",
+    ]
+    cited = [
+        [(citation.passage_id, citation.title) for citation in point.citations]
+        for point in result.evidence
+    ]
     assert cited == [[("p1", "Heat")], []]
-    assert [(usage.role, usage.attempts) for usage in response.usage] == [(usage_pb2.ROLE_EXECUTION, 2)]
+    assert [(usage.role, usage.attempts) for usage in response.usage] == [
+        (usage_pb2.ROLE_EXECUTION, 2)
+    ]
     assert response.run_id == store.runs[0].id
     assert store.runs[0].kind == "execute"
 
@@ -48,13 +59,25 @@ async def test_execute() -> None:
 @pytest.mark.parametrize(
     ("fails", "code", "reason"),
     [
-        (UpstreamUnavailable("down", endpoint="e"), grpc.StatusCode.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
-        (UpstreamRefused("wrong key", endpoint="e"), grpc.StatusCode.FAILED_PRECONDITION, "UPSTREAM_REFUSED"),
+        (
+            UpstreamUnavailable("down", endpoint="e"),
+            grpc.StatusCode.UNAVAILABLE,
+            "UPSTREAM_UNAVAILABLE",
+        ),
+        (
+            UpstreamRefused("wrong key", endpoint="e"),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "UPSTREAM_REFUSED",
+        ),
         ("hello", grpc.StatusCode.FAILED_PRECONDITION, "MALFORMED_OUTPUT"),
     ],
 )
-async def test_a_failing_model_is_an_error(fails: Answer, code: grpc.StatusCode, reason: str) -> None:
-    """Not a report that nothing was found; asked again under its name, the sub-query is worked on anew."""
+async def test_a_failing_model_is_an_error(
+    fails: Answer, code: grpc.StatusCode, reason: str
+) -> None:
+    """Not a report that nothing was found; asked again under its name, the sub-query is worked
+    on anew.
+    """
     store, down = Kept(), True
     executor = ScriptedModel(lambda prompt: fails if down else finds(prompt))
     async with served(Deployment(executor=executor).gateway(store)) as channel:
@@ -76,7 +99,9 @@ async def test_a_failing_model_is_an_error(fails: Answer, code: grpc.StatusCode,
 async def test_bad_sub_queries(sub_query: str) -> None:
     """What cannot be used is the client's to mend."""
     async with served(Deployment().gateway()) as channel:
-        assert await refusal(stub_of(channel).Execute(pb.ExecuteRequest(sub_query=sub_query)), "sub_query") == (
+        assert await refusal(
+            stub_of(channel).Execute(pb.ExecuteRequest(sub_query=sub_query)), "sub_query"
+        ) == (
             "INVALID_ARGUMENT",
             "BAD_REQUEST",
         )

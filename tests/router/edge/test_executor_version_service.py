@@ -30,7 +30,9 @@ async def load(name: str) -> str:
 
 
 @asynccontextmanager
-async def stub_over(folder: Path) -> AsyncIterator[tuple["ExecutorVersionServiceAsyncStub", Database]]:
+async def stub_over(
+    folder: Path,
+) -> AsyncIterator[tuple["ExecutorVersionServiceAsyncStub", Database]]:
     """A stub of a service over a store in which the base is active, and the store."""
     database = await Database.open(f"sqlite:///{folder / 'versions.db'}")
     versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
@@ -44,7 +46,9 @@ async def stub_over(folder: Path) -> AsyncIterator[tuple["ExecutorVersionService
 async def test_a_versions_way(tmp_path: Path) -> None:
     """Registered, tried, promoted, rolled back; each reply tells where it stands."""
     async with stub_over(tmp_path) as (stub, _):
-        new = (await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))).version
+        new = (
+            await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))
+        ).version
         assert (new.version, new.state, new.manifest_json) == (
             FIRST,
             pb.EXECUTOR_VERSION_STATE_REGISTERED,
@@ -58,9 +62,13 @@ async def test_a_versions_way(tmp_path: Path) -> None:
         tried = (await stub.SetExecutorVersionTraffic(canary)).version
         assert (tried.state, tried.canary_share) == (pb.EXECUTOR_VERSION_STATE_CANARY, 0.25)
         assert tried.figures.trials == 0 and tried.HasField("figures")
-        active = (await stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))).version
+        active = (
+            await stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))
+        ).version
         assert (active.state, active.canary_share) == (pb.EXECUTOR_VERSION_STATE_ACTIVE, 0.0)
-        back = (await stub.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=FIRST))).active
+        back = (
+            await stub.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=FIRST))
+        ).active
         assert (back.version, back.state) == (BASE, pb.EXECUTOR_VERSION_STATE_ACTIVE)
         found = (await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
         assert [(each.version, pb.ExecutorVersionState.Name(each.state)) for each in found] == [
@@ -73,20 +81,35 @@ async def test_figures(tmp_path: Path) -> None:
     """Of a version that is tried, every one of them, with the evidence by measure."""
     async with stub_over(tmp_path) as (stub, database):
         await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))
-        shadow = pb.SetExecutorVersionTrafficRequest(version=FIRST, state=pb.EXECUTOR_VERSION_STATE_SHADOW)
-        since = (await stub.SetExecutorVersionTraffic(shadow)).version.state_time.ToNanoseconds() / 1e9
+        shadow = pb.SetExecutorVersionTrafficRequest(
+            version=FIRST, state=pb.EXECUTOR_VERSION_STATE_SHADOW
+        )
+        since = (
+            await stub.SetExecutorVersionTraffic(shadow)
+        ).version.state_time.ToNanoseconds() / 1e9
         await put(database, run("run-1"), run("run-2"))
         book = SQLVersionBook(database)
         for run_id, failed in (("run-1", False), ("run-2", True)):
             sides = Side("a", failed, 120), Side("b", False, 100)
             await book.add_trial(Trial(run_id, FIRST, BASE, "shadow", False, *sides, since + 1))
         await book.judge("run-1", Judgement(True, False, "judge"))
-        (version, base) = (await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
+        (version, base) = (
+            await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())
+        ).versions
         assert not base.HasField("figures")
         figures = version.figures
         assert (figures.trials, figures.judged, figures.right, figures.active_right) == (2, 1, 1, 0)
-        assert (figures.failed, figures.active_failed, figures.tokens, figures.active_tokens) == (1, 0, 240, 200)
-        assert [evidence.measure for evidence in figures.evidence] == ["correctness", "failures", "tokens"]
+        assert (figures.failed, figures.active_failed, figures.tokens, figures.active_tokens) == (
+            1,
+            0,
+            240,
+            200,
+        )
+        assert [evidence.measure for evidence in figures.evidence] == [
+            "correctness",
+            "failures",
+            "tokens",
+        ]
         assert list(figures.sources) == [pb.EvidenceSource(source="judge", decisive=1, counted=1)]
         assert figures.evidence[0].in_favour > 1 > figures.evidence[0].against
         assert figures.evidence[1].in_favour < 1 < figures.evidence[1].against
@@ -101,7 +124,9 @@ async def test_decisions(tmp_path: Path) -> None:
         async def found(**wanted: Any) -> list[tuple[int, str, str]]:
             request = pb.ListExecutorVersionDecisionsRequest(**wanted)
             decisions = (await stub.ListExecutorVersionDecisions(request)).decisions
-            assert all(each.decided_by == "operator" and each.time.seconds > 1e9 for each in decisions)
+            assert all(
+                each.decided_by == "operator" and each.time.seconds > 1e9 for each in decisions
+            )
             return [(each.number, each.version, each.decision) for each in decisions]
 
         retired, promoted = (4, BASE, "retire"), (5, FIRST, "promote")
@@ -123,12 +148,29 @@ async def test_what_is_refused(tmp_path: Path) -> None:
     """What the client has wrong is INVALID_ARGUMENT; what the version has, FAILED_PRECONDITION."""
     bad = "INVALID_ARGUMENT", "BAD_REQUEST"
     async with stub_over(tmp_path) as (stub, _):
-        assert await refusal(stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version="../x"))) == bad
+        assert (
+            await refusal(
+                stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version="../x"))
+            )
+            == bad
+        )
         assert await refusal(
-            stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version="executor-000002"))
+            stub.RegisterExecutorVersion(
+                pb.RegisterExecutorVersionRequest(version="executor-000002")
+            )
         ) == ("FAILED_PRECONDITION", "BAD_VERSION")
-        assert await refusal(stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))) == bad
-        assert await refusal(stub.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=BASE))) == bad
+        assert (
+            await refusal(
+                stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))
+            )
+            == bad
+        )
+        assert (
+            await refusal(
+                stub.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=BASE))
+            )
+            == bad
+        )
         for state in (0, pb.EXECUTOR_VERSION_STATE_ACTIVE, 99):
             request = pb.SetExecutorVersionTrafficRequest(version=BASE, state=state)  # type: ignore[arg-type]
             assert await refusal(stub.SetExecutorVersionTraffic(request)) == bad

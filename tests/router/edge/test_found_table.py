@@ -24,7 +24,14 @@ from router.table.assembly import Assembly
 from router.trace import Event, Execution, Run
 from router.trace.identity import LOCAL, Identity
 from router.trace.table import Ask, RowKey
-from router.trace.values import Planned, Reported, RowChanged, RunStarted, SubQueryDispatched, TableRun
+from router.trace.values import (
+    Planned,
+    Reported,
+    RowChanged,
+    RunStarted,
+    SubQueryDispatched,
+    TableRun,
+)
 from tests.router.deployment import Kept
 from tests.router.edge.pages.demo import table
 from tests.router.edge.pages.shown import keep, read, shown
@@ -36,14 +43,23 @@ from tests.router.table.reports import SCHEMA
 from tests.router.table.test_assembly import GIVEN, reports
 
 
-def told(rows: Sequence[Sequence[str]], script: Sequence[tuple[Ask, Execution]]) -> tuple[Event, ...]:
+def told(
+    rows: Sequence[Sequence[str]], script: Sequence[tuple[Ask, Execution]]
+) -> tuple[Event, ...]:
     """What a run of these reports tells."""
-    events, known = list[Event]([RunStarted("run-1"), Planned(SCHEMA.columns)]), dict[RowKey, object]()
+    events, known = (
+        list[Event]([RunStarted("run-1"), Planned(SCHEMA.columns)]),
+        dict[RowKey, object](),
+    )
     assembly = Assembly(SCHEMA, rows)
     for number, (ask, execution) in enumerate(script):
         events += [SubQueryDispatched(number, 1, "Which?", ask), Reported(number, execution)]
         assembly.add(ask, execution)
-        events += [RowChanged(row.key, row) for row in assembly.table().rows if known.get(row.key) is not row]
+        events += [
+            RowChanged(row.key, row)
+            for row in assembly.table().rows
+            if known.get(row.key) is not row
+        ]
         known = {row.key: row for row in assembly.table().rows}
     return tuple(events)
 
@@ -56,11 +72,16 @@ def test_a_fold_that_goes_on_is_the_whole_one(
     events = told(rows, script)
     going_on = replace(run("run-1"), kind="table", status="running", result=None)
     for end in sorted(data.draw(st.lists(st.integers(1, len(events))))):
-        found, whole = found_table(replace(going_on, events=events[:end])), TableEvents(events[:end])
+        found, whole = (
+            found_table(replace(going_on, events=events[:end])),
+            TableEvents(events[:end]),
+        )
         assert found.table.rows == tuple(whole.rows.values())
         assert found.table.schema.columns == whole.columns
         assert found.executions == whole.executions
-        assert {ask: number for number, ask in enumerate(found.asks) if ask in whole.asks} == whole.asks
+        assert {
+            ask: number for number, ask in enumerate(found.asks) if ask in whole.asks
+        } == whole.asks
 
 
 class Counting(Kept):
@@ -78,7 +99,9 @@ class Counting(Kept):
 def large() -> Run:
     """A table's run of many calls."""
     calls = tuple(call("run-1", number) for number in range(300))
-    result = TableRun(SCHEMA, (), tuple(ask for ask, _ in SCRIPT), tuple(execution for _, execution in SCRIPT))
+    result = TableRun(
+        SCHEMA, (), tuple(ask for ask, _ in SCRIPT), tuple(execution for _, execution in SCRIPT)
+    )
     return replace(run("run-1"), kind="table", result=result, calls=calls)
 
 
@@ -91,7 +114,9 @@ async def test_many_look_at_one_large_run() -> None:
     server = Server(None, None, RunServicer(runs), tables=TableServicer(tables, runs))
     async with served(server) as channel:
         stub = TableServiceStub(channel)
-        pages = await asyncio.gather(*(stub.GetTable(pb.GetTableRequest(run_id="run-1")) for _ in range(20)))
+        pages = await asyncio.gather(
+            *(stub.GetTable(pb.GetTableRequest(run_id="run-1")) for _ in range(20))
+        )
     assert store.read == 1
     assert len({page.SerializeToString(deterministic=True) for page in pages}) == 1
     one, other = await asyncio.gather(*(runs.get("run-1", LOCAL) for _ in range(2)))
@@ -119,7 +144,9 @@ async def test_a_page_that_many_look_at() -> None:
     async with shown(runs=[table("run-1")]) as pages, browsing(pages) as session:
         texts = await asyncio.gather(*(read(session, "/runs/run-1") for _ in range(8)))
         cells = await asyncio.gather(*(read(session, "/runs/run-1/cells/1/2") for _ in range(8)))
-        files = await asyncio.gather(*(read(session, f"/runs/run-1/table.{kind}") for kind in ("csv", "md") * 4))
+        files = await asyncio.gather(
+            *(read(session, f"/runs/run-1/table.{kind}") for kind in ("csv", "md") * 4)
+        )
     assert all("Krurou" in text and "4 rows" in text for text in texts)
     assert all("900" in text for text in cells)
     assert files == files[:2] * 4

@@ -1,4 +1,6 @@
-"""Health: each service says whether what it needs is there, and watchers hear of it when that changes."""
+"""Health: each service says whether what it needs is there, and watchers hear of it when that
+changes.
+"""
 
 import asyncio
 from typing import Any
@@ -34,7 +36,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 def server_of(readiness: Readiness) -> Server:
     """A gateway, and the runs of a store."""
     store = Kept()
-    return Server(Deployment().gateway(store), None, RunServicer(Runs(store, LiveRuns())), readiness=readiness)
+    return Server(
+        Deployment().gateway(store), None, RunServicer(Runs(store, LiveRuns())), readiness=readiness
+    )
 
 
 def health_of(channel: grpc.aio.Channel) -> Any:
@@ -52,7 +56,9 @@ def health_of(channel: grpc.aio.Channel) -> Any:
     ],
 )
 async def test_services_say_what_they_need(need: Need, not_serving: set[str]) -> None:
-    """What has gone down concerns some of them, what is stored none; when it is back, all serve again."""
+    """What has gone down concerns some of them, what is stored none; when it is back, all serve
+    again.
+    """
     readiness = Readiness()
     server = server_of(readiness)
     async with connected(await server.start("127.0.0.1:0")) as channel:
@@ -64,7 +70,9 @@ async def test_services_say_what_they_need(need: Need, not_serving: set[str]) ->
         readiness.say("engines.small", [need], "ended with code -9")
         for name in not_serving:
             assert (await next_of(watches[name])).status == NOT_SERVING
-        runs = await health_of(channel).Check(health_pb2.HealthCheckRequest(service="rolegate.v1.RunService"))
+        runs = await health_of(channel).Check(
+            health_pb2.HealthCheckRequest(service="rolegate.v1.RunService")
+        )
         assert runs.status == SERVING
         readiness.say("engines.small", [need], None)
         for name in not_serving:
@@ -80,7 +88,9 @@ async def test_a_drain_is_not_undone() -> None:
     readiness.say("engines.small", ["answer"], "ended with code -9")
     server = server_of(readiness)
     async with connected(await server.start("127.0.0.1:0")) as channel:
-        watch = health_of(channel).Watch(health_pb2.HealthCheckRequest(service="rolegate.v1.RunService"))
+        watch = health_of(channel).Watch(
+            health_pb2.HealthCheckRequest(service="rolegate.v1.RunService")
+        )
         assert (await next_of(watch)).status == SERVING
         draining = asyncio.create_task(server.drain(30))
         assert (await next_of(watch)).status == NOT_SERVING
@@ -95,7 +105,9 @@ async def test_the_openai_server_says_so_too() -> None:
     """Without a word of what is wrong: nobody needs a key to ask."""
     readiness = Readiness()
     http = HTTPServer(openai_app(Deployment().gateway(), readiness=readiness), 0.0)
-    async with aiohttp.ClientSession(f"http://{await http.start('127.0.0.1:0', 'http')}") as session:
+    async with aiohttp.ClientSession(
+        f"http://{await http.start('127.0.0.1:0', 'http')}"
+    ) as session:
         for why, status, said in (("ended with code -9", 503, "unavailable"), (None, 200, "ok")):
             readiness.say("engines.small", ["retrieval"], why)
             async with session.get("/health") as response:
@@ -117,7 +129,9 @@ def test_a_role_is_down_until_a_call_has_worked() -> None:
             if not works:
                 raise UpstreamUnavailable("connection refused", endpoint="e")
 
-        async with background_tasks(*(watch_role(name, role, readiness, probe) for name, role in roles.items())):
+        async with background_tasks(
+            *(watch_role(name, role, readiness, probe) for name, role in roles.items())
+        ):
             await clock.settle()
             assert readiness.down(["delegation", "execution", "answer"]) is None
             breaker.open()
@@ -148,7 +162,9 @@ def test_a_role_is_down_until_a_call_has_worked() -> None:
     ],
 )
 def test_a_role_whose_calls_fail_is_down(failure: UpstreamError) -> None:
-    """Also where its endpoint works, for others: no question can be answered. It is called after longer and longer."""
+    """Also where its endpoint works, for others: no question can be answered. It is called
+    after longer and longer.
+    """
 
     async def main(clock: Clock) -> None:
         prompt = UpstreamRefused("HTTP 400", endpoint="e")
@@ -168,7 +184,8 @@ def test_a_role_whose_calls_fail_is_down(failure: UpstreamError) -> None:
         async with background_tasks(watch_role("answer", answers, readiness, ask)):
             await fail(5)
             await clock.advance(5)
-            assert readiness.down(["answer"]) is None  # a prompt that is refused shows that the model works
+            # A prompt that is refused shows that the model works
+            assert readiness.down(["answer"]) is None
             await fail(6)
             await clock.advance(1)
             assert readiness.down(["answer"]) is None  # a burst may be over soon
@@ -199,5 +216,8 @@ async def test_several_may_be_wrong_at_a_time() -> None:
             readiness.say("engines.small", ["execution", "answer"], why)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-    assert (readiness.down(["execution"]), readiness.down(["answer"])) == (None, "roles.answer: all its endpoints fail")
+    assert (readiness.down(["execution"]), readiness.down(["answer"])) == (
+        None,
+        "roles.answer: all its endpoints fail",
+    )
     assert news == 2

@@ -1,4 +1,6 @@
-"""No text from outside holds the event loop: what it costs grows with its length, at every door, and not faster."""
+"""No text from outside holds the event loop: what it costs grows with its length, at every
+door, and not faster.
+"""
 
 import asyncio
 import gzip
@@ -56,9 +58,12 @@ class Outside:
             return self.text["turn"] or "<search>Heat</search>"
         return report("Michael Mann", self.text["report"] or "Heat is a film by Michael Mann.")
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         return [
-            [Passage("p1", "Heat", f"Heat is a film by Michael Mann. {self.text['passage']}", 0.9)] for _ in queries
+            [Passage("p1", "Heat", f"Heat is a film by Michael Mann. {self.text['passage']}", 0.9)]
+            for _ in queries
         ]
 
 
@@ -72,7 +77,9 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
     deployment = Deployment(
         ScriptedModel(outside.delegates),
         ScriptedModel(outside.executes),
-        ScriptedModel(lambda _prompt: f"<answer>{outside.text['answer'] or 'Michael Mann'}</answer>"),
+        ScriptedModel(
+            lambda _prompt: f"<answer>{outside.text['answer'] or 'Michael Mann'}</answer>"
+        ),
         retriever=outside,
     )
     store = Kept()
@@ -105,7 +112,9 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
         async def chat(text: str) -> None:
             headers = {"Content-Type": "application/json"}
             body = text.encode(errors="replace")
-            async with session.post(f"http://{at}/v1/chat/completions", data=body, headers=headers) as response:
+            async with session.post(
+                f"http://{at}/v1/chat/completions", data=body, headers=headers
+            ) as response:
                 await response.read()
 
         def inside(place: str) -> Door:
@@ -125,7 +134,8 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
             "HTTP": (100_000, chat),
             "a decision": (30_000, inside("decision")),
             "a turn": (30_000, inside("turn")),
-            "a report": (21_000, inside("report")),  # a multiple of 15: no size ends inside of a `<think></think>`
+            # A multiple of 15: no size ends inside of a `<think></think>`
+            "a report": (21_000, inside("report")),
             "an answer": (20_000, inside("answer")),
             "a passage": (4_000, inside("passage")),
         }
@@ -191,22 +201,42 @@ async def reason(channel: grpc.aio.Channel) -> str:
     ("call", "said"),
     [
         (lambda runs, _usages, long: runs.GetRun(run_pb.GetRunRequest(run_id=long)), "run_id has"),
-        (lambda runs, _usages, long: runs.CancelRun(run_pb.CancelRunRequest(run_id=long)), "run_id has"),
-        (lambda runs, _usages, long: runs.SubmitFeedback(run_pb.SubmitFeedbackRequest(run_id=long)), "run_id has"),
-        (lambda runs, _usages, long: runs.WatchRun(run_pb.WatchRunRequest(run_id=long)).read(), "run_id has"),
-        (lambda runs, _usages, long: runs.ListRuns(run_pb.ListRunsRequest(tenant=long)), "tenant has"),
+        (
+            lambda runs, _usages, long: runs.CancelRun(run_pb.CancelRunRequest(run_id=long)),
+            "run_id has",
+        ),
+        (
+            lambda runs, _usages, long: runs.SubmitFeedback(
+                run_pb.SubmitFeedbackRequest(run_id=long)
+            ),
+            "run_id has",
+        ),
+        (
+            lambda runs, _usages, long: runs.WatchRun(run_pb.WatchRunRequest(run_id=long)).read(),
+            "run_id has",
+        ),
+        (
+            lambda runs, _usages, long: runs.ListRuns(run_pb.ListRunsRequest(tenant=long)),
+            "tenant has",
+        ),
         (
             lambda _runs, usages, long: usages.GetUsage(
-                usage_service_pb.GetUsageRequest(group_by=[usage_service_pb.USAGE_DIMENSION_ROLE] * len(long))
+                usage_service_pb.GetUsageRequest(
+                    group_by=[usage_service_pb.USAGE_DIMENSION_ROLE] * len(long)
+                )
             ),
             "group_by has",
         ),
     ],
 )
-async def test_names_and_lists_that_nobody_means(call: Callable[..., Awaitable[object]], said: str) -> None:
+async def test_names_and_lists_that_nobody_means(
+    call: Callable[..., Awaitable[object]], said: str
+) -> None:
     """They are refused by their sizes, and are not told again in the error."""
     async with served(whole_server(Deployment())) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match=f"{said} 1000000 .* at most 1024 are allowed") as caught:
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=f"{said} 1000000 .* at most 1024 are allowed"
+        ) as caught:
             await call(RunServiceStub(channel), UsageServiceStub(channel), "\u200d" * 1_000_000)
     assert info_of(caught.value).reason == "BAD_REQUEST"
 
@@ -214,9 +244,14 @@ async def test_names_and_lists_that_nobody_means(call: Callable[..., Awaitable[o
 @pytest.mark.timing
 async def test_bodies_of_clients_that_inflate() -> None:
     """They are refused before anything is inflated, with a key or without, at any path."""
-    bomb, headers = gzip.compress(b"a" * (256 << 20)), {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    bomb, headers = (
+        gzip.compress(b"a" * (256 << 20)),
+        {"Content-Encoding": "gzip", "Content-Type": "application/json"},
+    )
     http = HTTPServer(openai_app(Deployment().gateway()), 0.0)
-    async with aiohttp.ClientSession(f"http://{await http.start('127.0.0.1:0', 'http')}") as session:
+    async with aiohttp.ClientSession(
+        f"http://{await http.start('127.0.0.1:0', 'http')}"
+    ) as session:
         begun = time.thread_time()
         for path in ("/v1/chat/completions", "/nowhere"):
             async with session.post(path, data=bomb, headers=headers) as response:
@@ -253,9 +288,15 @@ async def test_a_reply_that_is_nested_too_deeply(behaviour: object, pool: Connec
         assert await reason(channel) == "UPSTREAM_PROTOCOL_ERROR"
 
 
-@pytest.mark.parametrize(("status", "expected", "most_mb"), [(500, "UNAVAILABLE", 2), (200, "PROTOCOL_ERROR", 20)])
-async def test_bodies_that_inflate(status: int, expected: str, most_mb: int, pool: ConnectionPool) -> None:
-    """A little is read of what a server says of its failure, and not more of a reply than any model writes."""
+@pytest.mark.parametrize(
+    ("status", "expected", "most_mb"), [(500, "UNAVAILABLE", 2), (200, "PROTOCOL_ERROR", 20)]
+)
+async def test_bodies_that_inflate(
+    status: int, expected: str, most_mb: int, pool: ConnectionPool
+) -> None:
+    """A little is read of what a server says of its failure, and not more of a reply than any
+    model writes.
+    """
     bomb = gzip.compress(b"x" * (32 << 20))
     async with serving() as server, asking(server, pool) as channel:
         server.plays(replies(bomb, status=status, headers={"Content-Encoding": "gzip"}))

@@ -86,12 +86,17 @@ _ASK = (
 
 
 def test_every_method_has_its_scope() -> None:
-    """Operators' and trainers' methods are theirs alone; clients stream nothing, which nobody checks."""
+    """Operators' and trainers' methods are theirs alone; clients stream nothing, which nobody
+    checks.
+    """
     scopes = {
-        method.name: needed_scope(f"/{method.containing_service.full_name}/{method.name}") for method in methods()
+        method.name: needed_scope(f"/{method.containing_service.full_name}/{method.name}")
+        for method in methods()
     }
     operators = Default().FindServiceByName("rolegate.v1.ExecutorVersionService").methods
-    expected = dict.fromkeys(_ASK, "ask") | dict.fromkeys([*(method.name for method in operators)], "operate")
+    expected = dict.fromkeys(_ASK, "ask") | dict.fromkeys(
+        [*(method.name for method in operators)], "operate"
+    )
     assert scopes == {**expected, "ExportRuns": "train", "ReconcileUsage": "operate"}
     assert not any(method.client_streaming for method in methods())
 
@@ -107,15 +112,21 @@ async def test_callers_at_the_same_time_do_not_mix(stream: bool) -> None:
         if not stream:
             await stub.Answer(pb.AnswerRequest(question=f"question of {name}"), metadata=metadata)
             return
-        async for _ in stub.StreamAnswer(pb.StreamAnswerRequest(question=f"question of {name}"), metadata=metadata):
+        async for _ in stub.StreamAnswer(
+            pb.StreamAnswerRequest(question=f"question of {name}"), metadata=metadata
+        ):
             pass
 
-    async with guarded(KeptAccounts(*(key for _, key in keys.values())), Deployment(model), store) as channel:
+    async with guarded(
+        KeptAccounts(*(key for _, key in keys.values())), Deployment(model), store
+    ) as channel:
         asking = asyncio.gather(*(ask(channel, name) for name in keys))
         await ended(model.called.wait())
         model.let.set()
         await ended(asking)
-    assert {run.request: run.tenant for run in store.runs} == {f"question of {name}": name for name in keys}
+    assert {run.request: run.tenant for run in store.runs} == {
+        f"question of {name}": name for name in keys
+    }
 
 
 async def test_nobody_gets_in_without_a_key() -> None:
@@ -124,13 +135,21 @@ async def test_nobody_gets_in_without_a_key() -> None:
     store = Kept()
     async with guarded(KeptAccounts(key), store=store) as channel:
         stub = AnswerServiceStub(channel)
-        for metadata in ((), bearer("rg_0badf00d_open-sesame"), bearer(f"{text}0"), (("authorization", text),)):
+        for metadata in (
+            (),
+            bearer("rg_0badf00d_open-sesame"),
+            bearer(f"{text}0"),
+            (("authorization", text),),
+        ):
             error = await refused(stub.Answer(ASK, metadata=metadata))
-            assert (error.code(), info_of(error).reason) == (grpc.StatusCode.UNAUTHENTICATED, "NO_KEY")
-            assert not any(word in str(error) for word in ("sesame", "0badf00d", text[12:]))
-            assert (await refused(stub.StreamAnswer(pb.StreamAnswerRequest(), metadata=metadata).read())).code() == (
-                grpc.StatusCode.UNAUTHENTICATED
+            assert (error.code(), info_of(error).reason) == (
+                grpc.StatusCode.UNAUTHENTICATED,
+                "NO_KEY",
             )
+            assert not any(word in str(error) for word in ("sesame", "0badf00d", text[12:]))
+            assert (
+                await refused(stub.StreamAnswer(pb.StreamAnswerRequest(), metadata=metadata).read())
+            ).code() == (grpc.StatusCode.UNAUTHENTICATED)
     assert store.starts == {}
 
 
@@ -150,17 +169,27 @@ async def test_a_scope_that_is_missing() -> None:
     asks, asking = new_key("acme", ["ask"])
     trains, training = new_key("acme", ["train"])
     async with guarded(KeptAccounts(asking, training)) as channel:
-        error = await refused(RunServiceStub(channel).ExportRuns(ExportRunsRequest(), metadata=bearer(asks)).read())
-        assert (error.code(), info_of(error).reason) == (grpc.StatusCode.PERMISSION_DENIED, "ACCESS_DENIED")
+        error = await refused(
+            RunServiceStub(channel).ExportRuns(ExportRunsRequest(), metadata=bearer(asks)).read()
+        )
+        assert (error.code(), info_of(error).reason) == (
+            grpc.StatusCode.PERMISSION_DENIED,
+            "ACCESS_DENIED",
+        )
         assert "`train`" in str(error.details())
         export = RunServiceStub(channel).ExportRuns(ExportRunsRequest(), metadata=bearer(trains))
         assert await next_of(export) == grpc.aio.EOF
         error = await refused(AnswerServiceStub(channel).Answer(ASK, metadata=bearer(trains)))
-        assert (error.code(), "`ask`" in str(error.details())) == (grpc.StatusCode.PERMISSION_DENIED, True)
+        assert (error.code(), "`ask`" in str(error.details())) == (
+            grpc.StatusCode.PERMISSION_DENIED,
+            True,
+        )
 
 
 async def test_a_tenant_learns_no_address() -> None:
-    """Of a model that fails: its role and what to do. The operator reads the whole text, and so does the log."""
+    """Of a model that fails: its role and what to do. The operator reads the whole text, and so
+    does the log.
+    """
     theirs, tenants = new_key("acme", ["ask"])
     mine, operators = new_key(None, SCOPES)
     failing = UpstreamUnavailable("the engine said: cache full", endpoint="http://10.1.2.3:8000/v1")
@@ -171,7 +200,10 @@ async def test_a_tenant_learns_no_address() -> None:
             told = await refused(stub.Answer(ASK, metadata=bearer(theirs)))
         whole = await refused(stub.Answer(ASK, metadata=bearer(mine)))
     assert told.details() == "The model for delegation is not available for now; try again later."
-    assert (told.code(), info_of(told).metadata["role"]) == (grpc.StatusCode.UNAVAILABLE, "delegation")
+    assert (told.code(), info_of(told).metadata["role"]) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "delegation",
+    )
     assert whole.details() == "delegation at http://10.1.2.3:8000/v1: the engine said: cache full"
     assert [log["error"] for log in logs if log["event"] == "edge.refused"] == [whole.details()]
 
@@ -195,11 +227,17 @@ class Endless(Kept):
         yield ExportedRun(self.runs[0], ())
 
 
-def asked_over_http(session: aiohttp.ClientSession, key: str, *, stream: bool) -> Coroutine[Any, Any, str]:
+def asked_over_http(
+    session: aiohttp.ClientSession, key: str, *, stream: bool
+) -> Coroutine[Any, Any, str]:
     """The reply to a question."""
 
     async def asked() -> str:
-        body = {"model": "rolegate", "messages": [{"role": "user", "content": "Who?"}], "stream": stream}
+        body = {
+            "model": "rolegate",
+            "messages": [{"role": "user", "content": "Who?"}],
+            "stream": stream,
+        }
         headers = {"Authorization": f"Bearer {key}"}
         async with session.post("/v1/chat/completions", json=body, headers=headers) as response:
             return await response.text()
@@ -218,7 +256,9 @@ async def read_to_its_end(call: Any) -> str:
 
 
 async def test_what_a_revoked_key_asked_for_ends() -> None:
-    """All of it, in the error that its next call gets, and without its work; what others ask for goes on."""
+    """All of it, in the error that its next call gets, and without its work; what others ask
+    for goes on.
+    """
     text, key = new_key("acme", ["ask", "train"])
     stays, other = new_key("acme", ["ask"])
     accounts, store, live = KeptAccounts(key, other), Endless(8), LiveRuns()
@@ -233,7 +273,9 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
     ):
         answers, completions = AnswerServiceStub(channel), CompletionServiceStub(channel)
         runs = RunServiceStub(channel)
-        going_on = answers.StreamAnswer(pb.StreamAnswerRequest(question="Who?"), metadata=bearer(stays))
+        going_on = answers.StreamAnswer(
+            pb.StreamAnswerRequest(question="Who?"), metadata=bearer(stays)
+        )
         watched = WatchRunRequest(run_id=(await next_of(going_on)).run_started.run_id)
         complete: dict[str, Any] = {
             "role": usage_pb2.ROLE_ANSWER,
@@ -243,13 +285,18 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
             answers.Answer(ASK, metadata=bearer(text)),
             answers.StreamAnswer(pb.StreamAnswerRequest(question="Who?"), metadata=bearer(text)),
             completions.Complete(completion_pb.CompleteRequest(**complete), metadata=bearer(text)),
-            completions.StreamComplete(completion_pb.StreamCompleteRequest(**complete), metadata=bearer(text)),
-            ExecutionServiceStub(channel).Execute(ExecuteRequest(sub_query="Who?"), metadata=bearer(text)),
+            completions.StreamComplete(
+                completion_pb.StreamCompleteRequest(**complete), metadata=bearer(text)
+            ),
+            ExecutionServiceStub(channel).Execute(
+                ExecuteRequest(sub_query="Who?"), metadata=bearer(text)
+            ),
             runs.WatchRun(watched, metadata=bearer(text)),
             runs.ExportRuns(ExportRunsRequest(), metadata=bearer(text)),
         ]
         asked = asyncio.gather(
-            *map(read_to_its_end, calls), *(asked_over_http(session, text, stream=stream) for stream in (False, True))
+            *map(read_to_its_end, calls),
+            *(asked_over_http(session, text, stream=stream) for stream in (False, True)),
         )
         async with asyncio.timeout(10):
             await store.exporting.wait()
@@ -269,11 +316,17 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
 
 
 @asynccontextmanager
-async def http(accounts: KeptAccounts, store: Kept | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+async def http(
+    accounts: KeptAccounts, store: Kept | None = None
+) -> AsyncIterator[aiohttp.ClientSession]:
     """A session with an OpenAI-compatible server that knows keys."""
     access = Access(accounts)
-    server = HTTPServer(openai_app(Deployment().gateway(store or Kept()), access), 0.0, access=access)
-    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', 'server.http')}") as session:
+    server = HTTPServer(
+        openai_app(Deployment().gateway(store or Kept()), access), 0.0, access=access
+    )
+    async with aiohttp.ClientSession(
+        f"http://{await server.start('127.0.0.1:0', 'server.http')}"
+    ) as session:
         yield session
     await server.drain()
 
@@ -302,24 +355,37 @@ async def test_the_openai_server_takes_the_same_keys() -> None:
         assert (await session.get("/health")).status == 200
         assert store.starts == {}
         assert (await posted(session, asks))[0] == 200
-    assert [(start.tenant, start.key_id) for start in store.starts.values()] == [("acme", asking.key_id)]
+    assert [(start.tenant, start.key_id) for start in store.starts.values()] == [
+        ("acme", asking.key_id)
+    ]
 
 
 async def test_without_keys_only_this_machine_is_listened_to() -> None:
-    """Any other address is refused, with how to make a key; with keys it is open, and told to be unencrypted."""
-    for accounts, opens in ((KeptAccounts(), False), (KeptAccounts(new_key("acme", ["ask"])[1]), True)):
+    """Any other address is refused, with how to make a key; with keys it is open, and told to
+    be unencrypted.
+    """
+    for accounts, opens in (
+        (KeptAccounts(), False),
+        (KeptAccounts(new_key("acme", ["ask"])[1]), True),
+    ):
         for address in ADDRESSES:
             access = Access(accounts)
             server = Server(None, None, access=access)
             http = HTTPServer(openai_app(Deployment().gateway(), access), 0.0, access=access)
-            for setting, start in (("address", server.start(address)), ("http", http.start(address, "server.http"))):
+            for setting, start in (
+                ("address", server.start(address)),
+                ("http", http.start(address, "server.http")),
+            ):
                 if opens or address.startswith("127."):
                     with capture_logs() as logs:
                         await start
                     warned = [log["address"] for log in logs if log["event"] == "serve.unencrypted"]
                     assert warned == ([] if address.startswith("127.") else [address])
                 else:
-                    with pytest.raises(BadConfig, match=rf"^server\.{setting}: 0\.0\.0\.0:0 .*`rolegate keys create`"):
+                    with pytest.raises(
+                        BadConfig,
+                        match=rf"^server\.{setting}: 0\.0\.0\.0:0 .*`rolegate keys create`",
+                    ):
                         await start
             await server.drain(0)
             await http.drain()

@@ -53,7 +53,9 @@ async def raw(
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection of bytes."""
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1024, local_addr=(source, 0))
+    reader, writer = await asyncio.open_connection(
+        host, int(port), limit=1024, local_addr=(source, 0)
+    )
     try:
         yield reader, writer
     finally:
@@ -80,7 +82,9 @@ async def test_whoever_is_turned_away_is_told_when_to_come_back(kind: str) -> No
         await ended(model.called.wait())
         if kind == "grpc":
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question="and this?"))
+                await AnswerServiceStub(channel).Answer(
+                    answer_pb.AnswerRequest(question="and this?")
+                )
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             assert info_of(caught.value).reason == "OVERLOADED"
             assert info_of(caught.value).metadata["retry_after_s"] == "7.000"
@@ -93,9 +97,13 @@ async def test_whoever_is_turned_away_is_told_when_to_come_back(kind: str) -> No
                 assert (response.status, response.headers["Retry-After"]) == (429, "7")
                 assert (await response.json())["error"]["code"] == "OVERLOADED"
         (started,) = store.starts
-        assert (await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=started))).run.run_id == started
+        assert (
+            await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=started))
+        ).run.run_id == started
         health: Any = HealthStub(channel)
-        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+        assert (
+            await health.Check(health_pb2.HealthCheckRequest())
+        ).status == health_pb2.HealthCheckResponse.SERVING
         model.let.set()
         await ended(running)
 
@@ -120,7 +128,11 @@ class Pouring:
 async def test_a_reader_of_grpc_that_takes_nothing() -> None:
     """Its stream ends, and the run with it; should it read at last, it hears why."""
     store = Kept()
-    server = Server(Deployment(answerer=Pouring(), max_tokens=10**6).gateway(store), None, limits=Limits(reading_s=0.2))
+    server = Server(
+        Deployment(answerer=Pouring(), max_tokens=10**6).gateway(store),
+        None,
+        limits=Limits(reading_s=0.2),
+    )
     async with connected(await server.start("127.0.0.1:0")) as channel:
         request = pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI)
         call = CompletionServiceStub(channel).StreamComplete(request)
@@ -128,7 +140,10 @@ async def test_a_reader_of_grpc_that_takes_nothing() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while await next_of(call):
                 pass
-    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.ABORTED, "SLOW_READER")
+    assert (caught.value.code(), info_of(caught.value).reason) == (
+        grpc.StatusCode.ABORTED,
+        "SLOW_READER",
+    )
     await ended(server.drain(30))
 
 
@@ -138,10 +153,18 @@ async def test_a_reader_of_http_that_takes_nothing() -> None:
     long = "x" * 16_000_000  # more than sockets hold
     model = ScriptedModel(lambda _prompt: f"<answer>{long}</answer>")
     limits = Limits(reading_s=0.2)
-    server = HTTPServer(openai_app(Deployment(answerer=model, max_tokens=10**6).gateway(store), limits=limits), 30.0)
+    server = HTTPServer(
+        openai_app(Deployment(answerer=model, max_tokens=10**6).gateway(store), limits=limits), 30.0
+    )
     async with raw(await server.start("127.0.0.1:0", "http")) as (reader, writer):
-        body = b'{"model": "rolegate", "stream": true, "messages": [{"role": "user", "content": "why?"}]}'
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        body = (
+            b'{"model": "rolegate", "stream": true, "messages": [{"role": "user", "content": '
+            b'"why?"}]}'
+        )
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+            f"{len(body)}\r\n"
+        )
         writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         assert (await store.next()).status == "finished"
         await ended(server.drain())
@@ -163,19 +186,29 @@ async def test_a_slow_reader_gets_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"]
+    "said",
+    [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"],
 )
 async def test_a_request_that_does_not_come(said: bytes) -> None:
     """Nobody holds a connection with a head that never ends; nor with a second one."""
-    async with http(Deployment().gateway(), Limits(opening_s=0.3)) as address, raw(address) as (reader, writer):
+    async with (
+        http(Deployment().gateway(), Limits(opening_s=0.3)) as address,
+        raw(address) as (reader, writer),
+    ):
         writer.write(said)
         assert (await is_closed(reader)) is not said.endswith(b"GET /")
 
 
 async def test_a_body_that_does_not_come() -> None:
     """The client is told so, and left."""
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\nContent-Type: application/json"
-    async with http(Deployment().gateway(), Limits(opening_s=0.3)) as address, raw(address) as (reader, writer):
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\n"
+        b"Content-Type: application/json"
+    )
+    async with (
+        http(Deployment().gateway(), Limits(opening_s=0.3)) as address,
+        raw(address) as (reader, writer),
+    ):
         writer.write(head + b"\r\n\r\n{")
         assert (await ended(reader.readline())).startswith(b"HTTP/1.1 408 ")
 
@@ -209,9 +242,17 @@ async def test_connections_are_counted(kind: str) -> None:
 
 async def test_one_address_does_not_take_all_connections() -> None:
     """It is told so; others are served meanwhile, and it is again once it has closed one."""
-    limits, hello = Limits(connections_per_address=2), b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    limits, hello = (
+        Limits(connections_per_address=2),
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    )
     async with http(Deployment().gateway(), limits) as address, AsyncExitStack() as stack:
-        for source, status in (("127.0.0.1", 200), ("127.0.0.1", 200), ("127.0.0.1", 429), ("127.0.0.2", 200)):
+        for source, status in (
+            ("127.0.0.1", 200),
+            ("127.0.0.1", 200),
+            ("127.0.0.1", 429),
+            ("127.0.0.2", 200),
+        ):
             reader, writer = await stack.enter_async_context(raw(address, source))
             writer.write(hello)
             assert (await ended(reader.readline())).startswith(b"HTTP/1.1 %d " % status)
@@ -246,7 +287,9 @@ async def test_a_message_that_is_too_large() -> None:
     """It is refused before it is read."""
     async with served(Deployment().gateway()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question="x" * (5 << 20)))
+            await AnswerServiceStub(channel).Answer(
+                answer_pb.AnswerRequest(question="x" * (5 << 20))
+            )
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -257,9 +300,12 @@ async def test_a_crowd_at_once() -> None:
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with (
         grpc.aio.insecure_channel(address, options) as one,
-        grpc.aio.insecure_channel(address, options) as another,  # no connection may have so many calls under way
+        # No connection may have so many calls under way
+        grpc.aio.insecure_channel(address, options) as another,
     ):
         stubs = AnswerServiceStub(one), AnswerServiceStub(another)
-        calls = [stub.Answer(answer_pb.AnswerRequest(), timeout=60) for stub in stubs for _ in range(900)]
+        calls = [
+            stub.Answer(answer_pb.AnswerRequest(), timeout=60) for stub in stubs for _ in range(900)
+        ]
         assert {await call.code() for call in calls} == {grpc.StatusCode.INVALID_ARGUMENT}
     await server.drain(0)

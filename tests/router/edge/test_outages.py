@@ -18,7 +18,13 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.errors import MalformedOutput, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    MalformedOutput,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.models import Prompt, ScriptedModel
 from router.models.connection_pool import ConnectionPool
 from router.models.model import Answer
@@ -54,15 +60,22 @@ def retry_s(error: grpc.aio.AioRpcError) -> float | None:
     """When a status says to come back."""
     status, delay = rpc_status.from_call(error), error_details_pb2.RetryInfo()  # type: ignore[arg-type]
     assert status is not None
-    return next((delay.retry_delay.seconds for detail in status.details if detail.Unpack(delay)), None)
+    return next(
+        (delay.retry_delay.seconds for detail in status.details if detail.Unpack(delay)), None
+    )
 
 
 @asynccontextmanager
-async def executors_at(behaviour: Behaviour) -> AsyncIterator[tuple[Deployment, openai_server.OpenAIServer]]:
+async def executors_at(
+    behaviour: Behaviour,
+) -> AsyncIterator[tuple[Deployment, openai_server.OpenAIServer]]:
     """A deployment whose executor is at a real endpoint."""
     async with openai_server.serving() as endpoint, ConnectionPool() as pool:
         endpoint.plays(behaviour)
-        yield Deployment(ScriptedModel(delegates), OpenAIHTTP(pool, endpoint.base_url, MODEL)), endpoint
+        yield (
+            Deployment(ScriptedModel(delegates), OpenAIHTTP(pool, endpoint.base_url, MODEL)),
+            endpoint,
+        )
 
 
 @pytest.mark.parametrize(
@@ -77,18 +90,30 @@ async def executors_at(behaviour: Behaviour) -> AsyncIterator[tuple[Deployment, 
     ],
     ids=["401", "429", "500", "garbage", "chatty", "silent"],
 )
-async def test_executors_that_fail(behaviour: Behaviour, code: grpc.StatusCode, reason: str) -> None:
-    """The run fails, names the role, and says when to come back where that may help. It is stored as failed with its
-    trace and its calls, and the same request is worked on anew once they do their part.
+async def test_executors_that_fail(
+    behaviour: Behaviour, code: grpc.StatusCode, reason: str
+) -> None:
+    """The run fails, names the role, and says when to come back where that may help. It is stored
+    as failed with its trace and its calls, and the same request is worked on anew once they do
+    their part.
     """
     store = Kept()
-    async with executors_at(behaviour) as (deployment, endpoint), served(deployment.gateway(store)) as channel:
+    async with (
+        executors_at(behaviour) as (deployment, endpoint),
+        served(deployment.gateway(store)) as channel,
+    ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub_of(channel).Answer(ASKED)
-        endpoint.plays(says(f"<search>{SUB_QUERY}</search>"), says(report("Michael Mann", "He directed it.")))
+        endpoint.plays(
+            says(f"<search>{SUB_QUERY}</search>"), says(report("Michael Mann", "He directed it."))
+        )
         response = await stub_of(channel).Answer(ASKED)
     error = caught.value
-    assert (error.code(), info_of(error).reason, info_of(error).metadata["role"]) == (code, reason, "execution")
+    assert (error.code(), info_of(error).reason, info_of(error).metadata["role"]) == (
+        code,
+        reason,
+        "execution",
+    )
     assert retry_s(error) == (5 if code is UNAVAILABLE else None)
     assert response.outcome == pb.ANSWER_OUTCOME_ANSWERED
     failed, finished = store.runs
@@ -101,9 +126,13 @@ async def test_executors_that_fail(behaviour: Behaviour, code: grpc.StatusCode, 
 class Down(FixedRetriever):
     """Fails as long as it has something to fail with."""
 
-    failure: UpstreamError | None = UpstreamUnavailable("connection refused", endpoint="10.0.0.7:50052")
+    failure: UpstreamError | None = UpstreamUnavailable(
+        "connection refused", endpoint="10.0.0.7:50052"
+    )
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         if self.failure:
             raise self.failure
         return await super().search(queries, top_k)
@@ -114,13 +143,21 @@ async def test_retrieval_that_is_down() -> None:
     store, retriever = Kept(), Down({})
     deployment = Deployment(ScriptedModel(delegates), retriever=retriever)
     async with served(deployment.gateway(store)) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match=r"retrieval at 10\.0\.0\.7:50052: connection refused") as caught:
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=r"retrieval at 10\.0\.0\.7:50052: connection refused"
+        ) as caught:
             await stub_of(channel).Answer(ASKED)
         retriever.failure = None
         response = await stub_of(channel).Answer(ASKED)
-    assert (caught.value.code(), info_of(caught.value).reason) == (UNAVAILABLE, "UPSTREAM_UNAVAILABLE")
+    assert (caught.value.code(), info_of(caught.value).reason) == (
+        UNAVAILABLE,
+        "UPSTREAM_UNAVAILABLE",
+    )
     assert retry_s(caught.value) == 5
-    assert (response.answer, [run.status for run in store.runs]) == ("Michael Mann", ["failed", "finished"])
+    assert (response.answer, [run.status for run in store.runs]) == (
+        "Michael Mann",
+        ["failed", "finished"],
+    )
 
 
 DOWN = UpstreamUnavailable("down", endpoint="e")
@@ -128,16 +165,22 @@ DOWN = UpstreamUnavailable("down", endpoint="e")
 
 def partly(fate: Answer, answer: str = "Michael Mann") -> Deployment:
     """A deployment in which one of two sub-queries has another fate."""
-    executor = ScriptedModel(lambda prompt: fate if prompt.messages[1].content == "b?" else finds(prompt))
+    executor = ScriptedModel(
+        lambda prompt: fate if prompt.messages[1].content == "b?" else finds(prompt)
+    )
     delegator = ScriptedModel([block("a?", "b?"), STOP])
     return Deployment(delegator, executor, ScriptedModel([f"<answer>{answer}</answer>"]))
 
 
 @pytest.mark.parametrize("fate", [DOWN, "hello"])
 async def test_what_could_not_be_looked_up_is_told(fate: Answer) -> None:
-    """Where the rest supports an answer: in the results, and below the answer in the text for people."""
+    """Where the rest supports an answer: in the results, and below the answer in the text for
+    people.
+    """
     server = HTTPServer(openai_app(partly(fate).gateway()), 0.0)
-    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', 'http')}") as session:
+    async with aiohttp.ClientSession(
+        f"http://{await server.start('127.0.0.1:0', 'http')}"
+    ) as session:
         body = {"model": "rolegate", "messages": [{"role": "user", "content": QUESTION}]}
         reply = await (await session.post("/v1/chat/completions", json=body)).json()
     await server.drain()
@@ -156,11 +199,16 @@ async def test_what_could_not_be_looked_up_is_told(fate: Answer) -> None:
 
 
 async def test_what_is_missing_because_something_was_down_is_not_called_absent() -> None:
-    """An answerer that finds the rest wanting may only say so where everything was looked up, but for slips."""
+    """An answerer that finds the rest wanting may only say so where everything was looked up,
+    but for slips.
+    """
     async with served(partly(DOWN, "not found").gateway()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub_of(channel).Answer(ASKED)
-    assert (caught.value.code(), info_of(caught.value).metadata["role"]) == (UNAVAILABLE, "execution")
+    assert (caught.value.code(), info_of(caught.value).metadata["role"]) == (
+        UNAVAILABLE,
+        "execution",
+    )
     async with served(partly("hello", "not found").gateway()) as channel:
         assert (await stub_of(channel).Answer(ASKED)).outcome == pb.ANSWER_OUTCOME_NOT_FOUND
 
@@ -183,9 +231,10 @@ KINDS = {
 
 @given(st.lists(st.sampled_from(sorted(FATES)), min_size=1, max_size=4))
 def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
-    """Whatever becomes of the sub-queries: there is an answer exactly where one of them has a report; otherwise the run
-    fails, refused where one was, and is not what the same request returns. Nothing was found only where all that went
-    wrong is that an executor which searched had nothing to tell.
+    """Whatever becomes of the sub-queries: there is an answer exactly where one of them has a
+    report; otherwise the run fails, refused where one was, and is not what the same request
+    returns. Nothing was found only where all that went wrong is that an executor which searched had
+    nothing to tell.
     """
 
     def executes(prompt: Prompt) -> Answer:
@@ -195,12 +244,17 @@ def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
 
     sub_queries = block(*(f"What is number {number}?" for number in range(len(fates))))
     answerer = ScriptedModel(lambda _prompt: "<answer>yes</answer>")
-    store, deployment = Kept(), Deployment(ScriptedModel([sub_queries, STOP] * 2), ScriptedModel(executes), answerer)
+    store, deployment = (
+        Kept(),
+        Deployment(ScriptedModel([sub_queries, STOP] * 2), ScriptedModel(executes), answerer),
+    )
     gateway = deployment.gateway(store)
 
     async def asked() -> str:
         try:
-            run = await gateway.answer(QUESTION, RequestOptions(request_id="once"), lambda _event: None)
+            run = await gateway.answer(
+                QUESTION, RequestOptions(request_id="once"), lambda _event: None
+            )
         except UpstreamError as error:
             return KINDS[type(error)]
         assert isinstance(run.result, Trajectory)

@@ -74,7 +74,9 @@ async def showing(store: Kept) -> AsyncIterator["RunServiceAsyncStub"]:
 
 async def asked(channel: grpc.aio.Channel, **fields: Any) -> answer_pb.AnswerResponse:
     """The answer to a question."""
-    return await AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question=QUESTION, **fields))
+    return await AnswerServiceStub(channel).Answer(
+        answer_pb.AnswerRequest(question=QUESTION, **fields)
+    )
 
 
 async def kept(status: RunStatus) -> tuple[Kept, Run]:
@@ -88,7 +90,9 @@ async def keeping(*runs: Run) -> Kept:
     """A store with `runs`."""
     store = Kept()
     for run in runs:
-        await store.begin(RunStart(run.id, run.kind, run.tenant, "", "", run.request, "", run.started_at))
+        await store.begin(
+            RunStart(run.id, run.kind, run.tenant, "", "", run.request, "", run.started_at)
+        )
         await store.finish(run)
     return store
 
@@ -98,14 +102,27 @@ async def test_get() -> None:
     async with served(whole_server(Deployment())) as channel:
         answer = await asked(channel, request_id="r1")
         plain = await stub_of(channel).GetRun(pb.GetRunRequest(run_id=answer.run_id))
-        traced = await stub_of(channel).GetRun(pb.GetRunRequest(run_id=answer.run_id, include_trace=True))
+        traced = await stub_of(channel).GetRun(
+            pb.GetRunRequest(run_id=answer.run_id, include_trace=True)
+        )
     run = plain.run
-    assert (run.run_id, run.kind, run.status) == (answer.run_id, pb.RUN_KIND_ANSWER, pb.RUN_STATUS_FINISHED)
-    assert (run.tenant, run.request, run.request_id, run.outcome) == ("default", QUESTION, "r1", answer.outcome)
+    assert (run.run_id, run.kind, run.status) == (
+        answer.run_id,
+        pb.RUN_KIND_ANSWER,
+        pb.RUN_STATUS_FINISHED,
+    )
+    assert (run.tenant, run.request, run.request_id, run.outcome) == (
+        "default",
+        QUESTION,
+        "r1",
+        answer.outcome,
+    )
     assert run.start_time.seconds > 0
     assert run.duration == answer.duration
     assert list(plain.usage) == list(answer.usage)
-    assert [call.call_id for call in plain.calls] == [f"{answer.run_id}-{number}" for number in range(5)]
+    assert [call.call_id for call in plain.calls] == [
+        f"{answer.run_id}-{number}" for number in range(5)
+    ]
     first = plain.calls[0]
     assert (first.role, first.model, first.purpose, first.attempt) == (
         usage_pb2.ROLE_DELEGATION,
@@ -113,15 +130,23 @@ async def test_get() -> None:
         "first",
         1,
     )
-    assert (first.outcome, first.counted, first.HasField("cost_nano_usd")) == ("completed", "reported", False)
+    assert (first.outcome, first.counted, first.HasField("cost_nano_usd")) == (
+        "completed",
+        "reported",
+        False,
+    )
     assert first.deployment
-    assert sum(call.prompt_tokens for call in plain.calls) == sum(row.prompt_tokens for row in plain.usage)
+    assert sum(call.prompt_tokens for call in plain.calls) == sum(
+        row.prompt_tokens for row in plain.usage
+    )
     assert plain.trace_json == ""
     assert json.loads(traced.trace_json)["result"]["answer"] == "Michael Mann"
 
 
 async def test_a_failed_run_is_told_whole_to_the_operator_alone() -> None:
-    """A tenant learns the class of an error and no address, neither in the error, nor in calls, nor in the trace."""
+    """A tenant learns the class of an error and no address, neither in the error, nor in calls,
+    nor in the trace.
+    """
     deployment = Deployment(ScriptedModel([UpstreamUnavailable("refused", endpoint=ADDRESS)]))
     store = Kept()
     with called_by(ACME):
@@ -134,7 +159,11 @@ async def test_a_failed_run_is_told_whole_to_the_operator_alone() -> None:
     async with showing(store) as stub:
         whole = await stub.GetRun(request)
     assert (seen.run.status, seen.error) == (pb.RUN_STATUS_FAILED, "upstream unavailable")
-    assert (seen.calls[0].deployment, seen.calls[0].outcome, seen.calls[0].counted) == ("", "unavailable", "")
+    assert (seen.calls[0].deployment, seen.calls[0].outcome, seen.calls[0].counted) == (
+        "",
+        "unavailable",
+        "",
+    )
     assert not seen.calls[0].HasField("prompt_tokens")
     assert ADDRESS in whole.error
     assert whole.calls[0].deployment
@@ -146,32 +175,60 @@ async def test_a_failed_run_is_told_whole_to_the_operator_alone() -> None:
 def _failing(server: str) -> SearchRecord:
     """A call of a tool whose failure names a path."""
     return SearchRecord(
-        "fetch", (), call=ToolCall(server, "fetch", "{}", 1.0, f"last words of {server}: /etc/{server}")
+        "fetch",
+        (),
+        call=ToolCall(server, "fetch", "{}", 1.0, f"last words of {server}: /etc/{server}"),
     )
 
 
 async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> None:
-    """Wherever in a run it stands: in a manager's work, in that of the manager before it, in events, or anywhere."""
+    """Wherever in a run it stands: in a manager's work, in that of the manager before it, in
+    events, or anywhere.
+    """
     own, worker, before = (
         Execution("Who?", NO_EVIDENCE, "no_report", (_failing(name),), Conversation(()))
         for name in ("own", "worker", "before")
     )
     work = Trajectory("", "no_search", (worker,), (1,))
-    managed = Execution("Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before)
-    result = Trajectory("", "no_search", (own, managed), (2,), searches=(_failing("main"), SearchRecord("Heat", ())))
-    run = Run("run-1", "answer", QUESTION, "finished", "", None, {}, (), 1.0, 2.0, "acme", events=(Reported(0, own),))
+    managed = Execution(
+        "Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before
+    )
+    result = Trajectory(
+        "", "no_search", (own, managed), (2,), searches=(_failing("main"), SearchRecord("Heat", ()))
+    )
+    run = Run(
+        "run-1",
+        "answer",
+        QUESTION,
+        "finished",
+        "",
+        None,
+        {},
+        (),
+        1.0,
+        2.0,
+        "acme",
+        events=(Reported(0, own),),
+    )
     runs = [
         replace(run, result=result),
-        replace(run, id="run-2", kind="table", result=TableRun(Schema(()), executions=(own, managed))),
+        replace(
+            run, id="run-2", kind="table", result=TableRun(Schema(()), executions=(own, managed))
+        ),
         replace(run, id="run-3", kind="execute", result=own),
     ]
     store, traces = await keeping(*runs), dict[Identity, list[str]]()
     for identity in (LOCAL, ACME):
         with called_by(identity):
             async with showing(store) as stub:
-                each = [await stub.GetRun(pb.GetRunRequest(run_id=one.id, include_trace=True)) for one in runs]
+                each = [
+                    await stub.GetRun(pb.GetRunRequest(run_id=one.id, include_trace=True))
+                    for one in runs
+                ]
                 exported = [item async for item in stub.ExportRuns(pb.ExportRunsRequest())]
-                traces[identity] = [one.trace_json for one in each] + [one.trace_json for one in exported]
+                traces[identity] = [one.trace_json for one in each] + [
+                    one.trace_json for one in exported
+                ]
     assert [trace.count("/etc/") for trace in traces[LOCAL]] == [4, 3, 1] * 2
     assert [trace.count("/etc/") for trace in traces[ACME]] == [0] * 6
     assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [4, 3, 1] * 2
@@ -196,7 +253,9 @@ async def test_somebody_elses_run() -> None:
                 assert caught.value.code() == grpc.StatusCode.NOT_FOUND
             for tenant in ("", "acme"):
                 assert not (await stub.ListRuns(pb.ListRunsRequest(tenant=tenant))).runs
-                assert not [item async for item in stub.ExportRuns(pb.ExportRunsRequest(tenant=tenant))]
+                assert not [
+                    item async for item in stub.ExportRuns(pb.ExportRunsRequest(tenant=tenant))
+                ]
 
 
 class Recording(Kept):
@@ -219,7 +278,10 @@ class Recording(Kept):
 async def test_filters() -> None:
     """Arrive whole; what is left out leaves nothing out. A page has 50 runs, and 1000 at most."""
     store = Recording()
-    span: Any = {"start_time": datetime.fromtimestamp(1, UTC), "end_time": datetime.fromtimestamp(2.5, UTC)}
+    span: Any = {
+        "start_time": datetime.fromtimestamp(1, UTC),
+        "end_time": datetime.fromtimestamp(2.5, UTC),
+    }
     async with showing(store) as stub:
         await stub.ListRuns(pb.ListRunsRequest())
         await stub.ListRuns(
@@ -233,7 +295,9 @@ async def test_filters() -> None:
         )
         async for _ in stub.ExportRuns(pb.ExportRunsRequest()):
             pass
-        request = pb.ExportRunsRequest(tenant="acme", kind=pb.RUN_KIND_COMPLETE, for_training=True, **span)
+        request = pb.ExportRunsRequest(
+            tenant="acme", kind=pb.RUN_KIND_COMPLETE, for_training=True, **span
+        )
         async for _ in stub.ExportRuns(request):
             pass
     assert store.wanted == [
@@ -245,18 +309,24 @@ async def test_filters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "named"), [({"page_size": -1}, "page_size"), ({"kind": 9}, "kind"), ({"status": 9}, "status")]
+    ("given", "named"),
+    [({"page_size": -1}, "page_size"), ({"kind": 9}, "kind"), ({"status": 9}, "status")],
 )
 async def test_a_list_of_what_there_is_not(given: dict[str, Any], named: str) -> None:
     """Is the client's to mend."""
     async with showing(Kept()) as stub:
-        assert await refusal(stub.ListRuns(pb.ListRunsRequest(**given)), named) == ("INVALID_ARGUMENT", "BAD_REQUEST")
+        assert await refusal(stub.ListRuns(pb.ListRunsRequest(**given)), named) == (
+            "INVALID_ARGUMENT",
+            "BAD_REQUEST",
+        )
 
 
 async def test_a_watch_of_what_has_ended() -> None:
     """Tells the very events that the stream told, from any number on."""
     async with served(whole_server(Deployment())) as channel:
-        call = AnswerServiceStub(channel).StreamAnswer(answer_pb.StreamAnswerRequest(question=QUESTION))
+        call = AnswerServiceStub(channel).StreamAnswer(
+            answer_pb.StreamAnswerRequest(question=QUESTION)
+        )
         told = [event async for event in call]
         run_id = told[0].run_started.run_id
         for after in (0, 3, len(told) - 2, len(told) - 1):
@@ -293,10 +363,14 @@ async def test_a_watch_of_what_did_not_finish(
 
 
 async def test_cancel() -> None:
-    """Whoever waits for the answer hears of it, and so does who watches; the work upstream stops."""
+    """Whoever waits for the answer hears of it, and so does who watches; the work upstream
+    stops.
+    """
     store, model = Kept(), HeldModel(ScriptedModel([]))
     async with served(whole_server(Deployment(model), store)) as channel:
-        answering = AnswerServiceStub(channel).StreamAnswer(answer_pb.StreamAnswerRequest(question=QUESTION))
+        answering = AnswerServiceStub(channel).StreamAnswer(
+            answer_pb.StreamAnswerRequest(question=QUESTION)
+        )
         run_id = (await next_of(answering)).run_started.run_id
         watching = stub_of(channel).WatchRun(pb.WatchRunRequest(run_id=run_id))
         await next_of(watching)
@@ -306,7 +380,10 @@ async def test_cancel() -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="was cancelled") as caught:
                 while True:
                     await next_of(call)
-            assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.CANCELLED, "RUN_CANCELLED")
+            assert (caught.value.code(), info_of(caught.value).reason) == (
+                grpc.StatusCode.CANCELLED,
+                "RUN_CANCELLED",
+            )
         await ended(model.cancelled.wait())
         await stub_of(channel).CancelRun(pb.CancelRunRequest(run_id=run_id))
     assert [run.status for run in store.runs] == ["cancelled"]
@@ -316,7 +393,9 @@ async def test_a_run_under_way_has_no_duration() -> None:
     """It is shown as running, without an outcome."""
     model = HeldModel(ScriptedModel([]))
     async with served(whole_server(Deployment(model))) as channel:
-        answering = AnswerServiceStub(channel).StreamAnswer(answer_pb.StreamAnswerRequest(question=QUESTION))
+        answering = AnswerServiceStub(channel).StreamAnswer(
+            answer_pb.StreamAnswerRequest(question=QUESTION)
+        )
         run_id = (await next_of(answering)).run_started.run_id
         await ended(model.called.wait())
         run = (await stub_of(channel).GetRun(pb.GetRunRequest(run_id=run_id))).run
@@ -328,13 +407,18 @@ async def test_a_run_under_way_has_no_duration() -> None:
     ("given", "noted"),
     [
         ({"verdict": pb.VERDICT_ACCEPTED}, {"accepted": True}),
-        ({"verdict": pb.VERDICT_REJECTED, "right_answer": "Mann"}, {"accepted": False, "right_answer": "Mann"}),
+        (
+            {"verdict": pb.VERDICT_REJECTED, "right_answer": "Mann"},
+            {"accepted": False, "right_answer": "Mann"},
+        ),
         ({"score": 0.0}, {"score": 0.0}),
         ({"score": 1.0, "comment": "good"}, {"score": 1.0, "comment": "good"}),
     ],
 )
 async def test_feedback(given: dict[str, Any], noted: dict[str, Any]) -> None:
-    """What is stated is kept, and told again; what is not stays unstated, and a score of 0 is one."""
+    """What is stated is kept, and told again; what is not stays unstated, and a score of 0 is
+    one.
+    """
     store, run = await kept("finished")
     async with showing(store) as stub:
         response = await stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given))
@@ -355,14 +439,19 @@ async def test_feedback(given: dict[str, Any], noted: dict[str, Any]) -> None:
         ({"score": float("nan")}, "score"),
         ({"verdict": 7}, "verdict"),
         ({"comment": "é" * 5001}, "comment has 5001 characters; at most 5000 are kept"),
-        ({"right_answer": "x" * 3_900_000}, "right_answer has 3900000 characters; at most 5000 are kept"),
+        (
+            {"right_answer": "x" * 3_900_000},
+            "right_answer has 3900000 characters; at most 5000 are kept",
+        ),
     ],
 )
 async def test_bad_feedback(given: dict[str, Any], named: str) -> None:
     """What cannot be used is named, and nothing is kept."""
     store, run = await kept("finished")
     async with showing(store) as stub:
-        assert await refusal(stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given)), named) == (
+        assert await refusal(
+            stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given)), named
+        ) == (
             "INVALID_ARGUMENT",
             "BAD_REQUEST",
         )
@@ -370,11 +459,17 @@ async def test_bad_feedback(given: dict[str, Any], named: str) -> None:
 
 
 @asynccontextmanager
-async def in_database(folder: Path, *runs: Run) -> AsyncIterator[tuple["RunServiceAsyncStub", Database]]:
-    """A stub of a service of runs in a database, with a limit on messages as gRPC sets it; and the database."""
+async def in_database(
+    folder: Path, *runs: Run
+) -> AsyncIterator[tuple["RunServiceAsyncStub", Database]]:
+    """A stub of a service of runs in a database, with a limit on messages as gRPC sets it; and
+    the database.
+    """
     database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
     await stored.put(database, *runs)
-    async with served(Server(None, None, RunServicer(Runs(SQLArchive(database), LiveRuns())))) as channel:
+    async with served(
+        Server(None, None, RunServicer(Runs(SQLArchive(database), LiveRuns())))
+    ) as channel:
         yield stub_of(channel), database
     await database.close()
 
@@ -384,10 +479,15 @@ async def test_more_feedback_than_is_kept(tmp_path: Path) -> None:
     text = "\U0001f4a9" * 5000
     async with in_database(tmp_path, stored.run("run-1"), stored.run("run-2")) as (stub, _):
         request = pb.SubmitFeedbackRequest(run_id="run-1", right_answer=text, comment=text)
-        answers = await asyncio.gather(*(stub.SubmitFeedback(request) for _ in range(60)), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(stub.SubmitFeedback(request) for _ in range(60)), return_exceptions=True
+        )
         refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
         assert {(error.code(), error.details()) for error in refused} == {
-            (grpc.StatusCode.INVALID_ARGUMENT, "run_id 'run-1': has feedback 50 times, and no more is kept.")
+            (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "run_id 'run-1': has feedback 50 times, and no more is kept.",
+            )
         }
         assert len(refused) == 10
         found = await stub.GetRun(pb.GetRunRequest(run_id="run-1"))
@@ -398,11 +498,17 @@ async def test_more_feedback_than_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("character", ["x", "\U0001f4a9"])
 async def test_a_run_is_always_readable(character: str, tmp_path: Path) -> None:
-    """However long what was asked and answered is, with all the feedback that it may have, and in the longest list."""
+    """However long what was asked and answered is, with all the feedback that it may have, and
+    in the longest list.
+    """
     long = character * (3_900_000 // len(character.encode()))
     result = Conversation((Message("user", long),), (Completion(long, "stop"),))
-    many = [stored.run(f"run-{number}", float(number), kind="complete", request=long, result=result, events=())
-            for number in range(2)]  # fmt: skip
+    many = [
+        stored.run(
+            f"run-{number}", float(number), kind="complete", request=long, result=result, events=()
+        )
+        for number in range(2)
+    ]
     async with in_database(tmp_path, *many) as (stub, database):
         text = character * 5000
         feedback = pb.SubmitFeedbackRequest(run_id="run-0", right_answer=text, comment=text)
@@ -416,9 +522,12 @@ async def test_a_run_is_always_readable(character: str, tmp_path: Path) -> None:
 
 def _copied(connection: Connection) -> None:
     """Put a thousand more runs as the first one into a database, without their traces."""
-    columns = ", ".join(column.name for column in RUNS.columns if column.name not in ("run_id", "request", "trace"))
+    columns = ", ".join(
+        column.name for column in RUNS.columns if column.name not in ("run_id", "request", "trace")
+    )
     connection.exec_driver_sql(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000) "
         f"INSERT INTO runs (run_id, request, {columns}) "
-        f"SELECT 'copy-' || i, substr(request, 1, 600), {columns} FROM runs, n WHERE run_id = 'run-0'"
+        f"SELECT 'copy-' || i, substr(request, 1, 600), {columns} FROM runs, n WHERE "
+        "run_id = 'run-0'"
     )

@@ -31,14 +31,19 @@ if TYPE_CHECKING:
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-GATEWAY = [f"rolegate.v1.{name}Service" for name in ("Answer", "Completion", "Execution", "Run", "Table", "Usage")]
+GATEWAY = [
+    f"rolegate.v1.{name}Service"
+    for name in ("Answer", "Completion", "Execution", "Run", "Table", "Usage")
+]
 RETRIEVAL = "rolegate.v1.RetrievalService"
 
 
 class NoRetrieval(RetrievalServiceServicer):
     """A retrieval service that nobody calls."""
 
-    async def Search(self, request: retrieval_pb.SearchRequest, context: Any) -> retrieval_pb.SearchResponse:
+    async def Search(
+        self, request: retrieval_pb.SearchRequest, context: Any
+    ) -> retrieval_pb.SearchResponse:
         raise NotImplementedError
 
 
@@ -54,7 +59,9 @@ def answers_of(channel: grpc.aio.Channel) -> "AnswerServiceAsyncStub":
 async def reflected(channel: grpc.aio.Channel) -> set[str]:
     """The services that reflection lists."""
     stub: Any = ServerReflectionStub(channel)  # type: ignore[arg-type]
-    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    call = stub.ServerReflectionInfo(
+        iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    )
     response = await next_of(call)
     call.cancel()
     return {service.name for service in response.list_services_response.service}
@@ -95,16 +102,22 @@ async def test_a_method_that_is_not_there() -> None:
 
 async def test_a_port_that_is_busy_for_a_moment() -> None:
     """A gateway that replaces another waits for it to leave, over gRPC and HTTP."""
-    with socket.create_server(("127.0.0.1", 0)) as busy, socket.create_server(("127.0.0.1", 0)) as other:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as busy,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
         server, http = Server(None, None), HTTPServer(web.Application(), 0)
         ports = [taken.getsockname()[1] for taken in (busy, other)]
         with capture_logs() as log:
             starting = asyncio.gather(
-                server.start(f"127.0.0.1:{ports[0]}"), http.start(f"127.0.0.1:{ports[1]}", "server.http")
+                server.start(f"127.0.0.1:{ports[0]}"),
+                http.start(f"127.0.0.1:{ports[1]}", "server.http"),
             )
             async with asyncio.timeout(30):
-                while len({entry["address"] for entry in log if entry["event"] == "serve.port_busy"}) < 2:  # noqa: ASYNC110
+                waiting = set[str]()
+                while len(waiting) < 2:
                     await asyncio.sleep(0)
+                    waiting = {one["address"] for one in log if one["event"] == "serve.port_busy"}
     async with asyncio.timeout(30):
         assert [*await starting] == [ports[0], f"127.0.0.1:{ports[1]}"]
     await server.drain(0)
@@ -121,11 +134,15 @@ async def test_a_port_in_use() -> None:
 
 
 async def test_watchers_are_told_of_the_drain() -> None:
-    """A watch is pushed the change, also when another watcher of the same service has left before."""
+    """A watch is pushed the change, also when another watcher of the same service has left
+    before.
+    """
     server = whole_server(Deployment())
     async with connected(await server.start("127.0.0.1:0")) as channel:
         stub = health_of(channel)
-        watches = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "", *GATEWAY)]
+        watches = [
+            stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "", *GATEWAY)
+        ]
         for watch in watches:
             assert (await next_of(watch)).status == SERVING
         watches.pop(0).cancel()
@@ -140,7 +157,10 @@ async def test_a_drain_lets_a_running_call_finish() -> None:
     """What is running ends as if nothing had happened; what comes new is turned away."""
     store, model = Kept(), HeldModel(ScriptedModel([STOP]))
     server = whole_server(Deployment(model), store)
-    async with connected(port := await server.start("127.0.0.1:0")) as channel, connected(port) as late:
+    async with (
+        connected(port := await server.start("127.0.0.1:0")) as channel,
+        connected(port) as late,
+    ):
         running = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
         await ended(model.called.wait())
         watch = health_of(channel).Watch(health_pb2.HealthCheckRequest())

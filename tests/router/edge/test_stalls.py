@@ -8,8 +8,14 @@ from tests.router.edge.stalls import INPUTS
 from tests.stall import Served, held_s, serving
 
 _TIMES, _USUAL_S = 40, 0.004
-"""A step of the event loop may take so much longer than the longest one of a plain question, or than that."""
-_TESTED = [name for name in INPUTS if name.startswith(("1", "2 choices", "2 values", "2 more", "6 multipart"))]
+"""A step of the event loop may take so much longer than the longest one of a plain question, or
+than that.
+"""
+_TESTED = [
+    name
+    for name in INPUTS
+    if name.startswith(("1", "2 choices", "2 values", "2 more", "6 multipart"))
+]
 """Those that took a quarter of a second at least."""
 
 

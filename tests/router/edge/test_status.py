@@ -77,17 +77,24 @@ def _status(error: BaseException, identity: Identity = LOCAL) -> status_pb2.Stat
 
 
 def test_reasons_tell_errors_apart() -> None:
-    """Reasons are upper snake case, one for each class, and codes are those of gRPC that mean an error."""
+    """Reasons are upper snake case, one for each class, and codes are those of gRPC that mean
+    an error.
+    """
     reasons = [reason for _, reason in STATUS.values()]
     assert len(set(reasons)) == len(reasons)
     assert all(reason == reason.upper() and reason.replace("_", "").isalpha() for reason in reasons)
-    assert all(code in code_pb2.Code.values() and code != code_pb2.OK for code, _ in STATUS.values())
+    assert all(
+        code in code_pb2.Code.values() and code != code_pb2.OK for code, _ in STATUS.values()
+    )
 
 
 @pytest.mark.parametrize("kind", raised())
 def test_a_status_says_what_the_error_says(kind: type[RolegateError]) -> None:
     """The message is for people; reason and domain are for programs."""
-    error = kind("what is wrong", **NEEDS.get(kind, {"endpoint": "e"} if issubclass(kind, UpstreamError) else {}))
+    error = kind(
+        "what is wrong",
+        **NEEDS.get(kind, {"endpoint": "e"} if issubclass(kind, UpstreamError) else {}),
+    )
     status = _status(error)
     assert (status.code, info(status).reason) == STATUS[kind]
     assert (status.message, info(status).domain) == (str(error), DOMAIN)
@@ -111,7 +118,9 @@ def test_the_role_is_metadata() -> None:
     ],
 )
 def test_when_to_come_back_is_told(error: Exception) -> None:
-    """Where it is known: to clients of gRPC in the detail that is made for it, to others in the metadata."""
+    """Where it is known: to clients of gRPC in the detail that is made for it, to others in the
+    metadata.
+    """
     status, delay = _status(error), error_details_pb2.RetryInfo()
     assert status.details[1].Unpack(delay)
     assert delay.retry_delay.ToMilliseconds() == 90_500
@@ -123,9 +132,16 @@ TENANT = Identity("acme", frozenset({"ask"}))
 
 @pytest.mark.parametrize("kind", raised())
 def test_tenants_read_no_addresses_and_no_files(kind: type[RolegateError]) -> None:
-    """Where a text may name them, they are told what to do instead; code and reason are the same as for others."""
+    """Where a text may name them, they are told what to do instead; code and reason are the
+    same as for others.
+    """
     said = "cannot open /etc/rolegate/index at http://10.0.0.1"
-    error = kind(said, **NEEDS.get(kind, {"endpoint": "http://10.0.0.1"} if issubclass(kind, UpstreamError) else {}))
+    error = kind(
+        said,
+        **NEEDS.get(
+            kind, {"endpoint": "http://10.0.0.1"} if issubclass(kind, UpstreamError) else {}
+        ),
+    )
     status = _status(error, TENANT)
     assert (status.code, info(status).reason) == STATUS[kind]
     names_things = issubclass(kind, UpstreamError) or kind in (
@@ -139,7 +155,9 @@ def test_tenants_read_no_addresses_and_no_files(kind: type[RolegateError]) -> No
     assert "10.0.0.1" not in status.message or not names_things
 
 
-@pytest.mark.parametrize("error", [ValueError("password=1234"), KeyError("password"), RuntimeError("password")])
+@pytest.mark.parametrize(
+    "error", [ValueError("password=1234"), KeyError("password"), RuntimeError("password")]
+)
 def test_foreign_errors_say_nothing(error: Exception) -> None:
     """What is not ours is internal, without a word of its text."""
     status = _status(error)
@@ -149,7 +167,9 @@ def test_foreign_errors_say_nothing(error: Exception) -> None:
 
 def test_what_a_task_group_wrapped_is_unwrapped() -> None:
     """An error that came through any number of task groups is what it was."""
-    group = ExceptionGroup("outer", [ExceptionGroup("inner", [BadRequest("empty")]), ValueError("later")])
+    group = ExceptionGroup(
+        "outer", [ExceptionGroup("inner", [BadRequest("empty")]), ValueError("later")]
+    )
     assert _status(group) == _status(BadRequest("empty"))
     assert "outer" not in str(_status(ExceptionGroup("outer", [ValueError("x")])))
 

@@ -87,7 +87,9 @@ async def test_a_table() -> None:
     """Rows and cells, with what they rest on and how far it came."""
     async with wired() as services:
         filled = await services.tables.FillTable(
-            pb.FillTableRequest(question=QUESTION, columns=COLUMNS, rows=[pb.GivenRow(values=["Tal", "Cy", ""])])
+            pb.FillTableRequest(
+                question=QUESTION, columns=COLUMNS, rows=[pb.GivenRow(values=["Tal", "Cy", ""])]
+            )
         )
     table = filled.table
     assert filled.run_id == table.run_id
@@ -96,8 +98,15 @@ async def test_a_table() -> None:
     assert table.columns[2] == COLUMNS[2]
     assert table.outcome == pb.TABLE_OUTCOME_FILLED
     tal, krurou, bel = (row.cells for row in table.rows)
-    assert [cell.state for cell in tal] == [pb.CELL_STATE_GIVEN, pb.CELL_STATE_GIVEN, pb.CELL_STATE_MISSING]
-    assert [cell.support for cell in (krurou[1], bel[1])] == [pb.SUPPORT_STATED, pb.SUPPORT_UNSUPPORTED]
+    assert [cell.state for cell in tal] == [
+        pb.CELL_STATE_GIVEN,
+        pb.CELL_STATE_GIVEN,
+        pb.CELL_STATE_MISSING,
+    ]
+    assert [cell.support for cell in (krurou[1], bel[1])] == [
+        pb.SUPPORT_STATED,
+        pb.SUPPORT_UNSUPPORTED,
+    ]
     assert [at.quote for at in krurou[2].citations] == ["Krurou was founded in 1200 by Ana."]
     assert table.completeness.rows == 3
     assert (table.completeness.estimated_rows, table.completeness.rows_seen_once) == (3, 1)
@@ -107,7 +116,9 @@ async def test_a_table() -> None:
 
 
 async def test_rivals() -> None:
-    """Another value stands beside that of the cell, with its sub-query; another precision of a date does not."""
+    """Another value stands beside that of the cell, with its sub-query; another precision of a
+    date does not.
+    """
     schema = msgspec.structs.replace(SCHEMA, columns=(*SCHEMA.columns[:2], SCHEMA.columns[2]))
     asks = [fill("bel", "founded"), fill("bel", "founded", attempt=2)]
     executions = [
@@ -118,43 +129,70 @@ async def test_rivals() -> None:
     table = await table_to_proto(msgspec.structs.replace(run("run-1"), kind="table", result=result))
     cell = table.rows[0].cells[2]
     assert (cell.value, cell.state) == ("900", pb.CELL_STATE_CONFLICT)
-    assert [(claim.value, claim.sub_query, claim.support) for claim in cell.rivals] == [("901", 1, pb.SUPPORT_STATED)]
+    assert [(claim.value, claim.sub_query, claim.support) for claim in cell.rivals] == [
+        ("901", 1, pb.SUPPORT_STATED)
+    ]
     assert [at.document for at in cell.citations] == ["Bel"]
 
 
 async def test_one_that_a_model_will_write() -> None:
     """Has no rows yet, and executors whose work no cell is asked of."""
-    events = (Planned(SCHEMA.columns), SubQueryDispatched(0, 1, "Which?"), Reported(0, executed("Bel")))
-    going_on = msgspec.structs.replace(run("run-1"), kind="table", status="running", result=None, events=events)
+    events = (
+        Planned(SCHEMA.columns),
+        SubQueryDispatched(0, 1, "Which?"),
+        Reported(0, executed("Bel")),
+    )
+    going_on = msgspec.structs.replace(
+        run("run-1"), kind="table", status="running", result=None, events=events
+    )
     table = await table_to_proto(going_on)
-    assert ([*table.rows], [column.name for column in table.columns]) == ([], [one.name for one in SCHEMA.columns])
+    assert ([*table.rows], [column.name for column in table.columns]) == (
+        [],
+        [one.name for one in SCHEMA.columns],
+    )
 
 
-_SPENT = st.tuples(st.none() | st.integers(0, len(SCRIPT)), st.integers(0, 999), st.none() | st.integers(0, 999))
+_SPENT = st.tuples(
+    st.none() | st.integers(0, len(SCRIPT)), st.integers(0, 999), st.none() | st.integers(0, 999)
+)
 
 
 @given(st.lists(_SPENT, max_size=12))
 def test_the_cost_adds_up(spent: list[tuple[int | None, int, int | None]]) -> None:
-    """That of rows and the overhead is that of the usage, in tokens and in money; a row's holds that of its cells."""
+    """That of rows and the overhead is that of the usage, in tokens and in money; a row's holds
+    that of its cells.
+    """
     calls = tuple(_call(*one) for one in spent)
-    result = TableRun(SCHEMA, (), tuple(ask for ask, _ in SCRIPT), tuple(execution for _, execution in SCRIPT))
+    result = TableRun(
+        SCHEMA, (), tuple(ask for ask, _ in SCRIPT), tuple(execution for _, execution in SCRIPT)
+    )
     ran = msgspec.structs.replace(run("run-1"), kind="table", result=result, calls=calls)
     table = asyncio.run(table_to_proto(ran))
     used = [(row.prompt_tokens + row.completion_tokens, row.cost_nano_usd) for row in table.usage]
-    assert sum(row.tokens for row in table.rows) + table.overhead_tokens == sum(tokens for tokens, _ in used)
-    assert sum(row.cost_nano_usd for row in table.rows) + table.overhead_nano_usd == sum(cost for _, cost in used)
+    assert sum(row.tokens for row in table.rows) + table.overhead_tokens == sum(
+        tokens for tokens, _ in used
+    )
+    assert sum(row.cost_nano_usd for row in table.rows) + table.overhead_nano_usd == sum(
+        cost for _, cost in used
+    )
     for row in table.rows:
         assert row.tokens >= sum(cell.tokens for cell in row.cells)
 
 
 def _call(sub_query: int | None, tokens: int, nano_usd: int | None) -> Call:
     return msgspec.structs.replace(
-        call("run-1"), sub_query=sub_query, usage=Usage(tokens, 1), nano_usd=nano_usd, reserved=Amount()
+        call("run-1"),
+        sub_query=sub_query,
+        usage=Usage(tokens, 1),
+        nano_usd=nano_usd,
+        reserved=Amount(),
     )
 
 
 async def test_events_and_the_same_again() -> None:
-    """Rows are told as they change; whoever watches later, from any event on, is told the same, the last rows apart."""
+    """Rows are told as they change; whoever watches later, from any event on, is told the same,
+    the last rows apart.
+    """
     async with wired() as services:
         request = pb.StreamTableRequest(question=QUESTION, columns=COLUMNS)
         told = [event async for event in services.tables.StreamTable(request)]
@@ -162,21 +200,33 @@ async def test_events_and_the_same_again() -> None:
         kinds = [event.WhichOneof("event") for event in told]
         assert kinds[:3] == ["run_started", "planned", "sub_query_dispatched"]
         assert kinds[-2:] == ["usage_counted", "done"]
-        dispatched = [event.sub_query_dispatched for event in told if event.HasField("sub_query_dispatched")]
+        dispatched = [
+            event.sub_query_dispatched for event in told if event.HasField("sub_query_dispatched")
+        ]
         assert [one.row_id for one in dispatched] == ["", "", '["krurou"]', '["bel"]']
         assert dispatched[2].columns == ["founder", "founded"]
-        rows = {event.row_changed.row_id: event.row_changed.row for event in told if event.HasField("row_changed")}
+        rows = {
+            event.row_changed.row_id: event.row_changed.row
+            for event in told
+            if event.HasField("row_changed")
+        }
         assert [[cell.value for cell in row.cells] for row in rows.values()] == VALUES
         run_id = told[0].run_started.run_id
         for after in (0, 5, len(told) - 1):
-            watched = services.runs.WatchRun(run_pb.WatchRunRequest(run_id=run_id, after_event_number=after))
+            watched = services.runs.WatchRun(
+                run_pb.WatchRunRequest(run_id=run_id, after_event_number=after)
+            )
             again = [event.table_event async for event in watched]
-            assert [event.event_number for event in again] == [event.event_number for event in told[after:]]
+            assert [event.event_number for event in again] == [
+                event.event_number for event in told[after:]
+            ]
             assert again[-1] == told[-1]
 
 
 async def test_a_detached_one() -> None:
-    """The run goes on although its client is gone; what there is can be read on the way, and watched."""
+    """The run goes on although its client is gone; what there is can be read on the way, and
+    watched.
+    """
     async with wired() as services:
         services.script.let.clear()
         request = pb.FillTableRequest(question=QUESTION, columns=COLUMNS, detached=True)
@@ -189,7 +239,9 @@ async def test_a_detached_one() -> None:
         assert values(so_far.table) == [["Krurou", "", ""], ["Bel", "", ""]]
         assert so_far.table.outcome == pb.TABLE_OUTCOME_UNSPECIFIED
         assert so_far.table.duration.ToNanoseconds() > 0
-        watching = services.runs.WatchRun(run_pb.WatchRunRequest(run_id=begun.run_id, after_event_number=8))
+        watching = services.runs.WatchRun(
+            run_pb.WatchRunRequest(run_id=begun.run_id, after_event_number=8)
+        )
         services.script.let.set()
         last = [event.table_event async for event in watching][-1]
         whole = await services.tables.GetTable(pb.GetTableRequest(run_id=begun.run_id))
@@ -199,7 +251,9 @@ async def test_a_detached_one() -> None:
 
 
 @asynccontextmanager
-async def ended_call(services: Wired, request: pb.FillTableRequest) -> AsyncIterator[pb.FillTableResponse]:
+async def ended_call(
+    services: Wired, request: pb.FillTableRequest
+) -> AsyncIterator[pb.FillTableResponse]:
     """The response to a call whose deadline is shorter than the work."""
     yield await services.tables.FillTable(request, timeout=5)
 
@@ -219,7 +273,9 @@ async def test_cancelling_a_detached_one() -> None:
     """By `CancelRun`; what was found by then is there."""
     async with wired() as services:
         services.script.let.clear()
-        begun = await services.tables.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS, detached=True))
+        begun = await services.tables.FillTable(
+            pb.FillTableRequest(question=QUESTION, columns=COLUMNS, detached=True)
+        )
         await ended(services.script.waiting.wait())
         await services.runs.CancelRun(run_pb.CancelRunRequest(run_id=begun.run_id))
         assert (await ended(services.store.next())).status == "cancelled"
@@ -236,7 +292,9 @@ async def test_a_value_of_another_type() -> None:
     """It is kept, and marked."""
     async with wired() as services:
         given = [pb.GivenRow(values=["Tal", "Cy", "long ago"])]
-        filled = await services.tables.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS, rows=given))
+        filled = await services.tables.FillTable(
+            pb.FillTableRequest(question=QUESTION, columns=COLUMNS, rows=given)
+        )
     assert values(filled.table)[0] == ["Tal", "Cy", "long ago"]
     assert [[cell.mistyped for cell in row.cells] for row in filled.table.rows] == [
         [False, False, True],
@@ -247,10 +305,14 @@ async def test_a_value_of_another_type() -> None:
 async def test_pages() -> None:
     """Rows of a page, and figures of the whole table, whatever is read between them."""
     async with wired() as services:
-        run_id = (await services.tables.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS))).run_id
+        run_id = (
+            await services.tables.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS))
+        ).run_id
         first = await services.tables.GetTable(pb.GetTableRequest(run_id=run_id, page_size=1))
         given = [pb.GivenRow(values=["Tal", "Cy", "800"])]
-        other = await services.tables.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS, rows=given))
+        other = await services.tables.FillTable(
+            pb.FillTableRequest(question=QUESTION, columns=COLUMNS, rows=given)
+        )
         read = await services.tables.GetTable(pb.GetTableRequest(run_id=other.run_id, page_size=1))
         assert values(read.table) == [["Tal", "Cy", "800"]]
         second = await services.tables.GetTable(
@@ -272,7 +334,11 @@ async def test_pages() -> None:
             r"rows\[0\] has 1 values",
         ),
         ("FillTable", pb.FillTableRequest(columns=COLUMNS, max_rows=-1), "max_rows: -1"),
-        ("FillTable", pb.FillTableRequest(columns=[pb.Column(name="a", type=99)]), r"columns\[0\].type is 99"),  # type: ignore[arg-type]
+        (
+            "FillTable",
+            pb.FillTableRequest(columns=[pb.Column(name="a", type=99)]),  # type: ignore[arg-type]
+            r"columns\[0\].type is 99",
+        ),
         ("FillTable", pb.FillTableRequest(columns=COLUMNS[1:], detached=True), "none is a key"),
         (
             "FillTable",
@@ -296,7 +362,9 @@ async def test_pages() -> None:
         ),
         (
             "FillTable",
-            pb.FillTableRequest(columns=[*COLUMNS, *(_kind(n, *map(str, range(300))) for n in range(4))]),
+            pb.FillTableRequest(
+                columns=[*COLUMNS, *(_kind(n, *map(str, range(300))) for n in range(4))]
+            ),
             "columns: 1200 choices in all, at most 1024",
         ),
         ("GetTable", pb.GetTableRequest(run_id="run-x"), "no such run"),
@@ -312,13 +380,18 @@ async def test_what_is_refused(method: str, request_: Any, match: str) -> None:
 
 
 async def test_large_tables_come_in_messages_that_clients_take() -> None:
-    """Whatever is quoted: `GetTable` pages what does not fit, and `FillTable`'s table says where to go on."""
+    """Whatever is quoted: `GetTable` pages what does not fit, and `FillTable`'s table says
+    where to go on.
+    """
     columns = (Column("city", key=True), *(Column(f"fact {number}") for number in range(40)))
     cities = [f"City {number}" for number in range(120)]
     facts = [f"“Fact”|<&> {number} {'界' * 30}" for number in range(40)]
     padding = "and so on " * 800
     passages = [f"{city}: {city} has {', '.join(facts)}, {padding}." for city in cities]
-    asks = [Ask("fill", tuple(column.name for column in columns[1:]), (city.casefold(),)) for city in cities]
+    asks = [
+        Ask("fill", tuple(column.name for column in columns[1:]), (city.casefold(),))
+        for city in cities
+    ]
     answer = "\n".join(f"fact {number}: {fact}" for number, fact in enumerate(facts))
     executions = tuple(executed(answer, passage) for passage in passages)
     rows = tuple((city, *[""] * 40) for city in cities)
@@ -332,14 +405,18 @@ async def test_large_tables_come_in_messages_that_clients_take() -> None:
         services.store.runs[:] = [stored]
         rows_read, token = list[pb.Row](), ""
         while token or not rows_read:
-            page = await services.tables.GetTable(pb.GetTableRequest(run_id="run-1", page_size=1000, page_token=token))
+            page = await services.tables.GetTable(
+                pb.GetTableRequest(run_id="run-1", page_size=1000, page_token=token)
+            )
             rows_read += page.table.rows
             token = page.next_page_token
     assert [row.cells[0].value for row in rows_read] == cities
     assert whole.next_page_token == str(len(whole.rows))
     for row in rows_read:
         assert all(len(at.quote) <= 300 for cell in row.cells for at in cell.citations)
-        assert all(cell.citations and cell.citations[0].quote.endswith("…") for cell in row.cells[1:])
+        assert all(
+            cell.citations and cell.citations[0].quote.endswith("…") for cell in row.cells[1:]
+        )
 
 
 async def test_a_row_that_is_larger_than_a_message() -> None:
@@ -357,7 +434,10 @@ async def test_runs_that_have_no_table() -> None:
     async with wired() as services:
         for stored, match in (
             (run("run-1"), "is no table"),
-            (msgspec.structs.replace(run("run-1"), kind="table", redacted=True), "texts of this tenant"),
+            (
+                msgspec.structs.replace(run("run-1"), kind="table", redacted=True),
+                "texts of this tenant",
+            ),
         ):
             services.store.runs[:] = [stored]
             await refusal(services.tables.GetTable(pb.GetTableRequest(run_id="run-1")), match)
@@ -383,7 +463,9 @@ def test_row_ids_are_different() -> None:
 
 
 async def test_tables_of_a_real_gateway(tmp_path: Path) -> None:
-    """Read again from the store, a table is what it was; rows and overhead together are what the engines counted."""
+    """Read again from the store, a table is what it was; rows and overhead together are what
+    the engines counted.
+    """
     world = World(9)
     columns = [pb.Column(name=name, key=name == "city") for name in ("city", "founder", "founded")]
     async with gateway(tmp_path, world) as (real, archive):

@@ -1,4 +1,6 @@
-"""Encryption, with and without clients' certificates, of gRPC and of the OpenAI-compatible server."""
+"""Encryption, with and without clients' certificates, of gRPC and of the OpenAI-compatible
+server.
+"""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -47,13 +49,18 @@ async def answered(address: str, credentials: grpc.ChannelCredentials | None) ->
     """The answer over a channel of its own."""
     secure = credentials and grpc.aio.secure_channel(address, credentials)
     async with secure or grpc.aio.insecure_channel(address) as channel:
-        call = AnswerServiceStub(channel).Answer(AnswerRequest(question="Who directed Heat?"), timeout=10)
+        call = AnswerServiceStub(channel).Answer(
+            AnswerRequest(question="Who directed Heat?"), timeout=10
+        )
         return str((await ended(call)).answer)
 
 
 async def status(address: str, context: ssl.SSLContext) -> int:
     """That of the OpenAI-compatible server's health."""
-    async with aiohttp.ClientSession() as session, session.get(f"https://{address}/health", ssl=context) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"https://{address}/health", ssl=context) as response,
+    ):
         return response.status
 
 
@@ -92,7 +99,9 @@ async def test_the_openai_server_is_encrypted(authority: Authority) -> None:
 
 
 def test_bad_files_are_named(authority: Authority, tmp_path: Path) -> None:
-    """With their key in the config: what is missing, what is something else, and what does not belong together."""
+    """With their key in the config: what is missing, what is something else, and what does not
+    belong together.
+    """
     certificate, key = authority.issue("server")
     _, others = authority.issue("other")
     _, locked = authority.issue("locked", b"secret")
@@ -103,11 +112,26 @@ def test_bad_files_are_named(authority: Authority, tmp_path: Path) -> None:
         (TLS(str(tmp_path), str(key)), f"server.tls.certificate: {tmp_path} cannot be read"),
         (TLS(str(nothing), str(key)), f"server.tls.certificate: {nothing} is not a certificate"),
         (TLS(str(certificate), str(absent)), f"server.tls.key: {absent} cannot be read"),
-        (TLS(str(certificate), str(nothing)), f"server.tls.key: {nothing} is not the certificate's key"),
-        (TLS(str(certificate), str(others)), f"server.tls.key: {others} is not the certificate's key"),
-        (TLS(str(certificate), str(locked)), f"server.tls.key: {locked} is not the certificate's key, without a pass"),
-        (TLS(str(certificate), str(key), str(absent)), f"server.tls.client_ca: {absent} cannot be read"),
-        (TLS(str(certificate), str(key), str(nothing)), f"server.tls.client_ca: {nothing} is not a certificate"),
+        (
+            TLS(str(certificate), str(nothing)),
+            f"server.tls.key: {nothing} is not the certificate's key",
+        ),
+        (
+            TLS(str(certificate), str(others)),
+            f"server.tls.key: {others} is not the certificate's key",
+        ),
+        (
+            TLS(str(certificate), str(locked)),
+            f"server.tls.key: {locked} is not the certificate's key, without a pass",
+        ),
+        (
+            TLS(str(certificate), str(key), str(absent)),
+            f"server.tls.client_ca: {absent} cannot be read",
+        ),
+        (
+            TLS(str(certificate), str(key), str(nothing)),
+            f"server.tls.client_ca: {nothing} is not a certificate",
+        ),
     ):
         for opened in (tls.for_http, tls.for_grpc):
             with pytest.raises(BadConfig) as caught:

@@ -72,18 +72,31 @@ async def test_usage_is_that_of_the_answers() -> None:
     """One run costs what its answer says; two cost twice that."""
     delegator = ScriptedModel(lambda _: STOP, "backbone")
     async with served(whole_server(Deployment(delegator))) as channel:
-        answers = [await AnswerServiceStub(channel).Answer(AnswerRequest(question="why?")) for _ in range(2)]
+        answers = [
+            await AnswerServiceStub(channel).Answer(AnswerRequest(question="why?"))
+            for _ in range(2)
+        ]
         sums = await stub_of(channel).GetUsage(pb.GetUsageRequest())
     (once,), twice = answers[0].usage, sums.rows[0].usage
     assert (sums.runs, len(sums.rows)) == (2, 1)
     assert (twice.role, twice.model, twice.attempts) == (once.role, "backbone", 2)
-    assert (twice.prompt_tokens, twice.completion_tokens) == (2 * once.prompt_tokens, 2 * once.completion_tokens)
+    assert (twice.prompt_tokens, twice.completion_tokens) == (
+        2 * once.prompt_tokens,
+        2 * once.completion_tokens,
+    )
     assert twice.prompt_tokens > 0
 
 
 async def test_a_row() -> None:
     """Every field arrives; what the sums were not split by is unset."""
-    bare = UsageRow(attempts=1, prompt_tokens=1, completion_tokens=1, cached_tokens=0, reasoning_tokens=0, nano_usd=0)
+    bare = UsageRow(
+        attempts=1,
+        prompt_tokens=1,
+        completion_tokens=1,
+        cached_tokens=0,
+        reasoning_tokens=0,
+        nano_usd=0,
+    )
     async with sums_of(Told(ROW, bare)) as stub:
         rows = (await stub.GetUsage(pb.GetUsageRequest())).rows
     assert rows[0] == pb.UsageRow(
@@ -104,11 +117,17 @@ async def test_a_row() -> None:
         ),
     )
     assert not rows[1].HasField("bucket_start_time")
-    assert (rows[1].tenant, rows[1].usage.role, rows[1].usage.HasField("cost_nano_usd")) == ("", 0, True)
+    assert (rows[1].tenant, rows[1].usage.role, rows[1].usage.HasField("cost_nano_usd")) == (
+        "",
+        0,
+        True,
+    )
 
 
 async def test_what_is_asked_for() -> None:
-    """Groups, bucket, span and tenant; without groups, role and model; a group that is named twice is one."""
+    """Groups, bucket, span and tenant; without groups, role and model; a group that is named
+    twice is one.
+    """
     usages, noon = Told(), datetime(2026, 11, 21, 12, tzinfo=UTC)
     async with sums_of(usages) as stub:
         await stub.GetUsage(pb.GetUsageRequest())
@@ -117,7 +136,11 @@ async def test_what_is_asked_for() -> None:
                 start_time=noon,
                 end_time=noon + timedelta(hours=1),
                 tenant="acme",
-                group_by=[pb.USAGE_DIMENSION_TENANT, pb.USAGE_DIMENSION_EXECUTOR_VERSION, pb.USAGE_DIMENSION_TENANT],
+                group_by=[
+                    pb.USAGE_DIMENSION_TENANT,
+                    pb.USAGE_DIMENSION_EXECUTOR_VERSION,
+                    pb.USAGE_DIMENSION_TENANT,
+                ],
                 bucket=pb.USAGE_BUCKET_DAY,
             )
         )
@@ -134,7 +157,9 @@ async def test_a_tenants_key_sums_its_own() -> None:
     token = CALLER.set(TENANT)
     try:
         async with sums_of(usages) as stub:
-            own = [await stub.GetUsage(pb.GetUsageRequest(tenant=tenant)) for tenant in ("", "acme")]
+            own = [
+                await stub.GetUsage(pb.GetUsageRequest(tenant=tenant)) for tenant in ("", "acme")
+            ]
             other = await stub.GetUsage(pb.GetUsageRequest(tenant="other"))
     finally:
         CALLER.reset(token)
@@ -146,11 +171,17 @@ async def test_a_tenants_key_sums_its_own() -> None:
 @pytest.mark.parametrize(
     ("request_", "named"),
     [
-        (pb.GetUsageRequest(group_by=[pb.USAGE_DIMENSION_ROLE, pb.USAGE_DIMENSION_UNSPECIFIED]), r"group_by\[1\]"),
+        (
+            pb.GetUsageRequest(group_by=[pb.USAGE_DIMENSION_ROLE, pb.USAGE_DIMENSION_UNSPECIFIED]),
+            r"group_by\[1\]",
+        ),
         (pb.GetUsageRequest(group_by=[9]), r"group_by\[0\]"),  # type: ignore[list-item]
         (pb.GetUsageRequest(bucket=9), "bucket"),  # type: ignore[arg-type]
         (pb.GetUsageRequest(start_time=Timestamp(seconds=2**62)), "start_time"),
-        (pb.GetUsageRequest(start_time=Timestamp(seconds=9), end_time=Timestamp(seconds=9)), "start_time"),
+        (
+            pb.GetUsageRequest(start_time=Timestamp(seconds=9), end_time=Timestamp(seconds=9)),
+            "start_time",
+        ),
     ],
 )
 async def test_what_there_is_not(request_: pb.GetUsageRequest, named: str) -> None:
@@ -160,7 +191,9 @@ async def test_what_there_is_not(request_: pb.GetUsageRequest, named: str) -> No
 
 
 async def test_reconciliation() -> None:
-    """Each deployment with its verdict and both sides; one without counters says why there is no comparison."""
+    """Each deployment with its verdict and both sides; one without counters says why there is
+    no comparison.
+    """
     found = [
         Reconciliation(
             deployment="small",
@@ -188,5 +221,10 @@ async def test_reconciliation() -> None:
         completion_tokens=pb.ReconciledTokens(engine=55, ledger=55, ledger_most=60),
     )
     unknown = pb.RECONCILIATION_VERDICT_UNKNOWN
-    assert told[1] == pb.Reconciliation(deployment="hosted", verdict=unknown, reason="it has no counters")
-    assert [one.verdict for one in told[2:]] == [pb.RECONCILIATION_VERDICT_DIFFERENT, pb.RECONCILIATION_VERDICT_EQUAL]
+    assert told[1] == pb.Reconciliation(
+        deployment="hosted", verdict=unknown, reason="it has no counters"
+    )
+    assert [one.verdict for one in told[2:]] == [
+        pb.RECONCILIATION_VERDICT_DIFFERENT,
+        pb.RECONCILIATION_VERDICT_EQUAL,
+    ]

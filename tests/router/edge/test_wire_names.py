@@ -17,7 +17,14 @@ from router.ledger.reconciliation import ReconciliationVerdict
 from router.ledger.usage import Bucket, Dimension
 from router.trace import RoleName
 from router.trace.run import RunKind, RunStatus
-from router.trace.table import CellState, ColumnType, Schema, Support, TableOutcome, TableTopologyName
+from router.trace.table import (
+    CellState,
+    ColumnType,
+    Schema,
+    Support,
+    TableOutcome,
+    TableTopologyName,
+)
 from router.trace.values import AnswerOutcome, ExecutionOutcome, TableRun, TopologyName
 from router.versions.book import VersionState
 from tests.router.store.stored import run
@@ -47,7 +54,10 @@ from tests.router.store.stored import run
 )
 def test_an_enum_and_its_names(enum: Any, names: Any) -> None:
     """Both have the same values, and a number is read as the name that it was written for."""
-    assert {enum_from_proto(enum.DESCRIPTOR, number, "x") for number in enum.values()} == {None, *get_args(names)}
+    assert {enum_from_proto(enum.DESCRIPTOR, number, "x") for number in enum.values()} == {
+        None,
+        *get_args(names),
+    }
     assert enum.Name(0) == f"{prefix_of(enum.DESCRIPTOR)}UNSPECIFIED"
     with pytest.raises(BadRequest, match=r"^x is 99"):
         enum_from_proto(enum.DESCRIPTOR, 99, "x")

@@ -45,7 +45,8 @@ class KeptUsages:
         start, end = query.start or 0.0, query.end or float("inf")
         runs = [run for run in self._store.runs if start <= run.started_at < end]
         rows = [
-            UsageRow(**msgspec.structs.asdict(total)) for total in totals(call for run in runs for call in run.calls)
+            UsageRow(**msgspec.structs.asdict(total))
+            for total in totals(call for run in runs for call in run.calls)
         ]
         return UsageReport(len(runs), tuple(rows))
 
@@ -70,15 +71,22 @@ def whole_server(
     script: Sequence[tuple[Ask, Execution]] = SCRIPT,
     **options: Any,
 ) -> Server:
-    """All services, over a store in memory. `script`: of tables. `options`: those of `Deployment.gateway`."""
+    """All services, over a store in memory. `script`: of tables. `options`: those of
+    `Deployment.gateway`.
+    """
     store, live = store or Kept(), LiveRuns()
     return Server(
         deployment.gateway(store, live=live, **options),
         RetrievalServicer(retriever) if retriever else None,
         RunServicer(Runs(store, live)),
-        UsageServicer(KeptUsages(store), reconciling([Reconciliation("a provider", "unknown", "it has no counters")])),
+        UsageServicer(
+            KeptUsages(store),
+            reconciling([Reconciliation("a provider", "unknown", "it has no counters")]),
+        ),
         tables=TableServicer(
-            ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), script), Runs(store, live), access
+            ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), script),
+            Runs(store, live),
+            access,
         ),
         access=access,
         tls=tls,
@@ -90,7 +98,9 @@ async def locked_gateway() -> AsyncIterator[tuple[str, str]]:
     """The address of a gateway that answers any number of questions, and the one key to it."""
     sent, key = new_key(None, SCOPES)
     deployment = Deployment(
-        ScriptedModel(lambda prompt: block("Who directed Heat?") if len(prompt.messages) == 2 else STOP),
+        ScriptedModel(
+            lambda prompt: block("Who directed Heat?") if len(prompt.messages) == 2 else STOP
+        ),
         answerer=ScriptedModel(lambda _prompt: "<answer>Michael Mann</answer>"),
     )
     server = whole_server(deployment, access=Access(KeptAccounts(key)))

@@ -19,7 +19,11 @@ ROLES: Sequence[RoleName] = ("delegation", "execution", "answer")
 def test_what_is_limited() -> None:
     """Any limit is one."""
     assert not Allowance().limited
-    for budget in (Budget(max_total_tokens=0), Budget(max_nano_usd=0), Budget(role_tokens={"answer": 0})):
+    for budget in (
+        Budget(max_total_tokens=0),
+        Budget(max_nano_usd=0),
+        Budget(role_tokens={"answer": 0}),
+    ):
         assert Allowance(budget).limited
 
 
@@ -29,7 +33,11 @@ def test_what_is_limited() -> None:
         (Budget(max_total_tokens=10), Amount(11), "budget.max_total_tokens: 10 tokens"),
         (Budget(max_nano_usd=10), Amount(1, 11), "budget.max_cost_nano_usd: 0.000000010 dollars"),
         (Budget(max_nano_usd=10), Amount(1, None), "budget.max_cost_nano_usd"),
-        (Budget(role_tokens={"execution": 10}), Amount(11), "budget.role_budgets: 10 tokens for execution"),
+        (
+            Budget(role_tokens={"execution": 10}),
+            Amount(11),
+            "budget.role_budgets: 10 tokens for execution",
+        ),
     ],
 )
 def test_a_refusal_takes_nothing(budget: Budget, amount: Amount, why: str) -> None:
@@ -75,12 +83,21 @@ def test_a_hold_replaces_the_one_before() -> None:
 
 AMOUNTS = st.builds(Amount, st.integers(0, 40), st.integers(0, 40))
 LIMITS = st.none() | st.integers(0, 100)
-BUDGETS = st.builds(Budget, LIMITS, LIMITS, st.dictionaries(st.sampled_from(ROLES), st.integers(0, 60), max_size=3))
+BUDGETS = st.builds(
+    Budget, LIMITS, LIMITS, st.dictionaries(st.sampled_from(ROLES), st.integers(0, 60), max_size=3)
+)
 
 
-@given(BUDGETS, st.lists(st.tuples(st.sampled_from(ROLES), AMOUNTS, st.floats(0, 1), AMOUNTS), max_size=30))
-def test_it_is_never_exceeded(budget: Budget, calls: list[tuple[RoleName, Amount, float, Amount]]) -> None:
-    """Whatever is reserved, held and settled, in any order: what is spent stays within every limit."""
+@given(
+    BUDGETS,
+    st.lists(st.tuples(st.sampled_from(ROLES), AMOUNTS, st.floats(0, 1), AMOUNTS), max_size=30),
+)
+def test_it_is_never_exceeded(
+    budget: Budget, calls: list[tuple[RoleName, Amount, float, Amount]]
+) -> None:
+    """Whatever is reserved, held and settled, in any order: what is spent stays within every
+    limit.
+    """
     allowance, spent, by_role, under_way = Allowance(budget), NOTHING, Counter[RoleName](), []
     for role, worst, share, held in calls:
         try:
@@ -88,14 +105,23 @@ def test_it_is_never_exceeded(budget: Budget, calls: list[tuple[RoleName, Amount
             allowance.reserve(role, worst)
         except BudgetExhausted:
             continue
-        under_way.append((role, worst, Amount(int(worst.tokens * share), int((worst.nano_usd or 0) * share))))
+        under_way.append(
+            (role, worst, Amount(int(worst.tokens * share), int((worst.nano_usd or 0) * share)))
+        )
         if share < 0.5:
             first, reserved, real = under_way.pop(0)
             allowance.settle(first, reserved, real)
             spent += real
             by_role[first] += real.tokens
         reserved = sum((amount for _, amount, _ in under_way), NOTHING)
-        assert budget.max_total_tokens is None or (spent + reserved).tokens <= budget.max_total_tokens
-        assert budget.max_nano_usd is None or ((spent + reserved).nano_usd or 0) <= budget.max_nano_usd
+        assert (
+            budget.max_total_tokens is None or (spent + reserved).tokens <= budget.max_total_tokens
+        )
+        assert (
+            budget.max_nano_usd is None or ((spent + reserved).nano_usd or 0) <= budget.max_nano_usd
+        )
         for name, cap in budget.role_tokens.items():
-            assert by_role[name] + sum(amount.tokens for one, amount, _ in under_way if one == name) <= cap
+            assert (
+                by_role[name] + sum(amount.tokens for one, amount, _ in under_way if one == name)
+                <= cap
+            )

@@ -31,8 +31,12 @@ from tests.router.store.stored import call
 CALLER = Caller("execution", "small", "http://e", 3, 64)
 
 
-async def ends(ledger: Ledger, *deltas: Delta, error: BaseException | None = None, count: Usage | None = None) -> None:
-    """An attempt that hears of `deltas` and then fails, or not; whose tokens a tokenizer would count as `count`."""
+async def ends(
+    ledger: Ledger, *deltas: Delta, error: BaseException | None = None, count: Usage | None = None
+) -> None:
+    """An attempt that hears of `deltas` and then fails, or not; whose tokens a tokenizer would
+    count as `count`.
+    """
 
     async def counted(_text: str) -> Usage | None:
         return count
@@ -65,7 +69,12 @@ async def test_a_failed_attempt_has_its_row(error: BaseException, outcome: Outco
             raise error
     (call,) = ledger.calls
     assert (call.outcome, call.purpose, call.attempt, call.usage) == (outcome, "retry", 2, None)
-    assert (call.role, call.model, call.deployment, call.sub_query) == ("execution", "small", "http://e", 3)
+    assert (call.role, call.model, call.deployment, call.sub_query) == (
+        "execution",
+        "small",
+        "http://e",
+        3,
+    )
     assert (call.tenant, call.request_id, attempt.request_id) == ("acme", "run-1-0", "run-1-0")
 
 
@@ -77,20 +86,30 @@ CUT = asyncio.CancelledError()
     [
         ([Delta(usage=Usage(7, 5))], None, Usage(7, 5), 0),
         ([], None, None, 0),
-        ([Delta(usage=Usage(7, 0)), Delta("a", usage=Usage(7, 2)), Delta("b")], CUT, Usage(7, 2, lower_bound=True), 9),
+        (
+            [Delta(usage=Usage(7, 0)), Delta("a", usage=Usage(7, 2)), Delta("b")],
+            CUT,
+            Usage(7, 2, lower_bound=True),
+            9,
+        ),
         ([Delta("a", usage=Usage(7, 2, lower_bound=True))], None, Usage(7, 2, lower_bound=True), 0),
     ],
 )
 async def test_what_an_attempt_has_spent(
     deltas: list[Delta], error: BaseException | None, usage: Usage | None, wasted: int
 ) -> None:
-    """Exact where the engine reported it at the end; where it was cut, a lower bound, and wasted, unless the stream was
-    only left because the engine ignores stop strings; unknown where the engine said nothing.
+    """Exact where the engine reported it at the end; where it was cut, a lower bound, and wasted,
+    unless the stream was only left because the engine ignores stop strings; unknown where the
+    engine said nothing.
     """
     ledger = Ledger()
     await ends(ledger, *deltas, error=error)
     (call,) = ledger.calls
-    assert (call.outcome, call.usage, call.wasted_tokens) == ("cancelled" if error else "completed", usage, wasted)
+    assert (call.outcome, call.usage, call.wasted_tokens) == (
+        "cancelled" if error else "completed",
+        usage,
+        wasted,
+    )
 
 
 async def test_the_first_token() -> None:
@@ -106,7 +125,9 @@ async def test_the_first_token() -> None:
 
 
 async def test_what_nobody_reported_is_counted() -> None:
-    """A cut attempt without a usage is settled once its text is counted; one without text has nothing to count."""
+    """A cut attempt without a usage is settled once its text is counted; one without text has
+    nothing to count.
+    """
     texts: list[str] = []
 
     async def count(text: str) -> Usage | None:
@@ -123,7 +144,10 @@ async def test_what_nobody_reported_is_counted() -> None:
                 raise asyncio.CancelledError
     assert [call.number for call in ledger.calls] == [1]
     await ledger.close(10)
-    assert [(call.number, call.usage) for call in ledger.calls] == [(1, None), (0, Usage(7, 2, estimated=True))]
+    assert [(call.number, call.usage) for call in ledger.calls] == [
+        (1, None),
+        (0, Usage(7, 2, estimated=True)),
+    ]
     assert texts == ["hm a"]
 
 
@@ -143,7 +167,11 @@ async def test_counting_takes_no_longer_than_it_may() -> None:
                 raise asyncio.CancelledError
     await ends(ledger, Delta("a"), error=asyncio.CancelledError(), count=Usage(1, 1))
     await ledger.close(0.01)
-    assert {call.number: call.usage for call in ledger.calls} == {0: None, 1: None, 2: Usage(1, 1, estimated=True)}
+    assert {call.number: call.usage for call in ledger.calls} == {
+        0: None,
+        1: None,
+        2: Usage(1, 1, estimated=True),
+    }
     await ledger.close(0.01)
     assert len(ledger.calls) == 3
 
@@ -193,7 +221,12 @@ async def test_a_call_is_opened_before_it_is_made_and_settled_after_it() -> None
 
 
 @pytest.mark.parametrize(
-    "error", [StoreFailed("no disk"), QuotaExhausted("no more", retry_after_s=1.0), asyncio.CancelledError()]
+    "error",
+    [
+        StoreFailed("no disk"),
+        QuotaExhausted("no more", retry_after_s=1.0),
+        asyncio.CancelledError(),
+    ],
 )
 async def test_a_call_that_cannot_be_opened_is_not_made(error: BaseException) -> None:
     """There is no row, and its reservation is given back."""
@@ -227,7 +260,9 @@ async def test_what_the_quota_refuses_to_hold_is_not_held() -> None:
 
 
 async def test_what_is_charged() -> None:
-    """What an attempt spent takes the place of what was reserved; where nobody knows, the worst case stays taken."""
+    """What an attempt spent takes the place of what was reserved; where nobody knows, the worst
+    case stays taken.
+    """
     allowance = Allowance(Budget(max_total_tokens=300))
     ledger = Ledger(allowance=allowance)
     async with ledger.attempt(CALLER, "first", 1, Amount(100)) as attempt:
@@ -249,7 +284,9 @@ USAGES = st.none() | st.builds(Usage, COUNTS, COUNTS, st.none() | COUNTS, st.non
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), USAGES)))
 def test_totals(rows: list[tuple[str, Usage | None]]) -> None:
-    """By role and model, in the order in which they first spent; what is not known is counted, not taken for zero."""
+    """By role and model, in the order in which they first spent; what is not known is counted,
+    not taken for zero.
+    """
     calls = [call("run-1", model=model, usage=usage, nano_usd=usage and 7) for model, usage in rows]
     summed = totals(calls)
     assert [total.model for total in summed] == list(dict.fromkeys(model for model, _ in rows))
@@ -287,15 +324,24 @@ ANY = st.integers(-5, 400) | st.integers(-(10**19), 10**19)
 ANY_USAGES = st.builds(Usage, ANY, ANY, st.none() | ANY, st.none() | ANY)
 
 
-@given(st.lists(ANY_USAGES, min_size=1, max_size=3), st.booleans(), st.integers(1, 300), st.sampled_from([0, 350]))
+@given(
+    st.lists(ANY_USAGES, min_size=1, max_size=3),
+    st.booleans(),
+    st.integers(1, 300),
+    st.sampled_from([0, 350]),
+)
 async def test_no_usage_costs_more_than_the_worst_case(
     told: list[Usage], writes: bool, bound: int, reserved: int
 ) -> None:
-    """Nor less than nothing, whatever an engine says it counted; what is believed holds its parts."""
+    """Nor less than nothing, whatever an engine says it counted; what is believed holds its
+    parts.
+    """
     price = Price(prompt=2.0, completion=8.0, cached=0.1)
     worst = Amount(reserved, price.most(bound, 64)) if reserved else NOTHING
     ledger = Ledger()
-    async with ledger.attempt(replace(CALLER, prompt_bound=bound, price=price), "first", 1, worst) as attempt:
+    async with ledger.attempt(
+        replace(CALLER, prompt_bound=bound, price=price), "first", 1, worst
+    ) as attempt:
         attempt.take(Delta("a" if writes else ""))
         for usage in told:
             attempt.take(Delta(usage=usage))
@@ -318,7 +364,9 @@ async def test_the_calls_of_a_sub_query_are_found_whatever_else_was_called() -> 
     async def cost(calls: int) -> float:
         ledger = Ledger()
         for number in range(calls):
-            async with ledger.attempt(replace(CALLER, sub_query=number, executor_version="small"), "first", 1):
+            async with ledger.attempt(
+                replace(CALLER, sub_query=number, executor_version="small"), "first", 1
+            ):
                 pass
         begun = time.thread_time()
         for number in range(200):

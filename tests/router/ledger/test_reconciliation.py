@@ -1,4 +1,6 @@
-"""Reconciliation: what is compared, by doubles of ledger and engine, and how engines' metrics are read."""
+"""Reconciliation: what is compared, by doubles of ledger and engine, and how engines' metrics
+are read.
+"""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -48,7 +50,9 @@ class FixedSums:
 
 async def compared(engine: Tokens, *sums: LedgerSum) -> Reconciliation:
     """One deployment."""
-    (found,) = await Reconciler({"e": URL}, FixedCounts({URL: EngineCount(5.0, engine)}), FixedSums(*sums)).reconcile()
+    (found,) = await Reconciler(
+        {"e": URL}, FixedCounts({URL: EngineCount(5.0, engine)}), FixedSums(*sums)
+    ).reconcile()
     return found
 
 
@@ -67,7 +71,9 @@ async def compared(engine: Tokens, *sums: LedgerSum) -> Reconciliation:
 )
 async def test_verdicts(engine: Tokens, verdict: ReconciliationVerdict) -> None:
     """The worse one of prompts and completions decides."""
-    assert await compared(engine, LedgerSum(3, ("run-1-0",), Tokens(10, 5), Tokens(12, 9))) == Reconciliation(
+    assert await compared(
+        engine, LedgerSum(3, ("run-1-0",), Tokens(10, 5), Tokens(12, 9))
+    ) == Reconciliation(
         deployment="e",
         verdict=verdict,
         start=5.0,
@@ -79,7 +85,9 @@ async def test_verdicts(engine: Tokens, verdict: ReconciliationVerdict) -> None:
 
 
 async def test_calls_that_go_on_meanwhile() -> None:
-    """What was certain before the engine was read, and what is possible after it, are the bounds."""
+    """What was certain before the engine was read, and what is possible after it, are the
+    bounds.
+    """
     before = LedgerSum(1, (), Tokens(10, 5), Tokens(10, 5))
     after = LedgerSum(3, (), Tokens(30, 15), Tokens(30, 15))
     found = await compared(Tokens(20, 10), before, after)
@@ -89,19 +97,27 @@ async def test_calls_that_go_on_meanwhile() -> None:
 async def test_since_the_engine_s_start() -> None:
     """Calls of an engine that is gone are not its successor's."""
     sums = FixedSums(LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0)))
-    engines = FixedCounts({URL: EngineCount(5.0, Tokens(0, 0)), "f": EngineCount(6.0, Tokens(0, 0))})
+    engines = FixedCounts(
+        {URL: EngineCount(5.0, Tokens(0, 0)), "f": EngineCount(6.0, Tokens(0, 0))}
+    )
     await Reconciler({"e": URL, "other": "f"}, engines, sums).reconcile()
     assert sums.asked == [("e", 5.0), ("e", 5.0), ("other", 6.0), ("other", 6.0)]
 
 
 async def test_what_cannot_be_compared() -> None:
-    """A provider, an engine that is not there, and calls that are not there any more: each says why."""
+    """A provider, an engine that is not there, and calls that are not there any more: each says
+    why.
+    """
     gone = UpstreamUnavailable("http://e/metrics cannot be read", endpoint="http://e")
     sums = FixedSums(LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0), complete=False))
     engines = FixedCounts({"down": gone, URL: EngineCount(5.0, Tokens(0, 0))})
     found = await Reconciler({"hosted": None, "down": "down", "e": URL}, engines, sums).reconcile()
     assert {one.verdict for one in found} == {"unknown"}
-    assert [(one.deployment, one.prompt_tokens) for one in found] == [("hosted", None), ("down", None), ("e", None)]
+    assert [(one.deployment, one.prompt_tokens) for one in found] == [
+        ("hosted", None),
+        ("down", None),
+        ("e", None),
+    ]
     provider, down, deleted = (one.reason for one in found)
     assert ("no counters" in provider, down, "deleted" in deleted) == (True, gone.args[0], True)
 
@@ -157,19 +173,28 @@ async def metrics(text: str, status: int = 200) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize(("created", "start"), [(True, 1763733600.0), (False, 1763733000.0)])
-async def test_sums_over_labels(session: aiohttp.ClientSession, created: bool, start: float) -> None:
-    """All models and engines behind one address, since the first of them began to count, or else the process."""
-    text = "".join(line + "\n" for line in METRICS.splitlines() if created or "_created" not in line)
+async def test_sums_over_labels(
+    session: aiohttp.ClientSession, created: bool, start: float
+) -> None:
+    """All models and engines behind one address, since the first of them began to count, or
+    else the process.
+    """
+    text = "".join(
+        line + "\n" for line in METRICS.splitlines() if created or "_created" not in line
+    )
     async with metrics(text) as url:
         assert await VLLMCounts(session).read(url) == EngineCount(start, Tokens(1240, 17))
 
 
-@pytest.mark.parametrize(("text", "status"), [("", 200), ("nothing here", 404), ("vllm:prompt_tokens_total 1", 200)])
+@pytest.mark.parametrize(
+    ("text", "status"), [("", 200), ("nothing here", 404), ("vllm:prompt_tokens_total 1", 200)]
+)
 async def test_no_engine(session: aiohttp.ClientSession, text: str, status: int) -> None:
     """What has no such counters says so, and where."""
     async with metrics(text, status) as url:
         with pytest.raises(
-            UpstreamProtocolError, match=r"^retrieval at http://127.*/metrics has no 'vllm:.*no vLLM engine"
+            UpstreamProtocolError,
+            match=r"^retrieval at http://127.*/metrics has no 'vllm:.*no vLLM engine",
         ):
             await VLLMCounts(session).read(url)
 

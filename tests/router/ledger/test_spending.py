@@ -1,4 +1,6 @@
-"""What one question may spend: never more than its budget, and an answer from the reports wherever there are any."""
+"""What one question may spend: never more than its budget, and an answer from the reports
+wherever there are any.
+"""
 
 import random
 from collections import Counter
@@ -24,14 +26,21 @@ from router.trace.call import OpenedCall
 from tests.router.deployment import PASSAGE, STOP, block, finds, report, role
 
 QUESTION = "Who directed Heat, and when was he born?"
-PRICES = {"delegation": Price(prompt=2.0, completion=9.0), "execution": Price(prompt=0.1, completion=0.3, cached=0.01)}
+PRICES = {
+    "delegation": Price(prompt=2.0, completion=9.0),
+    "execution": Price(prompt=0.1, completion=0.3, cached=0.01),
+}
 ROLES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
 
 
 class Spender:
-    """Says one of its texts at random, spends anything up to its worst case, and, where it is flaky, fails."""
+    """Says one of its texts at random, spends anything up to its worst case, and, where it is
+    flaky, fails.
+    """
 
-    def __init__(self, texts: list[str], chance: random.Random, *, counts: bool, flaky: bool) -> None:
+    def __init__(
+        self, texts: list[str], chance: random.Random, *, counts: bool, flaky: bool
+    ) -> None:
         self.name, self.endpoint = "spender", "spender://"
         self._texts, self._chance, self._counts, self._flaky = texts, chance, counts, flaky
 
@@ -45,7 +54,9 @@ class Spender:
         chance, counted = self._chance, await self.count(prompt, "")
         most = counted.prompt_tokens if counted else prompt_bound(prompt.messages)
         read = chance.choice([0, most, chance.randint(0, most)])
-        written = chance.choice([0, prompt.sampling.max_tokens, chance.randint(0, prompt.sampling.max_tokens)])
+        written = chance.choice(
+            [0, prompt.sampling.max_tokens, chance.randint(0, prompt.sampling.max_tokens)]
+        )
         fate = chance.random() if self._flaky else 1.0
         text = chance.choice(self._texts) if fate > 0.1 else ""
         if text:
@@ -67,18 +78,23 @@ class Auditor(NoJournal):
     async def open(self, call: OpenedCall) -> None:
         self._open[call.number] = call.reserved
         taken = sum(self._open.values(), self._spent)
-        self.peak = Amount(max(self.peak.tokens, taken.tokens), max(self.peak.nano_usd or 0, taken.nano_usd or 0))
+        self.peak = Amount(
+            max(self.peak.tokens, taken.tokens), max(self.peak.nano_usd or 0, taken.nano_usd or 0)
+        )
 
     def settle(self, call: Call) -> None:
         del self._open[call.number]
         self._spent += call.charged
 
 
-def searching(models: dict[RoleName, Model], attempts: int = 2, max_tokens: int = 64) -> FactorizedSearch:
+def searching(
+    models: dict[RoleName, Model], attempts: int = 2, max_tokens: int = 64
+) -> FactorizedSearch:
     """A search over these models, which are priced."""
     roles = {
         name: replace(
-            role(name, model, attempts, max_tokens), price=PRICES.get(name, Price(prompt=1.0, completion=1.0))
+            role(name, model, attempts, max_tokens),
+            price=PRICES.get(name, Price(prompt=1.0, completion=1.0)),
         )
         for name, model in models.items()
     }
@@ -100,7 +116,11 @@ def limited(budget: Budget) -> tuple[RunContext, Ledger, Auditor]:
 
 TEXTS: dict[RoleName, list[str]] = {
     "delegation": [block("a?"), block("a?", "b?", "c?"), STOP, "neither"],
-    "execution": ["<search>Who directed Heat?</search>", report("Michael Mann", "By Michael Mann."), "neither"],
+    "execution": [
+        "<search>Who directed Heat?</search>",
+        report("Michael Mann", "By Michael Mann."),
+        "neither",
+    ],
     "answer": ["<answer>Michael Mann</answer>"],
 }
 BUDGETS = st.builds(
@@ -116,11 +136,13 @@ BUDGETS = st.builds(
 async def test_a_budget_is_never_exceeded(
     budget: Budget, seed: int, counts: bool, flaky: bool, max_tokens: int
 ) -> None:
-    """Whatever is said, corrected, retried, cut and spent up to the worst case, no limit is exceeded at any time, and
-    the run ends in an answer or in a typed error.
+    """Whatever is said, corrected, retried, cut and spent up to the worst case, no limit is
+    exceeded at any time, and the run ends in an answer or in a typed error.
     """
     chance = random.Random(seed)
-    models: dict[RoleName, Model] = {name: Spender(TEXTS[name], chance, counts=counts, flaky=flaky) for name in ROLES}
+    models: dict[RoleName, Model] = {
+        name: Spender(TEXTS[name], chance, counts=counts, flaky=flaky) for name in ROLES
+    }
     context, ledger, auditor = limited(budget)
     try:
         found = await searching(models, max_tokens=max_tokens).run(QUESTION, context)
@@ -135,7 +157,11 @@ async def test_a_budget_is_never_exceeded(
     for call in ledger.calls:
         by_role[call.role] += call.charged.tokens
     if budget.max_total_tokens is not None:
-        assert sum(usage.total_tokens for usage in known) <= auditor.peak.tokens <= budget.max_total_tokens
+        assert (
+            sum(usage.total_tokens for usage in known)
+            <= auditor.peak.tokens
+            <= budget.max_total_tokens
+        )
     if budget.max_nano_usd is not None:
         spent = sum(call.nano_usd or 0 for call in ledger.calls)
         assert spent <= (auditor.peak.nano_usd or 0) <= budget.max_nano_usd
@@ -176,7 +202,9 @@ async def test_a_run_that_would_overrun_answers_from_its_reports() -> None:
 
 
 async def test_the_rest_of_a_budget_is_used() -> None:
-    """Where there is no room for a whole call, less is written; where there is, nothing is other than without one."""
+    """Where there is no room for a whole call, less is written; where there is, nothing is
+    other than without one.
+    """
     asked: dict[int, list[Prompt]] = {}
     for tokens in (10**6, 1300):
         models = scripted(block("Who directed Heat?"), STOP)
@@ -200,7 +228,9 @@ async def test_an_executor_that_runs_out_reports_nothing() -> None:
 
 
 async def test_an_answer_that_a_budget_kept_from_being_found() -> None:
-    """Where the reports do not hold the answer, and the search was cut, the budget is named as the reason."""
+    """Where the reports do not hold the answer, and the search was cut, the budget is named as
+    the reason.
+    """
     outcomes = set[str]()
     for tokens in range(80, 500, 10):
         models = scripted(block("Who?"), block("When?"), block("Where?"))
@@ -281,8 +311,8 @@ async def test_a_quota_that_cannot_hold_a_question_is_refused_before_anything_is
 
 
 async def test_what_is_held_grows_with_what_is_found() -> None:
-    """First for all that a question takes at the least, then for its answer, then for the reports to come as well, then
-    for those that came; without limits, nothing is reserved.
+    """First for all that a question takes at the least, then for its answer, then for the reports
+    to come as well, then for those that came; without limits, nothing is reserved.
     """
     quota = Quota(99)
     context = RunContext.lasting(60.0, lambda _event: None, Ledger(journal=quota))

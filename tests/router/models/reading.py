@@ -12,7 +12,9 @@ async def streamed(model: Model, prompt: Prompt) -> Completion:
         completion = await model.stream(prompt, deltas.append)
     assert completion.text == "".join(delta.text for delta in deltas)
     assert completion.reasoning == "".join(delta.reasoning for delta in deltas)
-    assert [delta.usage for delta in deltas if delta.usage] == ([completion.usage] if completion.usage else [])
+    assert [delta.usage for delta in deltas if delta.usage] == (
+        [completion.usage] if completion.usage else []
+    )
     return completion
 
 

@@ -15,17 +15,27 @@ import httptools
 import pytest
 import uvloop
 
-from router.models.connection_pool import CertificateError, ConnectError, ConnectionPool, Target, TransportError
+from router.models.connection_pool import (
+    CertificateError,
+    ConnectError,
+    ConnectionPool,
+    Target,
+    TransportError,
+)
 from tests.router.clock import Clock, with_clock
 from tests.router.edge.certificates import Authority
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 PLAIN = HEAD + b"Content-Length: 2\r\n\r\nhi"
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nh\r\n1;x=y\r\ni\r\n0\r\nX-Trailer: t\r\n\r\n"
+CHUNKED = (
+    HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nh\r\n1;x=y\r\ni\r\n0\r\nX-Trailer: t\r\n\r\n"
+)
 EARLY = b"HTTP/1.1 103 Early Hints\r\nX: y\r\n\r\n" + PLAIN
 
 
-@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
+@pytest.fixture(
+    params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"]
+)
 def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
     """On either loop."""
     policy: asyncio.AbstractEventLoopPolicy = request.param()
@@ -49,7 +59,9 @@ class Kept:
 
 
 class Raw:
-    """Answers each request with the next pieces, each in a packet of its own; None closes the connection."""
+    """Answers each request with the next pieces, each in a packet of its own; None closes the
+    connection.
+    """
 
     def __init__(self, *replies: Sequence[bytes | None]) -> None:
         self.port, self._replies = 0, iter(replies)
@@ -76,7 +88,9 @@ class Raw:
 
 
 @asynccontextmanager
-async def raw(*replies: Sequence[bytes | None], tls: ssl.SSLContext | None = None) -> AsyncIterator[Raw]:
+async def raw(
+    *replies: Sequence[bytes | None], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Raw]:
     """A server that plays these."""
     played = Raw(*replies)
     server = await asyncio.start_server(played.answer, "127.0.0.1", 0, ssl=tls)
@@ -85,7 +99,9 @@ async def raw(*replies: Sequence[bytes | None], tls: ssl.SSLContext | None = Non
         yield played
 
 
-async def post(pool: ConnectionPool, server: Raw, reader: Kept | None = None, scheme: str = "http") -> Kept:
+async def post(
+    pool: ConnectionPool, server: Raw, reader: Kept | None = None, scheme: str = "http"
+) -> Kept:
     """What comes of one request, within ten seconds."""
     reader = reader or Kept()
     target = Target(f"{scheme}://localhost:{server.port}/v1", {"X-Common": "a\r\nb"})
@@ -102,22 +118,31 @@ async def settled() -> None:
 
 @pytest.mark.parametrize("reply", [PLAIN, CHUNKED, EARLY])
 async def test_a_reply_that_is_split_anywhere(pool: ConnectionPool, reply: bytes) -> None:
-    """Wherever its packets end, it is the same, for patient readers too; and one connection serves them all."""
+    """Wherever its packets end, it is the same, for patient readers too; and one connection
+    serves them all.
+    """
     cuts = range(1, len(reply))
     async with raw(*[(reply[:at], reply[at:]) for at in cuts for _ in range(2)]) as server:
         for _ in cuts:
             for patient in (False, True):
                 got = await post(pool, server, Kept(patient=patient))
-                assert (got.status, got.body, got.headers["content-type"]) == (200, b"hi", "text/plain")
+                assert (got.status, got.body, got.headers["content-type"]) == (
+                    200,
+                    b"hi",
+                    "text/plain",
+                )
     assert server.connections == 1
     head = (
-        f"POST /v1 HTTP/1.1\r\nHost: localhost:{server.port}\r\nX-Common: a b\r\nContent-Length: 2\r\nX-Own: 1\r\n\r\n"
+        f"POST /v1 HTTP/1.1\r\nHost: localhost:{server.port}\r\nX-Common: a b\r\n"
+        "Content-Length: 2\r\nX-Own: 1\r\n\r\n"
     )
     assert set(server.requests) == {head.encode() + b"{}"}
 
 
 async def test_a_patient_reader(pool: ConnectionPool) -> None:
-    """It gets the first piece at once and others a few at a time, and what it has not got yet where it is cut."""
+    """It gets the first piece at once and others a few at a time, and what it has not got yet
+    where it is cut.
+    """
     pieces = [b"1\r\n%d\r\n" % (at % 10) for at in range(40)]
     head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     async with raw((head, *pieces, b"0\r\n\r\n"), (head, *pieces[:5])) as server:
@@ -134,7 +159,9 @@ async def test_a_patient_reader(pool: ConnectionPool) -> None:
 
 @pytest.mark.parametrize("garbage", [b"x", PLAIN])
 async def test_what_follows_a_reply(pool: ConnectionPool, garbage: bytes) -> None:
-    """It is the end of its connection, be it more than was asked for or no HTTP, and no harm to the reply."""
+    """It is the end of its connection, be it more than was asked for or no HTTP, and no harm to
+    the reply.
+    """
     async with raw((PLAIN + garbage,), (PLAIN,)) as server:
         assert [(await post(pool, server)).body for _ in range(2)] == [b"hi", b"hi"]
     assert server.connections == 2
@@ -161,10 +188,26 @@ BROKEN: list[tuple[Sequence[bytes | None], type[Exception], str]] = [
         "no HTTP",
     ),
     ((HEAD + b"X: " + b"x" * (1 << 17),), httptools.HttpParserError, "64 KiB of headers"),
-    ((HEAD, *[b"X: " + b"x" * 1000 + b"\r\n"] * 100), httptools.HttpParserError, "64 KiB of headers"),
-    ((HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"x" * (1 << 17),), httptools.HttpParserError, "64 KiB"),
-    ((HEAD + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\nhi",), httptools.HttpParserError, "'br'"),
-    ((HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nhi",), httptools.HttpParserError, "encoding"),
+    (
+        (HEAD, *[b"X: " + b"x" * 1000 + b"\r\n"] * 100),
+        httptools.HttpParserError,
+        "64 KiB of headers",
+    ),
+    (
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"x" * (1 << 17),),
+        httptools.HttpParserError,
+        "64 KiB",
+    ),
+    (
+        (HEAD + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\nhi",),
+        httptools.HttpParserError,
+        "'br'",
+    ),
+    (
+        (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nhi",),
+        httptools.HttpParserError,
+        "encoding",
+    ),
 ]
 
 
@@ -185,7 +228,10 @@ async def test_much_that_comes_at_once_is_read_in_steps(pool: ConnectionPool, co
     """Other tasks have a turn between any two, whether the reply is long or becomes long."""
     text = b"data:{}\n\n" * 100_000
     body = gzip.compress(text) if coding == "gzip" else text
-    head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (coding.encode(), len(body))
+    head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (
+        coding.encode(),
+        len(body),
+    )
     turns = 0
     seen: list[tuple[int, int]] = []
 
@@ -214,7 +260,10 @@ async def test_inflated(pool: ConnectionPool, coding: str) -> None:
     """A body that is compressed is inflated piece by piece."""
     text = b"a" * (1 << 20)
     body = gzip.compress(text) if coding == "gzip" else zlib.compress(text)
-    head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (coding.encode(), len(body))
+    head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (
+        coding.encode(),
+        len(body),
+    )
     async with raw((head, body)) as server:
         got = await post(pool, server, Kept())
     assert (got.body == text, got.pieces) == (True, 64)
@@ -229,7 +278,9 @@ async def test_the_last_reply_of_a_connection(pool: ConnectionPool, last: bytes)
 
 
 async def test_no_more_is_wanted(pool: ConnectionPool) -> None:
-    """The call is over at once; the connection serves again as soon as the rest has come, and not before."""
+    """The call is over at once; the connection serves again as soon as the rest has come, and
+    not before.
+    """
     head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"
     async with raw((head,), (PLAIN,), (head, b"3\r\nyou\r\n0\r\n\r\n"), (PLAIN,)) as server:
         assert (await post(pool, server, Kept(b"hi"))).body == b"hi"
@@ -256,7 +307,9 @@ VARIABLE = ContextVar[str]("VARIABLE")
 
 
 async def test_the_callers_context(pool: ConnectionPool) -> None:
-    """A reader works in the context of the call that it reads for, whoever opened the connection."""
+    """A reader works in the context of the call that it reads for, whoever opened the
+    connection.
+    """
     seen = list[str]()
 
     class Sees(Kept):
@@ -284,7 +337,9 @@ async def test_a_limit() -> None:
 
 
 def test_idle_connections() -> None:
-    """They serve for four seconds, within which vLLM does not close them, and are closed soon after."""
+    """They serve for four seconds, within which vLLM does not close them, and are closed soon
+    after.
+    """
 
     async def main(clock: Clock) -> None:
         async with raw((PLAIN,), (PLAIN,), (PLAIN,)) as server, ConnectionPool() as pool:
@@ -298,7 +353,9 @@ def test_idle_connections() -> None:
     with_clock(main)
 
 
-@pytest.mark.parametrize("address", ["ftp://x/v1", "no address", "http://", "http://x:99999/", "http://x:y/"])
+@pytest.mark.parametrize(
+    "address", ["ftp://x/v1", "no address", "http://", "http://x:99999/", "http://x:y/"]
+)
 def test_what_is_no_address(address: str) -> None:
     """It is refused."""
     with pytest.raises(aiohttp.InvalidURL):
@@ -309,7 +366,8 @@ def test_addresses() -> None:
     """Users and passwords are sent as such, hosts and paths in their ASCII forms."""
     head = Target("http://me:p%40ss@bücher.example:81/a b?c=d", {}).request(b"")
     assert head == (
-        b"POST /a%20b?c=d HTTP/1.1\r\nHost: xn--bcher-kva.example:81\r\nAuthorization: Basic bWU6cEBzcw==\r\n"
+        b"POST /a%20b?c=d HTTP/1.1\r\nHost: xn--bcher-kva.example:81\r\nAuthorization: "
+        b"Basic bWU6cEBzcw==\r\n"
         b"Content-Length: 0\r\n\r\n"
     )
 
@@ -323,7 +381,9 @@ async def test_a_name_that_stands_for_nothing(pool: ConnectionPool) -> None:
 
 
 async def test_tls(pool: ConnectionPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server is who it says, by the authorities that this machine trusts, or it is sent nothing."""
+    """A server is who it says, by the authorities that this machine trusts, or it is sent
+    nothing.
+    """
     authority, tls = Authority(tmp_path), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*authority.issue("server"))
     async with raw((PLAIN,), (PLAIN,), tls=tls) as server:
@@ -334,5 +394,8 @@ async def test_tls(pool: ConnectionPool, tmp_path: Path, monkeypatch: pytest.Mon
         assert not server.requests
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
         async with ConnectionPool() as trusting:
-            assert [(await post(trusting, server, scheme="https")).body for _ in range(2)] == [b"hi", b"hi"]
+            assert [(await post(trusting, server, scheme="https")).body for _ in range(2)] == [
+                b"hi",
+                b"hi",
+            ]
         assert len(server.requests) == 2

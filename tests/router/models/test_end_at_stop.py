@@ -20,7 +20,9 @@ REASONS = st.sampled_from(["stop", "length"])
 @example(["aba", "b"], ("bab", "b"), "stop", "b")
 @example(["a"], ("b",), "stop", "b")
 def test_cut(pieces: list[str], stop: tuple[str, ...], reason: str, matched: str | None) -> None:
-    """A text that is streamed in any pieces ends where the whole text ends, and for the same reason."""
+    """A text that is streamed in any pieces ends where the whole text ends, and for the same
+    reason.
+    """
     cut = StopCut(stop)
     streamed = "".join(map(cut.feed, pieces))
     rest, streamed_reason = cut.end(reason, matched)
@@ -29,7 +31,9 @@ def test_cut(pieces: list[str], stop: tuple[str, ...], reason: str, matched: str
 
 @given(TEXTS, STOPS, REASONS)
 def test_reply(pieces: list[str], stop: tuple[str, ...], reason: str) -> None:
-    """So does a whole reply of chunks, whether or not the engine stops by itself; where it does not, that is said."""
+    """So does a whole reply of chunks, whether or not the engine stops by itself; where it does
+    not, that is said.
+    """
     deltas = list[Delta]()
     reply = StreamedReply(Prompt((), Sampling(), stop), deltas.append)
     for piece in pieces:
@@ -56,13 +60,19 @@ def test_reply(pieces: list[str], stop: tuple[str, ...], reason: str) -> None:
         ("a", "length", None, ("a", "length")),
     ],
 )
-def test_whole(text: str, finish_reason: str, matched: str | None, expected: tuple[str, str]) -> None:
-    """The stop string that is met first ends the text and belongs to it, whatever the engine did with it."""
+def test_whole(
+    text: str, finish_reason: str, matched: str | None, expected: tuple[str, str]
+) -> None:
+    """The stop string that is met first ends the text and belongs to it, whatever the engine
+    did with it.
+    """
     assert end_at_stop(text, ("</x>", "</y>"), finish_reason, matched) == expected
 
 
 def test_one_chunk_of_grace() -> None:
-    """An engine that stops by itself after the stop string is heard out, for the sake of its final usage."""
+    """An engine that stops by itself after the stop string is heard out, for the sake of its
+    final usage.
+    """
     reply = StreamedReply(Prompt((), Sampling(), ("</x>",)), lambda _delta: None)
     reply.take(ChatReply((Choice(delta=MessageReply("a</x>")),)))
     assert not reply.abandoned

@@ -9,7 +9,13 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    ContextTooLong,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.models import Completion, Message, Prompt, Sampling, Usage
 from router.models.failures import Upstream
 from router.models.litellm_client import LiteLLMModel, close_clients
@@ -90,7 +96,9 @@ async def test_unknown_reasoning(model: LiteLLMModel, openai_server: OpenAIServe
 
 async def test_request(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """The request has what was set; a stream asks for its usage."""
-    await model.complete(Prompt((Message("system", "be"), Message("user", "é")), Sampling(9, 0.5, 0.9, seed=3)))
+    await model.complete(
+        Prompt((Message("system", "be"), Message("user", "é")), Sampling(9, 0.5, 0.9, seed=3))
+    )
     assert openai_server.bodies[-1] == {
         "model": MODEL,
         "messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "é"}],
@@ -123,9 +131,19 @@ async def test_counting() -> None:
 
 
 async def test_extra_body(openai_server: OpenAIServer) -> None:
-    """Further arguments of the call win over ours, but for what the call itself is and for retries."""
-    extra = {"reasoning_effort": "low", "temperature": 0.6, "top_k": 20, "stream": True, "num_retries": 3}
-    model = LiteLLMModel(f"openai/{MODEL}", api_key="k", api_base=openai_server.base_url, extra_body=extra)
+    """Further arguments of the call win over ours, but for what the call itself is and for
+    retries.
+    """
+    extra = {
+        "reasoning_effort": "low",
+        "temperature": 0.6,
+        "top_k": 20,
+        "stream": True,
+        "num_retries": 3,
+    }
+    model = LiteLLMModel(
+        f"openai/{MODEL}", api_key="k", api_base=openai_server.base_url, extra_body=extra
+    )
     assert (await model.complete(PROMPT)).text == "hello"
     body = openai_server.bodies[-1]
     assert (body["model"], body["temperature"], body["top_k"]) == (MODEL, 0.6, 20)
@@ -142,8 +160,16 @@ async def test_extra_body(openai_server: OpenAIServer) -> None:
         (fails(429, "slow down"), UpstreamUnavailable, "slow down"),
         (fails(503, "loading"), UpstreamUnavailable, "loading"),
         (fails(504, "timeout"), UpstreamUnavailable, "timeout"),
-        (fails(400, "at most 512 tokens"), UpstreamRefused, "at most 512 tokens; perhaps the prompt is too long"),
-        (fails(400, "This model's maximum context length is 512 tokens."), ContextTooLong, "fewer or shorter passages"),
+        (
+            fails(400, "at most 512 tokens"),
+            UpstreamRefused,
+            "at most 512 tokens; perhaps the prompt is too long",
+        ),
+        (
+            fails(400, "This model's maximum context length is 512 tokens."),
+            ContextTooLong,
+            "fewer or shorter passages",
+        ),
         (fails(413, "request too large"), ContextTooLong, "request too large"),
         (fails(401, "no sk-secret"), UpstreamRefused, "check the API key"),
         (fails(403, "no"), UpstreamRefused, "check the API key"),
@@ -154,9 +180,15 @@ async def test_extra_body(openai_server: OpenAIServer) -> None:
     ],
 )
 async def test_failures(
-    model: LiteLLMModel, openai_server: OpenAIServer, behaviour: Behaviour, kind: type[UpstreamError], said: str
+    model: LiteLLMModel,
+    openai_server: OpenAIServer,
+    behaviour: Behaviour,
+    kind: type[UpstreamError],
+    said: str,
 ) -> None:
-    """Failures are typed, say what the provider said, keep the key to themselves, and cost one request each."""
+    """Failures are typed, say what the provider said, keep the key to themselves, and cost one
+    request each.
+    """
     openai_server.plays(behaviour)
     with pytest.raises(kind) as whole:
         await model.complete(PROMPT)
@@ -171,10 +203,14 @@ async def test_failures(
 
 @pytest.mark.parametrize("name", ["openai/tiny", "anthropic/tiny", "gemini/tiny"])
 async def test_nobody_there(name: str) -> None:
-    """A server that cannot be reached has said nothing: no status is made up for it, and nothing was spent."""
+    """A server that cannot be reached has said nothing: no status is made up for it, and
+    nothing was spent.
+    """
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        model = LiteLLMModel(name, api_key="sk-secret", api_base=f"http://127.0.0.1:{bound.getsockname()[1]}")
+        model = LiteLLMModel(
+            name, api_key="sk-secret", api_base=f"http://127.0.0.1:{bound.getsockname()[1]}"
+        )
         with pytest.raises(UpstreamUnavailable, match="Cannot connect") as caught:
             await model.complete(PROMPT)
     assert not re.search("HTTP|ssl", str(caught.value))
@@ -197,7 +233,9 @@ async def test_another_models_failure(model: LiteLLMModel, openai_server: OpenAI
     openai_server.plays(fails(400, "at most 512 tokens"))
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        other = LiteLLMModel("openai/tiny", api_key="sk-x", api_base=f"http://127.0.0.1:{bound.getsockname()[1]}")
+        other = LiteLLMModel(
+            "openai/tiny", api_key="sk-x", api_base=f"http://127.0.0.1:{bound.getsockname()[1]}"
+        )
         for ask in (model.complete, lambda _prompt: streamed(model, PROMPT)):
             with pytest.raises(UpstreamRefused, match="at most 512 tokens"):
                 try:
@@ -207,13 +245,17 @@ async def test_another_models_failure(model: LiteLLMModel, openai_server: OpenAI
 
 
 async def test_every_error(model: LiteLLMModel) -> None:
-    """Every kind of error that LiteLLM declares has a status, which the table of statuses knows, or is garbled."""
+    """Every kind of error that LiteLLM declares has a status, which the table of statuses
+    knows, or is garbled.
+    """
     await model.complete(PROMPT)
     litellm = sys.modules["litellm"]
     upstream = Upstream("tiny", "http://x", None)
     for kind in litellm.exceptions.LITELLM_EXCEPTION_TYPES:
         status = getattr(kind.__new__(kind), "status_code", None)
-        assert status is None or isinstance(upstream.from_status(status, ""), UpstreamRefused | UpstreamUnavailable)
+        assert status is None or isinstance(
+            upstream.from_status(status, ""), UpstreamRefused | UpstreamUnavailable
+        )
 
 
 @pytest.mark.parametrize(
@@ -225,8 +267,12 @@ async def test_every_error(model: LiteLLMModel) -> None:
         streams(text_event("a"), b"data: {nope\n\n"),
     ],
 )
-async def test_broken_streams(model: LiteLLMModel, openai_server: OpenAIServer, behaviour: Behaviour) -> None:
-    """A stream that was cut is an error, though LiteLLM makes up a finish reason and a usage for it."""
+async def test_broken_streams(
+    model: LiteLLMModel, openai_server: OpenAIServer, behaviour: Behaviour
+) -> None:
+    """A stream that was cut is an error, though LiteLLM makes up a finish reason and a usage
+    for it.
+    """
     openai_server.plays(behaviour)
     with pytest.raises(UpstreamUnavailable):
         await streamed(model, PROMPT)
@@ -235,7 +281,9 @@ async def test_broken_streams(model: LiteLLMModel, openai_server: OpenAIServer, 
 async def test_finish_in_the_last_text(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """A finish reason that comes with the last piece of text is the provider's own."""
     last = {"choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "length"}]}
-    openai_server.plays(streams(text_event("a"), event(last), event({"choices": [], "usage": USAGE}), DONE))
+    openai_server.plays(
+        streams(text_event("a"), event(last), event({"choices": [], "usage": USAGE}), DONE)
+    )
     assert await streamed(model, PROMPT) == Completion("ab", "length", usage=COUNTED)
 
 
@@ -248,7 +296,9 @@ async def test_leaving(model: LiteLLMModel, openai_server: OpenAIServer) -> None
 
 def in_a_fresh_python(code: str) -> str:
     """What `code` prints in an interpreter of its own."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_import_is_lazy() -> None:
@@ -264,7 +314,9 @@ print("litellm" in sys.modules, model.name, model.endpoint, "sk-secret" in repr(
 
 
 def test_import_in_a_thread() -> None:
-    """The first call imports LiteLLM in a thread, with its set-up in place; where it is missing, it says what to do."""
+    """The first call imports LiteLLM in a thread, with its set-up in place; where it is
+    missing, it says what to do.
+    """
     code = """
 import asyncio, os, sys, threading
 from router.errors import BadConfig

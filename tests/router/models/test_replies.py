@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from router.errors import ContentRefused, ContextTooLong, UpstreamError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    ContentRefused,
+    ContextTooLong,
+    UpstreamError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.models import Completion, Message, Prompt, Sampling
 from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import LiteLLMModel, close_clients
@@ -53,7 +59,9 @@ WHOLE: dict[str, dict[str, Any]] = {
     "content in one part": {"choices": [choice({"content": {"type": "text", "text": "ab"}})]},
     "tool calls null": {"choices": [choice({**MESSAGE, "tool_calls": [None]})]},
     "tool calls no list": {"choices": [choice({**MESSAGE, "tool_calls": {}})]},
-    "a function null": {"choices": [choice({**MESSAGE, "tool_calls": [7, "x"], "function_call": None})]},
+    "a function null": {
+        "choices": [choice({**MESSAGE, "tool_calls": [7, "x"], "function_call": None})]
+    },
     "the only index": {"choices": [choice(MESSAGE, index=3)]},
     "index as text": {"choices": [choice(MESSAGE, index="0")]},
     "index null": {"choices": [choice(MESSAGE, index=None)]},
@@ -65,9 +73,19 @@ WHOLE: dict[str, dict[str, Any]] = {
     "an empty delta": {"choices": [choice(MESSAGE, delta={})]},
     "an empty message": {"choices": [choice({}, delta=MESSAGE)]},
     "text": {"choices": [{"text": "ab", "finish_reason": "stop", "logprobs": None}]},
-    "any id": {"id": 7, "created": "now", "model": None, "object": [], "choices": [choice(MESSAGE)]},
-    "log probabilities": {"choices": [choice(MESSAGE, logprobs={"content": [{"logprob": float("-inf")}]})]},
-    "reasoning in a list": {"choices": [choice({**MESSAGE, "reasoning": [1], "reasoning_content": {}})]},
+    "any id": {
+        "id": 7,
+        "created": "now",
+        "model": None,
+        "object": [],
+        "choices": [choice(MESSAGE)],
+    },
+    "log probabilities": {
+        "choices": [choice(MESSAGE, logprobs={"content": [{"logprob": float("-inf")}]})]
+    },
+    "reasoning in a list": {
+        "choices": [choice({**MESSAGE, "reasoning": [1], "reasoning_content": {}})]
+    },
     "usage null": {"choices": [choice(MESSAGE)], "usage": None},
     "usage of nothing": {"choices": [choice(MESSAGE)], "usage": {}},
     "no error": {"choices": [choice(MESSAGE)], "error": {}},
@@ -76,17 +94,28 @@ WHOLE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/octet-stream", "text/event-stream"])
-async def test_any_type_of_content(model: OpenAIHTTP, openai_server: OpenAIServer, kind: str) -> None:
-    """A whole reply is read as one, and a stream as one, whatever was asked for and whatever its header says."""
-    for body in (json.dumps(WHOLE["text"]).encode(), text_event("a") + text_event("b") + end_event() + DONE):
+@pytest.mark.parametrize(
+    "kind", ["application/json", "text/plain", "application/octet-stream", "text/event-stream"]
+)
+async def test_any_type_of_content(
+    model: OpenAIHTTP, openai_server: OpenAIServer, kind: str
+) -> None:
+    """A whole reply is read as one, and a stream as one, whatever was asked for and whatever
+    its header says.
+    """
+    for body in (
+        json.dumps(WHOLE["text"]).encode(),
+        text_event("a") + text_event("b") + end_event() + DONE,
+    ):
         openai_server.plays(replies(body, kind))
         assert (await model.complete(PROMPT)).text == "ab"
         assert (await streamed(model, PROMPT)).text == "ab"
 
 
 @pytest.mark.parametrize("reply", WHOLE.values(), ids=WHOLE.keys())
-async def test_whole_replies(model: OpenAIHTTP, openai_server: OpenAIServer, reply: dict[str, Any]) -> None:
+async def test_whole_replies(
+    model: OpenAIHTTP, openai_server: OpenAIServer, reply: dict[str, Any]
+) -> None:
     """Asked for as a whole, and as a stream; usage that is not told is unknown."""
     openai_server.plays(replies(json.dumps(reply).encode()))
     for output in (await model.complete(PROMPT), await streamed(model, PROMPT)):
@@ -105,16 +134,30 @@ STREAMS: dict[str, bytes] = {
     "no tables": b'data: 7\n\ndata: []\n\ndata: "x"\n\ndata: {}\n\n' + A + B + END,
     "choices null": event({"choices": [None]}) + A + event({"choices": None}) + B + END,
     "choices no list": event({"choices": 7}) + A + B + END,
-    "the only index": A.replace(b'"index":0', b'"index":3') + B.replace(b'"index":0', b'"index":3') + END,
-    "a message beside": piece({"content": "a"}, message={}) + piece({"content": "b"}, message=None) + END,
+    "the only index": A.replace(b'"index":0', b'"index":3')
+    + B.replace(b'"index":0', b'"index":3')
+    + END,
+    "a message beside": piece({"content": "a"}, message={})
+    + piece({"content": "b"}, message=None)
+    + END,
     "a message instead": event({"choices": [{"message": {"content": "a"}, "delta": {}}]}) + B + END,
-    "text": event({"choices": [{"text": "a"}]}) + event({"choices": [{"text": "b", "finish_reason": "stop"}]}),
+    "text": event({"choices": [{"text": "a"}]})
+    + event({"choices": [{"text": "b", "finish_reason": "stop"}]}),
     "finish reason 1": A + piece({"content": "b"}, finish_reason=1),
-    "false finish reasons": piece({"content": "a"}, finish_reason="") + piece({"content": "b"}, finish_reason=0) + END,
+    "false finish reasons": piece({"content": "a"}, finish_reason="")
+    + piece({"content": "b"}, finish_reason=0)
+    + END,
     "parts": piece({"content": [{"type": "text", "text": "a"}]}) + B + END,
     "delta null": piece(None) + A + piece(None) + B + END,
-    "usage null": piece({"content": "a"}, usage=None) + B + event({"choices": [], "usage": None}) + END,
-    "comments and fields": b": hello\n\nevent: message\nid: 1\n" + A + b"retry: 1\n\nevent: x\n\n" + B + END,
+    "usage null": piece({"content": "a"}, usage=None)
+    + B
+    + event({"choices": [], "usage": None})
+    + END,
+    "comments and fields": b": hello\n\nevent: message\nid: 1\n"
+    + A
+    + b"retry: 1\n\nevent: x\n\n"
+    + B
+    + END,
     "CR LF": (A + B + END + DONE).replace(b"\n", b"\r\n"),
     "a byte order mark": b"\xef\xbb\xbf" + A + B + END,
     "no space": (A + B + END).replace(b"data: ", b"data:"),
@@ -122,15 +165,23 @@ STREAMS: dict[str, bytes] = {
     "no last line": A + B + END.removesuffix(b"\n\n"),
     "single lines": (A + B + END + DONE).replace(b"\n\n", b"\n"),
     "several in one": b"data: " + b"".join(one[6:-2] for one in (A, B, END)) + b"\n\n",
-    "not a number": A.replace(b'"index":0', b'"index":0,"logprobs":{"x":NaN,"y":-Infinity}') + B + END,
+    "not a number": A.replace(b'"index":0', b'"index":0,"logprobs":{"x":NaN,"y":-Infinity}')
+    + B
+    + END,
 }
 
 
 @pytest.mark.parametrize("body", STREAMS.values(), ids=STREAMS.keys())
 async def test_streams(model: OpenAIHTTP, openai_server: OpenAIServer, body: bytes) -> None:
     """Asked for as a stream, in any pieces, and as a whole."""
-    openai_server.plays(streams(body), streams(*[body[at : at + 7] for at in range(0, len(body), 7)]), streams(body))
-    outputs = [await streamed(model, PROMPT), await streamed(model, PROMPT), await model.complete(PROMPT)]
+    openai_server.plays(
+        streams(body), streams(*[body[at : at + 7] for at in range(0, len(body), 7)]), streams(body)
+    )
+    outputs = [
+        await streamed(model, PROMPT),
+        await streamed(model, PROMPT),
+        await model.complete(PROMPT),
+    ]
     assert outputs == [Completion("ab", "stop")] * 3
 
 
@@ -140,7 +191,9 @@ LINES = b"\n".join(chunk.removeprefix(b"data: ").strip() for chunk in CHUNKS)
 
 @pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
 async def test_chunks_in_lines(model: OpenAIHTTP, openai_server: OpenAIServer, kind: str) -> None:
-    """Chunks that stand in lines are a stream: what is cut before its last chunk is no whole output."""
+    """Chunks that stand in lines are a stream: what is cut before its last chunk is no whole
+    output.
+    """
     openai_server.plays(replies(LINES, kind))
     assert (await model.complete(PROMPT)).text == "ab"
     for lines in (1, 2):
@@ -156,7 +209,9 @@ async def test_status_201(model: OpenAIHTTP, openai_server: OpenAIServer) -> Non
 
 
 @pytest.mark.parametrize("most", [4_000, 5_000])
-async def test_values_in_one_event(model: OpenAIHTTP, openai_server: OpenAIServer, most: int) -> None:
+async def test_values_in_one_event(
+    model: OpenAIHTTP, openai_server: OpenAIServer, most: int
+) -> None:
     """A few thousand are read; an event of more is refused, as each costs a step."""
     openai_server.plays(streams(b"data: " + b"{} " * most + b"\n\n", A, B, END, DONE))
     if most > 4_096:
@@ -172,8 +227,12 @@ async def hosted(openai_server: OpenAIServer) -> AsyncIterator[LiteLLMModel]:
     await close_clients()
 
 
-@pytest.mark.parametrize("content", ["<think>x</x></think>ab", "[THINK]x</x>[/THINK]ab", "x</x></think>ab"])
-async def test_hosted_thoughts(hosted: LiteLLMModel, openai_server: OpenAIServer, content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ["<think>x</x></think>ab", "[THINK]x</x>[/THINK]ab", "x</x></think>ab"]
+)
+async def test_hosted_thoughts(
+    hosted: LiteLLMModel, openai_server: OpenAIServer, content: str
+) -> None:
     """Through LiteLLM they are told apart as well, before the text is cut."""
     openai_server.plays(says(content))
     output = await hosted.complete(PROMPT)
@@ -184,19 +243,25 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "refusal": {"choices": [choice({"content": None, "refusal": "I will not."})]},
     "a part": {"choices": [choice({"content": [{"type": "refusal", "refusal": "I will not."}]})]},
     "a filter": {"choices": [choice({"content": "I will not."}, finish_reason="content_filter")]},
-    "a filter, silent": {"choices": [choice({"content": None, "refusal": "I will not."}, finish_reason="SAFETY")]},
+    "a filter, silent": {
+        "choices": [choice({"content": None, "refusal": "I will not."}, finish_reason="SAFETY")]
+    },
 }
 
 
 @pytest.mark.parametrize("reply", REFUSALS.values(), ids=REFUSALS.keys())
-async def test_refusals(model: OpenAIHTTP, openai_server: OpenAIServer, reply: dict[str, Any]) -> None:
+async def test_refusals(
+    model: OpenAIHTTP, openai_server: OpenAIServer, reply: dict[str, Any]
+) -> None:
     """A refusal is one, and keeps its words; so is what a content filter has ended."""
     openai_server.plays(replies(json.dumps(reply).encode()))
     for ask in (model.complete(PROMPT), streamed(model, PROMPT)):
         with pytest.raises(ContentRefused, match=r"declines: I will not\.") as caught:
             await ask
         assert caught.value.said == "I will not."
-    openai_server.plays(streams(piece({"refusal": "I will "}), piece({"refusal": "not."}), END, DONE))
+    openai_server.plays(
+        streams(piece({"refusal": "I will "}), piece({"refusal": "not."}), END, DONE)
+    )
     with pytest.raises(ContentRefused, match=r"declines: I will not\."):
         await streamed(model, PROMPT)
 
@@ -204,13 +269,21 @@ async def test_refusals(model: OpenAIHTTP, openai_server: OpenAIServer, reply: d
 @pytest.mark.parametrize(
     "said",
     [
-        "The response was filtered due to the prompt triggering content management policy. (content_filter)",
+        (
+            "The response was filtered due to the prompt triggering content management "
+            "policy. (content_filter)"
+        ),
         "Content Exists Risk",
-        "<400> InternalError.Algo.DataInspectionFailed: Input data may contain inappropriate content.",
+        (
+            "<400> InternalError.Algo.DataInspectionFailed: Input data may contain "
+            "inappropriate content."
+        ),
         "Your request was rejected by our safety system. (content_policy_violation)",
     ],
 )
-async def test_filters_before_the_model(model: OpenAIHTTP, openai_server: OpenAIServer, said: str) -> None:
+async def test_filters_before_the_model(
+    model: OpenAIHTTP, openai_server: OpenAIServer, said: str
+) -> None:
     """Those of providers answer with a status of 400."""
     openai_server.plays(fails(400, said))
     with pytest.raises(ContentRefused, match="declines"):
@@ -219,13 +292,22 @@ async def test_filters_before_the_model(model: OpenAIHTTP, openai_server: OpenAI
 
 REPORTS: list[tuple[dict[str, Any], type[UpstreamError]]] = [
     ({"error": {"message": "slow down", "code": "rate_limit_exceeded"}}, UpstreamUnavailable),
-    ({"error": {"message": "slow down", "type": "rate_limit_error", "code": None}}, UpstreamUnavailable),
-    ({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, UpstreamUnavailable),
+    (
+        {"error": {"message": "slow down", "type": "rate_limit_error", "code": None}},
+        UpstreamUnavailable,
+    ),
+    (
+        {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}},
+        UpstreamUnavailable,
+    ),
     ({"error": {"message": None, "code": 503, "param": {}}}, UpstreamUnavailable),
     ({"error": "too many requests"}, UpstreamUnavailable),
     ({"error": {"message": "no", "type": "authentication_error"}}, UpstreamRefused),
     ({"error": {"message": "no", "type": "invalid_request_error"}}, UpstreamRefused),
-    ({"error": {"message": "no", "code": "model_not_found", "type": "invalid_request_error"}}, UpstreamRefused),
+    (
+        {"error": {"message": "no", "code": "model_not_found", "type": "invalid_request_error"}},
+        UpstreamRefused,
+    ),
     ({"error": {"message": "no", "code": "context_length_exceeded"}}, ContextTooLong),
     ({"error": {"message": "no", "code": "content_filter"}}, ContentRefused),
     ({"object": "error", "message": "no", "type": "BadRequestError", "code": 400}, UpstreamRefused),
@@ -239,12 +321,21 @@ REPORTS: list[tuple[dict[str, Any], type[UpstreamError]]] = [
 ]
 
 
-@pytest.mark.parametrize(("report", "kind"), REPORTS, ids=[json.dumps(report) for report, _ in REPORTS])
+@pytest.mark.parametrize(
+    ("report", "kind"), REPORTS, ids=[json.dumps(report) for report, _ in REPORTS]
+)
 async def test_reports(
-    model: OpenAIHTTP, openai_server: OpenAIServer, report: dict[str, Any], kind: type[UpstreamError]
+    model: OpenAIHTTP,
+    openai_server: OpenAIServer,
+    report: dict[str, Any],
+    kind: type[UpstreamError],
 ) -> None:
-    """A failure with status 200 is the one that its name stands for; what was throttled after it began was begun."""
-    openai_server.plays(streams(event(report)), streams(A, event(report)), replies(json.dumps(report).encode()))
+    """A failure with status 200 is the one that its name stands for; what was throttled after
+    it began was begun.
+    """
+    openai_server.plays(
+        streams(event(report)), streams(A, event(report)), replies(json.dumps(report).encode())
+    )
     caught = []
     for asked in (streamed(model, PROMPT), streamed(model, PROMPT), model.complete(PROMPT)):
         with pytest.raises(kind) as error:
@@ -262,7 +353,13 @@ async def test_reports(
     [
         ("Unsupported parameter: 'stop' is not supported with this model.", "stop"),
         ("Unrecognized request argument supplied: seed", "seed"),
-        ("[{'type': 'extra_forbidden', 'loc': ('body', 'top_p'), 'msg': 'Extra inputs are not permitted'}]", "top_p"),
+        (
+            (
+                "[{'type': 'extra_forbidden', 'loc': ('body', 'top_p'), 'msg': 'Extra inputs "
+                "are not permitted'}]"
+            ),
+            "top_p",
+        ),
         ("temperature is deprecated for this model", "temperature"),
         ('json: unknown field "stream_options"', "stream_options"),
     ],
@@ -270,14 +367,20 @@ async def test_reports(
 async def test_a_refused_parameter(
     pool: ConnectionPool, model: OpenAIHTTP, openai_server: OpenAIServer, said: str, parameter: str
 ) -> None:
-    """The error names it, and the key that leaves it out; then it is left out, and stop strings end the output here."""
+    """The error names it, and the key that leaves it out; then it is left out, and stop strings
+    end the output here.
+    """
     openai_server.plays(fails(400, said))
-    with pytest.raises(UpstreamRefused, match=rf'parameter {parameter}; leave it out with omit = \["{parameter}"\]'):
+    with pytest.raises(
+        UpstreamRefused, match=rf'parameter {parameter}; leave it out with omit = \["{parameter}"\]'
+    ):
         await model.complete(PROMPT)
     prompt = Prompt(PROMPT.messages, Sampling(seed=1), PROMPT.stop)
     openai_server.plays(says("a</x>", "b"))
     without = OpenAIHTTP(pool, openai_server.base_url, MODEL, omit=[parameter])
-    assert {(await without.complete(prompt)).text, (await streamed(without, prompt)).text} == {"a</x>"}
+    assert {(await without.complete(prompt)).text, (await streamed(without, prompt)).text} == {
+        "a</x>"
+    }
     assert not any(parameter in body for body in openai_server.bodies[-2:])
 
 
@@ -289,11 +392,15 @@ def redirects(status: int, location: str) -> Behaviour:
 async def test_redirects_on_the_same_host(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     """They are followed, with method, body and key; a few of them."""
     for status in (307, 308):
-        openai_server.plays(redirects(status, "/v1/chat/completions"), redirects(307, "completions"), says("ab"))
+        openai_server.plays(
+            redirects(status, "/v1/chat/completions"), redirects(307, "completions"), says("ab")
+        )
         assert (await model.complete(PROMPT)).text == "ab"
         assert openai_server.bodies[-1] == openai_server.bodies[-3]
         assert openai_server.headers[-1]["Authorization"] == "Bearer sk-secret"
-        openai_server.plays(redirects(status, f"{openai_server.base_url}/chat/completions"), says("ab"))
+        openai_server.plays(
+            redirects(status, f"{openai_server.base_url}/chat/completions"), says("ab")
+        )
         assert (await streamed(model, PROMPT)).text == "ab"
     openai_server.plays(redirects(307, "/v1/chat/completions"))
     with pytest.raises(UpstreamRefused, match="HTTP 307: the endpoint sends callers to http"):
@@ -301,16 +408,21 @@ async def test_redirects_on_the_same_host(model: OpenAIHTTP, openai_server: Open
 
 
 @pytest.mark.parametrize(
-    "target", ["{other}/v1/chat/completions", "//{other_host}/x", "https://{host}/v1", "//e.invalid"]
+    "target",
+    ["{other}/v1/chat/completions", "//{other_host}/x", "https://{host}/v1", "//e.invalid"],
 )
-async def test_redirects_elsewhere(model: OpenAIHTTP, openai_server: OpenAIServer, target: str) -> None:
+async def test_redirects_elsewhere(
+    model: OpenAIHTTP, openai_server: OpenAIServer, target: str
+) -> None:
     """They are named and not followed: the key goes to no other host, port or scheme."""
     async with serving() as other:
         host = openai_server.base_url.removeprefix("http://").removesuffix("/v1")
         other_host = other.base_url.removeprefix("http://").removesuffix("/v1")
         location = target.format(other=f"http://{other_host}", other_host=other_host, host=host)
         openai_server.plays(redirects(307, location.replace("//", "//user:pass@")))
-        with pytest.raises(UpstreamRefused, match=location.replace("//", "//").split("//")[1]) as caught:
+        with pytest.raises(
+            UpstreamRefused, match=location.replace("//", "//").split("//")[1]
+        ) as caught:
             await model.complete(PROMPT)
         assert "pass" not in str(caught.value)
         assert not other.bodies
@@ -329,30 +441,44 @@ def _escaped(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", HALVES)
-async def test_halves_of_characters(model: OpenAIHTTP, openai_server: OpenAIServer, name: str) -> None:
-    """JSON escapes a character beyond 16 bits in halves; one that stands alone is replaced, as nothing can store it."""
+async def test_halves_of_characters(
+    model: OpenAIHTTP, openai_server: OpenAIServer, name: str
+) -> None:
+    """JSON escapes a character beyond 16 bits in halves; one that stands alone is replaced, as
+    nothing can store it.
+    """
     pieces, text = HALVES[name]
     openai_server.plays(streams(*map(_escaped, pieces), end_event("stop"), DONE))
     assert (await model.stream(PROMPT, lambda _delta: None)).text == text
     openai_server.plays(
-        replies(json.dumps({"choices": [choice({"content": "".join(pieces), "reasoning": "\ud83d"})]}).encode())
+        replies(
+            json.dumps(
+                {"choices": [choice({"content": "".join(pieces), "reasoning": "\ud83d"})]}
+            ).encode()
+        )
     )
     whole = await model.complete(PROMPT)
     assert (whole.text, whole.reasoning) == (text, "\ufffd")
 
 
 @pytest.mark.parametrize("reason", ["error", "abort", "ABORT", "engine_error"])
-async def test_an_output_that_the_engine_gave_up(model: OpenAIHTTP, openai_server: OpenAIServer, reason: str) -> None:
+async def test_an_output_that_the_engine_gave_up(
+    model: OpenAIHTTP, openai_server: OpenAIServer, reason: str
+) -> None:
     """It is a failure that is worth another attempt, and no finished answer."""
     openai_server.plays(streams(text_event("a"), end_event(reason), DONE))
     with pytest.raises(UpstreamUnavailable, match="gave the output up"):
         await model.stream(PROMPT, lambda _delta: None)
-    openai_server.plays(replies(json.dumps({"choices": [choice(MESSAGE, finish_reason=reason)]}).encode()))
+    openai_server.plays(
+        replies(json.dumps({"choices": [choice(MESSAGE, finish_reason=reason)]}).encode())
+    )
     with pytest.raises(UpstreamUnavailable, match="gave the output up"):
         await model.complete(PROMPT)
 
 
-async def test_the_whole_message_after_its_pieces(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+async def test_the_whole_message_after_its_pieces(
+    model: OpenAIHTTP, openai_server: OpenAIServer
+) -> None:
     """It adds nothing."""
     last = event({"choices": [{"index": 0, "message": MESSAGE, "finish_reason": "stop"}]})
     openai_server.plays(streams(text_event("a"), text_event("b"), last, DONE))

@@ -23,20 +23,32 @@ def test_addresses_lose_user_and_password(text: str, shown: str) -> None:
 
 def test_keys_and_settings_are_hidden() -> None:
     """At any depth; settings that are too short to be secrets stay readable."""
-    settings = {"user": "open-sesame-and-more", "deep": [{"x": ("a-very-long-token-indeed",)}], "effort": "low", "n": 1}
+    settings = {
+        "user": "open-sesame-and-more",
+        "deep": [{"x": ("a-very-long-token-indeed",)}],
+        "effort": "low",
+        "n": 1,
+    }
     hidden = Secrets("sk-1", settings).hidden(
         "sk-1 said open-sesame-and-more and a-very-long-token-indeed, with low, to http://sk-1@host"
     )
     assert hidden == "*** said *** and ***, with low, to http://host"
 
 
-@pytest.mark.parametrize(("userinfo", "sent"), [("me:p%40ss", "bWU6cEBzcw=="), ("token", "dG9rZW46")])
+@pytest.mark.parametrize(
+    ("userinfo", "sent"), [("me:p%40ss", "bWU6cEBzcw=="), ("token", "dG9rZW46")]
+)
 def test_what_an_address_holds_is_hidden(userinfo: str, sent: str) -> None:
     """As it stands there, and as it is sent."""
-    hidden = Secrets(None, address=f"http://{userinfo}@host/v1").hidden(f"http://{userinfo}@host got Basic {sent} p@ss")
+    hidden = Secrets(None, address=f"http://{userinfo}@host/v1").hidden(
+        f"http://{userinfo}@host got Basic {sent} p@ss"
+    )
     assert hidden == f"http://host got Basic *** {'***' if 'ss' in userinfo else 'p@ss'}"
 
 
 def test_a_secret_within_another() -> None:
     """Is hidden with it."""
-    assert Secrets("open-sesame", {"k": "open-sesame-and-more"}).hidden("open-sesame-and-more!") == "***!"
+    assert (
+        Secrets("open-sesame", {"k": "open-sesame-and-more"}).hidden("open-sesame-and-more!")
+        == "***!"
+    )

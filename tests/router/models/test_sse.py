@@ -14,14 +14,19 @@ from router.models.openai_wire import MAX_EVENT_BYTES, EventReader, EventTooLong
 from router.models.streaming import StreamedReply
 
 BODY = (
-    ': keep-alive\n\ndata: {"a":\r\ndata:1}\r\n\r\nid: 7\nevent: x\ndata: é\r\n\n\n: x\r\ndata:\n\ndata: [DONE]\r\n\r\n'
+    ': keep-alive\n\ndata: {"a":\r\ndata:1}\r\n\r\nid: 7\nevent: x\ndata: é\r\n\n\n: '
+    "x\r\ndata:\n\ndata: [DONE]\r\n\r\n"
 ).encode()
 EVENTS = [b'{"a":\n1}', "é".encode(), b"[DONE]"]
-_KEYS = "choices delta message content index finish_reason usage prompt_tokens error reasoning".split()
+_KEYS = (
+    "choices delta message content index finish_reason usage prompt_tokens error reasoning".split()
+)
 CUTS = st.lists(st.integers(0, 80)).map(sorted)
 CHUNKS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text("a</search>", max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=5)
+    ),
 )
 
 
@@ -32,7 +37,9 @@ def split(body: bytes, cuts: list[int]) -> list[bytes]:
 
 @given(CUTS)
 def test_any_chunking(cuts: list[int]) -> None:
-    """The same events come out of the same bytes, wherever they are split and however their lines end."""
+    """The same events come out of the same bytes, wherever they are split and however their
+    lines end.
+    """
     reader = EventReader()
     assert [event for piece in split(BODY, cuts) for event in reader.feed(piece)] == EVENTS
 
@@ -42,9 +49,13 @@ def test_lines_that_end_with_a_carriage_return() -> None:
     assert EventReader().feed(b"data: a\rdata: b\r\rdata: c\r\r") == [b"a\nb", b"c"]
 
 
-@given(st.lists(st.sampled_from([b"data:a", b"\r\n", b"\n", b"\r", b":c", b"x"]), max_size=12), CUTS)
+@given(
+    st.lists(st.sampled_from([b"data:a", b"\r\n", b"\n", b"\r", b":c", b"x"]), max_size=12), CUTS
+)
 def test_line_ends(tokens: list[bytes], cuts: list[int]) -> None:
-    """Any bytes in any pieces give what the same bytes give in one; a CR LF that is split ends one line."""
+    """Any bytes in any pieces give what the same bytes give in one; a CR LF that is split ends
+    one line.
+    """
     body = b"".join(tokens)
     whole, split_up = EventReader(), EventReader()
     pieces = split(body, [min(cut, len(body)) for cut in cuts])

@@ -11,14 +11,23 @@ from router.models import Message, Prompt, Sampling
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.models.thoughts import Thoughts
-from router.testing.openai_server import DONE, MODEL, OpenAIServer, end_event, replies, streams, text_event
+from router.testing.openai_server import (
+    DONE,
+    MODEL,
+    OpenAIServer,
+    end_event,
+    replies,
+    streams,
+    text_event,
+)
 from tests.router.models.reading import streamed
 
 SEARCH = "<search>real?</search>"
 THOUGHT = "I could write <search>wrong?</search> or <answer>x</answer>."
 PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</search>",))
 TAGS = (
-    "think thinking thought thoughts reasoning reflection Think seed:think mm:think think:a1b2 ifm|think_fast reason "
+    "think thinking thought thoughts reasoning reflection Think seed:think mm:think "
+    "think:a1b2 ifm|think_fast reason "
     "analysis scratchpad think_never_used_51bce0c7"
 ).split()
 FINAL = f"<|start|>assistant<|channel|>final<|message|>{SEARCH}"
@@ -34,14 +43,21 @@ FORMS = {
     },
     "Mistral": f"[THINK]{THOUGHT}[/THINK]{SEARCH}",
     "Kimi": f"◁think▷{THOUGHT}◁/think▷{SEARCH}",
-    "Cohere": f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_RESPONSE|>{SEARCH}<|END_RESPONSE|>",
-    "Sky-T1": f"<|begin_of_thought|>{THOUGHT}<|end_of_thought|>\n<|begin_of_solution|>{SEARCH}<|end_of_solution|>",
+    "Cohere": (
+        f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_RESPONSE|>{SEARCH}<|END_RESPONSE|>"
+    ),
+    "Sky-T1": (
+        f"<|begin_of_thought|>{THOUGHT}<|end_of_thought|>\n<|begin_of_solution|>{SEARCH}<|"
+        "end_of_solution|>"
+    ),
     "Apertus": f"<|inner_prefix|>{THOUGHT}<|inner_suffix|>{SEARCH}",
     "Gemma": f"<|channel>thought\n{THOUGHT}<channel|>{SEARCH}",
     "MedGemma": f"<unused94>thought\n{THOUGHT}<unused95>{SEARCH}",
     "Solar": f"<|think|>{THOUGHT}<|end|><|begin|>assistant<|content|>{SEARCH}<|end|>",
     "Granite": f"Here is my thought process: {THOUGHT}\nHere is my response: {SEARCH}",
-    "Apriel": f"Here are my reasoning steps:\n{THOUGHT}[BEGIN FINAL RESPONSE]{SEARCH}[END FINAL RESPONSE]",
+    "Apriel": (
+        f"Here are my reasoning steps:\n{THOUGHT}[BEGIN FINAL RESPONSE]{SEARCH}[END FINAL RESPONSE]"
+    ),
     "harmony": f"<|channel|>analysis<|message|>{THOUGHT}<|end|>{FINAL}",
     "harmony, its end": f"<|channel|>analysis<|message|>{THOUGHT}<|end|>{FINAL}<|return|>",
     "harmony, without a start": f"<|channel|>analysis<|message|>{THOUGHT}<|channel|>final<|message|>{SEARCH}",
@@ -87,10 +103,16 @@ def told_apart(pieces: Iterable[str], *, cut: bool = False, opened: bool = False
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-async def test_no_thought_is_text(pool: ConnectionPool, openai_server: OpenAIServer, form: str) -> None:
-    """Neither of a whole reply nor of a stream; a thought that mentions a stop string does not end the turn."""
+async def test_no_thought_is_text(
+    pool: ConnectionPool, openai_server: OpenAIServer, form: str
+) -> None:
+    """Neither of a whole reply nor of a stream; a thought that mentions a stop string does not
+    end the turn.
+    """
     message = {"content": form}
-    openai_server.plays(replies(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()))
+    openai_server.plays(
+        replies(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode())
+    )
     output = await OpenAIHTTP(pool, openai_server.base_url, MODEL).complete(PROMPT)
     assert output.text.removeprefix("I look.").strip() == SEARCH
     assert ("wrong?" in output.reasoning) == ("wrong?" in form)
@@ -123,7 +145,10 @@ MARKS = (
 
 
 @given(
-    st.lists(st.sampled_from([*MARKS.split("|"), "<|channel|>", "<|message|>", "<|end|>", "<|start|>"]), max_size=10),
+    st.lists(
+        st.sampled_from([*MARKS.split("|"), "<|channel|>", "<|message|>", "<|end|>", "<|start|>"]),
+        max_size=10,
+    ),
     st.data(),
 )
 def test_any_text_in_any_pieces(tokens: list[str], data: st.DataObject) -> None:
@@ -157,16 +182,25 @@ def test_mentions_are_text(text: str) -> None:
     assert told_apart(text) == text
 
 
-@pytest.mark.parametrize("text", ["<think>a", "I look.\n<think>a", "<search><think>a", "[THINK]a", "analysisWe a"])
+@pytest.mark.parametrize(
+    "text", ["<think>a", "I look.\n<think>a", "<search><think>a", "[THINK]a", "analysisWe a"]
+)
 def test_an_unclosed_thought(text: str) -> None:
     """It goes on to the end, wherever a limit cut it."""
     assert not told_apart([text], cut=True).endswith("a")
     assert not told_apart([text]).endswith("a")
 
 
-async def test_a_thought_that_the_template_opened(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """An endpoint that has shown it once passes no more of it on as text; where the config says so, never."""
-    pieces = [text_event(piece) for piece in ("I ", "think <search>x</search>.", "</thi", "nk>", "<search>real?")]
+async def test_a_thought_that_the_template_opened(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """An endpoint that has shown it once passes no more of it on as text; where the config says
+    so, never.
+    """
+    pieces = [
+        text_event(piece)
+        for piece in ("I ", "think <search>x</search>.", "</thi", "nk>", "<search>real?")
+    ]
     openai_server.plays(streams(text_event("Hm.</think>"), text_event(SEARCH), end_event(), DONE))
     known = OpenAIHTTP(pool, openai_server.base_url, MODEL)
     assert (await known.stream(PROMPT, lambda _delta: None)).text == SEARCH

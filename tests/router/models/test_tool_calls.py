@@ -1,4 +1,6 @@
-"""Tool calls of OpenAI's protocol, at its endpoints and through LiteLLM: text here, tool calls on the wire."""
+"""Tool calls of OpenAI's protocol, at its endpoints and through LiteLLM: text here, tool calls
+on the wire.
+"""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -17,10 +19,22 @@ from router.models.openai_client import OpenAIHTTP
 from router.models.openai_wire import CallReply, Calls, FunctionReply, chat_body
 from router.protocol import parse_turn
 from router.protocol.turns import CallTurn, parse_hands
-from router.testing.openai_server import DONE, MODEL, USAGE, Behaviour, OpenAIServer, end_event, event, replies, streams
+from router.testing.openai_server import (
+    DONE,
+    MODEL,
+    USAGE,
+    Behaviour,
+    OpenAIServer,
+    end_event,
+    event,
+    replies,
+    streams,
+)
 from tests.router.models.reading import streamed
 
-FETCH = Function("fetch", "Fetch a page.", '{"type": "object", "properties": {"url": {"type": "string"}}}')
+FETCH = Function(
+    "fetch", "Fetch a page.", '{"type": "object", "properties": {"url": {"type": "string"}}}'
+)
 ASKED = (Message("system", "execute"), Message("user", "When?"))
 PROMPT = Prompt(ASKED, Sampling(), stop=("</search>", "</call>"), tools=(FETCH,))
 URL = '{"url": "http://mini/<heat>"}'
@@ -28,7 +42,9 @@ CALL = '<call tool="fetch">{"url": "http://mini/\\u003cheat>"}</call>'
 TOLD = {"url": "http://mini/<heat>"}
 
 
-def whole(*calls: tuple[str, str], content: str | None = None, finish_reason: str = "tool_calls") -> Behaviour:
+def whole(
+    *calls: tuple[str, str], content: str | None = None, finish_reason: str = "tool_calls"
+) -> Behaviour:
     """A message with these calls: names and arguments."""
     called = [
         {"id": f"c{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -36,14 +52,28 @@ def whole(*calls: tuple[str, str], content: str | None = None, finish_reason: st
     ]
     message = {"role": "assistant", "content": content, "tool_calls": called}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason}
-    reply = {"id": "c", "object": "chat.completion", "model": MODEL, "choices": [choice], "usage": USAGE}
+    reply = {
+        "id": "c",
+        "object": "chat.completion",
+        "model": MODEL,
+        "choices": [choice],
+        "usage": USAGE,
+    }
     return replies(json.dumps(reply).encode())
 
 
 def delta(**fields: Any) -> bytes:
     """A chunk."""
     choice = {"index": 0, "delta": fields}
-    return event({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": [choice]})
+    return event(
+        {
+            "id": "c",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": MODEL,
+            "choices": [choice],
+        }
+    )
 
 
 def piece(arguments: str, index: int = 0, name: str | None = None) -> bytes:
@@ -53,7 +83,9 @@ def piece(arguments: str, index: int = 0, name: str | None = None) -> bytes:
     return delta(tool_calls=[{"index": index, **begins, "function": function}])
 
 
-def chunks(*calls: tuple[str, str], content: str | None = None, finish_reason: str = "tool_calls") -> Behaviour:
+def chunks(
+    *calls: tuple[str, str], content: str | None = None, finish_reason: str = "tool_calls"
+) -> Behaviour:
     """The same as a stream, in pieces of three characters."""
     said = [delta(role="assistant", content=content)]
     for index, (name, arguments) in enumerate(calls):
@@ -63,7 +95,9 @@ def chunks(*calls: tuple[str, str], content: str | None = None, finish_reason: s
 
 
 @pytest.fixture(params=["openai", "litellm"])
-async def model(request: pytest.FixtureRequest, openai_server: OpenAIServer) -> AsyncIterator[Model]:
+async def model(
+    request: pytest.FixtureRequest, openai_server: OpenAIServer
+) -> AsyncIterator[Model]:
     if request.param == "litellm":
         yield LiteLLMModel(f"openai/{MODEL}", api_key="sk-secret", api_base=openai_server.base_url)
         await close_clients()
@@ -72,7 +106,9 @@ async def model(request: pytest.FixtureRequest, openai_server: OpenAIServer) -> 
         yield OpenAIHTTP(pool, openai_server.base_url, MODEL)
 
 
-async def both(model: Model, server: OpenAIServer, *calls: tuple[str, str], **said: Any) -> list[Completion]:
+async def both(
+    model: Model, server: OpenAIServer, *calls: tuple[str, str], **said: Any
+) -> list[Completion]:
     """The completion, whole and streamed."""
     server.plays(whole(*calls, **said))
     at_once = await model.complete(PROMPT)
@@ -81,7 +117,9 @@ async def both(model: Model, server: OpenAIServer, *calls: tuple[str, str], **sa
 
 
 async def test_a_call_is_text(model: Model, openai_server: OpenAIServer) -> None:
-    """The same whole and streamed, however the pieces are split; no tag within its arguments is one."""
+    """The same whole and streamed, however the pieces are split; no tag within its arguments is
+    one.
+    """
     for completion in await both(model, openai_server, ("fetch", URL), content="I look."):
         assert completion.text == f"I look.{CALL}"
         turn = parse_hands(parse_turn, completion.text)
@@ -102,15 +140,27 @@ async def test_of_several_calls_the_first_counts(model: Model, openai_server: Op
 
 async def test_a_cut_call_is_not_closed(model: Model, openai_server: OpenAIServer) -> None:
     """What the length limit ended is not run."""
-    for completion in await both(model, openai_server, ("fetch", '{"url": "http'), finish_reason="length"):
-        assert (completion.text, completion.finish_reason) == ('<call tool="fetch">{"url": "http', "length")
+    for completion in await both(
+        model, openai_server, ("fetch", '{"url": "http'), finish_reason="length"
+    ):
+        assert (completion.text, completion.finish_reason) == (
+            '<call tool="fetch">{"url": "http',
+            "length",
+        )
 
 
 async def test_what_the_endpoint_is_sent(model: Model, openai_server: OpenAIServer) -> None:
-    """The tools; calls as calls, what was said to them as their results; searches, and calls that are no JSON, as they
-    were written.
+    """The tools; calls as calls, what was said to them as their results; searches, and calls that
+    are no JSON, as they were written.
     """
-    said = ["<search>heat</search>", "documents", f"I look.{CALL}", "a page", '<call tool="x">{url</call>', "failed"]
+    said = [
+        "<search>heat</search>",
+        "documents",
+        f"I look.{CALL}",
+        "a page",
+        '<call tool="x">{url</call>',
+        "failed",
+    ]
     turns = (Message("user" if at % 2 else "assistant", text) for at, text in enumerate(said))
     messages = (*ASKED, *turns)
     openai_server.plays(whole(content="x", finish_reason="stop"))
@@ -123,20 +173,28 @@ async def test_what_the_endpoint_is_sent(model: Model, openai_server: OpenAIServ
     roles = [message["role"] for message in sent[2:]]
     assert roles == ["assistant", "user", "assistant", "tool", "assistant", "user"]
     (called,) = sent[4]["tool_calls"]
-    assert (sent[4]["content"], called["type"], called["function"]["name"]) == ("I look.", "function", "fetch")
+    assert (sent[4]["content"], called["type"], called["function"]["name"]) == (
+        "I look.",
+        "function",
+        "fetch",
+    )
     assert json.loads(called["function"]["arguments"]) == TOLD
     assert (sent[5]["tool_call_id"], sent[5]["content"]) == (called["id"], "a page")
     assert [sent[at]["content"] for at in (2, 3, 6, 7)] == [said[at] for at in (0, 1, 4, 5)]
 
 
-async def test_without_tools_nothing_is_converted(model: Model, openai_server: OpenAIServer) -> None:
+async def test_without_tools_nothing_is_converted(
+    model: Model, openai_server: OpenAIServer
+) -> None:
     """A text that looks like a call stays one, and no tools are sent."""
     openai_server.plays(whole(content="x", finish_reason="stop"))
     messages = (*ASKED, Message("assistant", CALL), Message("user", "a page"))
     await model.complete(Prompt(messages, Sampling()))
     body = openai_server.bodies[-1]
     assert "tools" not in body
-    assert [message["content"] for message in body["messages"]] == [message.content for message in messages]
+    assert [message["content"] for message in body["messages"]] == [
+        message.content for message in messages
+    ]
 
 
 TEXT = st.text(max_size=6) | st.none()
@@ -167,8 +225,15 @@ WHOLE = '{"url": "http://mini/1"}'
 STREAMS: dict[str, list[dict[str, Any]]] = {
     "no index": [called("", "fetch", id="a"), called(WHOLE[:9]), called(WHOLE[9:])],
     "no index and no id": [called(None, "fetch"), called(WHOLE[:9]), called(WHOLE[9:])],
-    "index as text": [called("", "fetch", id="a", index="0"), called(WHOLE[:9], index=0), called(WHOLE[9:], index="0")],
-    "two ids under one index": [called(WHOLE, "fetch", id="a", index=0), called("{}", "fetch", id="b", index=0)],
+    "index as text": [
+        called("", "fetch", id="a", index="0"),
+        called(WHOLE[:9], index=0),
+        called(WHOLE[9:], index="0"),
+    ],
+    "two ids under one index": [
+        called(WHOLE, "fetch", id="a", index=0),
+        called("{}", "fetch", id="b", index=0),
+    ],
     "an id with every piece": [
         called("", "fetch", id="a", index=0),
         called(WHOLE[:9], id="b", index=0),
@@ -188,17 +253,33 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
     ],
     "empty, then whole": [called("{}", "fetch", id="a", index=0), called(WHOLE, id="a", index=0)],
     "empty, then whole, named, without index": [called("{}", "fetch"), called(WHOLE, "fetch")],
-    "pieces, then whole": [called(WHOLE[:9], "fetch", index=0), called(WHOLE[9:], index=0), called(WHOLE, index=0)],
-    "a beginning, then whole": [called(WHOLE[:9], "fetch", id="a", index=0), called(WHOLE, "fetch", id="a", index=0)],
-    "more each time": [called(WHOLE[:end], "fetch" if end == 9 else None, index=0) for end in (9, 15, len(WHOLE))],
+    "pieces, then whole": [
+        called(WHOLE[:9], "fetch", index=0),
+        called(WHOLE[9:], index=0),
+        called(WHOLE, index=0),
+    ],
+    "a beginning, then whole": [
+        called(WHOLE[:9], "fetch", id="a", index=0),
+        called(WHOLE, "fetch", id="a", index=0),
+    ],
+    "more each time": [
+        called(WHOLE[:end], "fetch" if end == 9 else None, index=0) for end in (9, 15, len(WHOLE))
+    ],
     "an object": [called({"url": "http://mini/1"}, "fetch", id="a", index=0)],
     "the name again": [
         called("", "fetch", index=0),
         called(WHOLE[:9], "fetch", index=0),
         called(WHOLE[9:], "fetch", index=0),
     ],
-    "the name in pieces": [called("", "fe", id="a", index=0), called(WHOLE, "tch", id="a", index=0)],
-    "nulls": [{"function": None, "index": 0}, called(None, None, index=0), called(WHOLE, "fetch", index=0)],
+    "the name in pieces": [
+        called("", "fe", id="a", index=0),
+        called(WHOLE, "tch", id="a", index=0),
+    ],
+    "nulls": [
+        {"function": None, "index": 0},
+        called(None, None, index=0),
+        called(WHOLE, "fetch", index=0),
+    ],
     "several without index": [called(WHOLE, "fetch"), called('{"url": "http://mini/2"}', "fetch")],
 }
 
@@ -207,9 +288,15 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
 async def test_calls_in_a_stream(
     openai_server: OpenAIServer, pool: ConnectionPool, pieces: list[dict[str, Any]]
 ) -> None:
-    """Pieces are put together by ids, or indices, or in their order; arguments that begin again replace the others."""
+    """Pieces are put together by ids, or indices, or in their order; arguments that begin again
+    replace the others.
+    """
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
-    openai_server.plays(streams(*[delta(tool_calls=[None, piece]) for piece in pieces], end_event("tool_calls"), DONE))
+    openai_server.plays(
+        streams(
+            *[delta(tool_calls=[None, piece]) for piece in pieces], end_event("tool_calls"), DONE
+        )
+    )
     turn = parse_hands(parse_turn, (await streamed(model, PROMPT)).text)
     assert isinstance(turn, CallTurn)
     assert (turn.tool, json.loads(turn.arguments)) == ("fetch", {"url": "http://mini/1"})

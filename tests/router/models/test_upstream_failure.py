@@ -6,16 +6,30 @@ import aiohttp
 import pytest
 from aiohttp.http import HttpProcessingError
 
-from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    ContextTooLong,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.models.failures import Upstream
 
 UPSTREAM = Upstream("tiny", "http://x/v1", "sk-secret")
 
 REFUSED = set(
-    "InvalidURL InvalidUrlClientError InvalidUrlRedirectClientError RedirectClientError NonHttpUrlClientError "
-    "NonHttpUrlRedirectClientError ClientConnectorCertificateError ServerFingerprintMismatch".split()
+    "InvalidURL InvalidUrlClientError InvalidUrlRedirectClientError RedirectClientError "
+    "NonHttpUrlClientError "
+    "NonHttpUrlRedirectClientError ClientConnectorCertificateError "
+    "ServerFingerprintMismatch".split()
 )
-GARBLED = {"BodyTooLong", "ClientResponseError", "ContentTypeError", "WSServerHandshakeError", "TooManyRedirects"}
+GARBLED = {
+    "BodyTooLong",
+    "ClientResponseError",
+    "ContentTypeError",
+    "WSServerHandshakeError",
+    "TooManyRedirects",
+}
 
 
 def _family(error: type[Exception]) -> Iterator[type[Exception]]:
@@ -25,7 +39,9 @@ def _family(error: type[Exception]) -> Iterator[type[Exception]]:
 
 
 def _instance(kind: type[Exception]) -> Exception:
-    """An error of that class, without the arguments that each wants; enough attributes for its `str`."""
+    """An error of that class, without the arguments that each wants; enough attributes for its
+    `str`.
+    """
 
     class Bare(kind):  # type: ignore[misc, valid-type]
         __str__ = Exception.__str__
@@ -35,9 +51,17 @@ def _instance(kind: type[Exception]) -> Exception:
 
 @pytest.mark.parametrize("kind", sorted(set(_family(aiohttp.ClientError)), key=str))
 def test_every_client_error(kind: type[aiohttp.ClientError]) -> None:
-    """Every error of aiohttp's client has a class here; those not listed as final or garbled are worth a retry."""
+    """Every error of aiohttp's client has a class here; those not listed as final or garbled
+    are worth a retry.
+    """
     name = kind.__name__
-    expected = UpstreamRefused if name in REFUSED else UpstreamProtocolError if name in GARBLED else UpstreamUnavailable
+    expected = (
+        UpstreamRefused
+        if name in REFUSED
+        else UpstreamProtocolError
+        if name in GARBLED
+        else UpstreamUnavailable
+    )
     error = _instance(kind)
     assert isinstance(error, aiohttp.ClientError)
     assert type(UPSTREAM.from_transport(error)) is expected
@@ -51,7 +75,9 @@ def test_every_parser_error(kind: type[HttpProcessingError]) -> None:
     assert isinstance(UPSTREAM.from_transport(error), UpstreamProtocolError)
 
 
-@pytest.mark.parametrize("error", [OSError("x"), TimeoutError(), ConnectionResetError("x"), BrokenPipeError()])
+@pytest.mark.parametrize(
+    "error", [OSError("x"), TimeoutError(), ConnectionResetError("x"), BrokenPipeError()]
+)
 def test_sockets(error: OSError) -> None:
     """Errors of the socket are worth another try."""
     assert isinstance(UPSTREAM.from_transport(error), UpstreamUnavailable)
@@ -75,27 +101,48 @@ TOO_LONG = {
     "OpenAI": "Input tokens exceed the configured limit of 272000 tokens. (context_length_exceeded)",
     "OpenAI, a minute's limit": "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 41000. "
     "The input or output tokens must be reduced in order to run successfully.",
-    "vLLM 0.32": "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 "
-    "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input "
+    "vLLM 0.32": "This model's maximum context length is 2048 tokens. However, your prompt contains "
+    "at least 2049 "
+    "input tokens, which exceeds this limit even without any output tokens. Please "
+    "reduce the length of the input "
     "prompt.",
-    "vLLM, its engine": "The decoder prompt (length 10127) is longer than the maximum model length of 8192. Make sure "
+    "vLLM, its engine": "The decoder prompt (length 10127) is longer than the maximum model length of 8192. "
+    "Make sure "
     "that `max_model_len` is no smaller than the number of text tokens.",
     "SGLang": "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
-    "llama.cpp": "request (4521 tokens) exceeds the available context size (4096 tokens), try increasing it",
+    "llama.cpp": (
+        "request (4521 tokens) exceeds the available context size (4096 tokens), try increasing it"
+    ),
     "llama-cpp-python": "Requested tokens (2285) exceed context window of 2048",
-    "LM Studio": "Trying to keep the first 9000 tokens when context the overflows. However, the model is loaded with "
+    "LM Studio": "Trying to keep the first 9000 tokens when context the overflows. However, the model "
+    "is loaded with "
     "context length of only 4096 tokens",
     "Ollama": "the input length exceeds the context length",
-    "TGI": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 and 512",
+    "TGI": (
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: "
+        "4000 and 512"
+    ),
     "Anthropic": "prompt is too long: 210000 tokens > 200000 maximum",
-    "Mistral": "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
-    "Gemini": "The input token count (317740) exceeds the maximum number of tokens allowed (131072).",
+    "Mistral": (
+        "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 "
+        "maximum context length"
+    ),
+    "Gemini": (
+        "The input token count (317740) exceeds the maximum number of tokens allowed (131072)."
+    ),
     "xAI": "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
-    "Cohere": "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 5000.",
-    "Qwen": "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]",
+    "Cohere": (
+        "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 5000."
+    ),
+    "Qwen": (
+        "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]"
+    ),
     "Kimi": "Invalid request: Your request exceeded model token limit: 8192",
     "Bedrock": "Input is too long for requested model.",
-    "LiteLLM": "litellm.ContextWindowExceededError: litellm.BadRequestError: AI21Exception - length limit exceeded",
+    "LiteLLM": (
+        "litellm.ContextWindowExceededError: litellm.BadRequestError: AI21Exception - length "
+        "limit exceeded"
+    ),
 }
 
 
@@ -112,9 +159,18 @@ def test_too_long(status: int, said: str) -> None:
     [
         "System role not supported",
         "Conversation roles must alternate user/assistant/user/assistant/...",
-        "max_tokens=5000 cannot be greater than max_model_len=2048. Please request fewer output tokens.",
-        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
-        "Invalid 'user': string too long. Expected a string with maximum length 64. (string_above_max_length)",
+        (
+            "max_tokens=5000 cannot be greater than max_model_len=2048. Please request fewer "
+            "output tokens."
+        ),
+        (
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+            "'max_completion_tokens' instead."
+        ),
+        (
+            "Invalid 'user': string too long. Expected a string with maximum length 64. "
+            "(string_above_max_length)"
+        ),
         "The model `tiny` does not exist.",
         "Too many tokens, please wait before trying again.",
         "Invalid schema: context_length must be an integer",

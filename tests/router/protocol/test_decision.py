@@ -1,4 +1,6 @@
-"""The delegator's output: what is dispatched, what stops, what is corrected, and what is certain before its end."""
+"""The delegator's output: what is dispatched, what stops, what is corrected, and what is
+certain before its end.
+"""
 
 import pytest
 from hypothesis import example, given, settings
@@ -26,7 +28,9 @@ def asked(text: str, *, cut: bool = False) -> tuple[str, ...]:
     ],
 )
 @pytest.mark.parametrize("end", ["</search>", "</search>\n", "", "\n", "</sea"])
-def test_the_questions_of_a_block_are_dispatched_whether_or_not_a_stop_string_took_its_end(body: str, end: str) -> None:
+def test_the_questions_of_a_block_are_dispatched_whether_or_not_a_stop_string_took_its_end(
+    body: str, end: str
+) -> None:
     assert asked(f"<search>{body}{end}") == ("Who directed Heat?", "When was he born?")
 
 
@@ -37,8 +41,14 @@ def test_the_questions_of_a_block_are_dispatched_whether_or_not_a_stop_string_to
         "```\n<search>Who directed Heat?</search>\n```",
         '```xml\n<search>\n["Who directed Heat?"]\n</search>\n```',
         "I will ask.\n\n<search>Who directed Heat?</search>\n\nI wait.",
-        "<think>First <search>Who acted in Heat?</search></think><search>Who directed Heat?</search>",
-        "<think>Is it enough? <stop/>Enough evidence<stop></think><search>Who directed Heat?</search>",
+        (
+            "<think>First <search>Who acted in Heat?</search></think><search>Who directed "
+            "Heat?</search>"
+        ),
+        (
+            "<think>Is it enough? <stop/>Enough evidence<stop></think><search>Who directed "
+            "Heat?</search>"
+        ),
         "Shall I <search>Who acted?</search> or <stop>?</think><search>Who directed Heat?</search>",
         "<search>Who directed Heat?</search><think><search>Who acted in Heat?</search>",
         "<search>Who directed Heat?</search><stop/>Enough evidence<stop>",
@@ -50,9 +60,14 @@ def test_the_questions_of_a_block_are_dispatched_whether_or_not_a_stop_string_to
         "I write a <search> block. <search>Who directed Heat?</search>",
         "<search>Who directed Heat?</sea",
         '<search>Who directed Heat?\n<search_results><result index="0"><request>Who?</request>',
-        "<search>Who directed Heat?</search>\n<search_results><result index='0'>Mann</result></search_results>\n"
-        "<search>When was Mann born?</search>\n<search_results>1943</search_results>\n<stop/>Enough evidence<stop>",
-        "<search>Who directed Heat?</search><information>Mann</information><search>When was he born?</search>",
+        "<search>Who directed Heat?</search>\n<search_results><result "
+        "index='0'>Mann</result></search_results>\n"
+        "<search>When was Mann born?</search>\n<search_results>1943</search_results>\n"
+        "<stop/>Enough evidence<stop>",
+        (
+            "<search>Who directed Heat?</search><information>Mann</information><search>When "
+            "was he born?</search>"
+        ),
         "From the <search_results> I know the film. <search>Who directed Heat?</search>",
     ],
 )
@@ -80,7 +95,9 @@ def test_what_stands_around_a_block_changes_nothing(text: str) -> None:
         ("<search>capital of France\n<search_results><result>Par", ("capital of France",)),
     ],
 )
-def test_of_a_cut_output_the_complete_questions_are_kept(text: str, questions: tuple[str, ...]) -> None:
+def test_of_a_cut_output_the_complete_questions_are_kept(
+    text: str, questions: tuple[str, ...]
+) -> None:
     assert asked(text, cut=True) == questions
 
 
@@ -122,7 +139,9 @@ def test_no_block_and_no_stop_is_malformed(text: str) -> None:
 
 def test_the_reason_says_what_was_wrong() -> None:
     assert parse_decision("<search> </search>", limit=8) == Malformed("the search block is empty")
-    assert parse_decision("<search>[]</search>", limit=8) == Malformed("no complete question in the search block")
+    assert parse_decision("<search>[]</search>", limit=8) == Malformed(
+        "no complete question in the search block"
+    )
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -167,10 +186,14 @@ def test_several_blocks_are_united_in_order(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "again", ["who DIRECTED heat?", "Who directed Heat", "Who  directed Heat ?", "Who directed Heat?!"]
+    "again",
+    ["who DIRECTED heat?", "Who directed Heat", "Who  directed Heat ?", "Who directed Heat?!"],
 )
 def test_a_duplicate_runs_once_in_its_first_spelling(again: str) -> None:
-    assert asked(f'<search>["Who directed Heat?", "{again}", "b?"]</search>') == ("Who directed Heat?", "b?")
+    assert asked(f'<search>["Who directed Heat?", "{again}", "b?"]</search>') == (
+        "Who directed Heat?",
+        "b?",
+    )
 
 
 def test_what_is_over_the_limit_is_told_apart() -> None:
@@ -187,7 +210,10 @@ def test_any_text_gives_a_decision(text: str, cut: bool, limit: int) -> None:
         questions = decision.sub_queries + decision.over_limit
         assert 0 < len(decision.sub_queries) <= limit
         assert len(set(questions)) == len(questions)
-        assert all(len(question.encode()) > 0 and question == " ".join(question.split()) for question in questions)
+        assert all(
+            len(question.encode()) > 0 and question == " ".join(question.split())
+            for question in questions
+        )
 
 
 @settings(deadline=None)
@@ -256,13 +282,17 @@ def test_what_is_certain(text: str, questions: tuple[str, ...]) -> None:
     ],
 )
 def test_what_is_not(text: str) -> None:
-    """A quote that may stand within its string, a key that may be for reasons, a line that may go on."""
+    """A quote that may stand within its string, a key that may be for reasons, a line that may
+    go on.
+    """
     assert certain(text) == []
 
 
 @pytest.mark.parametrize("body", ONE_OR_MORE.values(), ids=ONE_OR_MORE)
 def test_what_was_certain_is_dispatched(body: str) -> None:
-    """However questions are written: each piece adds to what was certain before, and in the end it is the decision."""
+    """However questions are written: each piece adds to what was certain before, and in the end
+    it is the decision.
+    """
     text = f"<search>{body}</search>"
     decision = parse_decision(text, limit=8)
     assert isinstance(decision, Dispatch)
@@ -290,33 +320,52 @@ def test_any_text_in_any_pieces(text: str, size: int) -> None:
     [
         ('<search manager="browser">["a?", "b?"]</search>', ("a?", "b?"), ("browser", "browser")),
         ("< Search  Manager = 'browser' >a?</search>", ("a?",), ("browser",)),
-        ('<search>["a?"]</search><search manager="browser">["b?"]</search>', ("a?", "b?"), ("", "browser")),
-        ('<search manager="x">a?</search><search manager="y">a?</search>', ("a?", "a?"), ("x", "y")),
+        (
+            '<search>["a?"]</search><search manager="browser">["b?"]</search>',
+            ("a?", "b?"),
+            ("", "browser"),
+        ),
+        (
+            '<search manager="x">a?</search><search manager="y">a?</search>',
+            ("a?", "a?"),
+            ("x", "y"),
+        ),
         ('<search manager="x">a?</search><search manager="x">A?</search>', ("a?",), ("x",)),
         ("<search manager=a&amp;b>a?</search>", ("a?",), ("a&b",)),
         ('<search manager="">a?</search>', ("a?",), ()),
         ("<search>a?</search>", ("a?",), ()),
     ],
 )
-def test_a_block_may_name_a_manager(text: str, questions: tuple[str, ...], managers: tuple[str, ...]) -> None:
+def test_a_block_may_name_a_manager(
+    text: str, questions: tuple[str, ...], managers: tuple[str, ...]
+) -> None:
     """Where there are any; nothing of a block that names one is certain before its end."""
     assert parse_decision(text, limit=8, managed=True) == Dispatch(questions, (), managers)
     assert certain(text) == ([] if "anager" in text.partition(">")[0] else [("a?",)])
 
 
 @pytest.mark.parametrize(
-    "text", ['<search manager="browser">a?</search>', '<search for="it">a?</search>', '<search manager="browser"']
+    "text",
+    [
+        '<search manager="browser">a?</search>',
+        '<search for="it">a?</search>',
+        '<search manager="browser"',
+    ],
 )
 def test_where_there_are_none(text: str) -> None:
     """An opening tag with any attribute is no tag, and one with another attribute never is."""
     assert isinstance(parse_decision(text, limit=8), Malformed)
-    assert isinstance(parse_decision(text, limit=8, managed=True), Dispatch) == ("manager" in text and ">a" in text)
+    assert isinstance(parse_decision(text, limit=8, managed=True), Dispatch) == (
+        "manager" in text and ">a" in text
+    )
 
 
 @settings(deadline=None)
 @given(OUTPUTS, st.booleans())
 def test_any_text_may_name_managers(text: str, cut: bool) -> None:
-    """Each sub-query has one, or none has; texts that name none are read as they are without managers."""
+    """Each sub-query has one, or none has; texts that name none are read as they are without
+    managers.
+    """
     decision = parse_decision(text, limit=3, cut=cut, managed=True)
     assert decision == parse_decision(text, limit=3, cut=cut)
     named = parse_decision(f'<search manager="x">{text}</search>', limit=3, cut=cut, managed=True)

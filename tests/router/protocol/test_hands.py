@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from router.protocol import parse_turn
 from router.protocol.tags import Malformed, escape
-from router.protocol.turns import AccessTurn, CallTurn, ExecutionTurn, ReportTurn, SearchTurn, parse_hands
+from router.protocol.turns import (
+    AccessTurn,
+    CallTurn,
+    ExecutionTurn,
+    ReportTurn,
+    SearchTurn,
+    parse_hands,
+)
 from router.testing.pathological import repetitive
 from tests.router.outputs import OUTPUTS
 
@@ -33,8 +40,13 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4
     lambda name: " ".join(name.split()) == name and not set("\"'&;") & set(name)
 )
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -60,7 +72,9 @@ def test_arguments_arrive_whole(arguments: dict[str, object], escaped: bool) -> 
 @given(NAMES)
 def test_names_of_documents_arrive_whole(name: str) -> None:
     """Tags in a name too, as they are escaped where it is shown."""
-    assert read(f'<access document="{escape(name)}">the year</access>') == AccessTurn(name, "the year")
+    assert read(f'<access document="{escape(name)}">the year</access>') == AccessTurn(
+        name, "the year"
+    )
 
 
 CALL = '<call tool="fetch">{"url": "a"}</call>'
@@ -70,7 +84,10 @@ CALL = '<call tool="fetch">{"url": "a"}</call>'
     ("text", "turn"),
     [
         (CALL, CallTurn("fetch", '{"url": "a"}')),
-        ('<call tool="fetch">\n```json\n{"url": "a"}\n```\n</call>', CallTurn("fetch", '{"url": "a"}')),
+        (
+            '<call tool="fetch">\n```json\n{"url": "a"}\n```\n</call>',
+            CallTurn("fetch", '{"url": "a"}'),
+        ),
         ("< CALL tool = 'fetch' ></ call >", CallTurn("fetch", "")),
         ('<call tool="fetch">{"url": "a"}', CallTurn("fetch", '{"url": "a"}')),
         (f"<think>{CALL}</think><search>a</search>", SearchTurn("a", 0)),
@@ -98,7 +115,16 @@ def test_what_was_cut_is_not_run() -> None:
 @pytest.mark.timing
 def test_reading_is_linear() -> None:
     """A megabyte takes less than a second, whatever repeats in it."""
-    pieces = ['<call tool="', "<call tool='a", '<call tool="a">', '<access document="a" ', "</call", "<", '"', "' "]
+    pieces = [
+        '<call tool="',
+        "<call tool='a",
+        '<call tool="a">',
+        '<access document="a" ',
+        "</call",
+        "<",
+        '"',
+        "' ",
+    ]
     for text in (*repetitive(1_000_000), *(piece * (1_000_000 // len(piece)) for piece in pieces)):
         best = min(_cpu_s(text) for _ in range(2))
         assert best < 1.0, text[:40]

@@ -50,7 +50,15 @@ def grows_linearly(whole: Callable[[], object], tenth: Callable[[], object]) -> 
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: repr(flood[:12]))
 def test_a_flood_is_read(flood: str) -> None:
     """Without deep recursion, wherever in an output it stands."""
-    for start in ("", '<search>["', "<search>[", "<answer>", "<answer>x</answer><evidence>", "<verdict>", "Answer"):
+    for start in (
+        "",
+        '<search>["',
+        "<search>[",
+        "<answer>",
+        "<answer>x</answer><evidence>",
+        "<verdict>",
+        "Answer",
+    ):
         text = start + flood[:50_000]
         parse_decision(text, limit=3, cut=True)
         parse_turn(text)
@@ -67,7 +75,9 @@ def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
     """It takes as much longer than a tenth of it as it is longer."""
     read = READERS[reader]
     for text in repetitive(_MEGABYTE):
-        assert grows_linearly(partial(read, text), partial(read, text[: _MEGABYTE // 10])), text[:40]
+        assert grows_linearly(partial(read, text), partial(read, text[: _MEGABYTE // 10])), text[
+            :40
+        ]
 
 
 @pytest.mark.timing
@@ -75,6 +85,8 @@ def test_a_long_event_in_small_pieces() -> None:
     """What has come is not copied with every piece."""
 
     def read(size: int) -> Callable[[], object]:
-        return lambda: [reader.feed(b"x" * 100) for reader in [EventReader()] for _ in range(size // 100)]
+        return lambda: [
+            reader.feed(b"x" * 100) for reader in [EventReader()] for _ in range(size // 100)
+        ]
 
     assert grows_linearly(read(MAX_EVENT_BYTES // 2), read(MAX_EVENT_BYTES // 20))

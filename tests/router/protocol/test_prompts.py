@@ -5,7 +5,11 @@ import pytest
 from router.models import Message
 from router.protocol import Report, prompts
 
-SYSTEM, ASKED, SAID = Message("system", "be brief"), Message("user", "hi"), Message("assistant", "hello")
+SYSTEM, ASKED, SAID = (
+    Message("system", "be brief"),
+    Message("user", "hi"),
+    Message("assistant", "hello"),
+)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,10 @@ def test_without_system_role(messages: tuple[Message, ...], sent: tuple[Message,
 
 def test_who_could_do_it() -> None:
     """Is shown where there are managers, and there only."""
-    pairs = [("Who?", Report("it is blocked", (), escalate_to="pages")), ("Which?", Report("42", ("It is 42.",)))]
+    pairs = [
+        ("Who?", Report("it is blocked", (), escalate_to="pages")),
+        ("Which?", Report("42", ("It is 42.",))),
+    ]
     assert "pages" not in prompts.search_results(pairs)
     shown = prompts.search_results(pairs, managed=True)
     assert shown.replace("<escalate_to>pages</escalate_to>", "", 1) == prompts.search_results(pairs)

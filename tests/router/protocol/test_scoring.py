@@ -41,7 +41,8 @@ PAIRS: list[tuple[str, list[str], bool, Fraction | int]] = [
     ("5 February 1943", ["February 5, 1943"], False, 1),
     ("1943", ["5 February 1943"], False, Fraction(1, 2)),
     ("no no no", ["no no"], False, Fraction(4, 5)),
-    ("bora bora", ["bora"], False, Fraction(2, 3)),  # each repeated token counts once for each occurrence
+    # Each repeated token counts once for each occurrence
+    ("bora bora", ["bora"], False, Fraction(2, 3)),
     ("yes", ["yes"], True, 1),
     ("yes", ["no"], False, 0),
     ("yes it is", ["yes"], False, 0),  # HotpotQA: yes and no count whole or not
@@ -50,7 +51,8 @@ PAIRS: list[tuple[str, list[str], bool, Fraction | int]] = [
     ("noanswer", ["no answer"], False, 0),
     ("no answer", ["answer"], False, Fraction(2, 3)),
     ("Mann", ["Michael", "Mann"], True, 1),
-    ("Michael Mann", ["Mann", "Michael Kenneth Mann"], False, Fraction(4, 5)),  # the best of several golds
+    # The best of several golds
+    ("Michael Mann", ["Mann", "Michael Kenneth Mann"], False, Fraction(4, 5)),
     ("a b c d", ["c d e f"], False, Fraction(4, 7)),  # b c d against c d e f
     ("tab\tnew\nline", ["tab new line"], True, 1),
     ("non\u00a0breaking", ["non breaking"], True, 1),

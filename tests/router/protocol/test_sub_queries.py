@@ -54,9 +54,13 @@ _SPELLINGS = {
     "plain lines, heading and remark": "Questions:\nA?\nB?\nBoth are needed.",
     "elements in a list": '["<query>A?</query>", "<query>B?</query>"]',
     "query elements": "<query>A?</query><query>B?</query>",
-    "question elements": "<questions>\n<question>A?</question>\n<question>B?</question>\n</questions>",
+    "question elements": (
+        "<questions>\n<question>A?</question>\n<question>B?</question>\n</questions>"
+    ),
 }
-ONE_OR_MORE = {name: body.replace("A?", AB[0]).replace("B?", AB[1]) for name, body in _SPELLINGS.items()}
+ONE_OR_MORE = {
+    name: body.replace("A?", AB[0]).replace("B?", AB[1]) for name, body in _SPELLINGS.items()
+}
 
 
 @pytest.mark.parametrize("body", ONE_OR_MORE.values(), ids=ONE_OR_MORE)
@@ -111,10 +115,32 @@ def test_one_question(body: str, question: str) -> None:
 
 
 NOTHING = [
-    "", "[]", "[ ]", "{}", "[[]]", "[{}]", '[""]', "['']", '""', '{"queries": []}', "{'queries': []}", '{"query": ""}',
-    "```json\n[]\n```", "[1, 2]", "[null]", "null", "None", "N/A.", "...", "?", "1.", "-", "<query></query>",
-    '{"answer": "Michael Mann"}', "Questions:",
-]  # fmt: skip
+    "",
+    "[]",
+    "[ ]",
+    "{}",
+    "[[]]",
+    "[{}]",
+    '[""]',
+    "['']",
+    '""',
+    '{"queries": []}',
+    "{'queries': []}",
+    '{"query": ""}',
+    "```json\n[]\n```",
+    "[1, 2]",
+    "[null]",
+    "null",
+    "None",
+    "N/A.",
+    "...",
+    "?",
+    "1.",
+    "-",
+    "<query></query>",
+    '{"answer": "Michael Mann"}',
+    "Questions:",
+]
 
 
 @pytest.mark.parametrize("body", NOTHING)
@@ -142,7 +168,10 @@ def test_any_text_gives_questions_that_are_not_empty(text: str, partial: bool) -
 def test_a_json_list_is_read_exactly(text: str) -> None:
     question = f"Is it {text}?"
     written = json.dumps([question, f"And {question}"])
-    assert read_questions(written, partial=False) == [one_line(question), one_line(f"And {question}")]
+    assert read_questions(written, partial=False) == [
+        one_line(question),
+        one_line(f"And {question}"),
+    ]
 
 
 @settings(deadline=None)

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.protocol.tags import Block, blocks, element, escape, one_line, unescape, without_thinking
+from router.protocol.tags import (
+    Block,
+    blocks,
+    element,
+    escape,
+    one_line,
+    unescape,
+    without_thinking,
+)
 from tests.router.outputs import OUTPUTS
 
 
@@ -19,7 +27,9 @@ def test_unescape_undoes_escape(text: str) -> None:
 def test_escaped_text_holds_no_tag(text: str) -> None:
     assert not {"<", ">"} & set(escape(text))
     assert without_thinking(escape(text)) == escape(text)
-    assert [block.body for block in blocks(element("search", text), "search")] == [escape(text).strip()]
+    assert [block.body for block in blocks(element("search", text), "search")] == [
+        escape(text).strip()
+    ]
 
 
 def test_escape_leaves_quotes_and_takes_control_tokens() -> None:
@@ -27,7 +37,8 @@ def test_escape_leaves_quotes_and_takes_control_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["AT&T", "R&D; more", "?a=1&copy=2", "&notanentity;", "&", "a &lt b", "&#60;", "&eacute;"]
+    "text",
+    ["AT&T", "R&D; more", "?a=1&copy=2", "&notanentity;", "&", "a &lt b", "&#60;", "&eacute;"],
 )
 def test_text_that_was_never_escaped_comes_back_as_it_is(text: str) -> None:
     assert unescape(text) == text

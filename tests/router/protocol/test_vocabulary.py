@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from router.protocol import Vocabulary
 
 SCOPE = Vocabulary.parse(
-    "who wrote the of is city\nborn in what which\n\nThe Salt Road\nIlse Varnholt\nNewbury\nSt. Ives-le-Bas\n"
+    "who wrote the of is city\nborn in what which\n\nThe Salt Road\nIlse Varnholt\n"
+    "Newbury\nSt. Ives-le-Bas\n"
 )
 
 
@@ -43,7 +44,9 @@ def test_inside(question: str) -> None:
     ],
 )
 def test_outside(question: str, outside: list[str]) -> None:
-    """Strange words, as written and each once; and all the words of a question that names nothing."""
+    """Strange words, as written and each once; and all the words of a question that names
+    nothing.
+    """
     assert SCOPE.outside(question) == outside
 
 

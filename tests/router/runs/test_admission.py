@@ -51,7 +51,9 @@ def test_waiting_tenants_take_turns() -> None:
 
 
 def test_a_tenant_at_its_own_limit_holds_up_nobody() -> None:
-    """Its runs wait for its own, while others' begin; and they do not take its place when one of theirs ends."""
+    """Its runs wait for its own, while others' begin; and they do not take its place when one
+    of theirs ends.
+    """
 
     async def main(clock: Clock) -> None:
         asking = Asking(AdmissionLimits(max_runs=3, max_runs_per_tenant=1))
@@ -68,13 +70,17 @@ def test_a_tenant_at_its_own_limit_holds_up_nobody() -> None:
 
 
 def test_the_wait_is_bounded() -> None:
-    """Whoever has waited for so long is turned away, with word of when to come back; the place goes to the next."""
+    """Whoever has waited for so long is turned away, with word of when to come back; the place
+    goes to the next.
+    """
 
     async def main(clock: Clock) -> None:
         asking = Asking(AdmissionLimits(max_runs=1, queue_s=5.0))
         await asking.ask("a", "b")
         await clock.advance(5.1)
-        with pytest.raises(Overloaded, match=r"1 of 1 runs .* \(admission\.max_runs\), and 0 wait") as caught:
+        with pytest.raises(
+            Overloaded, match=r"1 of 1 runs .* \(admission\.max_runs\), and 0 wait"
+        ) as caught:
             await asking.waiting[1]
         assert caught.value.retry_after_s == 5.0
         await asking.ask("c")
@@ -114,7 +120,9 @@ def test_a_full_queue_is_shared() -> None:
 
 @pytest.mark.parametrize("at", ["waiting", "called"])
 def test_whoever_leaves_the_queue_takes_no_place_along(at: str) -> None:
-    """Cancelled while waiting, or in the very moment in which its turn comes: the next one gets it."""
+    """Cancelled while waiting, or in the very moment in which its turn comes: the next one gets
+    it.
+    """
 
     async def main(clock: Clock) -> None:
         asking = Asking(AdmissionLimits(max_runs=1))
@@ -126,13 +134,19 @@ def test_whoever_leaves_the_queue_takes_no_place_along(at: str) -> None:
             asking.waiting[1].cancel()
             asking.admission.leave("a")
         await clock.settle()
-        assert (asking.entered, asking.admission.running, asking.admission.waiting) == (["a", "c"], 1, 0)
+        assert (asking.entered, asking.admission.running, asking.admission.waiting) == (
+            ["a", "c"],
+            1,
+            0,
+        )
 
     with_clock(main)
 
 
 def test_a_run_that_nobody_asked_for_gives_way() -> None:
-    """A shadow run begins only when there is room and nobody waits, with all its time, and takes no client's place."""
+    """A shadow run begins only when there is room and nobody waits, with all its time, and
+    takes no client's place.
+    """
 
     async def main(clock: Clock) -> None:
         store, begun, let = Kept(), asyncio.Event(), asyncio.Event()
@@ -165,7 +179,9 @@ def test_a_run_that_nobody_asked_for_gives_way() -> None:
 async def test_a_request_that_is_turned_away_leaves_nothing() -> None:
     """It is not on record, nothing is called, and the place that it did not get is not lost."""
     store, model = Kept(), HeldModel(ScriptedModel([STOP]))
-    gateway = Deployment(model).gateway(store, admission=Admission(AdmissionLimits(max_runs=1, queue=0)))
+    gateway = Deployment(model).gateway(
+        store, admission=Admission(AdmissionLimits(max_runs=1, queue=0))
+    )
     first = asyncio.create_task(gateway.answer("why?", RequestOptions()))
     await ended(model.called.wait())
     with pytest.raises(Overloaded):

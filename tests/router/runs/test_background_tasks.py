@@ -8,7 +8,9 @@ from router.background import background_tasks
 
 
 async def test_work_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """What it stands beside goes on, and the log says what has ended; one that is cancelled has not failed."""
+    """What it stands beside goes on, and the log says what has ended; one that is cancelled has
+    not failed.
+    """
     ended = asyncio.Event()
 
     async def fail() -> None:

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from router.errors import BadRequest, OutOfTime, RequestIdTaken, RunCancelled, StoreFailed, UpstreamRefused
+from router.errors import (
+    BadRequest,
+    OutOfTime,
+    RequestIdTaken,
+    RunCancelled,
+    StoreFailed,
+    UpstreamRefused,
+)
 from router.ledger import Budget, RunStart
 from router.ledger.journal import Admitted, EarlierRun
 from router.models import Completion, Delta, Message, ScriptedModel, Usage
@@ -24,9 +31,13 @@ QUESTION = "Who directed Heat?"
 ASKED = CompletionRequest("answer", (Message("user", "hi"),), (), 0)
 
 
-def asking(deployment: Deployment, store: Kept, options: RequestOptions | None = None, **settings: Any) -> Task[Run]:
+def asking(
+    deployment: Deployment, store: Kept, options: RequestOptions | None = None, **settings: Any
+) -> Task[Run]:
     """The answer to the question, once it is there."""
-    return asyncio.create_task(deployment.gateway(store, **settings).answer(QUESTION, options or RequestOptions()))
+    return asyncio.create_task(
+        deployment.gateway(store, **settings).answer(QUESTION, options or RequestOptions())
+    )
 
 
 def answering(**says: Any) -> tuple[Kept, HeldModel, Deployment]:
@@ -36,14 +47,22 @@ def answering(**says: Any) -> tuple[Kept, HeldModel, Deployment]:
 
 
 async def test_a_finished_run_is_stored() -> None:
-    """The run that is returned is the run that was stored: question, trajectory, settings and calls."""
+    """The run that is returned is the run that was stored: question, trajectory, settings and
+    calls.
+    """
     store = Kept()
     run = await Deployment().gateway(store).answer(f"  {QUESTION}\n", RequestOptions())
     assert store.runs == [run]
     assert (run.kind, run.request, run.status, run.error) == ("answer", QUESTION, "finished", "")
     assert isinstance(run.result, Trajectory)
     assert run.result.answer == "Michael Mann"
-    assert [call.role for call in run.calls] == ["delegation", "execution", "execution", "delegation", "answer"]
+    assert [call.role for call in run.calls] == [
+        "delegation",
+        "execution",
+        "execution",
+        "delegation",
+        "answer",
+    ]
     assert {name: setting.model for name, setting in run.settings.items()} == {
         "delegation": "backbone",
         "execution": "small",
@@ -53,7 +72,11 @@ async def test_a_finished_run_is_stored() -> None:
 
 @pytest.mark.parametrize(
     ("question", "why"),
-    [("", "question is empty"), (" \n\t", "question is empty"), ("x" * 11, "11 characters; at most 10")],
+    [
+        ("", "question is empty"),
+        (" \n\t", "question is empty"),
+        ("x" * 11, "11 characters; at most 10"),
+    ],
 )
 async def test_bad_questions(question: str, why: str) -> None:
     """What cannot be used is refused before anything is spent or stored."""
@@ -64,7 +87,9 @@ async def test_bad_questions(question: str, why: str) -> None:
     with pytest.raises(BadRequest, match=why.replace("question", "sub_query")):
         await gateway.execute(question, RequestOptions())
     assert (store.runs, model.prompts) == ([], [])
-    run = await Deployment().gateway(max_question_chars=10).answer(f" {'x' * 10} ", RequestOptions())
+    run = (
+        await Deployment().gateway(max_question_chars=10).answer(f" {'x' * 10} ", RequestOptions())
+    )
     assert run.status == "finished"  # space around a question does not count
 
 
@@ -72,13 +97,21 @@ async def test_bad_questions(question: str, why: str) -> None:
 async def test_bad_conversations(messages: tuple[Message, ...]) -> None:
     """A conversation must leave the next turn to the model."""
     with pytest.raises(BadRequest, match="must end with a message"):
-        await Deployment().gateway().complete(CompletionRequest("answer", messages, (), 0), RequestOptions())
+        await (
+            Deployment()
+            .gateway()
+            .complete(CompletionRequest("answer", messages, (), 0), RequestOptions())
+        )
 
 
 async def test_out_of_scope() -> None:
-    """A question beyond the models' language is answered with what it was about, and no model is asked."""
+    """A question beyond the models' language is answered with what it was about, and no model
+    is asked.
+    """
     model, store = ScriptedModel([]), Kept()
-    gateway = Deployment(model).gateway(store, vocabulary=Vocabulary(["who", "wrote"], ["The Salt Road"]))
+    gateway = Deployment(model).gateway(
+        store, vocabulary=Vocabulary(["who", "wrote"], ["The Salt Road"])
+    )
     run = await gateway.answer("Who directed Heat?", RequestOptions())
     assert isinstance(run.result, Trajectory)
     assert run.result.outcome == "out_of_scope"
@@ -139,7 +172,9 @@ async def test_a_cancelled_run_is_stored_with_its_calls() -> None:
 async def test_cancelling_cancels_every_executor() -> None:
     """Sub-queries that run side by side all stop, each with its row."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
-    answer = asking(Deployment(ScriptedModel(['<search>["a?", "b?", "c?"]</search>']), model), store)
+    answer = asking(
+        Deployment(ScriptedModel(['<search>["a?", "b?", "c?"]</search>']), model), store
+    )
     await ended(model.called.wait())
     for _ in range(10):
         await asyncio.sleep(0)
@@ -160,7 +195,9 @@ async def test_a_run_that_is_cancelled_while_it_is_stored(status: str) -> None:
     store.let.set()
     with pytest.raises(asyncio.CancelledError):
         await ended(answer)
-    assert [(run.status, len(run.calls)) for run in store.runs] == [(status, 1 if status == "failed" else 5)]
+    assert [(run.status, len(run.calls)) for run in store.runs] == [
+        (status, 1 if status == "failed" else 5)
+    ]
 
 
 async def test_cancelling_stays_cancelling_when_the_store_fails() -> None:
@@ -174,7 +211,9 @@ async def test_cancelling_stays_cancelling_when_the_store_fails() -> None:
 
 @pytest.mark.parametrize(("asked_s", "limit_s"), [(10.0, 120.0), (None, 10.0), (500.0, 10.0)])
 def test_the_deadline(asked_s: float | None, limit_s: float) -> None:
-    """A run ends before the client's deadline or the gateway's limit, whichever is sooner, in time to be stored."""
+    """A run ends before the client's deadline or the gateway's limit, whichever is sooner, in
+    time to be stored.
+    """
 
     async def main(clock: Clock) -> None:
         store, _, deployment = answering()
@@ -185,7 +224,11 @@ def test_the_deadline(asked_s: float | None, limit_s: float) -> None:
         with pytest.raises(OutOfTime):
             await answer
         (run,) = store.runs
-        assert (run.status, run.error.startswith("OutOfTime"), len(run.calls)) == ("failed", True, 5)
+        assert (run.status, run.error.startswith("OutOfTime"), len(run.calls)) == (
+            "failed",
+            True,
+            5,
+        )
 
     with_clock(main)
 
@@ -201,7 +244,9 @@ async def test_a_deadline_that_has_passed() -> None:
 
 
 def test_a_store_that_takes_too_long() -> None:
-    """Whoever asked hears of it in time, though the run is still being stored; it is under way until it is."""
+    """Whoever asked hears of it in time, though the run is still being stored; it is under way
+    until it is.
+    """
 
     async def main(clock: Clock) -> None:
         store, live = Kept(), LiveRuns()
@@ -255,7 +300,9 @@ async def test_execute() -> None:
 async def test_complete() -> None:
     """One call to a role's model is a run of its own; the role's system prompt is not added."""
     store, model = Kept(), ScriptedModel(["a</x>b"])
-    request = CompletionRequest("answer", (Message("system", "be"), Message("user", "hi")), ("</x>",), 7)
+    request = CompletionRequest(
+        "answer", (Message("system", "be"), Message("user", "hi")), ("</x>",), 7
+    )
     run = await Deployment(answerer=model).gateway(store).complete(request, RequestOptions())
     assert isinstance(run.result, Conversation)
     assert (run.kind, run.request, run.result.outputs[0].text) == ("complete", "hi", "a</x>")
@@ -269,7 +316,11 @@ async def test_complete_streamed() -> None:
     store, sent = Kept(), list[Delta]()
     written = Completion("a b c", "stop", "hm", Usage(3, 3), overran=True)
     model = ScriptedModel([written])
-    run = await Deployment(answerer=model).gateway(store).complete(ASKED, RequestOptions(), sent.append)
+    run = (
+        await Deployment(answerer=model)
+        .gateway(store)
+        .complete(ASKED, RequestOptions(), sent.append)
+    )
     assert isinstance(run.result, Conversation)
     assert run.result.outputs == (written,)
     assert "".join(delta.text for delta in sent) == "a b c"
@@ -292,8 +343,15 @@ NAMED = RequestOptions(request_id="once")
 
 
 async def test_a_repeated_request_spends_nothing() -> None:
-    """The second request of a name gets the first one's run, its events included, and no model is asked."""
-    store, model, first, second = Kept(), ScriptedModel([block(QUESTION), STOP]), list[Event](), list[Event]()
+    """The second request of a name gets the first one's run, its events included, and no model
+    is asked.
+    """
+    store, model, first, second = (
+        Kept(),
+        ScriptedModel([block(QUESTION), STOP]),
+        list[Event](),
+        list[Event](),
+    )
     gateway = Deployment(model).gateway(store)
     run = await gateway.answer(QUESTION, NAMED, first.append)
     again = await gateway.answer(QUESTION, NAMED, second.append)
@@ -305,7 +363,8 @@ async def test_a_repeated_request_spends_nothing() -> None:
 async def test_a_request_that_is_repeated_while_it_runs(stored: list[str]) -> None:
     """The second waits for the first; where that comes to nothing, it begins anew."""
     store, model, deployment = answering(
-        delegator=ScriptedModel([block(QUESTION), STOP] * 2), answers=["<answer>Michael Mann</answer>"] * 2
+        delegator=ScriptedModel([block(QUESTION), STOP] * 2),
+        answers=["<answer>Michael Mann</answer>"] * 2,
     )
     gateway = deployment.gateway(store)
     first = asyncio.create_task(gateway.answer(QUESTION, NAMED))
@@ -324,10 +383,14 @@ async def test_a_request_that_is_repeated_while_it_runs(stored: list[str]) -> No
 async def test_a_request_that_is_repeated_while_it_fails_elsewhere() -> None:
     """Whoever waits for it begins anew, also where the texts of runs are not kept."""
     store, fingerprint = Kept(), RunRequest("answer", QUESTION, QUESTION).fingerprint
-    await store.begin(RunStart("run-1", "answer", DEFAULT_TENANT, "", "once", QUESTION, fingerprint, 0.0))
+    await store.begin(
+        RunStart("run-1", "answer", DEFAULT_TENANT, "", "once", QUESTION, fingerprint, 0.0)
+    )
     asking = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, NAMED))
     await asyncio.sleep(0)
-    store.runs.append(Run("run-1", "answer", "", "failed", "", None, {}, (), 0.0, 1.0, redacted=True))
+    store.runs.append(
+        Run("run-1", "answer", "", "failed", "", None, {}, (), 0.0, 1.0, redacted=True)
+    )
     assert (await ended(asking)).status == "finished"
 
 
@@ -344,7 +407,9 @@ async def test_waiting_for_a_run_ends_with_the_deadline() -> None:
 
 
 async def test_a_name_that_is_used_twice() -> None:
-    """A name belongs to one request: the same name for something else is refused, and tenants do not share names."""
+    """A name belongs to one request: the same name for something else is refused, and tenants
+    do not share names.
+    """
     gateway = Deployment(ScriptedModel(lambda _: "<stop>")).gateway()
     run = await gateway.answer(QUESTION, NAMED)
     with pytest.raises(RequestIdTaken, match=f"run {run.id}"):
@@ -385,7 +450,11 @@ async def test_money_needs_prices() -> None:
     """A limit in money is refused where a price is unknown, before anything is spent."""
     store = Kept()
     with pytest.raises(BadRequest, match=r'\[prices."backbone"\]'):
-        await Deployment().gateway(store).answer(QUESTION, RequestOptions(budget=Budget(max_nano_usd=1)))
+        await (
+            Deployment()
+            .gateway(store)
+            .answer(QUESTION, RequestOptions(budget=Budget(max_nano_usd=1)))
+        )
     assert not store.starts
 
 
@@ -411,9 +480,15 @@ async def test_nobody_hears_of_anything_else() -> None:
     heard: list[Run] = []
     refused = ScriptedModel([UpstreamRefused("wrong key", endpoint="e")])
     with pytest.raises(UpstreamRefused):
-        await Deployment(refused).gateway(on_answered=heard.append).answer(QUESTION, RequestOptions())
+        await (
+            Deployment(refused).gateway(on_answered=heard.append).answer(QUESTION, RequestOptions())
+        )
     gateway = Deployment().gateway(on_answered=heard.append)
     await gateway.execute(QUESTION, RequestOptions())
     await gateway.complete(ASKED, RequestOptions())
-    await Deployment().gateway(Redacting(), on_answered=heard.append).answer(QUESTION, RequestOptions())
+    await (
+        Deployment()
+        .gateway(Redacting(), on_answered=heard.append)
+        .answer(QUESTION, RequestOptions())
+    )
     assert heard == []

@@ -1,7 +1,8 @@
-"""Replies as named engines write them, down to their headers, through the real client and the whole search.
+"""Replies as named engines write them, down to their headers, through the real client and the whole
+search.
 
-Each file of `recorded` holds the replies of one engine to one search, by role and in order, after the engine's
-published format (`format` says where that stands).
+Each file of `recorded` holds the replies of one engine to one search, by role and in order, after
+the engine's published format (`format` says where that stands).
 """
 
 import json
@@ -28,7 +29,9 @@ from tests.router.deployment import lasting
 FOLDER = Path(__file__).parent / "recorded"
 PROMPT_FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"
 NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
-PROMPTS: Mapping[RoleName, str] = {name: (PROMPT_FOLDER / f"{name}.txt").read_text("utf-8").strip() for name in NAMES}
+PROMPTS: Mapping[RoleName, str] = {
+    name: (PROMPT_FOLDER / f"{name}.txt").read_text("utf-8").strip() for name in NAMES
+}
 
 QUESTION, SUB_QUERY = "Where was the director of the film Heat born?", "Who directed the film Heat?"
 EVIDENCE = "Heat is a 1995 film directed by Michael Mann, who was born in Chicago."
@@ -50,7 +53,9 @@ class Recording:
         opening = (await request.json())["messages"][0]["content"]
         (role,) = (role for role in NAMES if opening.startswith(PROMPTS[role]))
         reply = next(self._replies[role])
-        return web.Response(body=json.dumps(reply["body"]), status=reply["status"], headers=reply["headers"])
+        return web.Response(
+            body=json.dumps(reply["body"]), status=reply["status"], headers=reply["headers"]
+        )
 
     @property
     def left(self) -> int:
@@ -71,11 +76,17 @@ async def searched(model: OpenAIHTTP, context: RunContext, **settings: Any) -> T
 
 def is_whole(trajectory: Trajectory) -> bool:
     """Whether the sub-query was searched and reported, and the answer came from the report."""
-    assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == ("Chicago", "answered", (1,))
+    assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == (
+        "Chicago",
+        "answered",
+        (1,),
+    )
     (execution,) = trajectory.executions
     assert (execution.sub_query, execution.outcome) == (SUB_QUERY, "reported")
     assert execution.report == Report("Michael Mann", (EVIDENCE,))
-    assert [(search.query, search.passages) for search in execution.searches] == [(SUB_QUERY, tuple(FOUND))]
+    assert [(search.query, search.passages) for search in execution.searches] == [
+        (SUB_QUERY, tuple(FOUND))
+    ]
     return True
 
 
@@ -91,7 +102,12 @@ def test_every_recording_is_played() -> None:
     """No file lies about without a test."""
     assert {path.stem for path in FOLDER.iterdir()} == {
         *THINKING,
-        *("qwen3_vllm_thinking_off", "gemma_vllm_no_system_role", "ollama_ignores_stop", "openai_rate_limit"),
+        *(
+            "qwen3_vllm_thinking_off",
+            "gemma_vllm_no_system_role",
+            "ollama_ignores_stop",
+            "openai_rate_limit",
+        ),
         "llama_cpp_context",
     }
 
@@ -101,7 +117,9 @@ THINKING = ["deepseek_reasoner", "qwen3_vllm_reasoning_parser", "qwen3_vllm_no_p
 
 @pytest.mark.parametrize("name", THINKING)
 async def test_thinking(pool: ConnectionPool, openai_server: OpenAIServer, name: str) -> None:
-    """Wherever an engine puts the thinking, and whatever tags are in it, it is kept and never read."""
+    """Wherever an engine puts the thinking, and whatever tags are in it, it is kept and never
+    read.
+    """
     openai_server.plays(recording := Recording(name))
     trajectory = await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), lasting())
     assert is_whole(trajectory)
@@ -125,7 +143,9 @@ async def test_thinking_off(pool: ConnectionPool, openai_server: OpenAIServer) -
     openai_server.plays(Recording("qwen3_vllm_thinking_off"))
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
     assert is_whole(await searched(model, lasting()))
-    assert {body["chat_template_kwargs"]["enable_thinking"] for body in openai_server.bodies} == {False}
+    assert {body["chat_template_kwargs"]["enable_thinking"] for body in openai_server.bodies} == {
+        False
+    }
 
 
 async def test_stop_strings_are_ignored(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
@@ -138,7 +158,9 @@ async def test_stop_strings_are_ignored(pool: ConnectionPool, openai_server: Ope
 
 
 async def test_no_system_role(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """A template that refuses a system message is refused with the key to set; with it, only turns are sent."""
+    """A template that refuses a system message is refused with the key to set; with it, only
+    turns are sent.
+    """
     openai_server.plays(Recording("gemma_vllm_no_system_role"))
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
     with pytest.raises(UpstreamRefused, match=r"System role not supported.*system_role = false"):
@@ -147,9 +169,15 @@ async def test_no_system_role(pool: ConnectionPool, openai_server: OpenAIServer)
     assert is_whole(trajectory)
     sent = [[message["role"] for message in body["messages"]] for body in openai_server.bodies[1:]]
     assert all(roles == ["user", "assistant", "user"][: len(roles)] for roles in sent)
-    assert openai_server.bodies[1]["messages"][0]["content"] == f"{PROMPTS['delegation']}\n\n{QUESTION}"
+    assert (
+        openai_server.bodies[1]["messages"][0]["content"]
+        == f"{PROMPTS['delegation']}\n\n{QUESTION}"
+    )
     assert trajectory.delegation
-    assert trajectory.delegation.messages[:2] == (Message("system", PROMPTS["delegation"]), Message("user", QUESTION))
+    assert trajectory.delegation.messages[:2] == (
+        Message("system", PROMPTS["delegation"]),
+        Message("user", QUESTION),
+    )
 
 
 async def test_rate_limit(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
@@ -164,7 +192,9 @@ async def test_rate_limit(pool: ConnectionPool, openai_server: OpenAIServer) -> 
 
 
 async def test_context_too_long(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """Passages are dropped until the context holds the rest; the trace has what the model was shown at last."""
+    """Passages are dropped until the context holds the rest; the trace has what the model was
+    shown at last.
+    """
     openai_server.plays(Recording("llama_cpp_context"))
     context = lasting()
     trajectory = await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), context)
@@ -173,9 +203,13 @@ async def test_context_too_long(pool: ConnectionPool, openai_server: OpenAIServe
     assert execution.searches[0].dropped_passages == 2
     shown = prompts.documents(FOUND[:1], last=False)
     assert execution.conversation.messages[3] == Message("user", shown)
-    sent = [body["messages"][-1]["content"].count("<document ") for body in openai_server.bodies[2:5]]
+    sent = [
+        body["messages"][-1]["content"].count("<document ") for body in openai_server.bodies[2:5]
+    ]
     assert sent == [3, 2, 1]
-    booked = [(call.purpose, call.outcome) for call in context.ledger.calls if call.role == "execution"]
+    booked = [
+        (call.purpose, call.outcome) for call in context.ledger.calls if call.role == "execution"
+    ]
     assert booked == [
         ("first", "completed"),
         ("first", "refused"),

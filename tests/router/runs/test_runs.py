@@ -27,7 +27,11 @@ async def under_way(
     identity: Identity = LOCAL, *, full: bool = False
 ) -> AsyncIterator[tuple[Kept, Runs, str, Task[Run]]]:
     """An answer that is nearly there; it is there at the end. `full`: it cannot be stored."""
-    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
+    store, live, model = (
+        Kept(),
+        LiveRuns(),
+        HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"])),
+    )
     store.full = full
     gateway = Deployment(answerer=model).gateway(store, live=live)
     answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(identity)))
@@ -37,14 +41,18 @@ async def under_way(
     await ended(asyncio.wait([answering]))
 
 
-async def told(runs: Runs, run_id: str, after: int, identity: Identity = LOCAL) -> list[tuple[int, Event | Run]]:
+async def told(
+    runs: Runs, run_id: str, after: int, identity: Identity = LOCAL
+) -> list[tuple[int, Event | Run]]:
     """Everything that watching tells."""
     return [item async for item in runs.watch(run_id, after, identity)]
 
 
 @pytest.mark.parametrize("after", [0, 3])
 async def test_watching_a_run_that_has_ended(after: int) -> None:
-    """Its events are told with their numbers, from where they are wanted, and the run at the end."""
+    """Its events are told with their numbers, from where they are wanted, and the run at the
+    end.
+    """
     store, events = Kept(), list[Event]()
     run = await Deployment().gateway(store).answer(QUESTION, RequestOptions(), events.append)
     assert run.events == tuple(events)
@@ -64,8 +72,14 @@ async def test_watching_a_run_under_way() -> None:
         assert begun[0] == (1, RunStarted(run_id))
         assert isinstance(begun[4][1], Reported)
     rest, run = [item async for item in watching], await answering
-    assert [number for number, _ in (*begun, *rest)] == [*range(1, len(run.events) + 1), len(run.events) + 2]
-    assert rest[-2:] == [(len(run.events), AnswerWritten("Michael Mann")), (len(run.events) + 2, run)]
+    assert [number for number, _ in (*begun, *rest)] == [
+        *range(1, len(run.events) + 1),
+        len(run.events) + 2,
+    ]
+    assert rest[-2:] == [
+        (len(run.events), AnswerWritten("Michael Mann")),
+        (len(run.events) + 2, run),
+    ]
 
 
 async def test_watching_a_run_that_cannot_be_stored() -> None:
@@ -81,7 +95,11 @@ async def test_watching_a_run_that_cannot_be_stored() -> None:
 async def test_events_that_there_are_not() -> None:
     """A number out of range is refused, with the range."""
     store = Kept()
-    run = await Deployment(ScriptedModel(["<stop>"])).gateway(store).answer(QUESTION, RequestOptions())
+    run = (
+        await Deployment(ScriptedModel(["<stop>"]))
+        .gateway(store)
+        .answer(QUESTION, RequestOptions())
+    )
     for after, range_of in ((-1, "must be 0"), (100, "events 1 to 5")):
         with pytest.raises(BadRequest, match=range_of):
             await told(Runs(store, LiveRuns()), run.id, after)
@@ -96,7 +114,9 @@ async def test_only_answers_have_events() -> None:
 
 
 async def test_anothers_run_is_not_there() -> None:
-    """Whatever is tried with another tenant's run, it is as if it were not there; it goes on undisturbed."""
+    """Whatever is tried with another tenant's run, it is as if it were not there; it goes on
+    undisturbed.
+    """
     async with under_way(OWNER) as (_, runs, run_id, answering):
         for trying in (
             lambda: runs.get(run_id, OTHER),
@@ -124,7 +144,8 @@ async def test_cancelling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("feedback", "why"), [(Feedback("run-1"), "empty"), (Feedback("run-1", score=1.5), "from 0 to 1")]
+    ("feedback", "why"),
+    [(Feedback("run-1"), "empty"), (Feedback("run-1", score=1.5), "from 0 to 1")],
 )
 async def test_bad_feedback(feedback: Feedback, why: str) -> None:
     """Feedback that says nothing, or something that cannot be, is refused."""

@@ -1,4 +1,6 @@
-"""Whether the evidence of a run supports its answer, as its answer says over RPC, HTTP and in lists."""
+"""Whether the evidence of a run supports its answer, as its answer says over RPC, HTTP and in
+lists.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +19,10 @@ from tests.router.edge.wire import whole_server
 CITIES = "City | Country | Founded\n\nKrurou | Veshoux | 1871\n\nTrongour | Veshoux | 1900"
 TURNED = "City | Country | Founded\n\nTrongour | Veshoux | 1900\n\nKrurou | Veshoux | 1871"
 PROSE = "Krurou was founded in 1871. Trongour was founded in 1900. It burnt down on 12 May 1911."
-MANN = "Michael Mann is an American director. He directed Heat in 1995. He was born on February 5, 1943."
+MANN = (
+    "Michael Mann is an American director. He directed Heat in 1995. He was born on February "
+    "5, 1943."
+)
 TOWER = "巴黎是法国的首都。埃菲尔铁塔建于1889年，由居斯塔夫·埃菲尔设计。"
 LYON = "The city of Lyon has 1,200,000 inhabitants and an area of 47.87 km2."
 TITLES = {MANN: "Michael Mann", TOWER: "巴黎", LYON: "Lyon"}
@@ -86,10 +91,28 @@ async def test_evidence_of_one_row_is_cited_to_it(text: str, point: str) -> None
         (WHEN, "18711", PROSE, "1871", ["Krurou was founded in 1871."]),
         (WHEN, "Yes, in 1850", PROSE, "1871", ["Krurou was founded in 1871."]),
         (WHO, "Tony Scott", MANN, "Michael Mann", ["He directed Heat in 1995."]),
-        (WHO, "As the reports say, it was directed by Tony Scott.", MANN, "Mann", ["He directed Heat in 1995."]),
-        ("When was Mann born?", "6 February 1943", MANN, "February 5, 1943", ["He was born on February 5, 1943."]),
+        (
+            WHO,
+            "As the reports say, it was directed by Tony Scott.",
+            MANN,
+            "Mann",
+            ["He directed Heat in 1995."],
+        ),
+        (
+            "When was Mann born?",
+            "6 February 1943",
+            MANN,
+            "February 5, 1943",
+            ["He was born on February 5, 1943."],
+        ),
         ("What is Mann?", "a painter", MANN, "director", ["Michael Mann is an American director."]),
-        ("How many live there?", "12 million", LYON, "1,200,000", ["The city of Lyon has 1,200,000 inhabitants"]),
+        (
+            "How many live there?",
+            "12 million",
+            LYON,
+            "1,200,000",
+            ["The city of Lyon has 1,200,000 inhabitants"],
+        ),
         ("法国的首都是哪里？", "伦敦", TOWER, "巴黎", ["巴黎是法国的首都。"]),
         ("埃菲尔铁塔建于哪一年？", "1890年", TOWER, "1889年", ["埃菲尔铁塔建于1889年"]),
         ("Was Krurou founded first?", "Yes", PROSE, "yes", []),
@@ -110,7 +133,13 @@ async def test_an_answer_that_no_evidence_holds(
     [
         (WHEN, "1871", PROSE, "1871", ["Krurou was founded in 1871."]),
         (WHO, "Michael Mann", MANN, "Michael Mann", ["He directed Heat in 1995."]),
-        (WHO, "Michael Mann", MANN, "Mann", ["Michael Mann is an American director. He directed Heat in 1995."]),
+        (
+            WHO,
+            "Michael Mann",
+            MANN,
+            "Mann",
+            ["Michael Mann is an American director. He directed Heat in 1995."],
+        ),
         (
             WHO,
             "According to the report, Heat was directed by Michael Mann.",
@@ -118,16 +147,58 @@ async def test_an_answer_that_no_evidence_holds(
             "Mann",
             ["He directed Heat in 1995."],
         ),
-        ("When was Mann born?", "5 February 1943", MANN, "1943", ["He was born on February 5, 1943."]),
+        (
+            "When was Mann born?",
+            "5 February 1943",
+            MANN,
+            "1943",
+            ["He was born on February 5, 1943."],
+        ),
         ("When was Mann born?", "1943-02-05", MANN, "1943", ["He was born on February 5, 1943."]),
         ("When was Mann born?", "1943", MANN, "1943", ["He was born on February 5, 1943."]),
-        ("How many live there?", "1.2 million", LYON, "1,200,000", ["The city of Lyon has 1,200,000 inhabitants"]),
-        ("How many live there?", "1200000", LYON, "1,200,000", ["The city of Lyon has 1,200,000 inhabitants"]),
-        ("Was Krurou founded before Trongour?", "Yes.", PROSE, "1871", ["Krurou was founded in 1871."]),
-        ("Which is older, Krurou or Trongour?", "Krurou", PROSE, "1871", ["Krurou was founded in 1871."]),
+        (
+            "How many live there?",
+            "1.2 million",
+            LYON,
+            "1,200,000",
+            ["The city of Lyon has 1,200,000 inhabitants"],
+        ),
+        (
+            "How many live there?",
+            "1200000",
+            LYON,
+            "1,200,000",
+            ["The city of Lyon has 1,200,000 inhabitants"],
+        ),
+        (
+            "Was Krurou founded before Trongour?",
+            "Yes.",
+            PROSE,
+            "1871",
+            ["Krurou was founded in 1871."],
+        ),
+        (
+            "Which is older, Krurou or Trongour?",
+            "Krurou",
+            PROSE,
+            "1871",
+            ["Krurou was founded in 1871."],
+        ),
         ("Who and when?", "Michael Mann, 1995", MANN, "Mann", ["He directed Heat in 1995."]),
-        ("埃菲尔铁塔建于哪一年？", "1889年", TOWER, "1889年", ["埃菲尔铁塔建于1889年，由居斯塔夫·埃菲尔设计。"]),
-        ("谁设计了埃菲尔铁塔？", "埃菲尔铁塔是由居斯塔夫·埃菲尔设计的。", TOWER, "埃菲尔", ["由居斯塔夫·埃菲尔设计"]),
+        (
+            "埃菲尔铁塔建于哪一年？",
+            "1889年",
+            TOWER,
+            "1889年",
+            ["埃菲尔铁塔建于1889年，由居斯塔夫·埃菲尔设计。"],
+        ),
+        (
+            "谁设计了埃菲尔铁塔？",
+            "埃菲尔铁塔是由居斯塔夫·埃菲尔设计的。",
+            TOWER,
+            "埃菲尔",
+            ["由居斯塔夫·埃菲尔设计"],
+        ),
         (WHO, "The evidence is insufficient.", MANN, "no", []),
         (WHO, "Not found", MANN, "no", []),
         (WHO, "文档中没有提到。", MANN, "no", []),
@@ -136,7 +207,9 @@ async def test_an_answer_that_no_evidence_holds(
 async def test_an_answer_that_the_evidence_holds(
     question: str, answer: str, text: str, found: str, evidence: list[str]
 ) -> None:
-    """Parts of several sentences, other forms of numbers and dates, comparisons, and that nothing is known."""
+    """Parts of several sentences, other forms of numbers and dates, comparisons, and that
+    nothing is known.
+    """
     async with answering(question, answer, text, found, evidence) as (client, said):
         assert not said.unsupported
         assert [run async for run in client.runs(unsupported=True)] == []

@@ -1,4 +1,6 @@
-"""The delegator: one decision a round, in a conversation of the question, its own outputs and the reports."""
+"""The delegator: one decision a round, in a conversation of the question, its own outputs and
+the reports.
+"""
 
 import pytest
 
@@ -33,7 +35,10 @@ async def test_a_decision() -> None:
     decision, conversation = await asked.decide(asked.open(f"{QUESTION} <b>"), Ledger())
     assert decision == Dispatch(("Who directed Heat?",), ())
     (prompt,) = model.prompts
-    assert prompt.messages == (Message("system", "delegate"), Message("user", f"{QUESTION} &lt;b&gt;"))
+    assert prompt.messages == (
+        Message("system", "delegate"),
+        Message("user", f"{QUESTION} &lt;b&gt;"),
+    )
     assert prompt.stop == ("</search>",)
     assert conversation.messages[2:] == (Message("assistant", block("Who directed Heat?")),)
 
@@ -76,16 +81,21 @@ async def test_a_block_cut_by_the_length_limit() -> None:
 
 
 async def test_reports_go_back_as_printed() -> None:
-    """The results stand as in Fig. 7 of the paper, in the order of the block, and nothing else of the executors."""
+    """The results stand as in Fig. 7 of the paper, in the order of the block, and nothing else
+    of the executors.
+    """
     asked, _ = delegator()
     told = asked.inform(
-        asked.open(QUESTION), [executed("a?", Report("A", ("one", "two"))), executed("b?", NO_EVIDENCE)], []
+        asked.open(QUESTION),
+        [executed("a?", Report("A", ("one", "two"))), executed("b?", NO_EVIDENCE)],
+        [],
     )
     assert told.messages[-1] == Message(
         "user",
         '<search_results><result index="0">'
         "<request>a?</request><answer>A</answer><evidence>one\ntwo</evidence></result>"
-        '<result index="1"><request>b?</request><answer>no evidence found</answer><evidence></evidence></result>'
+        '<result index="1"><request>b?</request><answer>no evidence '
+        "found</answer><evidence></evidence></result>"
         "</search_results>",
     )
     assert "private" not in repr(told)
@@ -100,7 +110,9 @@ async def test_thinking_is_not_shown_again() -> None:
 
 
 async def test_a_stop_string_met_while_thinking() -> None:
-    """Engines end the output there, within the thought; the correction is asked for without stop strings."""
+    """Engines end the output there, within the thought; the correction is asked for without
+    stop strings.
+    """
     said = f"<think>I could <search>x?</search>, or not.</think>{block('a?')}"
     asked, model = delegator(said, said)
     decision, _ = await asked.decide(asked.open(QUESTION), Ledger())

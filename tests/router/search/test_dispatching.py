@@ -43,7 +43,9 @@ class Watched:
     def of(self, query: str) -> asyncio.Event:
         return self.searched.setdefault(query, asyncio.Event())
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         for query in queries:
             self.of(query).set()
             try:
@@ -55,7 +57,9 @@ class Watched:
         return [[PASSAGE][:top_k] for _ in queries]
 
 
-def paced(retriever: Watched, *outputs: Sequence[Piece], attempts: int = 1, early: bool = True) -> FactorizedSearch:
+def paced(
+    retriever: Watched, *outputs: Sequence[Piece], attempts: int = 1, early: bool = True
+) -> FactorizedSearch:
     """A search whose delegator writes as it is let."""
     deployment = Deployment(PacedModel(*outputs), retriever=retriever, attempts=attempts)
     return deployment.search(early_dispatch=early)
@@ -63,11 +67,17 @@ def paced(retriever: Watched, *outputs: Sequence[Piece], attempts: int = 1, earl
 
 def spent(context: RunContext, outcome: str) -> list[Call]:
     """The executor's calls that ended so."""
-    return [call for call in context.ledger.calls if call.role == "execution" and call.outcome == outcome]
+    return [
+        call
+        for call in context.ledger.calls
+        if call.role == "execution" and call.outcome == outcome
+    ]
 
 
 async def test_a_sub_query_begins_at_its_closing_quote() -> None:
-    """The second one is written only once the first has searched, and the block is closed once the second has."""
+    """The second one is written only once the first has searched, and the block is closed once
+    the second has.
+    """
     retriever = Watched()
     a, b = retriever.of("a?").wait, retriever.of("b?").wait
     written: list[Piece] = ['<search>["a?"', a, ', "b?"', b, "]</search>"]
@@ -86,12 +96,21 @@ async def test_nothing_is_heard_of_it_before_the_block_is_read() -> None:
         await retriever.of("a?").wait()
         heard.extend(events)
 
-    found = await paced(retriever, ['<search>["a?"', listen, ', "b?"]</search>'], [STOP]).run(QUESTION, context)
+    found = await paced(retriever, ['<search>["a?"', listen, ', "b?"]</search>'], [STOP]).run(
+        QUESTION, context
+    )
     assert heard == [RoundStarted(1)]
     assert events[1:3] == [SubQueryDispatched(0, 1, "a?"), SubQueryDispatched(1, 1, "b?")]
     for index, sub_query in enumerate(("a?", "b?")):
-        of = [event for event in events if isinstance(event, SearchDone | Reported) and event.index == index]
-        assert of == [SearchDone(index, sub_query, ("Heat",)), Reported(index, found.executions[index])]
+        of = [
+            event
+            for event in events
+            if isinstance(event, SearchDone | Reported) and event.index == index
+        ]
+        assert of == [
+            SearchDone(index, sub_query, ("Heat",)),
+            Reported(index, found.executions[index]),
+        ]
     assert {call.outcome for call in context.ledger.calls} == {"completed"}
 
 
@@ -113,7 +132,11 @@ async def test_a_question_is_gone_once_nobody_holds_it() -> None:
 def insists(prompt: Prompt) -> str:
     """An executor that wants three searches."""
     turn = len(prompt.messages) // 2
-    return f"<search>{prompt.messages[1].content} {turn}</search>" if turn < 4 else report("it", "It is so.")
+    return (
+        f"<search>{prompt.messages[1].content} {turn}</search>"
+        if turn < 4
+        else report("it", "It is so.")
+    )
 
 
 @dataclass(frozen=True)
@@ -130,7 +153,9 @@ class Terms:
 
 
 async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
-    """With and without, the same comes of it; and without, nothing is wasted. The executors' calls with it."""
+    """With and without, the same comes of it; and without, nothing is wasted. The executors'
+    calls with it.
+    """
     results: list[tuple[Trajectory, list[list[Event]], list[str]]] = []
     executed: list[Call] = []
     for early in (True, False):
@@ -138,7 +163,10 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
         ledger = Ledger(allowance=Allowance(Budget(terms.tokens)), limited=terms.quota)
         sharing: Sharing = "tenant" if terms.sharing else "nobody"
         context = RunContext.lasting(60.0, events.append, ledger, sharing=sharing)
-        pieces = [[text[at : at + terms.size] for at in range(0, len(text), terms.size)] for text in outputs]
+        pieces = [
+            [text[at : at + terms.size] for at in range(0, len(text), terms.size)]
+            for text in outputs
+        ]
         roles = Deployment(PacedModel(*pieces)).roles()
         model, retriever = ScriptedModel(terms.executor), Watched()
         alone = Executor(role("execution", model), retriever, terms.limits)
@@ -149,12 +177,22 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
             early_dispatch=early,
         )
         found = await search.run(QUESTION, context)
-        told: list[list[Event]] = [[event for event in events if not isinstance(event, SearchDone | Reported)]]
+        told: list[list[Event]] = [
+            [event for event in events if not isinstance(event, SearchDone | Reported)]
+        ]
         for index in range(len(found.executions)):
-            told += [[one for one in events if isinstance(one, SearchDone | Reported) and one.index == index]]
+            told += [
+                [
+                    one
+                    for one in events
+                    if isinstance(one, SearchDone | Reported) and one.index == index
+                ]
+            ]
         assert len(events) == sum(map(len, told))
         rows = [
-            msgspec.structs.replace(call, number=0, started_at=0.0, first_token_s=None, duration_s=0.0)
+            msgspec.structs.replace(
+                call, number=0, started_at=0.0, first_token_s=None, duration_s=0.0
+            )
             for call in ledger.calls
             if not early or call.outcome == "completed"
         ]
@@ -179,7 +217,9 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
     ],
 )
 async def test_the_same_comes_of_it(first: str) -> None:
-    """Answer, trajectory, events and calls, however the block is written, and wherever it goes wrong."""
+    """Answer, trajectory, events and calls, however the block is written, and wherever it goes
+    wrong.
+    """
     for size in (1, 5, 1000):
         for sharing in (False, True):
             await compared(first, STOP, STOP, terms=Terms(size, sharing=sharing))
@@ -195,15 +235,29 @@ async def test_the_same_comes_of_it(first: str) -> None:
     ],
 )
 async def test_the_same_comes_of_it_on_any_terms(terms: Terms) -> None:
-    """Rounds that ask again what another one has found, and outputs that have to be corrected in between."""
-    await compared(block("a?", "b?"), "let me see", block("b?", "c?", "d?"), "no", block("A", "e?"), STOP, terms=terms)
+    """Rounds that ask again what another one has found, and outputs that have to be corrected
+    in between.
+    """
+    await compared(
+        block("a?", "b?"),
+        "let me see",
+        block("b?", "c?", "d?"),
+        "no",
+        block("A", "e?"),
+        STOP,
+        terms=terms,
+    )
 
 
 @pytest.mark.parametrize("sharing", [False, True])
 async def test_what_was_begun_for_nothing_is_begun_anew(sharing: bool) -> None:
-    """Also where its report is there for others: the trace is that of a run in which nothing was begun early."""
+    """Also where its report is there for others: the trace is that of a run in which nothing
+    was begun early.
+    """
     taken_back = f'<search>["a?", "b?"{" " * 200}</think>no'
-    executed = await compared(taken_back, block("b?", "a?"), block("a?"), STOP, terms=Terms(sharing=sharing))
+    executed = await compared(
+        taken_back, block("b?", "a?"), block("a?"), STOP, terms=Terms(sharing=sharing)
+    )
     assert sum(call.outcome == "wasted" for call in executed) == 4
     assert sum(call.outcome == "completed" for call in executed) == (4 if sharing else 6)
 
@@ -212,11 +266,15 @@ async def test_what_was_begun_for_nothing_is_begun_anew(sharing: bool) -> None:
 @given(OUTPUTS, OUTPUTS, st.integers(1, 9), st.booleans())
 async def test_the_same_comes_of_any_text(one: str, other: str, size: int, sharing: bool) -> None:
     terms = Terms(size, sharing=sharing)
-    await compared(f'<search>["a?", "b?"{one}', other, STOP, STOP, STOP, STOP, STOP, STOP, terms=terms)
+    await compared(
+        f'<search>["a?", "b?"{one}', other, STOP, STOP, STOP, STOP, STOP, STOP, terms=terms
+    )
 
 
 async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
-    """A thought that ends too late takes the block back: of what had begun one is at work, and one has ended."""
+    """A thought that ends too late takes the block back: of what had begun one is at work, and
+    one has ended.
+    """
     retriever, context = Watched("a?"), lasting()
     reported = asyncio.Event()
 
@@ -226,7 +284,9 @@ async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
         return finds(prompt)
 
     both = [retriever.of("a?").wait, retriever.of("b?").wait, reported.wait]
-    delegator = PacedModel(['<search>["a?", "b?"', *both, *[""] * 50, "</think>no"], [block("c?")], [STOP])
+    delegator = PacedModel(
+        ['<search>["a?", "b?"', *both, *[""] * 50, "</think>no"], [block("c?")], [STOP]
+    )
     search = Deployment(delegator, ScriptedModel(works), retriever=retriever).search()
     async with asyncio.timeout(10):
         found = await search.run(QUESTION, context)
@@ -241,7 +301,9 @@ async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
 
 @pytest.mark.parametrize(("again", "calls", "wasted"), [(["a?", "b?"], 4, 0), (["c?"], 3, 1)])
 async def test_a_call_that_is_made_anew(again: list[str], calls: int, wasted: int) -> None:
-    """Where the stream breaks off, what had begun is used if it is asked for again, and else cancelled."""
+    """Where the stream breaks off, what had begun is used if it is asked for again, and else
+    cancelled.
+    """
     retriever = Watched(*([] if "a?" in again else ["a?"]))
     context = lasting()
     broken: list[Piece] = ['<search>["a?"', retriever.of("a?").wait, DOWN]
@@ -281,16 +343,23 @@ async def test_cancelling_the_run_cancels_what_had_begun() -> None:
 
 
 def test_time_that_runs_out_cancels_what_had_begun() -> None:
-    """A block that was not finished is not dispatched: its sub-queries are no part of the answer."""
+    """A block that was not finished is not dispatched: its sub-queries are no part of the
+    answer.
+    """
 
     async def main(clock: Clock) -> None:
         retriever = Watched()
         written: list[Piece] = ['<search>["a?"', retriever.of("a?").wait, asyncio.Event().wait]
-        running = asyncio.create_task(paced(retriever, [block("z?")], written).run(QUESTION, lasting(10.0)))
+        running = asyncio.create_task(
+            paced(retriever, [block("z?")], written).run(QUESTION, lasting(10.0))
+        )
         await clock.advance(8.1)
         found = await running
         assert retriever.of("a?").is_set()
-        assert (found.outcome, [execution.sub_query for execution in found.executions]) == ("time_exhausted", ["z?"])
+        assert (found.outcome, [execution.sub_query for execution in found.executions]) == (
+            "time_exhausted",
+            ["z?"],
+        )
 
     with_clock(main)
 
@@ -307,12 +376,16 @@ async def test_a_run_with_a_budget_begins_nothing_early() -> None:
 
     ledger = Ledger(allowance=Allowance(Budget(100_000)))
     context = RunContext.lasting(60.0, lambda _event: None, ledger)
-    found = await paced(retriever, ['<search>["a?"', look, "]</search>"], [STOP]).run(QUESTION, context)
+    found = await paced(retriever, ['<search>["a?"', look, "]</search>"], [STOP]).run(
+        QUESTION, context
+    )
     assert (seen, found.answer) == ([False], "Michael Mann")
 
 
 class Contended(Ledger):
-    """A tenant's quota that has no room for executors until the delegator's first call is settled."""
+    """A tenant's quota that has no room for executors until the delegator's first call is
+    settled.
+    """
 
     async def _open(self, caller: object, *rest: object) -> object:  # type: ignore[override]
         if caller.role == "execution" and not self.calls:  # type: ignore[attr-defined]
@@ -335,5 +408,7 @@ async def test_a_model_that_is_not_streamed() -> None:
     roles = Deployment(ScriptedModel([block("a?"), STOP])).roles()
     executor = Executor(roles["execution"], Watched(), ExecutorLimits())
     delegator = Delegator(replace(roles["delegation"], streams=False))
-    found = await FactorizedSearch(delegator, executor, Answerer(roles["answer"])).run(QUESTION, lasting())
+    found = await FactorizedSearch(delegator, executor, Answerer(roles["answer"])).run(
+        QUESTION, lasting()
+    )
     assert [execution.sub_query for execution in found.executions] == ["a?"]

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    ContextTooLong,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.models import Completion, Message, ScriptedModel
 from router.models.model import Answer
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
@@ -29,7 +35,9 @@ RETRIEVER = FixedRetriever({"director of Heat": [PASSAGE], "Heat 1995 film": [PA
 
 def turned(execution: Execution) -> list[str]:
     """What the executor was told after each of its turns."""
-    return [message.content for message in execution.conversation.messages[2:] if message.role == "user"]
+    return [
+        message.content for message in execution.conversation.messages[2:] if message.role == "user"
+    ]
 
 
 async def run(
@@ -47,7 +55,11 @@ async def test_it_searches_and_reports() -> None:
     events: list[Event] = []
     executor = Executor(role("execution", ScriptedModel([SEARCH, REPORT])), RETRIEVER, LIMITS)
     execution = await executor.run(SUB_QUERY, 2, lasting(events=events))
-    assert (execution.outcome, execution.report, execution.sub_query) == ("reported", READ, SUB_QUERY)
+    assert (execution.outcome, execution.report, execution.sub_query) == (
+        "reported",
+        READ,
+        SUB_QUERY,
+    )
     assert events == [SearchDone(2, "director of Heat", ("Heat",))]
     assert execution.searches == (SearchRecord("director of Heat", (PASSAGE,)),)
     assert [output.text for output in execution.conversation.outputs] == [SEARCH, REPORT]
@@ -56,10 +68,15 @@ async def test_it_searches_and_reports() -> None:
 async def test_it_is_shown_its_sub_query_and_nothing_else() -> None:
     """The context holds the role's prompt, the sub-query and what the search found."""
     model = ScriptedModel([SEARCH, REPORT])
-    await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run("A < B & <stop/>?", 0, lasting())
+    await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(
+        "A < B & <stop/>?", 0, lasting()
+    )
     opening = (Message("system", "execute"), Message("user", "A &lt; B &amp; &lt;stop/&gt;?"))
     shown = Message("user", prompts.documents([PASSAGE], last=False))
-    assert [prompt.messages for prompt in model.prompts] == [opening, (*opening, Message("assistant", SEARCH), shown)]
+    assert [prompt.messages for prompt in model.prompts] == [
+        opening,
+        (*opening, Message("assistant", SEARCH), shown),
+    ]
     assert {prompt.stop for prompt in model.prompts} == {("</search>", "</evidence>")}
 
 
@@ -71,9 +88,15 @@ async def test_it_may_not_answer_from_memory() -> None:
 
 
 async def test_a_third_search_is_not_run() -> None:
-    """The last turn is for the report; a search there ends in a typed failure with a neutral report."""
+    """The last turn is for the report; a search there ends in a typed failure with a neutral
+    report.
+    """
     execution = await run(SEARCH, AGAIN, "<search>one more</search>")
-    assert (execution.outcome, execution.report, len(execution.searches)) == ("no_report", NO_EVIDENCE, 2)
+    assert (execution.outcome, execution.report, len(execution.searches)) == (
+        "no_report",
+        NO_EVIDENCE,
+        2,
+    )
     assert len(execution.conversation.outputs) == 3
 
 
@@ -81,18 +104,30 @@ async def test_a_third_search_is_not_run() -> None:
     ("max_turns", "max_searches", "searches", "turns"),
     [(2, 2, 1, 2), (3, 1, 1, 3), (3, 2, 2, 3), (4, 2, 2, 4), (4, 3, 3, 4), (5, 9, 4, 5)],
 )
-async def test_both_budgets_bind(max_turns: int, max_searches: int, searches: int, turns: int) -> None:
-    """An executor that only searches is stopped by whichever budget ends first, and has a turn to report in."""
+async def test_both_budgets_bind(
+    max_turns: int, max_searches: int, searches: int, turns: int
+) -> None:
+    """An executor that only searches is stopped by whichever budget ends first, and has a turn
+    to report in.
+    """
     limits = ExecutorLimits(max_turns, max_searches)
     execution = await run(*[SEARCH] * 9, limits=limits)
     assert (len(execution.searches), len(execution.conversation.outputs)) == (searches, turns)
-    (last_documents,) = [told for told in turned(execution) if told.startswith("<doc") and prompts.LAST_SEARCH in told]
+    (last_documents,) = [
+        told
+        for told in turned(execution)
+        if told.startswith("<doc") and prompts.LAST_SEARCH in told
+    ]
     assert last_documents == [told for told in turned(execution) if told.startswith("<doc")][-1]
 
 
-@pytest.mark.parametrize("bad", ["I think it is Mann.", "", "<search></search>", "<think>hm", "<evidence>x</evidence>"])
+@pytest.mark.parametrize(
+    "bad", ["I think it is Mann.", "", "<search></search>", "<think>hm", "<evidence>x</evidence>"]
+)
 async def test_malformed_output_is_corrected(bad: str) -> None:
-    """Before the first search the correction asks for a search, after it for a search or a report."""
+    """Before the first search the correction asks for a search, after it for a search or a
+    report.
+    """
     first = await run(bad, SEARCH, REPORT, limits=ExecutorLimits(4, 2))
     assert (first.outcome, turned(first)[0]) == ("reported", prompts.CORRECT_SEARCH)
     later = await run(SEARCH, bad, REPORT, limits=ExecutorLimits(4, 2))
@@ -105,9 +140,15 @@ async def test_malformed_to_the_end() -> None:
     """It is corrected while turns are left; the report is neutral then."""
     hm = "I think it is Mann."
     execution = await run(*[hm] * 4, limits=ExecutorLimits(4, 2))
-    assert (execution.outcome, execution.report, execution.searches) == ("no_report", NO_EVIDENCE, ())
+    assert (execution.outcome, execution.report, execution.searches) == (
+        "no_report",
+        NO_EVIDENCE,
+        (),
+    )
     assert len(execution.conversation.outputs) == 4
-    assert (await run(hm, hm, SEARCH, hm, REPORT, limits=ExecutorLimits(9, 2))).outcome == "reported"
+    assert (
+        await run(hm, hm, SEARCH, hm, REPORT, limits=ExecutorLimits(9, 2))
+    ).outcome == "reported"
 
 
 async def test_corrections_are_booked_as_such() -> None:
@@ -125,7 +166,9 @@ async def test_corrections_are_booked_as_such() -> None:
 async def test_of_several_searches_the_first_runs() -> None:
     """The others are counted, not dropped in silence."""
     retriever = FixedRetriever({})
-    (search,) = (await run(Completion(f"{SEARCH}{AGAIN}", "stop"), REPORT, retriever=retriever)).searches
+    (search,) = (
+        await run(Completion(f"{SEARCH}{AGAIN}", "stop"), REPORT, retriever=retriever)
+    ).searches
     assert (search.query, search.ignored_queries) == ("director of Heat", 1)
     assert retriever.queries == ["director of Heat"]
 
@@ -140,30 +183,43 @@ async def test_a_report_cut_by_the_length_limit_is_none() -> None:
 async def test_thinking_stays_in_the_trace() -> None:
     """Earlier thinking is not shown to the model again, but the trace keeps it."""
     model = ScriptedModel([f"<think>I wonder</think>{SEARCH}", REPORT])
-    execution = await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(SUB_QUERY, 0, lasting())
+    execution = await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(
+        SUB_QUERY, 0, lasting()
+    )
     assert model.prompts[1].messages[2] == Message("assistant", SEARCH)
     assert "I wonder" in execution.conversation.outputs[0].text
 
 
 async def test_a_stop_string_met_while_thinking() -> None:
-    """Engines end the output there, within the thought; the correction is asked for without stop strings."""
+    """Engines end the output there, within the thought; the correction is asked for without
+    stop strings.
+    """
     said = f"<think>I could <search>x</search>, or not.</think>{SEARCH}"
     execution = await run(said, said, REPORT)
-    assert (execution.outcome, [search.query for search in execution.searches]) == ("reported", ["director of Heat"])
+    assert (execution.outcome, [search.query for search in execution.searches]) == (
+        "reported",
+        ["director of Heat"],
+    )
 
 
 async def test_top_k_passages_are_shown() -> None:
     """As many passages as configured, best first; a search that finds nothing is shown as such."""
     found = [Passage(str(number), f"T{number}", "text") for number in range(5)]
     execution = await run(
-        SEARCH, AGAIN, REPORT, limits=ExecutorLimits(top_k=2), retriever=FixedRetriever({"director of Heat": found})
+        SEARCH,
+        AGAIN,
+        REPORT,
+        limits=ExecutorLimits(top_k=2),
+        retriever=FixedRetriever({"director of Heat": found}),
     )
     assert [search.passages for search in execution.searches] == [tuple(found[:2]), ()]
     assert turned(execution)[1].startswith("<documents></documents>")
 
 
 async def test_what_is_too_long_is_cut() -> None:
-    """Passages before they are shown or traced, reports before anyone sees them: nobody's context bursts of one."""
+    """Passages before they are shown or traced, reports before anyone sees them: nobody's
+    context bursts of one.
+    """
     found = [Passage("1", "T" * 200, "x" * 200), PASSAGE]
     limits = ExecutorLimits(passage_chars=100, report_chars=10)
     execution = await run(
@@ -181,7 +237,9 @@ TOO_LONG = ContextTooLong("maximum context length is 9 tokens", endpoint="e")
 MANY = [Passage(str(number), f"T{number}", "text") for number in range(3)]
 
 
-async def shortened(*answers: Answer, context_tokens: int | None = None) -> tuple[Execution, RunContext, ScriptedModel]:
+async def shortened(
+    *answers: Answer, context_tokens: int | None = None
+) -> tuple[Execution, RunContext, ScriptedModel]:
     """A run whose searches find three passages each."""
     model, context = ScriptedModel(answers), lasting()
     asked = replace(role("execution", model), context_tokens=context_tokens)
@@ -190,19 +248,30 @@ async def shortened(*answers: Answer, context_tokens: int | None = None) -> tupl
 
 
 async def test_passages_give_way() -> None:
-    """A context that is too short loses the latest search's passages, lowest rank first, then the earlier search's."""
+    """A context that is too short loses the latest search's passages, lowest rank first, then
+    the earlier search's.
+    """
     execution, context, model = await shortened(SEARCH, AGAIN, *[TOO_LONG] * 4, REPORT)
     assert execution.outcome == "reported"
     assert [search.passages for search in execution.searches] == [tuple(MANY)] * 2
     assert [search.dropped_passages for search in execution.searches] == [1, 3]
     assert execution.conversation.messages[:-1] == model.prompts[-1].messages
-    assert turned(execution) == [prompts.documents(MANY[:2], last=False), prompts.documents([], last=True)]
+    assert turned(execution) == [
+        prompts.documents(MANY[:2], last=False),
+        prompts.documents([], last=True),
+    ]
     booked = [(call.purpose, call.outcome) for call in context.ledger.calls]
-    assert booked[2:] == [("first", "refused"), *[("shortened", "refused")] * 3, ("shortened", "completed")]
+    assert booked[2:] == [
+        ("first", "refused"),
+        *[("shortened", "refused")] * 3,
+        ("shortened", "completed"),
+    ]
 
 
 async def test_nothing_left_to_give_way() -> None:
-    """A prompt that is too long without any passage fails as any other refusal; every attempt is booked."""
+    """A prompt that is too long without any passage fails as any other refusal; every attempt
+    is booked.
+    """
     execution, context, _ = await shortened(SEARCH, *[TOO_LONG] * 4)
     assert (execution.outcome, execution.report) == ("model_failed", NO_EVIDENCE)
     assert execution.searches[0].dropped_passages == 3
@@ -226,7 +295,10 @@ async def test_what_was_not_shown_is_not_cited() -> None:
     retriever = FixedRetriever({"director of Heat": [said, Passage("b", "Heat", said.text)]})
     whole = await run(SEARCH, REPORT, retriever=retriever)
     fewer = await run(SEARCH, TOO_LONG, REPORT, retriever=retriever)
-    cited = [[one.passage_id for one in execution.citations([said.text])[0]] for execution in (whole, fewer)]
+    cited = [
+        [one.passage_id for one in execution.citations([said.text])[0]]
+        for execution in (whole, fewer)
+    ]
     assert cited == [["a", "b"], ["a"]]
 
 
@@ -236,11 +308,17 @@ class Broken:
     def __init__(self, error: UpstreamError) -> None:
         self._error = error
 
-    async def search(self, _queries: Sequence[str], _top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, _queries: Sequence[str], _top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         raise self._error
 
 
-FAILURES: Iterable[type[UpstreamError]] = (UpstreamUnavailable, UpstreamRefused, UpstreamProtocolError)
+FAILURES: Iterable[type[UpstreamError]] = (
+    UpstreamUnavailable,
+    UpstreamRefused,
+    UpstreamProtocolError,
+)
 
 
 @pytest.mark.parametrize("kind", FAILURES)
@@ -248,7 +326,9 @@ async def test_a_failure_upstream_is_an_outcome(kind: type[UpstreamError]) -> No
     """What fails is told apart in the trace; the report says nothing of it."""
     error = kind("secret-host refused", endpoint="http://secret-host")
     model = await run(SEARCH, error)
-    retrieval = await run(SEARCH, retriever=Broken(kind("secret-host refused", endpoint="http://secret-host")))
+    retrieval = await run(
+        SEARCH, retriever=Broken(kind("secret-host refused", endpoint="http://secret-host"))
+    )
     assert (model.outcome, retrieval.outcome) == ("model_failed", "retrieval_failed")
     for execution in (model, retrieval):
         assert execution.report == NO_EVIDENCE

@@ -1,4 +1,6 @@
-"""The full-length prompts with answers as real models give them, through the real client, to the end of a search."""
+"""The full-length prompts with answers as real models give them, through the real client, to
+the end of a search.
+"""
 
 import json
 from collections.abc import Mapping
@@ -24,12 +26,27 @@ from tests.router.deployment import lasting
 
 FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"
 NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
-PROMPTS: Mapping[RoleName, str] = {name: (FOLDER / f"{name}.txt").read_text("utf-8").strip() for name in NAMES}
+PROMPTS: Mapping[RoleName, str] = {
+    name: (FOLDER / f"{name}.txt").read_text("utf-8").strip() for name in NAMES
+}
 
 QUESTION = "Are the directors of Heat and Jaws from the same country?"
-FIRST, SECOND = "Which country is the director of Heat from?", "Which country is the director of Jaws from?"
-HEAT = Passage("heat", "Heat (1995 film)", "Heat is a 1995 American film directed by Michael Mann, an American.", 0.9)
-JAWS = Passage("jaws", "Jaws (film)", "Jaws is a 1975 film directed by Steven Spielberg, an American director.", 0.8)
+FIRST, SECOND = (
+    "Which country is the director of Heat from?",
+    "Which country is the director of Jaws from?",
+)
+HEAT = Passage(
+    "heat",
+    "Heat (1995 film)",
+    "Heat is a 1995 American film directed by Michael Mann, an American.",
+    0.9,
+)
+JAWS = Passage(
+    "jaws",
+    "Jaws (film)",
+    "Jaws is a 1975 film directed by Steven Spielberg, an American director.",
+    0.8,
+)
 RETRIEVER = FixedRetriever({FIRST: [HEAT], SECOND: [JAWS]})
 LIST = json.dumps([FIRST, SECOND])
 THOUGHT = "The user asks about two films. I should ask for each of them.\n"
@@ -56,9 +73,13 @@ def reports(answer: str, evidence: str) -> str:
 
 
 class Script:
-    """Plays its behaviours in order for the delegator, for the answerer, and for the executor of each sub-query."""
+    """Plays its behaviours in order for the delegator, for the answerer, and for the executor
+    of each sub-query.
+    """
 
-    def __init__(self, delegation: list[Behaviour], execution: dict[str, list[Behaviour]], answer: Behaviour) -> None:
+    def __init__(
+        self, delegation: list[Behaviour], execution: dict[str, list[Behaviour]], answer: Behaviour
+    ) -> None:
         self._delegation, self._answer = iter(delegation), answer
         self._execution = {sub_query: iter(turns) for sub_query, turns in execution.items()}
 
@@ -66,36 +87,46 @@ class Script:
         system, asked, *_ = (message["content"] for message in (await request.json())["messages"])
         if system == PROMPTS["execution"]:
             return await next(self._execution[asked])(request)
-        return await (next(self._delegation) if system == PROMPTS["delegation"] else self._answer)(request)
+        return await (next(self._delegation) if system == PROMPTS["delegation"] else self._answer)(
+            request
+        )
 
 
 SEARCHES: dict[str, Behaviour] = {
     "plain": of_content(f"<search>{LIST}</search>"),
     "the stop string is left out": says(f"<search>{LIST}", stop_reason="</search>"),
     "thinking in the content": of_content(f"<think>\n{THOUGHT}</think>\n\n<search>{LIST}</search>"),
-    "thinking that the template opened": of_content(f"{THOUGHT}</think>\n\n<search>{LIST}</search>"),
+    "thinking that the template opened": of_content(
+        f"{THOUGHT}</think>\n\n<search>{LIST}</search>"
+    ),
     "reasoning_content": of_deepseek(THOUGHT, f"<search>{LIST}</search>"),
     "reasoning": of_vllm(THOUGHT, f"\n\n<search>{LIST}", "</search>"),
     "Markdown and chatter": of_content(
         f"**Step 1.** I need two facts.\n\n<search>\n1. {FIRST}\n2. {SECOND}\n</search>"
     ),
     "two blocks, stop strings ignored": of_content(
-        f"<search>{LIST}</search>\n\n<search_results><result index='0'>France</result></search_results>\n<stop/>"
+        f"<search>{LIST}</search>\n\n<search_results><result "
+        "index='0'>France</result></search_results>\n<stop/>"
     ),
     "it goes on to invent results": of_content(
-        f"<search>{LIST}\n<search_results><result index='0'><answer>France</answer></result></search_results>"
+        f"<search>{LIST}\n<search_results><result "
+        "index='0'><answer>France</answer></result></search_results>"
     ),
 }
 STOPS: dict[str, Behaviour] = {
     "as printed": of_content("<stop/>Enough evidence<stop>"),
-    "thought over": of_content("<think>No <search> is needed.</think>\n<stop/>Enough evidence<stop>"),
+    "thought over": of_content(
+        "<think>No <search> is needed.</think>\n<stop/>Enough evidence<stop>"
+    ),
     "reasoned": of_deepseek("Should I <search>more</search>? No.", "<stop/>Enough evidence<stop>"),
 }
 ANSWERS: dict[str, Behaviour] = {
     "plain": of_content("<answer>yes</answer>"),
     "the stop string is left out": says("<answer>yes", stop_reason="</answer>"),
     "thinking": of_content("<think>Both American.</think>\n<answer>yes</answer>"),
-    "reasoned": of_deepseek("Both American, so <answer>no</answer> is wrong.", "<answer>yes</answer>"),
+    "reasoned": of_deepseek(
+        "Both American, so <answer>no</answer> is wrong.", "<answer>yes</answer>"
+    ),
 }
 LOOKS_UP = {
     "plain": "<search>{}</search>",
@@ -106,8 +137,12 @@ LOOKS_UP = {
 }
 REPORTS = {
     "plain": reports("United States", "directed by Michael Mann, an American"),
-    "bullets": "<answer>\nUnited States\n</answer>\n\n<evidence>\n- an American\n- a 1995 film\n</evidence>",
-    "thinking": "<think>It says American. I need no <search>.</think>" + reports("United States", "an American"),
+    "bullets": (
+        "<answer>\nUnited States\n</answer>\n\n<evidence>\n- an American\n- a 1995 film\n"
+        "</evidence>"
+    ),
+    "thinking": "<think>It says American. I need no <search>.</think>"
+    + reports("United States", "an American"),
 }
 
 
@@ -123,7 +158,10 @@ class Manner:
 
 async def searched(pool: ConnectionPool, server: OpenAIServer, manner: Manner) -> Trajectory:
     """A whole search of two sub-queries."""
-    execution = {asked: [of_content(turn.format(asked)) for turn in manner.execution] for asked in (FIRST, SECOND)}
+    execution = {
+        asked: [of_content(turn.format(asked)) for turn in manner.execution]
+        for asked in (FIRST, SECOND)
+    }
     server.plays(Script(list(manner.delegation), execution, manner.answer))
     model = OpenAIHTTP(pool, server.base_url, MODEL)
 
@@ -149,29 +187,41 @@ def is_whole(trajectory: Trajectory) -> bool:
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
-async def test_dispatches(pool: ConnectionPool, openai_server: OpenAIServer, search: Behaviour) -> None:
-    """Both sub-queries are dispatched at the first try, in whichever of these ways they were written."""
-    assert is_whole(await searched(pool, openai_server, Manner(delegation=(search, STOPS["as printed"]))))
+async def test_dispatches(
+    pool: ConnectionPool, openai_server: OpenAIServer, search: Behaviour
+) -> None:
+    """Both sub-queries are dispatched at the first try, in whichever of these ways they were
+    written.
+    """
+    assert is_whole(
+        await searched(pool, openai_server, Manner(delegation=(search, STOPS["as printed"])))
+    )
     assert len(openai_server.bodies) == 2 + 4 + 1
 
 
 @pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS.keys())
 async def test_stops(pool: ConnectionPool, openai_server: OpenAIServer, stop: Behaviour) -> None:
     """A stop ends the delegation, and a tag in a thought does not."""
-    assert is_whole(await searched(pool, openai_server, Manner(delegation=(SEARCHES["plain"], stop))))
+    assert is_whole(
+        await searched(pool, openai_server, Manner(delegation=(SEARCHES["plain"], stop)))
+    )
     assert len(openai_server.bodies) == 2 + 4 + 1
 
 
 @pytest.mark.parametrize("looks_up", LOOKS_UP.values(), ids=LOOKS_UP.keys())
 @pytest.mark.parametrize("reported", REPORTS.values(), ids=REPORTS.keys())
-async def test_executions(pool: ConnectionPool, openai_server: OpenAIServer, looks_up: str, reported: str) -> None:
+async def test_executions(
+    pool: ConnectionPool, openai_server: OpenAIServer, looks_up: str, reported: str
+) -> None:
     """Every manner of searching goes with every manner of reporting, without a correction."""
     assert is_whole(await searched(pool, openai_server, Manner(execution=(looks_up, reported))))
     assert len(openai_server.bodies) == 2 + 4 + 1
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
-async def test_answers(pool: ConnectionPool, openai_server: OpenAIServer, answer: Behaviour) -> None:
+async def test_answers(
+    pool: ConnectionPool, openai_server: OpenAIServer, answer: Behaviour
+) -> None:
     """The answer is what was asked for, and nothing around it."""
     assert is_whole(await searched(pool, openai_server, Manner(answer=answer)))
 
@@ -179,13 +229,19 @@ async def test_answers(pool: ConnectionPool, openai_server: OpenAIServer, answer
 STUMBLES: dict[str, Behaviour] = {
     "it only thinks": of_content(f"<think>{THOUGHT}", "length"),
     "the block is cut": of_content('<search>["Which country is the dir', "length"),
-    "the stop string is met in a thought": of_content(f"<think>I could write <search>{LIST}</search> now.</think>"),
-    "and the engine leaves it out": says(f"<think>I could write <search>{LIST}", stop_reason="</search>"),
+    "the stop string is met in a thought": of_content(
+        f"<think>I could write <search>{LIST}</search> now.</think>"
+    ),
+    "and the engine leaves it out": says(
+        f"<think>I could write <search>{LIST}", stop_reason="</search>"
+    ),
 }
 
 
 @pytest.mark.parametrize("stumble", STUMBLES.values(), ids=STUMBLES.keys())
-async def test_a_delegator_that_stumbles(pool: ConnectionPool, openai_server: OpenAIServer, stumble: Behaviour) -> None:
+async def test_a_delegator_that_stumbles(
+    pool: ConnectionPool, openai_server: OpenAIServer, stumble: Behaviour
+) -> None:
     """One correction brings it back, though its next thought mentions the tags again."""
     wordy = of_content(f"<think>So <search>{LIST}</search> it is.</think><search>{LIST}</search>")
     manner = Manner(delegation=(stumble, wordy, STOPS["as printed"]))
@@ -202,7 +258,9 @@ async def test_a_delegator_that_stumbles(pool: ConnectionPool, openai_server: Op
         "<think>I could <search>x</search> first.</think>",
     ],
 )
-async def test_an_executor_that_stumbles(pool: ConnectionPool, openai_server: OpenAIServer, stumble: str) -> None:
+async def test_an_executor_that_stumbles(
+    pool: ConnectionPool, openai_server: OpenAIServer, stumble: str
+) -> None:
     """An executor that answers from memory, or not at all, is sent to search."""
     manner = Manner(execution=(stumble, LOOKS_UP["thinking"], REPORTS["thinking"]))
     assert is_whole(await searched(pool, openai_server, manner))
@@ -210,7 +268,9 @@ async def test_an_executor_that_stumbles(pool: ConnectionPool, openai_server: Op
 
 
 async def test_what_each_role_is_sent(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """Each conversation opens with its role's prompt; what is constant stands first, for the engine's prefix cache."""
+    """Each conversation opens with its role's prompt; what is constant stands first, for the
+    engine's prefix cache.
+    """
     await searched(pool, openai_server, Manner())
     for body in openai_server.bodies:
         first, second, *_ = body["messages"]
@@ -230,10 +290,20 @@ def test_prompts_follow_their_own_rules(name: RoleName) -> None:
     """What a prompt tells a model to write is what the parsers read and what the code sends."""
     prompt = PROMPTS[name]
     if name == "delegation":
-        blocks = [line.removeprefix("You: ") for line in prompt.splitlines() if line.startswith("You: ")]
-        assert [type(parse_decision(block, limit=8)) for block in blocks] == [Dispatch, Stop, Dispatch, Dispatch, Stop]
+        blocks = [
+            line.removeprefix("You: ") for line in prompt.splitlines() if line.startswith("You: ")
+        ]
+        assert [type(parse_decision(block, limit=8)) for block in blocks] == [
+            Dispatch,
+            Stop,
+            Dispatch,
+            Dispatch,
+            Stop,
+        ]
     if name == "execution":
-        assert isinstance(parse_turn(prompt[prompt.index("<search>query") :].splitlines()[0]), SearchTurn)
+        assert isinstance(
+            parse_turn(prompt[prompt.index("<search>query") :].splitlines()[0]), SearchTurn
+        )
         assert "When you are told that no searches are left" in prompt
     if name == "answer":
         assert parse_answer("<answer>not found</answer>") == "not found"

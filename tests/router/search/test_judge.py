@@ -1,4 +1,6 @@
-"""The judge: its reply is read strictly, and it sees the question, right answers and the answer only."""
+"""The judge: its reply is read strictly, and it sees the question, right answers and the answer
+only.
+"""
 
 import pytest
 
@@ -49,7 +51,9 @@ def judge(model: ScriptedModel) -> Judge:
 async def test_what_it_is_shown() -> None:
     """Everything is escaped; evidence only where no right answer is known."""
     model = ScriptedModel(["<verdict>correct</verdict>", "<verdict>incorrect</verdict>"])
-    assert await judge(model).accepts("Who?", ["A & B", "C"], "<b>", Ledger(), ["It is so."]) is True
+    assert (
+        await judge(model).accepts("Who?", ["A & B", "C"], "<b>", Ledger(), ["It is so."]) is True
+    )
     assert await judge(model).accepts("Who?", [], "D", Ledger(), ["It is so."]) is False
     right = "<right_answer>A &amp; B</right_answer><right_answer>C</right_answer>"
     assert model.prompts[0].messages == (

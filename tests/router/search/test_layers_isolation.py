@@ -39,7 +39,9 @@ WORLDS = st.builds(
     answers=st.tuples(marked("ONEREPORT"), marked("TWOREPORT")),
 )
 FACTS = "FACTONE", "FACTTWO"
-"""What workers of each manager are asked; and WORKER with the manager's name is what they answer."""
+"""What workers of each manager are asked; and WORKER with the manager's name is what they
+answer.
+"""
 
 
 class Seen(Layers):
@@ -48,13 +50,20 @@ class Seen(Layers):
     def __init__(self, world: World) -> None:
         def leads(prompt: Prompt) -> Answer:
             first, second = (block_of([step])[len("<search>") :] for step in world.sub_queries)
-            asked = f"<think>THOUGHTMARK</think><search>{first}" + f'<search manager="browser">{second}'
+            asked = (
+                f"<think>THOUGHTMARK</think><search>{first}" + f'<search manager="browser">{second}'
+            )
             return STOP if len(prompt.messages) > 2 else asked
 
         def manages(name: str) -> ScriptedModel:
             fact, said = (FACTS[NAMES.index(name)], escape(world.answers[NAMES.index(name)]))
-            asked = f'<think>{world.thought}</think><search>["{fact} first?", "{fact} second?"]</search>'
-            return ScriptedModel(lambda prompt: report(said, said) if len(prompt.messages) > 2 else asked)
+            asked = (
+                f'<think>{world.thought}</think><search>["{fact} first?", "{fact} '
+                'second?"]</search>'
+            )
+            return ScriptedModel(
+                lambda prompt: report(said, said) if len(prompt.messages) > 2 else asked
+            )
 
         def works(name: str) -> ScriptedModel:
             def says(prompt: Prompt) -> Answer:
@@ -82,14 +91,17 @@ class Seen(Layers):
 def missing(prompts: Sequence[Prompt], own: Sequence[str], foreign: Sequence[str]) -> set[str]:
     """Marks that should be in these prompts and are not, or are and should not be."""
     text = shown(prompts)
-    return {mark for mark in own if mark not in text} | {f"foreign {mark}" for mark in foreign if mark in text}
+    return {mark for mark in own if mark not in text} | {
+        f"foreign {mark}" for mark in foreign if mark in text
+    }
 
 
 @settings(deadline=None, max_examples=40)
 @given(WORLDS)
 async def test_each_layer_sees_what_is_its_own(world: World) -> None:
-    """No token of a worker's pages, queries or thoughts is in the prompt of a manager, of the delegator, or of anybody
-    beside it; a manager sees its step and its workers' reports; above it, its report alone is seen.
+    """No token of a worker's pages, queries or thoughts is in the prompt of a manager, of the
+    delegator, or of anybody beside it; a manager sees its step and its workers' reports; above it,
+    its report alone is seen.
     """
     seen = Seen(world)
     await seen.searched()
@@ -102,20 +114,36 @@ async def test_each_layer_sees_what_is_its_own(world: World) -> None:
     for number, name in enumerate(NAMES):
         other = 1 - number
         own = (steps[number], FACTS[number], f"WORKER-{name}")
-        foreign = (*pages, "QUESTIONMARK", steps[other], *reports, FACTS[other], f"WORKER-{NAMES[other]}")
+        foreign = (
+            *pages,
+            "QUESTIONMARK",
+            steps[other],
+            *reports,
+            FACTS[other],
+            f"WORKER-{NAMES[other]}",
+        )
         assert not missing(seen.managers[name].prompts, own, foreign)
         for which, sibling in (("first", "second"), ("second", "first")):
             mine = f"{FACTS[number]} {which}?"
             prompts = [prompt for prompt in seen.workers[name].prompts if mine in shown([prompt])]
             assert len(prompts) == 2
-            unseen = ("QUESTIONMARK", *steps, *reports, f"{FACTS[number]} {sibling}?", FACTS[other], "THOUGHTMARK")
+            unseen = (
+                "QUESTIONMARK",
+                *steps,
+                *reports,
+                f"{FACTS[number]} {sibling}?",
+                FACTS[other],
+                "THOUGHTMARK",
+            )
             assert not missing(prompts, (mine, "PASSAGEMARK"), (*unseen, "WORKER"))
 
 
 @settings(deadline=None, max_examples=40)
 @given(WORLDS)
 async def test_text_changes_nothing_between_layers(world: World) -> None:
-    """Whatever a page, a step or a report says: nobody is named in it, nothing is handed on, and every tag is ours."""
+    """Whatever a page, a step or a report says: nobody is named in it, nothing is handed on,
+    and every tag is ours.
+    """
     seen = Seen(world)
     found = await seen.searched()
     assert (found.outcome, found.answer, found.rounds) == ("answered", "done", (2,))

@@ -41,14 +41,18 @@ def tokens(calls: Sequence[Call]) -> dict[str, int]:
     return found
 
 
-async def worked(layers: Layers, sub_query: str = STEPS[0], manager: str = "") -> tuple[Execution, RunContext]:
+async def worked(
+    layers: Layers, sub_query: str = STEPS[0], manager: str = ""
+) -> tuple[Execution, RunContext]:
     """One step, worked on by managers."""
     context = replace(lasting(), manager=manager)
     return await layers.of().run(sub_query, 3, context), context
 
 
 async def test_three_layers() -> None:
-    """Steps go to managers, facts to workers; each call is booked under its step, its manager and its worker."""
+    """Steps go to managers, facts to workers; each call is booked under its step, its manager
+    and its worker.
+    """
     layers, events = Layers(), list[Event]()
     context = lasting(events=events)
     found = await layers.search().run(QUESTION, context)
@@ -58,15 +62,23 @@ async def test_three_layers() -> None:
     ]
     assert all(one.work and len(one.work.executions) == 4 for one in found.executions)
     assert len(list(by_executors(found.executions))) == 8
-    at = {(layer_of(call), call.sub_query, call.manager, call.worker) for call in context.ledger.calls}
+    at = {
+        (layer_of(call), call.sub_query, call.manager, call.worker) for call in context.ledger.calls
+    }
     assert at == {
         ("delegation", None, "", None),
         ("answer", None, "", None),
         *(("management", step, "search", None) for step in (0, 1)),
         *(("execution", step, "search", worker) for step in (0, 1) for worker in range(4)),
     }
-    assert [event.manager for event in events if isinstance(event, SubQueryDispatched)] == ["", "search"]
-    assert sorted(event.index for event in events if isinstance(event, SearchDone)) == [0] * 4 + [1] * 4
+    assert [event.manager for event in events if isinstance(event, SubQueryDispatched)] == [
+        "",
+        "search",
+    ]
+    assert (
+        sorted(event.index for event in events if isinstance(event, SearchDone))
+        == [0] * 4 + [1] * 4
+    )
     by_manager = {(one.role, one.manager): one.attempts for one in totals(context.ledger.calls)}
     assert by_manager == {
         ("delegation", ""): 2,
@@ -77,17 +89,26 @@ async def test_three_layers() -> None:
 
 
 async def test_tokens_by_layer() -> None:
-    """Beside two layers on the same question: four fifths are the workers', and the delegator's prompt is no longer."""
+    """Beside two layers on the same question: four fifths are the workers', and the delegator's
+    prompt is no longer.
+    """
     layers, context, beside = Layers(), lasting(), lasting()
     await layers.search().run(QUESTION, context)
     alone = ScriptedModel(leads_alone, "backbone")
-    models = Deployment(alone, ScriptedModel(works, "small"), ScriptedModel(answers, "fixed"), Pages())
+    models = Deployment(
+        alone, ScriptedModel(works, "small"), ScriptedModel(answers, "fixed"), Pages()
+    )
     found = await models.search().run(QUESTION, beside)
     assert found.answer == " ".join(VALUES)
     of_host, of_two = tokens(context.ledger.calls), tokens(beside.ledger.calls)
-    longest = [max(len(_text(prompt)) for prompt in model.prompts) for model in (layers.delegator, alone)]
+    longest = [
+        max(len(_text(prompt)) for prompt in model.prompts) for model in (layers.delegator, alone)
+    ]
     share = of_host["execution"] / sum(of_host.values())
-    print(f"\nhost {of_host}, {share:.1%} in workers; factorized {of_two}; delegator's longest prompt {longest}")
+    print(
+        f"\nhost {of_host}, {share:.1%} in workers; factorized {of_two}; delegator's "
+        f"longest prompt {longest}"
+    )
     assert share >= 0.8
     assert of_host["delegation"] <= of_two["delegation"]
     assert longest[0] <= longest[1]
@@ -101,24 +122,45 @@ async def test_a_manager_asks_again() -> None:
     """For what a worker did not bring; it goes on from what it has been told."""
 
     def twice(prompt: Prompt) -> Answer:
-        return UpstreamRefused("no", endpoint="x") if "What is fact 2" in _text(prompt) else works(prompt)
+        return (
+            UpstreamRefused("no", endpoint="x")
+            if "What is fact 2" in _text(prompt)
+            else works(prompt)
+        )
 
     layers = Layers(workers={"search": ScriptedModel(twice), "browser": ScriptedModel(works)})
     execution, context = await worked(layers)
     assert execution.work
     assert execution.work.rounds == (4, 1)
-    assert (execution.outcome, execution.report.answer) == ("reported", "value-0; value-1; value-2; value-3")
+    assert (execution.outcome, execution.report.answer) == (
+        "reported",
+        "value-0; value-1; value-2; value-3",
+    )
     assert not context.failures
 
 
 async def test_the_last_round() -> None:
-    """A manager that would go on asking is told to report, beside the reports of that round, and corrected once."""
-    said = [block("What is fact 0?"), block("What is fact 1?"), "nothing of use", report("both", "value-0, value-1")]
+    """A manager that would go on asking is told to report, beside the reports of that round,
+    and corrected once.
+    """
+    said = [
+        block("What is fact 0?"),
+        block("What is fact 1?"),
+        "nothing of use",
+        report("both", "value-0, value-1"),
+    ]
     manager = ScriptedModel(said)
     execution, _ = await worked(Layers(managers={"search": manager}))
     assert (execution.outcome, execution.report.answer) == ("reported", "both")
     shown = [prompt.messages for prompt in manager.prompts]
-    assert [message.role for message in shown[2]] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert [message.role for message in shown[2]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
     assert shown[2][-1].content.endswith("with one to three short points.")
     assert "<search_results>" in shown[2][-1].content
     assert [message.role for message in shown[3][-2:]] == ["assistant", "user"]
@@ -127,20 +169,26 @@ async def test_the_last_round() -> None:
     assert len(execution.work.delegation.outputs) == 4
 
 
-@pytest.mark.parametrize("said", [[report("42", "I know it")], [STOP], ["?", "?"], [block("What is fact?"), STOP]])
+@pytest.mark.parametrize(
+    "said", [[report("42", "I know it")], [STOP], ["?", "?"], [block("What is fact?"), STOP]]
+)
 async def test_a_report_rests_on_workers(said: list[str]) -> None:
     """Without anything that they found there is none, and nobody is asked to guess."""
 
     def fails(prompt: Prompt) -> Answer:
         return UpstreamRefused("no", endpoint="x")
 
-    layers = Layers(managers={"search": ScriptedModel(said)}, workers={"search": ScriptedModel(fails)})
+    layers = Layers(
+        managers={"search": ScriptedModel(said)}, workers={"search": ScriptedModel(fails)}
+    )
     execution, context = await worked(layers)
     assert (execution.report, execution.failed) == (NO_EVIDENCE, True)
     assert (3 in context.failures) == (said != [report("42", "I know it")] and said != [STOP])
 
 
-@pytest.mark.parametrize(("named", "asked"), [("", "search"), ("browser", "browser"), ("nobody", "search")])
+@pytest.mark.parametrize(
+    ("named", "asked"), [("", "search"), ("browser", "browser"), ("nobody", "search")]
+)
 async def test_a_manager_by_name(named: str, asked: str) -> None:
     """An unknown name, and none, go to the first one."""
     execution, context = await worked(Layers(), manager=named)
@@ -154,22 +202,33 @@ def blocked(*, browser: Sequence[int] = ()) -> Layers:
 
 
 async def test_escalation() -> None:
-    """What one manager's workers cannot read is asked for at the one that they name, and answered then only."""
+    """What one manager's workers cannot read is asked for at the one that they name, and
+    answered then only.
+    """
     context = lasting()
     found = await blocked().search().run(QUESTION, context)
     first, second = found.executions
     assert found.answer == " ".join(VALUES)
-    assert (first.manager, first.outcome, second.manager, second.before) == ("browser", "reported", "search", None)
+    assert (first.manager, first.outcome, second.manager, second.before) == (
+        "browser",
+        "reported",
+        "search",
+        None,
+    )
     assert first.before
     assert (first.before.manager, first.before.outcome, first.before.report.escalate_to) == (
         "search",
         "escalated",
         "browser",
     )
-    assert {call.manager for call in context.ledger.calls if call.sub_query == 0} == {"search", "browser"}
+    assert {call.manager for call in context.ledger.calls if call.sub_query == 0} == {
+        "search",
+        "browser",
+    }
     assert first.before.work
     assert first.before.work.delegation
-    shown = first.before.work.delegation.messages[3].content  # what the manager was told of its workers
+    # What the manager was told of its workers
+    shown = first.before.work.delegation.messages[3].content
     assert shown.count("<escalate_to>browser</escalate_to></result>") == 4
     assert len(list(by_executors(found.executions))) == 12
     alone = Layers(managers={"search": ScriptedModel(manages)}, pages={"search": Pages(range(4))})
@@ -177,7 +236,9 @@ async def test_escalation() -> None:
 
 
 async def test_escalation_is_bounded() -> None:
-    """Where the other manager is blocked too, and names itself or the first one, the step has no report."""
+    """Where the other manager is blocked too, and names itself or the first one, the step has
+    no report.
+    """
     execution, context = await worked(blocked(browser=range(4)))
     assert (execution.manager, execution.outcome) == ("browser", "escalated")
     assert execution.report.answer == "the page is blocked"
@@ -190,7 +251,10 @@ async def test_a_manager_hands_on() -> None:
     """Also by itself, before any worker was asked; the name of nobody changes nothing."""
     said = '<escalate to="{}">only pages say it</escalate>'
     browser = ScriptedModel(manages)
-    for name, outcome, at in (("browser", "reported", "browser"), ("nobody", "escalated", "search")):
+    for name, outcome, at in (
+        ("browser", "reported", "browser"),
+        ("nobody", "escalated", "search"),
+    ):
         managers = {"search": ScriptedModel([said.format(name)]), "browser": browser}
         execution, _ = await worked(Layers(managers=managers))
         assert (execution.outcome, execution.manager) == (outcome, at)
@@ -202,20 +266,28 @@ HANDED_ON = '<escalate to="{}">the rest is blocked</escalate>'
 @pytest.mark.parametrize("written", ["", report("mine", "so it is")])
 @pytest.mark.parametrize("name", ["browser", "nobody"])
 async def test_what_was_found_is_kept(name: str, written: str) -> None:
-    """Where a manager hands on with reports there, and who is named fails or does not exist: its own report if it has
-    evidence, or else the workers'.
+    """Where a manager hands on with reports there, and who is named fails or does not exist: its
+    own report if it has evidence, or else the workers'.
     """
     said = [block("What is fact 1?"), written + HANDED_ON.format(name)]
     dead = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
     execution, _ = await worked(Layers(managers={"search": ScriptedModel(said), "browser": dead}))
-    assert (execution.manager, execution.outcome, execution.report.escalate_to) == ("search", "escalated", name)
+    assert (execution.manager, execution.outcome, execution.report.escalate_to) == (
+        "search",
+        "escalated",
+        name,
+    )
     found = ("mine", ("so it is",)) if written else ("value-1", ("It is value-1",))
     assert (execution.report.answer, execution.report.evidence) == found
 
 
 async def test_a_guess_is_not_kept() -> None:
     """A report without workers' ones is none, whomever it names."""
-    layers = Layers(managers={"search": ScriptedModel([report("mine", "so it is") + HANDED_ON.format("nobody")])})
+    layers = Layers(
+        managers={
+            "search": ScriptedModel([report("mine", "so it is") + HANDED_ON.format("nobody")])
+        }
+    )
     execution, _ = await worked(layers)
     assert execution.report == replace_report(NO_EVIDENCE, escalate_to="nobody")
 
@@ -225,7 +297,9 @@ async def test_one_that_is_dead(dead: str) -> None:
     """Costs its own steps only."""
     broken = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
     layers = Layers(
-        delegator=ScriptedModel([f'<search>{STEPS[0]}</search><search manager="browser">{STEPS[1]}</search>', STOP])
+        delegator=ScriptedModel(
+            [f'<search>{STEPS[0]}</search><search manager="browser">{STEPS[1]}</search>', STOP]
+        )
     )
     layers.managers, layers.workers = dict(layers.managers), dict(layers.workers)
     (layers.managers if dead == "manager" else layers.workers)["browser"] = broken
@@ -258,12 +332,17 @@ def at_length() -> Layers:
     def silent(prompt: Prompt) -> Answer:
         return manages(prompt) if len(prompt.messages) == 2 else UpstreamRefused("no", endpoint="x")
 
-    return Layers(managers={"search": ScriptedModel(silent)}, workers={"search": ScriptedModel(works_at_length)})
+    return Layers(
+        managers={"search": ScriptedModel(silent)},
+        workers={"search": ScriptedModel(works_at_length)},
+    )
 
 
 @pytest.mark.parametrize("tabular", [False, True])
 async def test_long_reports_of_workers(tabular: bool) -> None:
-    """Are cut where a manager cannot say them, so that what is kept back for an answer is enough; not in tables."""
+    """Are cut where a manager cannot say them, so that what is kept back for an answer is
+    enough; not in tables.
+    """
 
     managers = at_length().of()
     execution = await managers.run(STEPS[0], 3, replace(lasting(), tabular=tabular))
@@ -275,7 +354,9 @@ async def test_long_reports_of_workers(tabular: bool) -> None:
 @pytest.mark.parametrize("layers", [Layers, at_length])
 @pytest.mark.parametrize("most", range(60, 4000, 60))
 async def test_budgets(most: int, layers: Callable[[], Layers]) -> None:
-    """Hold through all layers: spent and reserved are never more, and what was found by then is answered from."""
+    """Hold through all layers: spent and reserved are never more, and what was found by then is
+    answered from.
+    """
     budget = Budget(max_total_tokens=most)
     context = RunContext.lasting(60.0, lambda _: None, Ledger(allowance=Allowance(budget)))
     try:
@@ -283,7 +364,9 @@ async def test_budgets(most: int, layers: Callable[[], Layers]) -> None:
         assert found.answer or found.outcome == "budget_exhausted"
     except BudgetExhausted:
         left = context.draft.result
-        assert not isinstance(left, Trajectory) or not any(one.report.evidence for one in left.executions)
+        assert not isinstance(left, Trajectory) or not any(
+            one.report.evidence for one in left.executions
+        )
     spent = sum(call.usage.total_tokens for call in context.ledger.calls if call.usage)
     assert spent <= most
 
@@ -293,7 +376,9 @@ async def test_a_budget_that_ends_within_a_manager(tabular: bool) -> None:
     """What its workers had found by then is reported, so that a table reads it."""
     cut = 0
     for most in range(100, 3000, 100):
-        context = RunContext.lasting(60.0, lambda _: None, Ledger(allowance=Allowance(Budget(max_total_tokens=most))))
+        context = RunContext.lasting(
+            60.0, lambda _: None, Ledger(allowance=Allowance(Budget(max_total_tokens=most)))
+        )
         execution = await Layers().of().run(STEPS[0], 3, replace(context, tabular=tabular))
         assert execution.work
         grounds = any(one.report.evidence for one in execution.work.executions)
@@ -361,12 +446,17 @@ def paced(**settings: Any) -> Layers:
 def test_latency() -> None:
     """Eight workers at a time take less than a third of the time of one."""
     took = {width: lasted(paced(max_workers=width))[0] for width in (1, 2, 4, 8)}
-    print("\nworkers at a time: " + ", ".join(f"{n} {s:g} s ({took[1] / s:.1f}x)" for n, s in took.items()))
+    print(
+        "\nworkers at a time: "
+        + ", ".join(f"{n} {s:g} s ({took[1] / s:.1f}x)" for n, s in took.items())
+    )
     assert took[1] / took[8] >= 3
 
 
 def test_deadlines() -> None:
-    """A manager keeps time to report what workers have found by then, and the answerer some to write."""
+    """A manager keeps time to report what workers have found by then, and the answerer some to
+    write.
+    """
     took, found = lasted(paced(max_workers=2), 8.0)
     assert took <= 8.5
     (execution,) = found.executions
@@ -377,13 +467,19 @@ def test_deadlines() -> None:
 
 
 async def test_an_executor_that_names_a_manager() -> None:
-    """Is told as it is where there are no managers: it has no report, and the delegator reads why."""
+    """Is told as it is where there are no managers: it has no report, and the delegator reads
+    why.
+    """
     models = Deployment(executor=ScriptedModel(works), retriever=Pages(range(4)))
     found = await models.search().run("?", lasting())
     assert [(one.outcome, one.failed) for one in found.executions] == [("reported", False)]
     executor = Executor(role("execution", ScriptedModel(works)), Pages(range(4)), ExecutorLimits())
     execution = await executor.run("What is fact 1?", 0, lasting())
-    assert (execution.outcome, execution.report.escalate_to, execution.failed) == ("escalated", "browser", True)
+    assert (execution.outcome, execution.report.escalate_to, execution.failed) == (
+        "escalated",
+        "browser",
+        True,
+    )
 
 
 def test_names() -> None:
@@ -394,7 +490,10 @@ def test_names() -> None:
     layers = Layers()
     made = layers.manager("search")
     wordy = replace(
-        made, workers=Executor(role("execution", layers.workers["search"], max_tokens=99), None, ExecutorLimits())
+        made,
+        workers=Executor(
+            role("execution", layers.workers["search"], max_tokens=99), None, ExecutorLimits()
+        ),
     )
     assert Managers([made, wordy]).report_tokens == 99
 

@@ -1,4 +1,6 @@
-"""One executor run for all who ask the same; who waits pays nothing, and nobody loses by another one's end."""
+"""One executor run for all who ask the same; who waits pays nothing, and nobody loses by
+another one's end.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -86,7 +88,9 @@ def asking(
     return RunContext.lasting(time_s, told.append, ledger, answering_share=0.0, sharing=sharing)
 
 
-async def held(model: HeldModel, executor: ReportCache, context: RunContext) -> asyncio.Task[Execution]:
+async def held(
+    model: HeldModel, executor: ReportCache, context: RunContext
+) -> asyncio.Task[Execution]:
     """A run that waits for its model."""
     task = asyncio.ensure_future(executor.run(SUB_QUERY, 0, context))
     await ended(model.called.wait())
@@ -135,7 +139,9 @@ def test_a_report_is_kept_for_a_while() -> None:
 
 
 async def test_another_index_has_reports_of_its_own() -> None:
-    """A report is not given after the index is swapped, nor kept if that happened while it was written."""
+    """A report is not given after the index is swapped, nor kept if that happened while it was
+    written.
+    """
     index, model = Indexed(), HeldModel(ScriptedModel(finds), free=2)
     executor = shared(model, index=index)
     await executor.run(SUB_QUERY, 0, asking("run-1"))
@@ -180,8 +186,12 @@ async def test_versions_do_not_share() -> None:
         (True, "tenant", ()),
     ],
 )
-async def test_tenants_share_only_if_they_may(across: bool, sharing: Sharing, source: tuple[str, ...]) -> None:
-    """Never by default; where it is allowed, without telling each other's runs; not with those who share within."""
+async def test_tenants_share_only_if_they_may(
+    across: bool, sharing: Sharing, source: tuple[str, ...]
+) -> None:
+    """Never by default; where it is allowed, without telling each other's runs; not with those
+    who share within.
+    """
     executor = shared(ScriptedModel(finds), across_tenants=across)
     await executor.run(SUB_QUERY, 0, asking("run-1"))
     other = await executor.run(SUB_QUERY, 0, asking("run-2", "other", sharing=sharing))
@@ -210,7 +220,9 @@ async def test_whoever_shares_with_nobody() -> None:
 
 
 async def test_a_leader_that_leaves_hands_over() -> None:
-    """One who waits goes on from the last turn, and pays for what comes after it; the trace names both."""
+    """One who waits goes on from the last turn, and pays for what comes after it; the trace
+    names both.
+    """
     model = HeldModel(ScriptedModel(finds), free=1)
     executor, events = shared(model), list[Event]()
     leader, next_one, last = asking("run-1"), asking("run-2", events=events), asking("run-3")
@@ -238,7 +250,9 @@ async def test_a_search_that_was_cut_is_done_by_the_next_one() -> None:
         def __init__(self) -> None:
             self.asked, self.let = asyncio.Event(), asyncio.Event()
 
-        async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+        async def search(
+            self, queries: Sequence[str], top_k: int, document: str | None = None
+        ) -> list[list[Passage]]:
             self.asked.set()
             await self.let.wait()
             return [[PASSAGE] for _ in queries]
@@ -305,7 +319,11 @@ async def test_who_waits_may_leave() -> None:
 async def test_failures_are_not_shared() -> None:
     """Those who waited for one work alone, and nothing of it is kept."""
     broken = UpstreamUnavailable("gone", endpoint="e")
-    said: list[Answer] = [broken, f"<search>{SUB_QUERY}</search>", report("Mann", "Heat is a film by Michael Mann.")]
+    said: list[Answer] = [
+        broken,
+        f"<search>{SUB_QUERY}</search>",
+        report("Mann", "Heat is a film by Michael Mann."),
+    ]
     model = HeldModel(ScriptedModel(said))
     executor, context = shared(model), asking("run-2")
     model.let.set()
@@ -354,8 +372,8 @@ class Tenants(Kept):
     ],
 )
 async def test_requests_share_as_far_as_they_may(began: Admitted, fresh: bool, calls: int) -> None:
-    """Not those that ask for fresh work, nor those of tenants whose texts are not kept; whoever trains nobody shares
-    with no other tenant.
+    """Not those that ask for fresh work, nor those of tenants whose texts are not kept; whoever
+    trains nobody shares with no other tenant.
     """
     store, deployment = Tenants(began), Deployment()
     executor = shared(deployment.executor, across_tenants=True)

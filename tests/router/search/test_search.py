@@ -12,14 +12,25 @@ from router.testing.retriever import FixedRetriever
 from router.trace import Event
 from router.trace.values import NOT_FOUND, Reported, RoundStarted, SearchDone, SubQueryDispatched
 from tests.router.clock import Clock, with_clock
-from tests.router.deployment import PASSAGE, STOP, Deployment, HeldModel, Meeting, block, finds, lasting
+from tests.router.deployment import (
+    PASSAGE,
+    STOP,
+    Deployment,
+    HeldModel,
+    Meeting,
+    block,
+    finds,
+    lasting,
+)
 
 QUESTION = "Was the director of Heat born before 1950?"
 
 
 async def test_a_whole_search() -> None:
     """Delegate, execute, inform, stop, answer."""
-    delegator = ScriptedModel([block("Who directed Heat?"), block("When was Michael Mann born?"), STOP])
+    delegator = ScriptedModel(
+        [block("Who directed Heat?"), block("When was Michael Mann born?"), STOP]
+    )
     answerer = ScriptedModel(["<answer>yes</answer>"])
     trajectory = await Deployment(delegator, answerer=answerer).search().run(QUESTION, lasting())
     assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == ("yes", "answered", (1, 1))
@@ -28,7 +39,10 @@ async def test_a_whole_search() -> None:
         "When was Michael Mann born?",
     ]
     assert trajectory.delegation is not None
-    assert [message.role for message in trajectory.delegation.messages] == ["system", *["user", "assistant"] * 3]
+    assert [message.role for message in trajectory.delegation.messages] == [
+        "system",
+        *["user", "assistant"] * 3,
+    ]
 
 
 async def test_the_answerer_sees_the_question_and_the_pairs_only() -> None:
@@ -58,7 +72,9 @@ async def test_what_is_over_the_limit_is_told_back() -> None:
     trajectory = await Deployment(delegator).search(max_sub_queries=2).run(QUESTION, lasting())
     assert [execution.sub_query for execution in trajectory.executions] == ["a?", "b?"]
     told = delegator.prompts[1].messages[-1].content
-    assert told.endswith("ask again if needed: <request>c?</request></not_dispatched></search_results>")
+    assert told.endswith(
+        "ask again if needed: <request>c?</request></not_dispatched></search_results>"
+    )
 
 
 async def test_executors_run_side_by_side() -> None:
@@ -74,7 +90,9 @@ async def test_reports_stand_in_the_order_of_the_block() -> None:
     last_is_done = asyncio.Event()
 
     class LastFirst(FixedRetriever):
-        async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+        async def search(
+            self, queries: Sequence[str], top_k: int, document: str | None = None
+        ) -> list[list[Passage]]:
             if "a?" in queries:
                 await last_is_done.wait()
             else:
@@ -83,19 +101,30 @@ async def test_reports_stand_in_the_order_of_the_block() -> None:
 
     events: list[Event] = []
     delegator = ScriptedModel([block("a?", "b?"), STOP])
-    trajectory = await Deployment(delegator, retriever=LastFirst({})).search().run(QUESTION, lasting(events=events))
+    trajectory = (
+        await Deployment(delegator, retriever=LastFirst({}))
+        .search()
+        .run(QUESTION, lasting(events=events))
+    )
     assert [event.index for event in events if isinstance(event, Reported)] == [1, 0]
     assert [execution.sub_query for execution in trajectory.executions] == ["a?", "b?"]
     assert '<result index="0"><request>a?' in delegator.prompts[1].messages[-1].content
 
 
 async def test_events() -> None:
-    """Everything is told as it happens; sub-queries are numbered through the run, in the ledger too."""
+    """Everything is told as it happens; sub-queries are numbered through the run, in the ledger
+    too.
+    """
     events: list[Event] = []
     context = lasting(events=events)
     delegator = ScriptedModel([block("Who directed Heat?"), block("When?"), STOP])
     trajectory = await Deployment(delegator).search().run(QUESTION, context)
-    assert [call.sub_query for call in context.ledger.calls if call.role == "execution"] == [0, 0, 1, 1]
+    assert [call.sub_query for call in context.ledger.calls if call.role == "execution"] == [
+        0,
+        0,
+        1,
+        1,
+    ]
     assert len(context.ledger.calls) == 3 + 4 + 1
     first, second = trajectory.executions
     assert events == [
@@ -116,7 +145,11 @@ async def test_a_delegator_that_never_asks_is_marked(said: list[str]) -> None:
     """A stop without a single sub-query is `no_search`, whether or not the answerer may guess."""
     strict = await Deployment(ScriptedModel(said)).search().run(QUESTION, lasting())
     assert (strict.answer, strict.outcome, strict.answering) == (NOT_FOUND, "no_search", None)
-    lax = await Deployment(ScriptedModel(said)).search(require_evidence=False).run(QUESTION, lasting())
+    lax = (
+        await Deployment(ScriptedModel(said))
+        .search(require_evidence=False)
+        .run(QUESTION, lasting())
+    )
     assert (lax.answer, lax.outcome) == ("Michael Mann", "no_search")
 
 
@@ -129,14 +162,20 @@ async def test_without_evidence_nobody_guesses() -> None:
     """No report with evidence: the answer is "not found", unless the answerer may guess."""
     strict_answerer, lax_answerer = ScriptedModel([]), ScriptedModel(["<answer>a guess</answer>"])
     executor = ScriptedModel(finds_nothing)
-    strict = await Deployment(executor=executor, answerer=strict_answerer).search().run(QUESTION, lasting())
+    strict = (
+        await Deployment(executor=executor, answerer=strict_answerer)
+        .search()
+        .run(QUESTION, lasting())
+    )
     assert (strict.answer, strict.outcome, strict_answerer.prompts) == (NOT_FOUND, "not_found", [])
     deployment = Deployment(executor=executor, answerer=lax_answerer)
     lax = await deployment.search(require_evidence=False).run(QUESTION, lasting())
     assert (lax.answer, lax.outcome) == ("a guess", "answered")
 
 
-@pytest.mark.parametrize("said", ["<answer>not found</answer>", "<answer>Not Found.</answer>", "", "<answer></answer>"])
+@pytest.mark.parametrize(
+    "said", ["<answer>not found</answer>", "<answer>Not Found.</answer>", "", "<answer></answer>"]
+)
 async def test_the_answerer_may_find_the_reports_wanting(said: str) -> None:
     """An answerer that says "not found", or nothing, is taken at its word."""
     trajectory = await Deployment(answerer=ScriptedModel([said])).search().run(QUESTION, lasting())
@@ -153,8 +192,14 @@ async def test_a_failed_executor_is_a_result_that_found_nothing() -> None:
 
     delegator = ScriptedModel([block("a?", "b?"), STOP])
     trajectory = await Deployment(delegator, ScriptedModel(flaky)).search().run(QUESTION, lasting())
-    assert [execution.outcome for execution in trajectory.executions] == ["model_failed", "reported"]
-    assert "<answer>no evidence found</answer><evidence></evidence>" in delegator.prompts[1].messages[-1].content
+    assert [execution.outcome for execution in trajectory.executions] == [
+        "model_failed",
+        "reported",
+    ]
+    assert (
+        "<answer>no evidence found</answer><evidence></evidence>"
+        in delegator.prompts[1].messages[-1].content
+    )
     assert "10.0.0.7" not in repr(delegator.prompts)
     assert trajectory.outcome == "answered"
 
@@ -170,7 +215,9 @@ async def test_a_failed_delegator_or_answerer_is_raised(role: str) -> None:
 
 
 def test_out_of_time_while_delegating() -> None:
-    """When searching time ends in a decision, the answer comes from the reports at hand, and says so."""
+    """When searching time ends in a decision, the answer comes from the reports at hand, and
+    says so.
+    """
 
     async def main(clock: Clock) -> None:
         delegator = HeldModel(ScriptedModel([block("Who directed Heat?")]), free=1)
@@ -185,7 +232,9 @@ def test_out_of_time_while_delegating() -> None:
 
 @pytest.mark.parametrize("max_rounds", [1, 4])
 def test_out_of_time_while_executing(max_rounds: int) -> None:
-    """So it is when searching time ends in an execution, in the last round too; no decision is asked for after it."""
+    """So it is when searching time ends in an execution, in the last round too; no decision is
+    asked for after it.
+    """
 
     async def main(clock: Clock) -> None:
         class OneHangs(FixedRetriever):
@@ -201,7 +250,10 @@ def test_out_of_time_while_executing(max_rounds: int) -> None:
         running = asyncio.create_task(search.run(QUESTION, lasting(10.0)))
         await clock.advance(8.1)
         trajectory = await running
-        assert [execution.outcome for execution in trajectory.executions] == ["reported", "timed_out"]
+        assert [execution.outcome for execution in trajectory.executions] == [
+            "reported",
+            "timed_out",
+        ]
         assert (trajectory.answer, trajectory.outcome) == ("Michael Mann", "time_exhausted")
         assert len(delegator.prompts) == 1
 
@@ -244,13 +296,20 @@ async def test_any_number_of_searches_at_once() -> None:
         return block(f"{question}") if len(prompt.messages) == 2 else STOP
 
     def answers(prompt: Prompt) -> str:
-        return f"<answer>{prompt.messages[1].content.partition('</question>')[0].removeprefix('<question>')}</answer>"
+        question = prompt.messages[1].content.partition("</question>")[0]
+        return f"<answer>{question.removeprefix('<question>')}</answer>"
 
-    deployment = Deployment(ScriptedModel(delegates), answerer=ScriptedModel(answers), retriever=Meeting(5))
+    deployment = Deployment(
+        ScriptedModel(delegates), answerer=ScriptedModel(answers), retriever=Meeting(5)
+    )
     search = deployment.search()
     async with asyncio.timeout(10):
-        done = await asyncio.gather(*(search.run(f"question {number}?", lasting()) for number in range(5)))
-    assert [trajectory.answer for trajectory in done] == [f"question {number}?" for number in range(5)]
+        done = await asyncio.gather(
+            *(search.run(f"question {number}?", lasting()) for number in range(5))
+        )
+    assert [trajectory.answer for trajectory in done] == [
+        f"question {number}?" for number in range(5)
+    ]
     assert all(len(trajectory.executions) == 1 for trajectory in done)
 
 
@@ -258,12 +317,21 @@ TOO_LONG = ContextTooLong("maximum context length is 9 tokens", endpoint="e")
 
 
 async def test_a_full_delegator_stops() -> None:
-    """A delegator whose context has no room for another turn is answered for from the reports that it has."""
+    """A delegator whose context has no room for another turn is answered for from the reports
+    that it has.
+    """
     context = lasting()
     delegator = ScriptedModel([block("Who directed Heat?"), TOO_LONG])
     trajectory = await Deployment(delegator).search().run(QUESTION, context)
-    assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == ("Michael Mann", "answered", (1,))
-    assert [call.outcome for call in context.ledger.calls if call.role == "delegation"] == ["completed", "refused"]
+    assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == (
+        "Michael Mann",
+        "answered",
+        (1,),
+    )
+    assert [call.outcome for call in context.ledger.calls if call.role == "delegation"] == [
+        "completed",
+        "refused",
+    ]
 
 
 async def test_a_question_that_is_too_long() -> None:
@@ -277,7 +345,11 @@ def finds_otherwise(*sub_queries: str) -> ScriptedModel:
 
     def works(prompt: Prompt) -> str:
         said = finds(prompt)
-        return said.replace("the answer", "another answer") if prompt.messages[1].content in sub_queries else said
+        return (
+            said.replace("the answer", "another answer")
+            if prompt.messages[1].content in sub_queries
+            else said
+        )
 
     return ScriptedModel(works, "other")
 
@@ -293,11 +365,17 @@ def asks(*blocks: tuple[str, ...]) -> ScriptedModel:
 
 
 async def test_again_with_the_same_reports() -> None:
-    """Only the executor is asked; everything that followed from the reports is as it was, but for who made them."""
+    """Only the executor is asked; everything that followed from the reports is as it was, but
+    for who made them.
+    """
     delegator, answerer = asks(("a?", "b?"), ("c?",)), ScriptedModel(["<answer>yes</answer>"])
     found = await Deployment(delegator, answerer=answerer).search().run(QUESTION, lasting())
     context, executor = lasting(), ScriptedModel(finds, "other")
-    again = await Deployment(ScriptedModel([]), executor, ScriptedModel([])).search().again(QUESTION, found, context)
+    again = (
+        await Deployment(ScriptedModel([]), executor, ScriptedModel([]))
+        .search()
+        .again(QUESTION, found, context)
+    )
     assert again == found
     assert [prompt.messages[1].content for prompt in executor.prompts].count("c?") == 2
     assert {call.role for call in context.ledger.calls} == {"execution"}
@@ -308,25 +386,37 @@ async def test_again_is_as_if_it_had_been_that_executor_from_the_start() -> None
     """Whatever differs, the same trajectory comes of it as of a run of its own."""
     for odd in ("a?", "b?", "c?"):
         found = await Deployment(asks(("a?", "b?"), ("c?",))).search().run(QUESTION, lasting())
-        said = ScriptedModel(lambda prompt: f"<answer>{'another' in prompt.messages[1].content}</answer>")
+        said = ScriptedModel(
+            lambda prompt: f"<answer>{'another' in prompt.messages[1].content}</answer>"
+        )
         other = Deployment(asks(("a?", "b?"), ("c?",)), finds_otherwise(odd), said)
-        assert await other.search().again(QUESTION, found, lasting()) == await other.search().run(QUESTION, lasting())
+        assert await other.search().again(QUESTION, found, lasting()) == await other.search().run(
+            QUESTION, lasting()
+        )
 
 
 async def test_again_keeps_to_the_rounds_and_the_limit() -> None:
     """What was over the limit is told back anew, and no further round begins after the last one."""
     delegator = asks(("a?", "b?", "c?"), ("d?",))
-    found = await Deployment(delegator).search(max_sub_queries=2, max_rounds=2).run(QUESTION, lasting())
+    found = (
+        await Deployment(delegator).search(max_sub_queries=2, max_rounds=2).run(QUESTION, lasting())
+    )
     anew = asks(("a?", "b?", "c?"), ("d?",), ("e?",))
     deployment = Deployment(anew, finds_otherwise("a?"))
-    again = await deployment.search(max_sub_queries=2, max_rounds=2).again(QUESTION, found, lasting())
+    again = await deployment.search(max_sub_queries=2, max_rounds=2).again(
+        QUESTION, found, lasting()
+    )
     assert (again.rounds, again.outcome, len(anew.prompts)) == ((2, 1), "rounds_exhausted", 1)
     assert again.delegation is not None
-    assert "<request>c?</request></not_dispatched>" in again.delegation.messages[again.told[0]].content
+    assert (
+        "<request>c?</request></not_dispatched>" in again.delegation.messages[again.told[0]].content
+    )
 
 
 async def test_instead_of_what_was_found() -> None:
-    """A round's reports are replaced, and what came after them is gone; the rest of the run can be asked for."""
+    """A round's reports are replaced, and what came after them is gone; the rest of the run can
+    be asked for.
+    """
     found = await Deployment(asks(("a?",), ("b?",))).search().run(QUESTION, lasting())
     executor = finds_otherwise("a?")
     other = await Deployment(asks(("a?",)), executor).search().run(QUESTION, lasting())
@@ -338,12 +428,17 @@ async def test_instead_of_what_was_found() -> None:
     assert "another answer to a?" in changed.delegation.messages[-1].content
     assert len(changed.delegation.outputs) == 1
     ended = await search.proceed(QUESTION, changed, lasting())
-    assert ([execution.sub_query for execution in ended.executions], ended.answer) == (["a?", "f?"], "no")
+    assert ([execution.sub_query for execution in ended.executions], ended.answer) == (
+        ["a?", "f?"],
+        "no",
+    )
 
 
 async def test_proceeding_from_a_last_round() -> None:
     """Nothing but the answer is left to ask for."""
     found = await Deployment(asks(("a?",))).search(max_rounds=1).run(QUESTION, lasting())
-    search = Deployment(ScriptedModel([]), answerer=ScriptedModel(["<answer>no</answer>"])).search(max_rounds=1)
+    search = Deployment(ScriptedModel([]), answerer=ScriptedModel(["<answer>no</answer>"])).search(
+        max_rounds=1
+    )
     ended = await search.proceed(QUESTION, search.instead(found, 0, found.executions), lasting())
     assert (ended.answer, ended.outcome) == ("no", "rounds_exhausted")

@@ -26,7 +26,8 @@ LIMITS = ExecutorLimits()
 SEARCH = f"<think>I lack it.</think>\n<search> {SUB_QUERY} </search>"
 ANSWER = "<think>So it is he.</think>\n<answer> Mann </answer>"
 SHOWN = (
-    '\n\n<information>Doc 1(Title: "Heat") It is long. Heat is a film by Michael &lt;b&gt;Mann&lt;/b&gt;. It ends.\n'
+    '\n\n<information>Doc 1(Title: "Heat") It is long. Heat is a film by Michael '
+    "&lt;b&gt;Mann&lt;/b&gt;. It ends.\n"
     'Doc 2(Title: "Mann") Mann made Heat.</information>\n\n'
 )
 ASKED = Message("user", "execute Question: Who directed Heat?\n")
@@ -40,11 +41,15 @@ def searcher(role: Role, retriever: Retriever, limits: ExecutorLimits) -> Execut
 async def run(*answers: Answer, limits: ExecutorLimits = LIMITS) -> tuple[Execution, ScriptedModel]:
     """One run over what the model says, and the model."""
     model = ScriptedModel(answers)
-    return await searcher(role("execution", model), RETRIEVER, limits).run(SUB_QUERY, 3, lasting()), model
+    return await searcher(role("execution", model), RETRIEVER, limits).run(
+        SUB_QUERY, 3, lasting()
+    ), model
 
 
 async def test_it_goes_on_with_its_own_turn() -> None:
-    """Its instructions open the user's only turn; what it wrote, thinking included, is continued after the results."""
+    """Its instructions open the user's only turn; what it wrote, thinking included, is
+    continued after the results.
+    """
     execution, model = await run(SEARCH, ANSWER)
     assert [prompt.messages for prompt in model.prompts] == [
         (ASKED,),
@@ -81,9 +86,9 @@ async def test_its_calls_are_the_executors() -> None:
     """In the ledger and in the events, under the sub-query's number."""
     events: list[Event] = []
     context = lasting(events=events)
-    await searcher(role("execution", ScriptedModel([SEARCH, ANSWER])), RETRIEVER, ExecutorLimits()).run(
-        SUB_QUERY, 3, context
-    )
+    await searcher(
+        role("execution", ScriptedModel([SEARCH, ANSWER])), RETRIEVER, ExecutorLimits()
+    ).run(SUB_QUERY, 3, context)
     assert [(call.role, call.sub_query) for call in context.ledger.calls] == [("execution", 3)] * 2
     assert events == [SearchDone(3, SUB_QUERY, ("Heat", "Mann"))]
 
@@ -92,7 +97,9 @@ async def test_a_malformed_turn_is_corrected_once() -> None:
     """Within its turn; a second one ends in a typed failure."""
     execution, model = await run("I wonder.", SEARCH, ANSWER)
     assert execution.outcome == "reported"
-    assert model.prompts[1].messages[-1] == Message("assistant", "I wonder." + prompts.CORRECT_SEARCHER)
+    assert model.prompts[1].messages[-1] == Message(
+        "assistant", "I wonder." + prompts.CORRECT_SEARCHER
+    )
     failed, _ = await run("I wonder.", "I wonder.")
     assert (failed.outcome, failed.report) == ("no_report", NO_EVIDENCE)
 
@@ -100,16 +107,26 @@ async def test_a_malformed_turn_is_corrected_once() -> None:
 async def test_in_a_search() -> None:
     """It stands where an executor stands, and the trajectory says so."""
     deployment = Deployment(ScriptedModel([block(SUB_QUERY), STOP]))
-    searching = searcher(role("execution", ScriptedModel([SEARCH, ANSWER])), RETRIEVER, ExecutorLimits())
-    found = await deployment.search(executor=searching, topology="searcher").run("Who made it?", lasting())
-    assert (found.topology, found.answer, found.executions[0].report.answer) == ("searcher", "Michael Mann", "Mann")
+    searching = searcher(
+        role("execution", ScriptedModel([SEARCH, ANSWER])), RETRIEVER, ExecutorLimits()
+    )
+    found = await deployment.search(executor=searching, topology="searcher").run(
+        "Who made it?", lasting()
+    )
+    assert (found.topology, found.answer, found.executions[0].report.answer) == (
+        "searcher",
+        "Michael Mann",
+        "Mann",
+    )
 
 
 async def test_on_the_wire(openai_server: OpenAIServer, pool: ConnectionPool) -> None:
     """vLLM is told to go on with the last message, and no new turn is opened."""
     openai_server.plays(says(SEARCH), says(ANSWER))
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
-    await searcher(role("execution", model), RETRIEVER, ExecutorLimits()).run(SUB_QUERY, 0, lasting())
+    await searcher(role("execution", model), RETRIEVER, ExecutorLimits()).run(
+        SUB_QUERY, 0, lasting()
+    )
     first, second = openai_server.bodies
     assert not {"continue_final_message", "add_generation_prompt"} & first.keys()
     assert (second["continue_final_message"], second["add_generation_prompt"]) == (True, False)

@@ -70,7 +70,9 @@ def test_what_cannot_fit_is_left_to_the_engine() -> None:
 
 
 def test_it_is_closed_in_the_users_last_turn() -> None:
-    """Once: after documents as they do it, else with the words given; a turn of the model's has one after it."""
+    """Once: after documents as they do it, else with the words given; a turn of the model's has
+    one after it.
+    """
     searched = two_searches()
     searched.close("Now.")
     assert searched.messages == two_searches().messages

@@ -22,7 +22,11 @@ from tests.router.deployment import PASSAGE, lasting, role
 
 QUESTION = "Was the director of Heat born before 1950?"
 DIRECTOR, BORN = "Who directed Heat?", "When was Michael Mann born?"
-SEARCH, AGAIN, ANSWER = f"<search>{DIRECTOR}</search>", f"<search>{BORN}</search>", "<answer>yes</answer>"
+SEARCH, AGAIN, ANSWER = (
+    f"<search>{DIRECTOR}</search>",
+    f"<search>{BORN}</search>",
+    "<answer>yes</answer>",
+)
 BIRTH = Passage("p2", "Michael Mann", "Yes: Mann <b>was</b> born in 1943.", 0.8)
 RETRIEVER = FixedRetriever({DIRECTOR: [PASSAGE], BORN: [BIRTH]})
 LIMITS = ExecutorLimits(max_turns=9, max_searches=4)
@@ -37,7 +41,9 @@ def agent(
 ) -> tuple[SingleAgent, ScriptedModel]:
     """An agent and its model."""
     model = ScriptedModel(answers, "backbone")
-    return SingleAgent(role("delegation", model), retriever, limits, require_evidence=require_evidence), model
+    return SingleAgent(
+        role("delegation", model), retriever, limits, require_evidence=require_evidence
+    ), model
 
 
 async def run(*answers: Answer, **options: object) -> Trajectory:
@@ -46,11 +52,18 @@ async def run(*answers: Answer, **options: object) -> Trajectory:
 
 
 async def test_it_searches_until_it_knows() -> None:
-    """One context holds the question, its searches, all passages and the answer, and the trajectory keeps them."""
+    """One context holds the question, its searches, all passages and the answer, and the
+    trajectory keeps them.
+    """
     events: list[Event] = []
     context = lasting(events=events)
     found = await agent([SEARCH, AGAIN, ANSWER])[0].run(QUESTION, context)
-    assert (found.answer, found.outcome, found.topology, found.executions) == ("yes", "answered", "single_agent", ())
+    assert (found.answer, found.outcome, found.topology, found.executions) == (
+        "yes",
+        "answered",
+        "single_agent",
+        (),
+    )
     assert found.delegation is not None
     assert found.delegation.messages == (
         Message("system", "delegate"),
@@ -61,13 +74,20 @@ async def test_it_searches_until_it_knows() -> None:
         Message("user", prompts.documents([BIRTH], last=False)),
         Message("assistant", ANSWER),
     )
-    assert [(search.query, search.passages) for search in found.searches] == [(DIRECTOR, (PASSAGE,)), (BORN, (BIRTH,))]
+    assert [(search.query, search.passages) for search in found.searches] == [
+        (DIRECTOR, (PASSAGE,)),
+        (BORN, (BIRTH,)),
+    ]
     assert events == [SearchDone(-1, DIRECTOR, ("Heat",)), SearchDone(-1, BORN, ("Michael Mann",))]
-    assert [(call.role, call.sub_query) for call in context.ledger.calls] == [("delegation", None)] * 3
+    assert [(call.role, call.sub_query) for call in context.ledger.calls] == [
+        ("delegation", None)
+    ] * 3
 
 
 async def test_it_has_the_budgets_of_the_factorized_run() -> None:
-    """As many searches as all executors together, as many turns as delegator and executors together."""
+    """As many searches as all executors together, as many turns as delegator and executors
+    together.
+    """
     limits = single_agent_limits(ExecutorLimits(max_turns=3, max_searches=2, top_k=5), 4, 3)
     assert (limits.max_searches, limits.max_turns, limits.top_k) == (4 * 3 * 2, 4 + 4 * 3 * 3, 5)
 
@@ -104,7 +124,9 @@ async def test_who_does_not_search_is_marked() -> None:
 
 
 async def test_nothing_found() -> None:
-    """Without any passage there is no answer; one that says so is one of those that were not found."""
+    """Without any passage there is no answer; one that says so is one of those that were not
+    found.
+    """
     assert (await run("<search>x</search>", ANSWER)).outcome == "not_found"
     said = await run(SEARCH, "<answer>Not found.</answer>")
     assert (said.answer, said.outcome) == (NOT_FOUND, "not_found")
@@ -132,7 +154,12 @@ async def test_a_context_that_is_full() -> None:
     context = lasting()
     found = await single.run(QUESTION, context)
     assert (found.answer, [search.dropped_passages for search in found.searches]) == ("yes", [1])
-    assert [call.purpose for call in context.ledger.calls] == ["first", "first", "shortened", "correction"]
+    assert [call.purpose for call in context.ledger.calls] == [
+        "first",
+        "first",
+        "shortened",
+        "correction",
+    ]
 
 
 async def test_a_question_that_is_too_long() -> None:
@@ -145,7 +172,9 @@ async def test_retrieval_that_is_down() -> None:
     """Ends the run with its own error."""
 
     class Down:
-        async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+        async def search(
+            self, queries: Sequence[str], top_k: int, document: str | None = None
+        ) -> list[list[Passage]]:
             raise UpstreamUnavailable("connection refused", endpoint="x")
 
     with pytest.raises(UpstreamUnavailable):
@@ -153,7 +182,9 @@ async def test_retrieval_that_is_down() -> None:
 
 
 def test_out_of_time() -> None:
-    """When searching time ends, it answers from what was found by then, in its turn of the same conversation."""
+    """When searching time ends, it answers from what was found by then, in its turn of the same
+    conversation.
+    """
 
     async def main(clock: Clock) -> None:
         class Hangs(FixedRetriever):
@@ -183,11 +214,15 @@ def limited(tokens: int) -> RunContext:
 
 
 async def test_any_budget() -> None:
-    """It is never exceeded, and ends in an answer from what was found, or says that it does not suffice."""
+    """It is never exceeded, and ends in an answer from what was found, or says that it does not
+    suffice.
+    """
     outcomes = set()
     for tokens in range(100, 1500, 50):
         context = limited(tokens)
-        single, _ = agent(lambda prompt: ANSWER if prompts.LAST_ANSWER in prompt.messages[-1].content else SEARCH)
+        single, _ = agent(
+            lambda prompt: ANSWER if prompts.LAST_ANSWER in prompt.messages[-1].content else SEARCH
+        )
         try:
             found = await single.run(QUESTION, context)
         except BudgetExhausted:

@@ -22,7 +22,9 @@ class Failing:
         self.works: bool | None = True
         self.known = set[str]()
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         if not self.known.issuperset(queries):
             if self.works is None:
                 await asyncio.Event().wait()
@@ -45,7 +47,9 @@ def test_it_is_down_until_a_search_has_worked() -> None:
                     await clock.advance(1)
                 assert readiness.down(["retrieval"]) is None
                 inner.works = works
-                search = asyncio.create_task(retriever.search(["Heat"] if works is None else ["Ali"], 1))
+                search = asyncio.create_task(
+                    retriever.search(["Heat"] if works is None else ["Ali"], 1)
+                )
                 await clock.settle()
                 if works is None:
                     search.cancel()

@@ -26,7 +26,11 @@ from tests.router.store.stored import ANSWER, EXECUTIONS, events, run
 
 amounts = st.builds(Amount, st.integers(0, 30), st.integers(0, 30))
 usages = st.none() | st.builds(
-    Usage, st.integers(0, 20), st.integers(0, 20), st.none() | st.integers(0, 5), st.none() | st.integers(0, 5)
+    Usage,
+    st.integers(0, 20),
+    st.integers(0, 20),
+    st.none() | st.integers(0, 5),
+    st.none() | st.integers(0, 5),
 )
 OUTCOMES: list[Outcome] = ["completed", "refused", "cancelled", "unavailable"]
 
@@ -71,10 +75,14 @@ def _call(draw: st.DrawFn, run_id: str, tenant: str, number: int, midnight: floa
     )
 
 
-async def conduct(journal: LogJournal, plan: Plan, luck: random.Random, *, ends: bool = True) -> Run | None:
-    """A run in which several calls run at once, and some ends are heard of only with its own; return it as it ended.
+async def conduct(
+    journal: LogJournal, plan: Plan, luck: random.Random, *, ends: bool = True
+) -> Run | None:
+    """A run in which several calls run at once, and some ends are heard of only with its own;
+    return it as it ended.
 
-    None where it did not: it was refused, taken back, or, unless it `ends`, is left as it is now and then.
+    None where it did not: it was refused, taken back, or, unless it `ends`, is left as it is now
+    and then.
     """
     request_id = plan.id if luck.random() < 0.5 else ""
     try:
@@ -122,20 +130,24 @@ async def _tell(journal: LogJournal, run_id: str, luck: random.Random) -> None:
             for search in one.searches:
                 journal.note(run_id, Searched(agent, search))
         if luck.random() < 0.2:
-            journal.turn(run_id, agent, (*said.messages, Message("user", "More?")), Completion("No.", "stop"))
+            journal.turn(
+                run_id, agent, (*said.messages, Message("user", "More?")), Completion("No.", "stop")
+            )
         if luck.random() < 0.2:
             journal.note(run_id, Decided(luck.randrange(3)))
 
 
 async def stored_runs(database: Database, tenant: str) -> list[Run]:
     """All runs of a tenant."""
-    found = await rows(database, "SELECT run_id FROM runs WHERE tenant = :tenant ORDER BY run_id", tenant=tenant)
+    found = await rows(
+        database, "SELECT run_id FROM runs WHERE tenant = :tenant ORDER BY run_id", tenant=tenant
+    )
     return [await SQLArchive(database).load(run_id) for (run_id,) in found]
 
 
 async def agree(database: Database, tenant: str, runs: list[Run], told: list[Run]) -> None:
-    """See that what a tenant has spent is what its runs have, and that those that ended are as they were `told`; others
-    were interrupted.
+    """See that what a tenant has spent is what its runs have, and that those that ended are as they
+    were `told`; others were interrupted.
     """
     sums: dict[str, Counter[str]] = {}
     for each in runs:
@@ -158,6 +170,8 @@ async def agree(database: Database, tenant: str, runs: list[Run], told: list[Run
     found = {each.id: each for each in runs}
     for over in told:
         stored = found.pop(over.id)
-        assert {call.number: call for call in stored.calls} == {call.number: call for call in over.calls}
+        assert {call.number: call for call in stored.calls} == {
+            call.number: call for call in over.calls
+        }
         assert replace(stored, calls=()) == replace(over, calls=())
     assert {each.status for each in found.values()} <= {"interrupted"}

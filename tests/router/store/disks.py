@@ -48,7 +48,9 @@ def no_file_beyond(size: int) -> Iterator[None]:
 
 
 def put(file: Path, content: bytes) -> None:
-    """Let this stand in a file, and nothing else. To empty it before, as `write_bytes` does, takes much longer."""
+    """Let this stand in a file, and nothing else. To empty it before, as `write_bytes` does,
+    takes much longer.
+    """
     with file.open("r+b" if file.exists() else "wb", buffering=0) as writing:
         writing.write(content)
         writing.truncate()

@@ -21,8 +21,15 @@ DAY, MONTH = "2026-11-21", "2026-11"
 
 def start(run_id: str, tenant: str = "default", request_id: str = "", **fields: Any) -> RunStart:
     """A run that is about to begin, now."""
-    known: dict[str, Any] = {"key_id": "key", "request": "Who directed Heat?", "fingerprint": "f", "started_at": NOW}
-    return RunStart(id=run_id, kind="answer", tenant=tenant, request_id=request_id, **{**known, **fields})
+    known: dict[str, Any] = {
+        "key_id": "key",
+        "request": "Who directed Heat?",
+        "fingerprint": "f",
+        "started_at": NOW,
+    }
+    return RunStart(
+        id=run_id, kind="answer", tenant=tenant, request_id=request_id, **{**known, **fields}
+    )
 
 
 def ended(run_id: str, number: int = 0, reserved: Amount = NOTHING, **fields: Any) -> Call:
@@ -37,13 +44,17 @@ def opened(ended: Call) -> OpenedCall:
 
 async def rows(database: Database, query: str, **values: object) -> Sequence[tuple[Any, ...]]:
     """What a reader finds."""
-    return await database.read(lambda connection: [tuple(row) for row in connection.execute(text(query), values)])
+    return await database.read(
+        lambda connection: [tuple(row) for row in connection.execute(text(query), values)]
+    )
 
 
 async def spent(database: Database, tenant: str = "default") -> dict[str, tuple[int, ...]]:
     """By period: requests, tokens, nano-dollars."""
     found = await rows(
-        database, "SELECT period, requests, tokens, nano_usd FROM spending WHERE tenant = :tenant", tenant=tenant
+        database,
+        "SELECT period, requests, tokens, nano_usd FROM spending WHERE tenant = :tenant",
+        tenant=tenant,
     )
     return {period: tuple(counts) for period, *counts in found if any(counts)}
 

@@ -1,4 +1,6 @@
-"""A gateway's journal in a process of its own, which does as it is told: `python -m tests.router.store.gateway URL`."""
+"""A gateway's journal in a process of its own, which does as it is told: `python -m
+tests.router.store.gateway URL`.
+"""
 
 import asyncio
 import inspect
@@ -22,7 +24,9 @@ WORST = Amount(10, 10)
 
 
 async def spend(journal: LogJournal, name: str, most_calls: int) -> int:
-    """Runs that each make calls until the quota is used up, or others have it for long; how many calls were made."""
+    """Runs that each make calls until the quota is used up, or others have it for long; how
+    many calls were made.
+    """
     made = 0
 
     async def granted(call: Call, luck: random.Random) -> bool:
@@ -41,7 +45,9 @@ async def spend(journal: LogJournal, name: str, most_calls: int) -> int:
         calls: list[Call] = []
         await journal.begin(start(run_id, "acme"))
         for number in range(most_calls):
-            call = ended(run_id, number, WORST, tenant="acme", usage=Usage(luck.randint(1, 9), 1), nano_usd=1)
+            call = ended(
+                run_id, number, WORST, tenant="acme", usage=Usage(luck.randint(1, 9), 1), nano_usd=1
+            )
             if not await granted(call, luck):
                 break
             await asyncio.sleep(luck.random() / 100)
@@ -54,7 +60,10 @@ async def spend(journal: LogJournal, name: str, most_calls: int) -> int:
     return made
 
 
-_KNOWN: dict[str, Any] = {"NOW": NOW, **{each.__name__: each for each in (Amount, ended, opened, start, run, spend)}}
+_KNOWN: dict[str, Any] = {
+    "NOW": NOW,
+    **{each.__name__: each for each in (Amount, ended, opened, start, run, spend)},
+}
 
 
 class Gateway:
@@ -64,7 +73,9 @@ class Gateway:
         self.process = process
 
     async def do(self, expression: str) -> str:
-        """What an expression comes to there, such as `journal.begin(start("run-1"))`; or the name of its error."""
+        """What an expression comes to there, such as `journal.begin(start("run-1"))`; or the
+        name of its error.
+        """
         self.tell(expression)
         return await self.said()
 

@@ -8,11 +8,15 @@ from sqlalchemy import Connection, event
 
 @contextmanager
 def explained(connection: Connection) -> Iterator[list[str]]:
-    """A plan for each query that `connection` makes while this is open, as the database words it."""
+    """A plan for each query that `connection` makes while this is open, as the database words
+    it.
+    """
     plans: list[str] = []
     explain = "EXPLAIN" if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
 
-    def note(_connection: object, _cursor: object, statement: str, parameters: object, *_: object) -> None:
+    def note(
+        _connection: object, _cursor: object, statement: str, parameters: object, *_: object
+    ) -> None:
         if not statement.startswith("SELECT"):
             return
         driver = connection.connection.dbapi_connection

@@ -1,7 +1,8 @@
-"""Files as a process has written them, by the notes of `recorder.c`, and as a power cut at any moment may leave them.
+"""Files as a process has written them, by the notes of `recorder.c`, and as a power cut at any
+moment may leave them.
 
-On disk is what was synced; of what came since then, any part may be: writes are torn between sectors, and names of
-files stand in folders, which are synced by themselves.
+On disk is what was synced; of what came since then, any part may be: writes are torn between
+sectors, and names of files stand in folders, which are synced by themselves.
 """
 
 import random
@@ -22,7 +23,9 @@ def built(folder: Path) -> Path:
     """The recorder as a library. Raises `OSError` where there is no compiler."""
     library = folder / "recorder.so"
     source = Path(__file__).with_name("recorder.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-o", library, source, "-ldl"], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-o", library, source, "-ldl"], check=True
+    )
     return library
 
 
@@ -103,7 +106,10 @@ class File:
             while at < end:
                 piece = min(end, (at // SECTOR + 1) * SECTOR)
                 if chance.random() < likely:
-                    _do(content, Note("w", -1, at, change.data[at - change.number : piece - change.number]))
+                    _do(
+                        content,
+                        Note("w", -1, at, change.data[at - change.number : piece - change.number]),
+                    )
                 at = piece
         return bytes(content)
 

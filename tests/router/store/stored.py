@@ -38,7 +38,13 @@ EXECUTIONS = tuple(
     for sub_query in ("Who directed Heat?", "What is Heat?")
 )
 CITATION = Citation("p1", "Heat", "films.pdf", 3, "Heat is a film by Michael Mann.")
-ANSWER = Trajectory("Michael Mann", "answered", EXECUTIONS, (2,), delegation=Conversation((Message("user", "Who?"),)))
+ANSWER = Trajectory(
+    "Michael Mann",
+    "answered",
+    EXECUTIONS,
+    (2,),
+    delegation=Conversation((Message("user", "Who?"),)),
+)
 
 
 def events(run_id: str) -> tuple[Event, ...]:
@@ -80,7 +86,9 @@ def call(run_id: str, number: int = 0, **fields: object) -> Call:
     return Call(**{**known, **fields})  # type: ignore[arg-type]
 
 
-def run(run_id: str, started_at: float = 1000.0, calls: Sequence[Call] = (), **fields: object) -> Run:
+def run(
+    run_id: str, started_at: float = 1000.0, calls: Sequence[Call] = (), **fields: object
+) -> Run:
     """An answer that was given, but for `fields`."""
     known: dict[str, object] = {
         "kind": "answer",
@@ -96,19 +104,28 @@ def run(run_id: str, started_at: float = 1000.0, calls: Sequence[Call] = (), **f
 
 
 def run_with_tools(run_id: str) -> Run:
-    """A run of three calls of two tools, by a worker, a manager that was asked before, and an executor, one of which
-    failed; and of one that no tool took.
+    """A run of three calls of two tools, by a worker, a manager that was asked before, and an
+    executor, one of which failed; and of one that no tool took.
     """
 
     def worked(*calls: ToolCall) -> Execution:
-        searches = (SearchRecord("Heat", ()), *(SearchRecord(call.tool, (), call=call) for call in calls))
+        searches = (
+            SearchRecord("Heat", ()),
+            *(SearchRecord(call.tool, (), call=call) for call in calls),
+        )
         return Execution("Who?", NO_EVIDENCE, "no_report", searches, Conversation(()))
 
-    worker = worked(ToolCall("web", "fetch", "a", 1.5), ToolCall("", "", "b", 0.0, "no tool takes it"))
+    worker = worked(
+        ToolCall("web", "fetch", "a", 1.5), ToolCall("", "", "b", 0.0, "no tool takes it")
+    )
     work = Trajectory("", "no_search", (worker,), (1,))
     before = worked(ToolCall("web", "fetch", "c", 60.0, "took more than 60 s"))
-    managed = Execution("Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before)
-    result = Trajectory("", "no_search", (managed, worked(ToolCall("files", "open", "d", 0.25))), (2,))
+    managed = Execution(
+        "Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before
+    )
+    result = Trajectory(
+        "", "no_search", (managed, worked(ToolCall("files", "open", "d", 0.25))), (2,)
+    )
     return run(run_id, result=result, events=())
 
 

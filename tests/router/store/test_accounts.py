@@ -9,11 +9,16 @@ from router.trace.identity import SCOPES
 
 
 async def test_keys_come_back_as_they_were(database: Database) -> None:
-    """Oldest first; adding tells which was the first of all, and makes its tenant, unless it is there."""
+    """Oldest first; adding tells which was the first of all, and makes its tenant, unless it is
+    there.
+    """
     accounts = SQLAccounts(database)
     limited = Tenant("acme", tokens_per_day=5)
     await accounts.set_tenant(limited)
-    keys = [new_key(*owner)[1] for owner in ((None, SCOPES, "mine"), ("acme", ["ask"]), ("zeta", ["ask"]))]
+    keys = [
+        new_key(*owner)[1]
+        for owner in ((None, SCOPES, "mine"), ("acme", ["ask"]), ("zeta", ["ask"]))
+    ]
     assert [await accounts.add_key(key) for key in keys] == [True, False, False]
     assert await accounts.keys() == keys
     assert await accounts.tenants() == [limited, Tenant("zeta")]

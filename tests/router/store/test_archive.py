@@ -38,8 +38,11 @@ async def exported(archive: SQLArchive, wanted: RunFilter = RunFilter()) -> list
     return [told.run async for told in archive.export(wanted)]
 
 
-async def listed(archive: SQLArchive, size: int, wanted: RunFilter = RunFilter()) -> list[list[str]]:  # noqa: B008
+async def listed(
+    archive: SQLArchive, size: int, wanted: RunFilter | None = None
+) -> list[list[str]]:
     """The identifiers of all pages."""
+    wanted = wanted or RunFilter()
     pages, page = [], ""
     while True:
         found = await archive.list(wanted, size, page)
@@ -50,20 +53,31 @@ async def listed(archive: SQLArchive, size: int, wanted: RunFilter = RunFilter()
 
 async def test_a_run_comes_back_as_it_was(database: Database, archive: SQLArchive) -> None:
     """With its events, whose executions are stored once, in its result."""
-    kept = run("run-1", calls=[call("run-1", 0), call("run-1", 1, usage=None, nano_usd=None)], request_id="mine")
+    kept = run(
+        "run-1",
+        calls=[call("run-1", 0), call("run-1", 1, usage=None, nano_usd=None)],
+        request_id="mine",
+    )
     await put(database, kept)
 
     assert [await archive.load("run-1"), *await exported(archive)] == [kept, kept]
-    (stored,) = await database.read(lambda connection: connection.execute(select(RUNS.c.trace)).one())
-    assert stored.count(b"Heat is a film by Michael Mann.") == 2 * len(EXECUTIONS)  # evidence and passage of each
+    (stored,) = await database.read(
+        lambda connection: connection.execute(select(RUNS.c.trace)).one()
+    )
+    # Evidence and passage of each
+    assert stored.count(b"Heat is a film by Michael Mann.") == 2 * len(EXECUTIONS)
 
 
 async def test_a_large_run(database: Database, archive: SQLArchive) -> None:
-    """Is stored in little, where its texts are alike, and comes back as it was; so does one that was not compressed."""
+    """Is stored in little, where its texts are alike, and comes back as it was; so does one
+    that was not compressed.
+    """
     kept = run("run-1", result=msgspec.structs.replace(ANSWER, executions=EXECUTIONS * 100))
     await put(database, kept)
     trace = msgspec.msgpack.encode(msgspec.structs.replace(kept, events=()))
-    (stored,) = await database.read(lambda connection: connection.execute(select(RUNS.c.trace)).one())
+    (stored,) = await database.read(
+        lambda connection: connection.execute(select(RUNS.c.trace)).one()
+    )
     assert 10 * len(stored) < len(trace)
     assert await archive.load("run-1") == kept
     await database.write(lambda connection: connection.execute(RUNS.update().values(trace=trace)))
@@ -73,7 +87,11 @@ async def test_a_large_run(database: Database, archive: SQLArchive) -> None:
 async def test_events_without_their_execution(database: Database, archive: SQLArchive) -> None:
     """A run that was cut may have told of a report that its result had not taken up yet."""
     cut = msgspec.structs.replace(ANSWER, executions=EXECUTIONS[:1])
-    await put(database, run("run-1", result=cut, status="cancelled"), run("run-2", result=None, status="failed"))
+    await put(
+        database,
+        run("run-1", result=cut, status="cancelled"),
+        run("run-2", result=None, status="failed"),
+    )
 
     for run_id, known in (("run-1", [None, EXECUTIONS[0]]), ("run-2", [None, None])):
         events = (await archive.load(run_id)).events
@@ -89,7 +107,9 @@ CALLS_SO_FAR = (
 
 
 async def test_a_run_without_a_trace(database: Database, archive: SQLArchive) -> None:
-    """Has the calls that have ended by then, where whoever works on it is asked; elsewhere, none."""
+    """Has the calls that have ended by then, where whoever works on it is asked; elsewhere,
+    none.
+    """
     bare = run("run-1", status="running", result=None, events=(), settings={}, request_id="mine")
     await put(database, bare)
 
@@ -99,14 +119,19 @@ async def test_a_run_without_a_trace(database: Database, archive: SQLArchive) ->
     assert await exported(archive) == []
 
 
-@pytest.mark.parametrize(("run_id", "tenant"), [("run-2", None), ("run-1", "other"), ("run-1\0", None), ("", None)])
+@pytest.mark.parametrize(
+    ("run_id", "tenant"), [("run-2", None), ("run-1", "other"), ("run-1\0", None), ("", None)]
+)
 async def test_what_is_not_there_or_not_ones_own(
     database: Database, archive: SQLArchive, run_id: str, tenant: str | None
 ) -> None:
     """Is refused in the same words."""
     await put(database, run("run-1"))
 
-    for reading in (archive.load(run_id, tenant), archive.add_feedback(Feedback(run_id, True, tenant=tenant))):
+    for reading in (
+        archive.load(run_id, tenant),
+        archive.add_feedback(Feedback(run_id, True, tenant=tenant)),
+    ):
         with pytest.raises(NotFound) as caught:
             await reading
         assert str(caught.value) == f"run_id {run_id!r}: no such run is stored here."
@@ -117,16 +142,24 @@ async def test_what_is_not_there_or_not_ones_own(
 async def test_a_damaged_trace(database: Database, archive: SQLArchive) -> None:
     """Is named, with what to do, and nothing of it is shown."""
     await put(database, run("run-1"))
-    await database.write(lambda connection: connection.execute(RUNS.update().values(trace=b"\xa3Heat")))
+    await database.write(
+        lambda connection: connection.execute(RUNS.update().values(trace=b"\xa3Heat"))
+    )
 
-    with pytest.raises(StoreFailed, match=r"^The trace of run run-1 is damaged; see `rolegate store check`.$"):
+    with pytest.raises(
+        StoreFailed, match=r"^The trace of run run-1 is damaged; see `rolegate store check`.$"
+    ):
         await archive.load("run-1")
 
 
 async def test_pages(database: Database, archive: SQLArchive) -> None:
-    """Newest first, each run once, also where many started at the same time; the last page leads nowhere."""
+    """Newest first, each run once, also where many started at the same time; the last page
+    leads nowhere.
+    """
     times = [5.0, 3.0, 3.0, 3.0, 3.0, 4.0, 1.0]
-    await put(database, *(run(f"run-{number}", started_at) for number, started_at in enumerate(times)))
+    await put(
+        database, *(run(f"run-{number}", started_at) for number, started_at in enumerate(times))
+    )
 
     newest_first = ["run-0", "run-5", "run-4", "run-3", "run-2", "run-1", "run-6"]
     for size in range(1, 9):
@@ -149,7 +182,17 @@ async def test_a_row_of_a_list(database: Database, archive: SQLArchive) -> None:
     request = "Who directed Heat?"
     assert page.runs == (
         RunSummary(
-            "run-1", "acme", "answer", "mine", request, "finished", "answered", 2.0, 2.5, "Michael Mann", "factorized"
+            "run-1",
+            "acme",
+            "answer",
+            "mine",
+            request,
+            "finished",
+            "answered",
+            2.0,
+            2.5,
+            "Michael Mann",
+            "factorized",
         ),
         RunSummary("run-2", "default", "execute", "", request, "failed", None, 1.0, 2.5),
     )
@@ -162,7 +205,17 @@ def token(value: object) -> str:
 @pytest.mark.parametrize(
     "page",
     [
-        *("x", "é", "run-1", "!!!!", "\0", token("run-1"), token([1.0]), token(["a", "b"]), token([math.nan, "a"])),
+        *(
+            "x",
+            "é",
+            "run-1",
+            "!!!!",
+            "\0",
+            token("run-1"),
+            token([1.0]),
+            token(["a", "b"]),
+            token([math.nan, "a"]),
+        ),
         *(token([1.0, "run-1", "more"]), token([math.inf, "a"]), token([1.0, "run-1"])[:-3]),
     ],
 )
@@ -213,20 +266,31 @@ MANY = (
         (RunFilter("acme", "answer", "finished", 0.5, 6.5, training=True), "1"),
     ],
 )
-async def test_filters(database: Database, archive: SQLArchive, wanted: RunFilter, found: str) -> None:
-    """A list and an export choose the same runs, but that those that still run are not exported; shadows are seen only
-    where they are asked for.
+async def test_filters(
+    database: Database, archive: SQLArchive, wanted: RunFilter, found: str
+) -> None:
+    """A list and an export choose the same runs, but that those that still run are not exported;
+    shadows are seen only where they are asked for.
     """
     await put(database, *MANY, tenants=[Tenant("shy", training=False), Tenant("acme", redact=True)])
 
-    assert [run_id[-1] for page in await listed(archive, 2, wanted) for run_id in page] == list(reversed(found))
-    assert await exported(archive, wanted) == [each for each in MANY if each.id[-1] in found.replace("5", "")]
+    assert [run_id[-1] for page in await listed(archive, 2, wanted) for run_id in page] == list(
+        reversed(found)
+    )
+    assert await exported(archive, wanted) == [
+        each for each in MANY if each.id[-1] in found.replace("5", "")
+    ]
 
 
 async def test_unsupported_answers_are_listed(database: Database, archive: SQLArchive) -> None:
     """By their column, and as what they are."""
     result = msgspec.structs.replace(ANSWER, unsupported=True)
-    await put(database, run("run-1", 1.0), run("run-2", 2.0, result=result), run("run-3", 3.0, result=None))
+    await put(
+        database,
+        run("run-1", 1.0),
+        run("run-2", 2.0, result=result),
+        run("run-3", 3.0, result=None),
+    )
     page = await archive.list(RunFilter(unsupported=True), 5)
     assert [(each.id, each.unsupported) for each in page.runs] == [("run-2", True)]
     whole = await archive.list(RunFilter(), 5)
@@ -234,14 +298,18 @@ async def test_unsupported_answers_are_listed(database: Database, archive: SQLAr
 
 
 async def test_an_export_holds_no_transaction(database: Database, archive: SQLArchive) -> None:
-    """Oldest first, each run once, though many start at the same time; whoever reads slowly hinders nobody, and a run
-    that is deleted meanwhile is passed over.
+    """Oldest first, each run once, though many start at the same time; whoever reads slowly hinders
+    nobody, and a run that is deleted meanwhile is passed over.
     """
     await put(database, *(run(f"run-{number:03}", float(number // 40)) for number in range(100)))
     found: list[str] = []
     async for told in archive.export(RunFilter()):
         if not found:
-            await database.write(lambda connection: connection.execute(RUNS.delete().where(RUNS.c.run_id == "run-060")))
+            await database.write(
+                lambda connection: connection.execute(
+                    RUNS.delete().where(RUNS.c.run_id == "run-060")
+                )
+            )
         found.append(told.run.id)
     assert found == [f"run-{number:03}" for number in range(100) if number != 60]
 
@@ -281,8 +349,12 @@ SAID = {
         (RunFilter(least_nano_usd=8, most_nano_usd=14), "2"),
     ],
 )
-async def test_runs_that_are_looked_for(database: Database, archive: SQLArchive, wanted: RunFilter, found: str) -> None:
-    """By what was said, done and spent in them, and said of them; text means itself, in large or small letters."""
+async def test_runs_that_are_looked_for(
+    database: Database, archive: SQLArchive, wanted: RunFilter, found: str
+) -> None:
+    """By what was said, done and spent in them, and said of them; text means itself, in large
+    or small letters.
+    """
     second: dict[str, Any] = {"executor_version": "executor-000002"}
     await put(
         database,
@@ -307,24 +379,36 @@ async def test_runs_that_are_looked_for(database: Database, archive: SQLArchive,
 @settings(max_examples=25, deadline=None)
 @given(marked=st.sets(st.integers(0, 39)), within=st.integers(1, 50), size=st.integers(1, 8))
 def test_looking_further_finds_each_once(marked: set[int], within: int, size: int) -> None:
-    """However few of the runs a page looks through, all pages together have all that are wanted, newest first."""
+    """However few of the runs a page looks through, all pages together have all that are
+    wanted, newest first.
+    """
 
     async def found() -> list[list[str]]:
         database = await Database.open(f"sqlite:///{folder}/runs.db")
         says = {number: "yes" if number in marked else "no" for number in range(40)}
-        await put(database, *(run(f"run-{n:02}", float(n // 3), request=said, result=None) for n, said in says.items()))
+        await put(
+            database,
+            *(
+                run(f"run-{n:02}", float(n // 3), request=said, result=None)
+                for n, said in says.items()
+            ),
+        )
         pages = await listed(SQLArchive(database, searched=within), size, RunFilter(text="yes"))
         await database.close()
         return pages
 
     with TemporaryDirectory() as folder:
         pages = asyncio.run(found())
-    assert [run_id for page in pages for run_id in page] == [f"run-{n:02}" for n in sorted(marked, reverse=True)]
+    assert [run_id for page in pages for run_id in page] == [
+        f"run-{n:02}" for n in sorted(marked, reverse=True)
+    ]
     assert len(pages) <= 40 // within + len(marked) // size + 2
 
 
 async def test_feedback(database: Database, archive: SQLArchive) -> None:
-    """Is read again with its run, oldest first; of a tenant whose texts are not kept, without a word."""
+    """Is read again with its run, oldest first; of a tenant whose texts are not kept, without a
+    word.
+    """
     runs = run("run-1"), run("run-2", tenant="acme"), run("run-3")
     await put(database, *runs, tenants=[Tenant("acme", redact=True)])
     given = [
@@ -339,7 +423,11 @@ async def test_feedback(database: Database, archive: SQLArchive) -> None:
     kept = given[0], Feedback("run-1", score=0.25, right_answer="é\n日本\ufffd"), given[2]
     assert await archive.feedback("run-1") == kept
     told = {each.run.id: each.feedback async for each in archive.export(RunFilter())}
-    assert told == {"run-1": kept, "run-2": (Feedback("run-2", False, 0.5, tenant="acme"),), "run-3": ()}
+    assert told == {
+        "run-1": kept,
+        "run-2": (Feedback("run-2", False, 0.5, tenant="acme"),),
+        "run-3": (),
+    }
 
 
 async def test_feedback_through_several_gateways_at_once(url: str, database: Database) -> None:
@@ -347,23 +435,36 @@ async def test_feedback_through_several_gateways_at_once(url: str, database: Dat
     await put(database, run("run-1"))
     other = await Database.open(url)
     archives = SQLArchive(database), SQLArchive(other)
-    given = [archives[number % 2].add_feedback(Feedback("run-1", comment=str(number))) for number in range(80)]
+    given = [
+        archives[number % 2].add_feedback(Feedback("run-1", comment=str(number)))
+        for number in range(80)
+    ]
     outcomes = await asyncio.gather(*given, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes].count(BadRequest) == 30
     assert len(await archives[0].feedback("run-1")) == 50
-    assert len(await database.read(lambda connection: connection.execute(select(FEEDBACK)).all())) == 50
+    assert (
+        len(await database.read(lambda connection: connection.execute(select(FEEDBACK)).all()))
+        == 50
+    )
     await other.close()
 
 
 async def test_cancelling(database: Database, archive: SQLArchive) -> None:
     """Is asked of a run that runs, and of no other."""
-    await put(database, run("run-1", status="running", result=None), run("run-2"), run("run-3", status="running"))
+    await put(
+        database,
+        run("run-1", status="running", result=None),
+        run("run-2"),
+        run("run-3", status="running"),
+    )
 
     for run_id in ("run-1", "run-2", "run-4\0"):
         await archive.request_cancel(run_id)
 
     asked = select(RUNS.c.run_id).where(RUNS.c.cancel_requested)
-    assert await database.read(lambda connection: connection.execute(asked).scalars().all()) == ["run-1"]
+    assert await database.read(lambda connection: connection.execute(asked).scalars().all()) == [
+        "run-1"
+    ]
 
 
 class Explained(Database):
@@ -383,7 +484,12 @@ class Explained(Database):
 
 @pytest.mark.parametrize(
     "wanted",
-    [RunFilter(), RunFilter("acme"), RunFilter(status="finished"), RunFilter(kind="answer", training=True)],
+    [
+        RunFilter(),
+        RunFilter("acme"),
+        RunFilter(status="finished"),
+        RunFilter(kind="answer", training=True),
+    ],
 )
 async def test_a_page_is_read_through_an_index(tmp_path: Path, wanted: RunFilter) -> None:
     """However many runs there are, they need not be sorted for it."""

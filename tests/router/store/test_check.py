@@ -29,11 +29,19 @@ def start(run_id: str, started_at: float, hold: Amount) -> RunStart:
     return RunStart(run_id, "answer", "default", "", "", "?", "", started_at, hold)
 
 
-async def conduct(journal: Journal, run_id: str, started_at: float = NOW, status: RunStatus = "finished") -> None:
+async def conduct(
+    journal: Journal, run_id: str, started_at: float = NOW, status: RunStatus = "finished"
+) -> None:
     """A run with all that there is in one: a hold, calls that end well, and one that is cut."""
     await journal.begin(start(run_id, started_at, Amount(50, 40)))
     calls = [
-        call(run_id, number, started_at=started_at + number, reserved=Amount(100 + number, 90), role=role)
+        call(
+            run_id,
+            number,
+            started_at=started_at + number,
+            reserved=Amount(100 + number, 90),
+            role=role,
+        )
         for number, role in enumerate(("delegation", "execution", "answer"))
     ]
     cut = {"outcome": "cancelled", "usage": Usage(3, 1, lower_bound=True), "nano_usd": None}
@@ -61,9 +69,13 @@ async def test_a_store_in_use(database: Database, journal: LogJournal) -> None:
     """Is sound while runs are under way; everything is counted, and progress is told."""
     assert (await check(database)).problems == []
     statuses: tuple[RunStatus, ...] = ("finished", "failed", "cancelled")
-    await asyncio.gather(*(conduct(journal, f"run-{n:03}", NOW - n * 100, statuses[n % 3]) for n in range(120)))
+    await asyncio.gather(
+        *(conduct(journal, f"run-{n:03}", NOW - n * 100, statuses[n % 3]) for n in range(120))
+    )
     await journal.begin(start("run-500", NOW, Amount(7, 5)))
-    await journal.open(opened(call("run-500", started_at=NOW - 86400 * 40, reserved=Amount(100, None))))
+    await journal.open(
+        opened(call("run-500", started_at=NOW - 86400 * 40, reserved=Amount(100, None)))
+    )
     told = []
 
     checked = await check(database, lambda done, total: told.append((done, total)))
@@ -85,19 +97,28 @@ async def test_checks_beside_a_busy_gateway(database: Database, journal: LogJour
         group.create_task(look())
         for _ in range(25):
             first = NOW - draw.randrange(100_000)
-            await asyncio.gather(*(conduct(journal, f"run-{draw.randbytes(8).hex()}", first + n) for n in range(4)))
+            await asyncio.gather(
+                *(conduct(journal, f"run-{draw.randbytes(8).hex()}", first + n) for n in range(4))
+            )
         ended.set()
     assert [problem for checked in looks for problem in checked.problems] == []
     assert len({checked.calls for checked in looks}) > 2
 
 
-COPY = "UPDATE runs SET trace = other.trace FROM (SELECT trace FROM runs WHERE run_id = 'run-2') AS other"
+COPY = (
+    "UPDATE runs SET trace = other.trace FROM (SELECT trace FROM runs WHERE run_id = "
+    "'run-2') AS other"
+)
 
 
 @pytest.mark.parametrize(
     ("statement", "where", "what"),
     [
-        ("UPDATE runs SET trace = NULL WHERE run_id = 'run-1'", "run run-1", "is finished, but has no trace"),
+        (
+            "UPDATE runs SET trace = NULL WHERE run_id = 'run-1'",
+            "run run-1",
+            "is finished, but has no trace",
+        ),
         (f"{COPY} WHERE run_id = 'run-1'", "run run-1", "its trace and its row differ in id"),
         (
             "UPDATE runs SET status = 'failed', duration_s = 9.5 WHERE run_id = 'run-1'",
@@ -105,7 +126,10 @@ COPY = "UPDATE runs SET trace = other.trace FROM (SELECT trace FROM runs WHERE r
             "its trace and its row differ in status, duration_s",
         ),
         (
-            "UPDATE calls SET deployment = 'b', max_tokens = 7 WHERE run_id = 'run-1' AND number = 1",
+            (
+                "UPDATE calls SET deployment = 'b', max_tokens = 7 WHERE run_id = 'run-1' "
+                "AND number = 1"
+            ),
             "run run-1",
             "call 1 is booked otherwise than its trace says: deployment, max_tokens",
         ),
@@ -144,7 +168,9 @@ async def test_what_does_not_agree(
 
 
 @pytest.mark.parametrize("trace", [b"\xa3Heat", b"x\x01Heat"])
-async def test_a_trace_that_is_damaged(database: Database, journal: LogJournal, trace: bytes) -> None:
+async def test_a_trace_that_is_damaged(
+    database: Database, journal: LogJournal, trace: bytes
+) -> None:
     """Is told; the other runs are looked at all the same."""
     for number in range(3):
         await conduct(journal, f"run-{number}")
@@ -152,16 +178,22 @@ async def test_a_trace_that_is_damaged(database: Database, journal: LogJournal, 
     await database.write(lambda connection: connection.execute(damage))
 
     checked = await check(database)
-    assert (checked.runs, checked.problems) == (3, [Problem("run run-1", "its trace cannot be decoded")])
+    assert (checked.runs, checked.problems) == (
+        3,
+        [Problem("run run-1", "its trace cannot be decoded")],
+    )
 
 
-async def test_rows_of_runs_that_are_not_there(database: Database, journal: LogJournal, url: str) -> None:
+async def test_rows_of_runs_that_are_not_there(
+    database: Database, journal: LogJournal, url: str
+) -> None:
     """Are told, where the database has let them in."""
     await conduct(journal, "run-1")
     assert await found(database) == []  # by now the database has it
     orphan = "UPDATE calls SET run_id = 'run-0' WHERE number = 0"
     if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as careless, careless:  # without foreign keys
+        # Without foreign keys
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as careless, careless:
             careless.execute(orphan)
     else:
         await change(database, "ALTER TABLE calls DROP CONSTRAINT calls_run_id_fkey")

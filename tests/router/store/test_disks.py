@@ -1,4 +1,6 @@
-"""A disk that is full or read-only: what a client hears, what is kept, and what the next start says."""
+"""A disk that is full or read-only: what a client hears, what is kept, and what the next start
+says.
+"""
 
 import asyncio
 import subprocess
@@ -69,7 +71,9 @@ async def statuses(store: Store, run_ids: list[str]) -> set[str]:
 
 
 async def test_the_log_s_disk_is_full(store: Store) -> None:
-    """Questions are refused, with what to do, until there is room again; what was answered can be read meanwhile."""
+    """Questions are refused, with what to do, until there is room again; what was answered can
+    be read meanwhile.
+    """
     async with asking(store) as client:
         answered = [(await client.ask("Who?")).run_id]
         with filled(store.log):
@@ -85,7 +89,9 @@ async def test_the_log_s_disk_is_full(store: Store) -> None:
 
 
 async def test_the_database_s_disk_is_full(store: Store) -> None:
-    """Questions are answered from the log, which the database gets when there is room; reading has to wait."""
+    """Questions are answered from the log, which the database gets when there is room; reading
+    has to wait.
+    """
     async with asking(store) as client:
         answered = [(await client.ask("Who?")).run_id]
         with filled(store.folder):
@@ -123,7 +129,9 @@ def read_only(disk: Path) -> Iterator[None]:
     ],
 )
 async def test_a_start_without_room(store: Store, what: str, said: str) -> None:
-    """Says which disk it is, and changes nothing: with room, all is there that was, and the run under way is closed."""
+    """Says which disk it is, and changes nothing: with room, all is there that was, and the run
+    under way is closed.
+    """
     database = await Database.open(store.url)
     async with cut_short(database) as journal:
         for number in range(3):
@@ -133,7 +141,10 @@ async def test_a_start_without_room(store: Store, what: str, said: str) -> None:
                 await journal.finish(run(f"run-{number}", NOW, [call]))
     await database.close()
     disk = store.log if what.startswith("log") else store.folder
-    with filled(disk) if what.endswith("full") else read_only(disk), pytest.raises(RolegateError, match=said):
+    with (
+        filled(disk) if what.endswith("full") else read_only(disk),
+        pytest.raises(RolegateError, match=said),
+    ):
         database = await Database.open(store.url)
         try:
             async with LogJournal.writing(database):

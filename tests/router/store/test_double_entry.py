@@ -1,4 +1,6 @@
-"""Whatever happens in whatever order, the books agree: sums are those of the calls, and nothing stays reserved."""
+"""Whatever happens in whatever order, the books agree: sums are those of the calls, and nothing
+stays reserved.
+"""
 
 import asyncio
 import random
@@ -22,15 +24,21 @@ MIDNIGHT = (time.time() // 86400 + 1) * 86400
 
 def _overruns(runs: list[Run]) -> int:
     """What engines wrote beyond what they were asked for, which no reservation can prevent."""
-    return sum(max(0, call.charged.tokens - call.reserved.tokens) for run in runs for call in run.calls)
+    return sum(
+        max(0, call.charged.tokens - call.reserved.tokens) for run in runs for call in run.calls
+    )
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), limit=st.none() | st.integers(0, 200), seed=st.integers(), killed=st.booleans())
+@given(
+    data=st.data(), limit=st.none() | st.integers(0, 200), seed=st.integers(), killed=st.booleans()
+)
 async def test_the_books_agree(
     database: Database, data: st.DataObject, limit: int | None, seed: int, killed: bool
 ) -> None:
-    """For any tenant, with a quota or without; also where it is killed, and its runs are closed at the next start."""
+    """For any tenant, with a quota or without; also where it is killed, and its runs are closed
+    at the next start.
+    """
     tenant, luck = f"tenant-{secrets.token_hex(4)}", random.Random(seed)
     planned = data.draw(plans(tenant, MIDNIGHT))
     await put(database, tenants=[Tenant(tenant, tokens_per_day=limit)])
@@ -46,7 +54,9 @@ async def test_the_books_agree(
                 await left(journal, limit - tokens, MIDNIGHT - 5, tenant)
 
     async with cut_short(database) if killed else LogJournal.writing(database) as journal:
-        over = await asyncio.gather(*(conduct(journal, plan, luck, ends=not killed) for plan in planned))
+        over = await asyncio.gather(
+            *(conduct(journal, plan, luck, ends=not killed) for plan in planned)
+        )
         told = [run for run in over if run]
         if not killed:
             await see(journal, told)

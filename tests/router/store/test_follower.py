@@ -13,7 +13,18 @@ from sqlalchemy import Connection, Engine
 from router.store import Database, LogJournal, SQLArchive
 from router.store.check import check
 from router.store.log import RunLog, segments
-from tests.router.store.entries import DAY, MONTH, NOW, change, cut_short, ended, opened, rows, spent, start
+from tests.router.store.entries import (
+    DAY,
+    MONTH,
+    NOW,
+    change,
+    cut_short,
+    ended,
+    opened,
+    rows,
+    spent,
+    start,
+)
 from tests.router.store.stored import run
 
 Value = TypeVar("Value")
@@ -73,7 +84,9 @@ async def behind(database: Database, statement: str) -> None:
 
 
 async def test_changes_that_are_written_one_by_one(counted: Counted) -> None:
-    """As one of them cannot be at all: the first ones count once, however often the last one fails."""
+    """As one of them cannot be at all: the first ones count once, however often the last one
+    fails.
+    """
     async with LogJournal.writing(counted) as journal:
         await change(counted, "ALTER TABLE calls RENAME TO elsewhere")
         for number in range(3):
@@ -92,7 +105,9 @@ async def test_changes_that_are_written_one_by_one(counted: Counted) -> None:
 
 
 async def test_the_place_up_to_which_the_log_was_read(counted: Counted) -> None:
-    """Never goes back behind what was written, so that nothing counts twice where a gateway is killed."""
+    """Never goes back behind what was written, so that nothing counts twice where a gateway is
+    killed.
+    """
     may = threading.Event()
     async with cut_short(counted) as journal:
         await journal.begin(start("run-1"))
@@ -111,7 +126,9 @@ async def test_the_place_up_to_which_the_log_was_read(counted: Counted) -> None:
 
 
 async def test_segments_that_are_still_needed(counted: Counted) -> None:
-    """Stay: those of runs under way, and of runs whose end is not in the database yet. Others go."""
+    """Stay: those of runs under way, and of runs whose end is not in the database yet. Others
+    go.
+    """
     folder = counted.log_folder
     log, call = RunLog.open(folder), ended("run-1")
     async with cut_short(counted, log) as journal:
@@ -153,7 +170,9 @@ async def test_segments_that_nobody_needs(counted: Counted) -> None:
 
 
 async def test_what_is_left_in_a_log_is_put_on_disk(counted: Counted) -> None:
-    """Before anyone is answered from it, also where segments stay for a run that can be gone on with."""
+    """Before anyone is answered from it, also where segments stay for a run that can be gone on
+    with.
+    """
     async with cut_short(counted) as journal:
         await journal.begin(start("run-1", started_at=time.time()))
         await journal.finish(run("run-1", NOW))
@@ -165,7 +184,9 @@ async def test_what_is_left_in_a_log_is_put_on_disk(counted: Counted) -> None:
 
 
 async def test_reading_a_run_under_way(counted: Counted) -> None:
-    """Waits for nothing once the database has it, however far behind that is; its end is seen at once."""
+    """Waits for nothing once the database has it, however far behind that is; its end is seen
+    at once.
+    """
 
     async def wait() -> None:
         pytest.fail("waits for the database")

@@ -1,4 +1,6 @@
-"""A disk that takes no more: nothing is admitted, what is under way may end, and nothing is half written."""
+"""A disk that takes no more: nothing is admitted, what is under way may end, and nothing is
+half written.
+"""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +20,9 @@ from tests.router.store.stored import run
 
 
 async def _refused(journal: LogJournal) -> str:
-    """The reason why no run may begin, as soon as none may; those that begin until then are taken back."""
+    """The reason why no run may begin, as soon as none may; those that begin until then are
+    taken back.
+    """
     with pytest.raises(StoreFailed) as caught:
         async with asyncio.timeout(10):
             while True:
@@ -42,7 +46,9 @@ async def _admitted(journal: LogJournal, run_id: str) -> None:
 
 async def _be_longest(journal: LogJournal, database: Database) -> None:
     """Let the log be longer than all other files that are written to."""
-    journal.turn("run-1", Agent("delegation"), (Message("user", "?" * 2_000_000),), Completion("", "stop"))
+    journal.turn(
+        "run-1", Agent("delegation"), (Message("user", "?" * 2_000_000),), Completion("", "stop")
+    )
     await database.read(lambda _connection: None)
 
 
@@ -58,14 +64,18 @@ async def _load_ended(database: Database, run_id: str) -> Run:
 
 @pytest.mark.parametrize("killed", [False, True])
 async def test_log_and_database_are_full(tmp_path: Path, killed: bool) -> None:
-    """Runs under way go on and are acknowledged; with room again, others begin, and the database gets it all."""
+    """Runs under way go on and are acknowledged; with room again, others begin, and the
+    database gets it all.
+    """
     disk = tmp_path / "disk"
     with small_disk(disk, "96m"):
         database = await Database.open(f"sqlite:///{disk / 'runs.db'}")
         told = list[str | None]()
         calls = [ended("run-1", number) for number in range(30)]
         finished = run("run-1", NOW, calls)
-        writing = cut_short(database) if killed else LogJournal.writing(database, on_health=told.append)
+        writing = (
+            cut_short(database) if killed else LogJournal.writing(database, on_health=told.append)
+        )
         async with writing as journal:
             await journal.begin(start("run-1"))
             await journal.open(opened(calls[0]))
@@ -91,7 +101,9 @@ async def test_log_and_database_are_full(tmp_path: Path, killed: bool) -> None:
 
 
 async def test_an_end_that_cannot_be_written(tmp_path: Path) -> None:
-    """Is not acknowledged; the run is on record as failed as soon as that is possible, with what it spent."""
+    """Is not acknowledged; the run is on record as failed as soon as that is possible, with
+    what it spent.
+    """
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     log, call = RunLog.open(database.log_folder), ended("run-1")
     async with LogJournal.writing(database, log) as journal:
@@ -101,7 +113,12 @@ async def test_an_end_that_cannot_be_written(tmp_path: Path) -> None:
         with no_file_beyond(log.end.offset), pytest.raises(StoreFailed, match="cannot be written"):
             await journal.finish(run("run-1", NOW, [call]))
         stored = await _load_ended(database, "run-1")
-        assert (stored.status, stored.error, stored.result, stored.calls) == ("failed", "StoreFailed", None, (call,))
+        assert (stored.status, stored.error, stored.result, stored.calls) == (
+            "failed",
+            "StoreFailed",
+            None,
+            (call,),
+        )
         assert await spent(database) == {DAY: (1, 12, 7), MONTH: (1, 12, 7)}
         await _admitted(journal, "run-2")
         await journal.finish(run("run-2", NOW))
@@ -117,7 +134,10 @@ async def test_a_call_that_cannot_be_written(tmp_path: Path) -> None:
         await journal.begin(start("run-1"))
         await _be_longest(journal, database)
         with no_file_beyond(log.end.offset + 20):
-            for attempt in (journal.open(opened(call)), journal.begin(start("run-2", request_id="mine"))):
+            for attempt in (
+                journal.open(opened(call)),
+                journal.begin(start("run-2", request_id="mine")),
+            ):
                 with pytest.raises(StoreFailed, match=r"cannot be written|is full"):
                     await attempt
         assert journal.under_way() == ([], [])

@@ -58,7 +58,9 @@ async def gateway(
     store: Path | str, models: Models, index: str = "one", tools: Tools | None = None
 ) -> AsyncIterator[tuple[Gateway, SQLArchive, LogJournal]]:
     """A gateway on the store in a folder, or at a URL."""
-    database = await Database.open(store if isinstance(store, str) else f"sqlite:///{store}/runs.db")
+    database = await Database.open(
+        store if isinstance(store, str) else f"sqlite:///{store}/runs.db"
+    )
     retriever = FixedRetriever({text: [PASSAGE] for text in SUB_QUERIES})
     roles: dict[RoleName, Any] = {name: role(name, model) for name, model in models.models.items()}
     executor = Executor(roles["execution"], retriever, ExecutorLimits(), tools=tools)
@@ -67,17 +69,29 @@ async def gateway(
     try:
         async with LogJournal.writing(database) as journal:
             archive = SQLArchive(database, journal.calls)
-            lifecycle = RunLifecycle(journal, archive, LiveRuns(), settings, 60.0, conditions=lambda: {"index": index})
+            lifecycle = RunLifecycle(
+                journal, archive, LiveRuns(), settings, 60.0, conditions=lambda: {"index": index}
+            )
             topologies = {"factorized": Topology(search, roles)}
-            yield Gateway(topologies=topologies, executor=executor, roles=roles, lifecycle=lifecycle), archive, journal  # type: ignore[arg-type]
+            yield (
+                Gateway(topologies=topologies, executor=executor, roles=roles, lifecycle=lifecycle),  # type: ignore[arg-type]
+                archive,
+                journal,
+            )
     finally:
         await database.close()
 
 
 async def killed(
-    folder: Path, models: Models, held: RoleName, options: RequestOptions, tools: Tools | None = None
+    folder: Path,
+    models: Models,
+    held: RoleName,
+    options: RequestOptions,
+    tools: Tools | None = None,
 ) -> tuple[Path, str]:
-    """Ask until `held` does not answer; the store as a kill at that moment leaves it, and the run."""
+    """Ask until `held` does not answer; the store as a kill at that moment leaves it, and the
+    run.
+    """
     left = folder / "killed"
     async with gateway(folder / "first", models, tools=tools) as (first, archive, _):
         asking = asyncio.create_task(first.answer(QUESTION, options))
@@ -107,7 +121,9 @@ WAYS = "a retry under its name", "by its identifier"
 async def test_only_what_was_in_flight_is_asked_again(
     tmp_path: Path, way: str, held: RoleName, free: int, again: dict[RoleName, int]
 ) -> None:
-    """The run that goes on is as if nothing had happened; its first turns are booked to the one that was killed."""
+    """The run that goes on is as if nothing had happened; its first turns are booked to the one
+    that was killed.
+    """
     models = Models(held, free)
     (tmp_path / "first").mkdir()
     left, run_id = await killed(tmp_path, models, held, RequestOptions(request_id="mine"))
@@ -142,7 +158,9 @@ async def test_the_version_that_was_chosen_goes_on(tmp_path: Path) -> None:
 @pytest.mark.postgres
 @pytest.mark.parametrize("way", WAYS)
 async def test_on_postgresql(postgres: Callable[[], str], tmp_path: Path, way: str) -> None:
-    """The gateway that takes the log goes on with its runs; others may share the database meanwhile."""
+    """The gateway that takes the log goes on with its runs; others may share the database
+    meanwhile.
+    """
     url, models, asked = postgres(), Models("execution", 3), RequestOptions(request_id="mine")
     with suppress(_Killed):
         async with gateway(url, models) as (first, archive, _):
@@ -190,7 +208,10 @@ def _calls(prompt: Prompt) -> str:
 
 async def test_no_call_of_a_tool_is_repeated(tmp_path: Path) -> None:
     """That has completed, or failed: its record is taken over, as a search's is."""
-    fetch, page = Tool("web", "fetch", "", {}), ToolOutput(f"It is so: {SUB_QUERIES[0]}", "Page", "http://mini/1")
+    fetch, page = (
+        Tool("web", "fetch", "", {}),
+        ToolOutput(f"It is so: {SUB_QUERIES[0]}", "Page", "http://mini/1"),
+    )
     before, after = (FixedTools([fetch], {SUB_QUERIES[0]: page}) for _ in range(2))
     models, anew = Models(), Models()
     models.models["execution"] = HeldModel(ScriptedModel(_calls, "execution"), 3)
@@ -231,14 +252,20 @@ async def test_a_second_kill(tmp_path: Path) -> None:
     async with gateway(tmp_path / "again", anew) as (third, _, journal):
         assert journal.unfinished(run_id) is None
         run = await third.answer("", RequestOptions(resume=second_id))
-    assert {name: len(prompts) for name, prompts in anew.prompts.items() if prompts} == {"answer": 1}
+    assert {name: len(prompts) for name, prompts in anew.prompts.items() if prompts} == {
+        "answer": 1
+    }
     assert run.result == await whole(tmp_path)
 
 
 async def test_kills_before_anything_was_taken_over(tmp_path: Path) -> None:
-    """Cost nothing either: the first run's turns are found behind those of the others, and what it spent is."""
+    """Cost nothing either: the first run's turns are found behind those of the others, and what
+    it spent is.
+    """
     (tmp_path / "first").mkdir()
-    left, run_id = await killed(tmp_path, Models("answer"), "answer", RequestOptions(request_id="mine"))
+    left, run_id = await killed(
+        tmp_path, Models("answer"), "answer", RequestOptions(request_id="mine")
+    )
     run_ids = [run_id]
     for number in range(2):
         kept = tmp_path / str(number)
@@ -258,9 +285,14 @@ async def test_kills_before_anything_was_taken_over(tmp_path: Path) -> None:
     async with gateway(left, anew) as (last, archive, _):
         run = await last.answer(QUESTION, RequestOptions(request_id="mine"))
         spent = sum(call.charged.tokens for call in (await archive.load(run_id)).calls)
-        chain = [run.resumed_from, *[(await archive.load(one)).resumed_from for one in reversed(run_ids)]]
+        chain = [
+            run.resumed_from,
+            *[(await archive.load(one)).resumed_from for one in reversed(run_ids)],
+        ]
     assert chain == [*reversed(run_ids), ""]
-    assert {name: len(prompts) for name, prompts in anew.prompts.items() if prompts} == {"answer": 1}
+    assert {name: len(prompts) for name, prompts in anew.prompts.items() if prompts} == {
+        "answer": 1
+    }
     assert run.result == await whole(tmp_path)
     async with gateway(tmp_path / "tight" / "store", Models()) as (last, _, _):
         tight = RequestOptions(request_id="mine", budget=Budget(max_total_tokens=spent + 1))
@@ -269,7 +301,9 @@ async def test_kills_before_anything_was_taken_over(tmp_path: Path) -> None:
 
 
 async def test_what_was_spent_counts(tmp_path: Path) -> None:
-    """Against the budget of the request, which is the old one; calls in flight with all that they may have cost."""
+    """Against the budget of the request, which is the old one; calls in flight with all that
+    they may have cost.
+    """
     (tmp_path / "first").mkdir()
     options = RequestOptions(request_id="mine", budget=Budget(max_total_tokens=2000))
     left, run_id = await killed(tmp_path, Models("answer"), "answer", options)
@@ -289,15 +323,23 @@ async def test_what_cannot_be_gone_on_with(tmp_path: Path, what: str) -> None:
         database = await Database.open(f"sqlite:///{tmp_path}/first/runs.db")
         await SQLAccounts(database).set_tenant(Tenant("default", redact=True))
         await database.close()
-    left, run_id = await killed(tmp_path, Models("answer"), "answer", RequestOptions(request_id="mine"))
+    left, run_id = await killed(
+        tmp_path, Models("answer"), "answer", RequestOptions(request_id="mine")
+    )
     anew = Models()
     async with gateway(left, anew, "another" if what == "index" else "one") as (second, _, _):
         tried = "run-0" if what == "unknown" else run_id
         if what in ("turned over", "finished"):
             run = await second.answer("", RequestOptions(resume=run_id))
             tried = run.id if what == "finished" else run_id
-        said = {"index": "another index", "unknown": "no such run", "finished": "of kind answer and finished"}
-        with pytest.raises((BadRequest, NotFound), match=said.get(what, "interrupted; .* can be gone on with here")):
+        said = {
+            "index": "another index",
+            "unknown": "no such run",
+            "finished": "of kind answer and finished",
+        }
+        with pytest.raises(
+            (BadRequest, NotFound), match=said.get(what, "interrupted; .* can be gone on with here")
+        ):
             await second.answer("", RequestOptions(resume=tried))
         if what in ("index", "redacted"):
             run = await second.answer(QUESTION, RequestOptions(request_id="mine"))

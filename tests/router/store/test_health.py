@@ -10,7 +10,10 @@ from sqlalchemy.engine import make_url
 
 from tests.serving.test_health import NOT_SERVING, SERVING, config_of, searching, watched
 
-SERVICES = [f"rolegate.v1.{name}Service" for name in ("Answer", "Completion", "Execution", "Run", "Usage", "Retrieval")]
+SERVICES = [
+    f"rolegate.v1.{name}Service"
+    for name in ("Answer", "Completion", "Execution", "Run", "Usage", "Retrieval")
+]
 
 
 @contextmanager
@@ -27,7 +30,9 @@ def away(url: str) -> Iterator[None]:
     other = place.set(database="postgres").render_as_string(hide_password=False)
     with psycopg.connect(other, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+        )
         yield
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
 

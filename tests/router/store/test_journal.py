@@ -31,7 +31,9 @@ async def test_the_way_of_a_run(database: Database, journal: LogJournal) -> None
     calls = [ended("run-1", 0), ended("run-1", 1, usage=None, outcome="refused", nano_usd=None)]
     archive = SQLArchive(database, journal.calls)
     assert await journal.begin(start("run-1", request_id="mine")) == Admitted()
-    assert await rows(database, "SELECT status, trace, request_id FROM runs") == [("running", None, "mine")]
+    assert await rows(database, "SELECT status, trace, request_id FROM runs") == [
+        ("running", None, "mine")
+    ]
     for each in calls:
         await journal.open(opened(each))
     journal.settle(calls[0])
@@ -42,19 +44,26 @@ async def test_the_way_of_a_run(database: Database, journal: LogJournal) -> None
     await journal.finish(finished)
 
     assert await archive.load("run-1") == finished
-    assert await rows(database, "SELECT status, outcome, duration_s FROM runs") == [("finished", "answered", 2.5)]
-    assert await rows(database, "SELECT outcome, counted, prompt_tokens, nano_usd FROM calls ORDER BY number") == [
+    assert await rows(database, "SELECT status, outcome, duration_s FROM runs") == [
+        ("finished", "answered", 2.5)
+    ]
+    assert await rows(
+        database, "SELECT outcome, counted, prompt_tokens, nano_usd FROM calls ORDER BY number"
+    ) == [
         ("completed", "reported", 10, 7),
         ("refused", "", None, None),
     ]
     assert await spent(database) == {DAY: (1, 12, 7), MONTH: (1, 12, 7)}
     assert await rows(
-        database, "SELECT attempts, attempts_without_usage, prompt_tokens, nano_usd FROM usage_hours"
+        database,
+        "SELECT attempts, attempts_without_usage, prompt_tokens, nano_usd FROM usage_hours",
     ) == [(2, 1, 10, 7)]
 
 
 @pytest.mark.parametrize("status", ["finished", "running"])
-async def test_a_request_that_was_made_before(database: Database, journal: LogJournal, status: RunStatus) -> None:
+async def test_a_request_that_was_made_before(
+    database: Database, journal: LogJournal, status: RunStatus
+) -> None:
     """Leads to the run that it began, whether that still runs or not, and counts once."""
     await journal.begin(start("run-1", request_id="mine"))
     if status == "finished":
@@ -66,7 +75,8 @@ async def test_a_request_that_was_made_before(database: Database, journal: LogJo
     assert (again, other) == (EarlierRun("run-1", status, True), EarlierRun("run-1", status, False))
     assert await rows(database, "SELECT run_id FROM runs") == [("run-1",)]
     await journal.begin(start("run-4"))
-    counted = 2 if database.shared else int(status == "finished")  # when they begin, or when they have ended
+    # When they begin, or when they have ended
+    counted = 2 if database.shared else int(status == "finished")
     assert (await spent(database)).get(DAY, (0,))[0] == counted
 
 
@@ -84,7 +94,9 @@ async def test_a_request_that_is_made_anew(
         await put(database, before)
     later = 86400 if status == "finished" else 1
 
-    assert await journal.begin(start("run-2", request_id="mine", started_at=NOW + later)) == Admitted()
+    assert (
+        await journal.begin(start("run-2", request_id="mine", started_at=NOW + later)) == Admitted()
+    )
     assert await journal.begin(start("run-3", "acme", request_id="mine")) == Admitted()
 
     assert await rows(database, "SELECT run_id, request_id FROM runs ORDER BY run_id") == [
@@ -138,7 +150,12 @@ async def test_a_redacted_tenant(database: Database, journal: LogJournal, tmp_pa
             journal.forget("run-0")  # the setting is not heard of yet
             await asyncio.sleep(0.05)
     await journal.begin(start("run-1", "acme"))
-    journal.turn("run-1", Agent("delegation"), (Message("user", "Who directed Heat?"),), Completion("Heat", "stop"))
+    journal.turn(
+        "run-1",
+        Agent("delegation"),
+        (Message("user", "Who directed Heat?"),),
+        Completion("Heat", "stop"),
+    )
     journal.note("run-1", Searched(Agent("execution", 0), SearchRecord("Heat", ())))
     await journal.finish(run("run-1", NOW, tenant="acme"))
 
@@ -153,15 +170,17 @@ async def test_a_redacted_tenant(database: Database, journal: LogJournal, tmp_pa
 async def test_text_that_a_database_cannot_hold(database: Database, journal: LogJournal) -> None:
     """A NUL in a question does no harm."""
     assert await journal.begin(start("run-1", request="a\0b", request_id="x\0y")) == Admitted()
-    assert await journal.begin(start("run-2", request_id="x\0y")) == EarlierRun("run-1", "running", True)
+    assert await journal.begin(start("run-2", request_id="x\0y")) == EarlierRun(
+        "run-1", "running", True
+    )
     finished = run("run-1", NOW, request="a\0b", request_id="x\0y")
     await journal.finish(finished)
     assert await SQLArchive(database).load("run-1") == finished
 
 
 async def test_a_database_that_fails_for_a_while(database: Database, journal: LogJournal) -> None:
-    """Runs go on, as the log has them, and it gets what it has missed. Where gateways share it, none begins meanwhile,
-    and none is acknowledged.
+    """Runs go on, as the log has them, and it gets what it has missed. Where gateways share it,
+    none begins meanwhile, and none is acknowledged.
     """
     if database.shared:
         await journal.begin(start("run-1"))
@@ -194,9 +213,17 @@ async def test_one_change_that_cannot_be_written(database: Database, journal: Lo
         await journal.open(opened(call))
     finishing = (journal.finish(run(run_id, NOW, [call])) for run_id, call in calls.items())
     outcomes = await asyncio.gather(*finishing, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [StoreFailed if database.shared else NoneType, NoneType]
-    assert await rows(database, "SELECT run_id, outcome FROM calls ORDER BY run_id") == [("run-2", "completed")]
-    assert await rows(database, "SELECT status FROM runs ORDER BY run_id") == [("failed",), ("finished",)]
+    assert [type(outcome) for outcome in outcomes] == [
+        StoreFailed if database.shared else NoneType,
+        NoneType,
+    ]
+    assert await rows(database, "SELECT run_id, outcome FROM calls ORDER BY run_id") == [
+        ("run-2", "completed")
+    ]
+    assert await rows(database, "SELECT status FROM runs ORDER BY run_id") == [
+        ("failed",),
+        ("finished",),
+    ]
     assert await spent(database) == {DAY: (2, 12, 7), MONTH: (2, 12, 7)}
 
 
@@ -229,10 +256,15 @@ async def test_a_trace_is_the_fold_of_its_turns(tmp_path: Path) -> None:
 
 
 async def test_runs_to_be_cancelled(database: Database, url: str) -> None:
-    """Whoever asks for it elsewhere is heard by the gateway that runs it; a run that has ended is not cancelled."""
+    """Whoever asks for it elsewhere is heard by the gateway that runs it; a run that has ended
+    is not cancelled.
+    """
     heard: asyncio.Queue[str] = asyncio.Queue()
     beside = await Database.open(url)
-    async with LogJournal.writing(database, on_cancel=heard.put_nowait) as journal, asyncio.timeout(30):
+    async with (
+        LogJournal.writing(database, on_cancel=heard.put_nowait) as journal,
+        asyncio.timeout(30),
+    ):
         for number in (1, 2):
             await journal.begin(start(f"run-{number}"))
         await journal.finish(run("run-1", NOW))

@@ -19,13 +19,17 @@ async def summed(database: Database, *calls: Call, start: float = 900.0) -> Ledg
 
 
 async def both(database: Database, *calls: Call) -> tuple[LedgerSum, LedgerSum]:
-    """The sum for `engine` where a run has ended, and where it has not and its calls are not in the database."""
+    """The sum for `engine` where a run has ended, and where it has not and its calls are not in
+    the database.
+    """
     under_way = SQLUsages(database, lambda: (calls, ()))
     return await under_way.since("engine", 900.0), await summed(database, *calls)
 
 
 async def test_completed_calls_are_certain(database: Database) -> None:
-    """Least and most are one; other deployments, and what was before the engine's start, are left out."""
+    """Least and most are one; other deployments, and what was before the engine's start, are
+    left out.
+    """
     calls = (
         call("run-1", 0, usage=Usage(10, 2), prompt_bound=99),
         call("run-1", 1, outcome="wasted", usage=Usage(5, 1)),
@@ -53,9 +57,14 @@ UNKNOWN = (Tokens(0, 0), Tokens(99, 64))
 async def test_uncertain_calls(
     database: Database, outcome: Outcome, usage: Usage | None, bounds: tuple[Tokens, Tokens]
 ) -> None:
-    """A cut call may have spent from what was reported up to all that it might write; an estimate is not known."""
+    """A cut call may have spent from what was reported up to all that it might write; an
+    estimate is not known.
+    """
     uncertain = call("run-1", 3, outcome=outcome, usage=usage, first_token_s=0.1, prompt_bound=99)
-    assert await both(database, uncertain) == (LedgerSum(int(outcome == "completed"), ("run-1-3",), *bounds),) * 2
+    assert (
+        await both(database, uncertain)
+        == (LedgerSum(int(outcome == "completed"), ("run-1-3",), *bounds),) * 2
+    )
 
 
 async def test_a_refused_call_spent_nothing(database: Database) -> None:
@@ -78,7 +87,10 @@ async def test_a_running_call_is_uncertain(database: Database) -> None:
 
 async def test_at_most_a_thousand_are_named(database: Database) -> None:
     """The oldest."""
-    calls = [call("run-1", number, outcome="failed", usage=None, started_at=1000.0 + number) for number in range(1001)]
+    calls = [
+        call("run-1", number, outcome="failed", usage=None, started_at=1000.0 + number)
+        for number in range(1001)
+    ]
     found = await summed(database, *calls)
     assert found.uncertain_calls == tuple(f"run-1-{number}" for number in range(1000))
     assert found.most.completion == 1001 * 64
@@ -96,4 +108,6 @@ async def test_deleted_calls(database: Database) -> None:
 
 async def test_nothing_at_all(database: Database) -> None:
     """No calls are no tokens."""
-    assert await SQLUsages(database).since("engine", 0.0) == LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0))
+    assert await SQLUsages(database).since("engine", 0.0) == LedgerSum(
+        0, (), Tokens(0, 0), Tokens(0, 0)
+    )

@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import StoreFailed, StoreInUse
-from router.store.log import SEGMENT_BYTES, Position, RunLog, Segment, number_of, read_all, read_segment, segments
+from router.store.log import (
+    SEGMENT_BYTES,
+    Position,
+    RunLog,
+    Segment,
+    number_of,
+    read_all,
+    read_segment,
+    segments,
+)
 from tests.router.store.disks import filled, no_file_beyond, put, small_disk
 
 Told = tuple[int, int, bytes]
@@ -31,17 +40,28 @@ async def log(tmp_path: Path) -> AsyncIterator[RunLog]:
 
 def told(folder: Path) -> list[Told]:
     """The records of all segments."""
-    return [(frame.run, frame.number, frame.payload) for segment in read_all(folder) for frame in segment.frames]
+    return [
+        (frame.run, frame.number, frame.payload)
+        for segment in read_all(folder)
+        for frame in segment.frames
+    ]
 
 
 @settings(max_examples=50)
 @given(
     records=st.lists(
-        st.tuples(st.integers(1, 2**64 - 1), st.integers(0, 2**32 - 1), st.binary(max_size=300), st.booleans())
+        st.tuples(
+            st.integers(1, 2**64 - 1),
+            st.integers(0, 2**32 - 1),
+            st.binary(max_size=300),
+            st.booleans(),
+        )
         | st.none()
     )
 )
-async def test_records_come_back_in_order(records: list[tuple[int, int, bytes, bool] | None]) -> None:
+async def test_records_come_back_in_order(
+    records: list[tuple[int, int, bytes, bool] | None],
+) -> None:
     """Over all segments, those that were for later too; each knows the place behind it."""
     with tempfile.TemporaryDirectory() as folder, RunLog.open(Path(folder)) as log:
         log.start()
@@ -54,9 +74,9 @@ async def test_records_come_back_in_order(records: list[tuple[int, int, bytes, b
                 places.append(log.end)
         await log.synced()
         read = list(read_all(Path(folder)))
-    assert [(frame.run, frame.number, frame.payload) for segment in read for frame in segment.frames] == [
-        record[:3] for record in records if record
-    ]
+    assert [
+        (frame.run, frame.number, frame.payload) for segment in read for frame in segment.frames
+    ] == [record[:3] for record in records if record]
     assert [frame.end for segment in read for frame in segment.frames] == places == sorted(places)
     assert [segment.damaged for segment in read] == [0] * len(read)
 
@@ -102,7 +122,9 @@ class Watched(RunLog):
 
 
 async def test_a_sync_is_shared(tmp_path: Path) -> None:
-    """By all who have come since the last one began; who comes while one is under way waits for the next."""
+    """By all who have come since the last one began; who comes while one is under way waits for
+    the next.
+    """
     with Watched.open(tmp_path / "log") as log:
         assert isinstance(log, Watched)
         log.start()
@@ -150,11 +172,16 @@ async def test_a_segment_that_is_deleted_while_others_are_read(log: RunLog) -> N
 
 
 async def test_a_write_that_is_not_whole(log: RunLog) -> None:
-    """Is undone: there is no such record, and the next one stands in its place. What is for later waits."""
+    """Is undone: there is no such record, and the next one stands in its place. What is for
+    later waits.
+    """
     before = bytes(1 << 20)  # no other file that is written to is as long
     log.append(1, 0, before)
     for more in (0, 10, 30):
-        with no_file_beyond(log.end.offset + more), pytest.raises(StoreFailed, match=r"cannot be written|is full"):
+        with (
+            no_file_beyond(log.end.offset + more),
+            pytest.raises(StoreFailed, match=r"cannot be written|is full"),
+        ):
             log.append(1, 1, bytes(100))
     assert [segment.holes for segment in read_all(log.folder)] == [[]]
     with no_file_beyond(log.end.offset + 30):
@@ -191,7 +218,9 @@ async def test_a_sync_that_fails(tmp_path: Path) -> None:
         assert "could not be put on disk" in (log.watch() or "")
 
 
-@pytest.mark.parametrize("what", ["a segment", "the owner's file", "the folder", "the segment, which came back"])
+@pytest.mark.parametrize(
+    "what", ["a segment", "the owner's file", "the folder", "the segment, which came back"]
+)
 async def test_a_log_that_is_gone(log: RunLog, what: str) -> None:
     """Takes nothing more, as nobody would find it."""
     log.append(1, 0, b"seen by nobody")
@@ -215,7 +244,9 @@ async def test_a_log_that_is_gone(log: RunLog, what: str) -> None:
 
 
 async def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    """Admits nothing, while there is still room for what is under way; then nothing is half written."""
+    """Admits nothing, while there is still room for what is under way; then nothing is half
+    written.
+    """
     with small_disk(tmp_path / "disk", "6m"), RunLog.open(tmp_path / "disk" / "log") as log:
         log.start()
         written = 0
@@ -247,7 +278,10 @@ async def test_the_files_are_their_owner_s_alone(tmp_path: Path) -> None:
         log.start()
         log.append(1, 0, b"a question")
         await log.synced()
-        modes = {path.name.partition("-")[0]: stat.S_IMODE(path.stat().st_mode) for path in log.folder.iterdir()}
+        modes = {
+            path.name.partition("-")[0]: stat.S_IMODE(path.stat().st_mode)
+            for path in log.folder.iterdir()
+        }
         assert modes == {"owner": 0o600, "00000001": 0o600}
         assert stat.S_IMODE(log.folder.stat().st_mode) == 0o700
 
@@ -259,7 +293,9 @@ def test_a_log_has_one_owner(tmp_path: Path) -> None:
             RunLog.open(tmp_path)
         assert caught.value.address == ""
         log.tell("127.0.0.1:50051")
-        with pytest.raises(StoreInUse, match=r"is in use by the gateway at 127\.0\.0\.1:50051") as caught:
+        with pytest.raises(
+            StoreInUse, match=r"is in use by the gateway at 127\.0\.0\.1:50051"
+        ) as caught:
             RunLog.open(tmp_path)
         assert caught.value.address == "127.0.0.1:50051"
         log.tell("h:1")
@@ -282,7 +318,9 @@ def test_the_name_of_a_log(tmp_path: Path) -> None:
 
 @pytest.fixture
 async def small(tmp_path: Path) -> tuple[Path, bytes, Segment]:
-    """A file for a segment, what stands in one of a few records, of which some were synced, and how it is read."""
+    """A file for a segment, what stands in one of a few records, of which some were synced, and
+    how it is read.
+    """
     with RunLog.open(tmp_path / "log") as log:
         log.start()
         for number in range(4):
@@ -345,7 +383,9 @@ async def test_damage_at_the_end_of_an_earlier_segment(log: RunLog, later: bool)
 
 
 async def test_nothing_but_room(log: RunLog) -> None:
-    """A file that a machine's end has left with zeros, or with nothing, is read as far as it goes."""
+    """A file that a machine's end has left with zeros, or with nothing, is read as far as it
+    goes.
+    """
     log.append(1, 0, b"text")
     (path,) = segments(log.folder)
     content = path.read_bytes()
@@ -359,7 +399,9 @@ async def test_nothing_but_room(log: RunLog) -> None:
 
 
 async def test_a_text_that_looks_like_records(log: RunLog, tmp_path: Path) -> None:
-    """Is none, whatever becomes of the record that it stands in: what it was copied from has another salt."""
+    """Is none, whatever becomes of the record that it stands in: what it was copied from has
+    another salt.
+    """
     for number in range(3):
         log.append(1, number, b"forged")
     forged = segments(log.folder)[0].read_bytes()[: log.end.offset]
@@ -372,4 +414,6 @@ async def test_a_text_that_looks_like_records(log: RunLog, tmp_path: Path) -> No
         spoiled = content.copy()
         spoiled[at] ^= 1
         path.write_bytes(spoiled)
-        assert [(frame.run, frame.number, frame.payload) for frame in read_segment(path).frames] == [(2, 1, b"last")]
+        assert [
+            (frame.run, frame.number, frame.payload) for frame in read_segment(path).frames
+        ] == [(2, 1, b"last")]

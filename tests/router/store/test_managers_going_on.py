@@ -1,4 +1,6 @@
-"""A run of three layers that was killed is gone on with, from the last turn of each of its models."""
+"""A run of three layers that was killed is gone on with, from the last turn of each of its
+models.
+"""
 
 import asyncio
 import shutil
@@ -27,7 +29,9 @@ WHO = "delegator", "manager", "worker", "browser's worker", "answerer"
 
 
 def layers(held: str = "", free: int = 0) -> Layers:
-    """The first four facts are blocked for the first manager; `held` does not answer after `free` calls."""
+    """The first four facts are blocked for the first manager; `held` does not answer after
+    `free` calls.
+    """
     made = Layers(pages={"search": Pages(range(4)), "browser": Pages()})
     managers, workers = dict(made.managers), dict(made.workers)
     match held:
@@ -50,7 +54,12 @@ def held_of(made: Layers) -> HeldModel:
 
 def asked(made: Layers) -> int:
     """Calls of all models."""
-    models: list[Any] = [made.delegator, made.answerer, *made.managers.values(), *made.workers.values()]
+    models: list[Any] = [
+        made.delegator,
+        made.answerer,
+        *made.managers.values(),
+        *made.workers.values(),
+    ]
     return sum(len(model.prompts) for model in models)
 
 
@@ -71,7 +80,9 @@ async def gateway(
             lifecycle = RunLifecycle(journal, archive, LiveRuns(), settings, 60.0)
             host = Topology(made.search(), roles)
             topologies: Any = {"host": host, "factorized": host}
-            one = Gateway(topologies=topologies, executor=managers, roles=roles, lifecycle=lifecycle)
+            one = Gateway(
+                topologies=topologies, executor=managers, roles=roles, lifecycle=lifecycle
+            )
             yield one, archive, SQLUsages(database, journal.under_way)
     finally:
         await database.close()
@@ -102,7 +113,9 @@ def said(run: Run) -> object:
     + [("browser's worker", free) for free in (0, 5)],
 )
 async def test_only_what_was_in_flight_is_asked_again(tmp_path: Path, held: str, free: int) -> None:
-    """Whichever layer it was in: the run comes to the very same, worker by worker, and pays for the rest only."""
+    """Whichever layer it was in: the run comes to the very same, worker by worker, and pays for
+    the rest only.
+    """
     left, made = tmp_path / "killed", layers(held, free)
     async with gateway(tmp_path / "first", made) as (first, archive, _):
         asking = asyncio.create_task(ask(first, request_id="mine"))
@@ -132,7 +145,9 @@ async def test_accounts(tmp_path: Path) -> None:
         run = await ask(one)
         await archive.load(run.id)
         report = await usages.usage(UsageQuery(by=("role", "manager")))
-    sums = {(row.role, row.manager): row.prompt_tokens + row.completion_tokens for row in report.rows}
+    sums = {
+        (row.role, row.manager): row.prompt_tokens + row.completion_tokens for row in report.rows
+    }
     for (role, manager), tokens in sums.items():
         calls = [call for call in run.calls if (call.role, call.manager) == (role, manager)]
         assert tokens == sum(call.usage.total_tokens for call in calls if call.usage) > 0
@@ -143,7 +158,11 @@ async def test_accounts(tmp_path: Path) -> None:
     }
     agents = {line.agent: line for line in agent_trajectories(run, ())}
     assert len(agents) == 1 + 3 + 12 + 1
-    assert agents["delegation-0-search"].parent == agents["delegation-0-browser"].parent == "delegation"
+    assert (
+        agents["delegation-0-search"].parent
+        == agents["delegation-0-browser"].parent
+        == "delegation"
+    )
     assert agents["execution-0-browser-3"].parent == "delegation-0-browser"
     assert agents["delegation-1-search"].model == "manager"
     assert isinstance(run.result, Trajectory)
@@ -152,13 +171,23 @@ async def test_accounts(tmp_path: Path) -> None:
 
 async def test_a_redacted_run(tmp_path: Path) -> None:
     """Keeps the names of managers and all counts, and no text of any layer."""
-    async with gateway(tmp_path / "one", layers(), Tenant("default", redact=True)) as (one, archive, _):
+    async with gateway(tmp_path / "one", layers(), Tenant("default", redact=True)) as (
+        one,
+        archive,
+        _,
+    ):
         run = await archive.load((await ask(one)).id)
     assert isinstance(run.result, Trajectory)
     first, second = run.result.executions
     assert (first.manager, second.manager, run.redacted) == ("browser", "search", True)
     assert first.before
-    assert (first.before.outcome, first.before.report.answer, first.sub_query) == ("escalated", "", "")
+    assert (first.before.outcome, first.before.report.answer, first.sub_query) == (
+        "escalated",
+        "",
+        "",
+    )
     assert first.work
     assert [len(one.conversation.outputs) for one in first.work.executions] == [2] * 4
-    assert not any(message.content for one in first.work.executions for message in one.conversation.messages)
+    assert not any(
+        message.content for one in first.work.executions for message in one.conversation.messages
+    )

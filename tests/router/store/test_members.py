@@ -87,29 +87,41 @@ async def test_processes_share_a_quota(url: str) -> None:
         telling = asyncio.gather(*(child.said() for child in children))
         most = 0
         while not telling.done():
-            taken = "SELECT tokens + (SELECT coalesce(sum(tokens), 0) FROM leases WHERE period = :day) FROM spending"
+            taken = (
+                "SELECT tokens + (SELECT coalesce(sum(tokens), 0) FROM leases WHERE period = "
+                ":day) FROM spending"
+            )
             found = await rows(database, f"{taken} WHERE period = :day", day=DAY)
             most = max(most, *(int(sums) for (sums,) in found), 0)
         said = await telling
     assert 4000 < most <= 5000
     ((tokens,),) = await rows(database, "SELECT tokens FROM spending WHERE period = :day", day=DAY)
     assert 4900 < tokens <= 5000
-    assert await rows(database, "SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls") == [
-        (sum(map(int, said)), tokens)
-    ]
-    assert (await rows(database, "SELECT * FROM leases"), await rows(database, "SELECT * FROM gateways")) == ([], [])
+    assert await rows(
+        database, "SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls"
+    ) == [(sum(map(int, said)), tokens)]
+    assert (
+        await rows(database, "SELECT * FROM leases"),
+        await rows(database, "SELECT * FROM gateways"),
+    ) == ([], [])
     assert (await check(database)).problems == []
     await database.close()
 
 
 async def test_a_gateway_that_is_killed(url: str) -> None:
-    """Others close its runs; what it might have spent counts until its log is read, and then what it has spent."""
+    """Others close its runs; what it might have spent counts until its log is read, and then
+    what it has spent.
+    """
     database = await Database.open(url)
     await put(database, tenants=[Tenant("acme", tokens_per_day=1000)])
     async with gateway(url) as child:
-        assert await child.do("journal.begin(start('run-1', 'acme', request_id='mine', hold=Amount(5, 5)))")
+        assert await child.do(
+            "journal.begin(start('run-1', 'acme', request_id='mine', hold=Amount(5, 5)))"
+        )
         for number in range(3):
-            await child.do(f"journal.open(opened(ended('run-1', {number}, Amount(50, 60), tenant='acme')))")
+            await child.do(
+                f"journal.open(opened(ended('run-1', {number}, Amount(50, 60), tenant='acme')))"
+            )
         await child.do("journal.settle(ended('run-1', 0, Amount(50, 60), tenant='acme'))")
         await child.do("journal.begin(start('run-2', 'acme'))")
         async with journals(url, 1) as (journal,):
@@ -119,19 +131,29 @@ async def test_a_gateway_that_is_killed(url: str) -> None:
             )
             closed = "SELECT run_id, status FROM runs ORDER BY run_id"
             await until(database, closed, [("run-1", "interrupted"), ("run-2", "interrupted")])
-            assert await journal.begin(start("run-3", "acme", request_id="mine")) == Admitted(limited=True)
+            assert await journal.begin(start("run-3", "acme", request_id="mine")) == Admitted(
+                limited=True
+            )
             kept = (await leased(database))[DAY]
             assert kept >= 12 + 100 + 5
             with pytest.raises(QuotaExhausted) as refused:
-                await journal.open(opened(ended("run-3", 0, Amount(1000 - kept + 1), tenant="acme")))
+                await journal.open(
+                    opened(ended("run-3", 0, Amount(1000 - kept + 1), tenant="acme"))
+                )
             assert refused.value.contended
             await journal.open(opened(ended("run-3", 0, Amount(1000 - kept), tenant="acme")))
 
             async with journals(url, 1):  # it takes the log that is free
                 assert (await spent(database, "acme"))[DAY] == (3, 112, 127)
                 known = await SQLArchive(database).load("run-1")
-                assert (known.status, len(known.calls), known.request_id) == ("interrupted", 3, "mine")
-                await journal.open(opened(ended("run-3", 1, Amount(1000 - 112 - (1000 - kept)), tenant="acme")))
+                assert (known.status, len(known.calls), known.request_id) == (
+                    "interrupted",
+                    3,
+                    "mine",
+                )
+                await journal.open(
+                    opened(ended("run-3", 1, Amount(1000 - 112 - (1000 - kept)), tenant="acme"))
+                )
             await journal.finish(run("run-3", NOW, tenant="acme"))
     assert (await check(database)).problems == []
     await database.close()
@@ -147,7 +169,9 @@ async def test_a_gateway_that_is_stopped(url: str) -> None:
         await child.do(f"journal.open(opened({call}))")
         child.process.send_signal(signal.SIGSTOP)
         await until(database, "SELECT status FROM runs", [("interrupted",)])
-        assert await journal.begin(start("run-2", "acme", request_id="mine")) == Admitted(limited=True, redact=True)
+        assert await journal.begin(start("run-2", "acme", request_id="mine")) == Admitted(
+            limited=True, redact=True
+        )
         child.tell(f"journal.open(opened({call}))")
         child.tell("journal.finish(run('run-1', NOW, tenant='acme'))")
         child.process.send_signal(signal.SIGCONT)
@@ -172,14 +196,29 @@ async def test_a_gateway_that_is_stopped(url: str) -> None:
     await database.close()
 
 
-async def test_an_end_that_cannot_be_written_by_one_that_is_fenced(url: str, tmp_path: Path) -> None:
-    """Is written once, as soon as that is possible, and the gateway goes on to look after everything."""
+async def test_an_end_that_cannot_be_written_by_one_that_is_fenced(
+    url: str, tmp_path: Path
+) -> None:
+    """Is written once, as soon as that is possible, and the gateway goes on to look after
+    everything.
+    """
     database = await Database.open(url)
-    log, cancelled, health = RunLog.open(tmp_path / "log"), asyncio.Queue[str](), asyncio.Queue[str | None]()
-    watched = LogJournal.writing(database, log, on_cancel=cancelled.put_nowait, on_health=health.put_nowait)
+    log, cancelled, health = (
+        RunLog.open(tmp_path / "log"),
+        asyncio.Queue[str](),
+        asyncio.Queue[str | None](),
+    )
+    watched = LogJournal.writing(
+        database, log, on_cancel=cancelled.put_nowait, on_health=health.put_nowait
+    )
     async with watched as journal, asyncio.timeout(30):
         await journal.begin(start("run-1"))
-        journal.turn("run-1", Agent("delegation"), (Message("user", "?" * 2_000_000),), Completion("", "stop"))
+        journal.turn(
+            "run-1",
+            Agent("delegation"),
+            (Message("user", "?" * 2_000_000),),
+            Completion("", "stop"),
+        )
         await asyncio.sleep(0)  # by then it is written
         with no_file_beyond(log.end.offset):
             with pytest.raises(StoreFailed, match="cannot be written"):
@@ -216,8 +255,12 @@ async def test_requests_of_one_name_at_two_gateways(url: str) -> None:
     """One of them begins, whoever is first."""
     async with journals(url, 2) as both:
         for turn in range(20):
-            starts = [start(f"run-{turn}-{number}", request_id=f"mine-{turn}") for number in range(4)]
-            begun = await asyncio.gather(*(both[number % 2].begin(each) for number, each in enumerate(starts)))
+            starts = [
+                start(f"run-{turn}-{number}", request_id=f"mine-{turn}") for number in range(4)
+            ]
+            begun = await asyncio.gather(
+                *(both[number % 2].begin(each) for number, each in enumerate(starts))
+            )
             first = begun.index(Admitted())
             assert begun.count(EarlierRun(f"run-{turn}-{first}", "running", True)) == 3
             await both[first % 2].finish(run(f"run-{turn}-{first}", NOW, request_id=f"mine-{turn}"))
@@ -226,7 +269,10 @@ async def test_requests_of_one_name_at_two_gateways(url: str) -> None:
 async def test_a_session_that_is_cut(url: str) -> None:
     """Comes back within the grace time: the gateway goes on as the one that it was."""
     database = await Database.open(url)
-    cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted"
+    cut = (
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND "
+        "objsubid = 2 AND granted"
+    )
     async with journals(url, 2) as (journal, _):
         await journal.begin(start("run-1"))
         members = await rows(database, "SELECT epoch FROM gateways ORDER BY epoch")
@@ -242,7 +288,9 @@ async def test_a_session_that_is_cut(url: str) -> None:
 
 
 async def test_idle_leases_go_back(url: str) -> None:
-    """Soon after what they were for has ended, so that another gateway has them; and all when it ends."""
+    """Soon after what they were for has ended, so that another gateway has them; and all when
+    it ends.
+    """
     database = await Database.open(url)
     await put(database, tenants=[Tenant("acme", tokens_per_day=1000, tokens_per_month=10_000)])
     call = ended("run-1", 0, Amount(100), tenant="acme", usage=Usage(1, 1), nano_usd=None)
@@ -251,7 +299,9 @@ async def test_idle_leases_go_back(url: str) -> None:
         await one.open(opened(call))
         assert 100 < (await leased(database))[DAY] < 300
         await until(
-            database, "SELECT period, sum(tokens) FROM leases GROUP BY period ORDER BY 1", [(MONTH, 100), (DAY, 100)]
+            database,
+            "SELECT period, sum(tokens) FROM leases GROUP BY period ORDER BY 1",
+            [(MONTH, 100), (DAY, 100)],
         )
         one.settle(call)
         await one.finish(run("run-1", NOW, [call], tenant="acme"))
@@ -270,7 +320,9 @@ async def test_idle_leases_go_back(url: str) -> None:
 
 
 async def test_leases_of_periods_that_are_past(url: str) -> None:
-    """Are deleted when a gateway joins, where they are of logs that perhaps nobody will ever read."""
+    """Are deleted when a gateway joins, where they are of logs that perhaps nobody will ever
+    read.
+    """
     database = await Database.open(url)
     now = time.time()
     kept = [*periods(now), *periods(now - 86400)]
@@ -284,7 +336,9 @@ async def test_leases_of_periods_that_are_past(url: str) -> None:
 
 @pytest.mark.parametrize("limit", ["requests_per_day", "runs_in_flight"])
 async def test_runs_are_counted_by_all(url: str, limit: str) -> None:
-    """As they are asked for, and as they run, at whatever gateway; those that are taken back are not."""
+    """As they are asked for, and as they run, at whatever gateway; those that are taken back
+    are not.
+    """
     database = await Database.open(url)
     await put(database, tenants=[Tenant("acme", **{limit: 5})])  # type: ignore[arg-type]
     async with journals(url, 2) as both:
@@ -293,7 +347,10 @@ async def test_runs_are_counted_by_all(url: str, limit: str) -> None:
         begun = await asyncio.gather(*tried, return_exceptions=True)
         admitted = [number for number, outcome in enumerate(begun) if outcome == Admitted()]
         assert len(admitted) == 5
-        assert sum(isinstance(outcome, QuotaExhausted) and limit in str(outcome) for outcome in begun) == 7
+        assert (
+            sum(isinstance(outcome, QuotaExhausted) and limit in str(outcome) for outcome in begun)
+            == 7
+        )
         first = admitted[0]
         both[first % 2].forget(f"run-{first}")
         await eventually(lambda: both[1 - first % 2].begin(start("run-again", "acme")))
@@ -325,7 +382,9 @@ async def test_runs_to_be_cancelled(url: str) -> None:
 
 
 async def test_postgresql_is_restarted_under_load() -> None:
-    """What was acknowledged is there, once; what is spent and what was leased agree; nobody is taken for dead."""
+    """What was acknowledged is there, once; what is spent and what was leased agree; nobody is
+    taken for dead.
+    """
     with running_postgres(durable=True) as server:
         database = await Database.open(server.url)
         await put(database, tenants=[Tenant("acme", tokens_per_day=10**6)])
@@ -337,7 +396,10 @@ async def test_postgresql_is_restarted_under_load() -> None:
             while not stop.is_set():
                 number += 1
                 run_id = f"run-{name}-{number}"
-                calls = [ended(run_id, each, WORST, tenant="acme", usage=Usage(4, 4), nano_usd=1) for each in range(3)]
+                calls = [
+                    ended(run_id, each, WORST, tenant="acme", usage=Usage(4, 4), nano_usd=1)
+                    for each in range(3)
+                ]
                 try:
                     await journal.begin(start(run_id, "acme"))
                 except (StoreFailed, QuotaExhausted):
@@ -373,7 +435,9 @@ async def test_postgresql_is_restarted_under_load() -> None:
         found = await rows(database, "SELECT run_id FROM runs WHERE status = 'finished'")
         assert acknowledged <= {run_id for (run_id,) in found}
         assert await rows(database, "SELECT * FROM leases") == []
-        ((tokens,),) = await rows(database, "SELECT sum(prompt_tokens + completion_tokens) FROM calls")
+        ((tokens,),) = await rows(
+            database, "SELECT sum(prompt_tokens + completion_tokens) FROM calls"
+        )
         assert (await spent(database, "acme"))[DAY][1] == tokens
         assert (await check(database)).problems == []
         await database.close()

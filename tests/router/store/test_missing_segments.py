@@ -1,4 +1,6 @@
-"""A log folder that someone has changed by hand: files that do not belong to it, and segments that are gone."""
+"""A log folder that someone has changed by hand: files that do not belong to it, and segments
+that are gone.
+"""
 
 import asyncio
 import json
@@ -29,7 +31,9 @@ async def _answer(journal: LogJournal, run_id: str) -> None:
 
 
 async def _killed_with_three_segments(url: str) -> Path:
-    """A gateway answers in three segments of its log and is killed; return the folder of the log."""
+    """A gateway answers in three segments of its log and is killed; return the folder of the
+    log.
+    """
     database = await Database.open(url)
     log = RunLog.open(database.log_folder)
     async with cut_short(database, log) as journal:
@@ -52,7 +56,9 @@ def config(tmp_path: Path) -> str:
 def _config_in(folder: Path) -> str:
     text = preset("mini").read_text("utf-8")
     file = folder / "rolegate.toml"
-    file.write_text(re.sub(r"(?m)^store = .*$", f'store = "sqlite:///{folder}/runs.db"', text), "utf-8")
+    file.write_text(
+        re.sub(r"(?m)^store = .*$", f'store = "sqlite:///{folder}/runs.db"', text), "utf-8"
+    )
     return str(file)
 
 
@@ -96,7 +102,9 @@ async def test_a_stray_file_is_ignored_with_a_warning(tmp_path: Path, name: str)
     await database.close()
 
 
-@pytest.mark.parametrize(("deleted", "missing"), [([0], [1]), ([1], [2]), ([0, 1], [1, 2]), ([0, 1, 2], [1]), ([], [])])
+@pytest.mark.parametrize(
+    ("deleted", "missing"), [([0], [1]), ([1], [2]), ([0, 1], [1, 2]), ([0, 1, 2], [1]), ([], [])]
+)
 async def test_a_missing_segment_is_found_at_the_next_start(
     config: str, deleted: list[int], missing: list[int]
 ) -> None:
@@ -109,7 +117,9 @@ async def test_a_missing_segment_is_found_at_the_next_start(
     with capture_logs() as log:
         async with LogJournal.writing(database):
             pass
-    assert [entry["numbers"] for entry in log if entry["event"] == "log.segments_missing"] == [missing] * bool(missing)
+    assert [entry["numbers"] for entry in log if entry["event"] == "log.segments_missing"] == [
+        missing
+    ] * bool(missing)
     with capture_logs() as log:
         async with LogJournal.writing(database):
             pass
@@ -148,9 +158,13 @@ async def test_a_log_that_was_closed_or_moved_with_its_store_is_whole(
 
 
 async def test_health_tells_that_files_may_not_grow(tmp_path: Path) -> None:
-    """With a limit on the size of files (`ulimit -f`) nothing can be written: no service may call itself ready."""
+    """With a limit on the size of files (`ulimit -f`) nothing can be written: no service may
+    call itself ready.
+    """
     async with searching() as retrieval:
-        config = config_of(tmp_path, f"sqlite:///{tmp_path}/runs.db", "http://127.0.0.1:9/v1", retrieval)
+        config = config_of(
+            tmp_path, f"sqlite:///{tmp_path}/runs.db", "http://127.0.0.1:9/v1", retrieval
+        )
         async with watched(config, "") as (_, watch):
             await watch.all_say(SERVING)
             with no_file_beyond(1 << 20):

@@ -1,4 +1,6 @@
-"""Names that were used are never forgotten within a day, and the database is asked for hardly any others."""
+"""Names that were used are never forgotten within a day, and the database is asked for hardly
+any others.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,6 @@
-"""A power cut at any moment leaves all that was acknowledged, once, whatever the disk had not yet written."""
+"""A power cut at any moment leaves all that was acknowledged, once, whatever the disk had not
+yet written.
+"""
 
 import asyncio
 import os
@@ -38,8 +40,8 @@ asyncio.run(ask(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "killed"))
 
 
 async def ask(folder: Path, first: int, killed: bool) -> None:
-    """Ask a gateway on the store in `folder`, and tell each answer to a file there as soon as it has come; its log has
-    many segments. `killed`: it ends as by a kill, with runs under way.
+    """Ask a gateway on the store in `folder`, and tell each answer to a file there as soon as it
+    has come; its log has many segments. `killed`: it ends as by a kill, with runs under way.
     """
     told = os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     chance, numbers = random.Random(first), iter(range(first, first + _QUESTIONS))
@@ -47,7 +49,9 @@ async def ask(folder: Path, first: int, killed: bool) -> None:
 
         async def work() -> None:
             for number in numbers:
-                run = await asked.answer(f"{QUESTION} {number}", RequestOptions(request_id=f"name {number}"))
+                run = await asked.answer(
+                    f"{QUESTION} {number}", RequestOptions(request_id=f"name {number}")
+                )
                 os.write(told, msgspec.msgpack.encode((run.id, trace_of(run))))
                 if chance.random() < 0.2:
                     await archive.load(run.id)  # the database is to have it now
@@ -63,12 +67,18 @@ async def ask(folder: Path, first: int, killed: bool) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folder and the notes of three gateways, one after the other, of which the second ended by itself."""
+    """The folder and the notes of three gateways, one after the other, of which the second
+    ended by itself.
+    """
     if not shutil.which("gcc"):
         pytest.skip("there is no C compiler")
     work = tmp_path_factory.mktemp("recorded")
     (folder := work / "store").mkdir()
-    watched = {"LD_PRELOAD": str(built(work)), "RECORDED_FOLDER": str(folder), "RECORDED_TO": str(work / "notes")}
+    watched = {
+        "LD_PRELOAD": str(built(work)),
+        "RECORDED_FOLDER": str(folder),
+        "RECORDED_TO": str(work / "notes"),
+    }
     for turn, end in enumerate(("killed", "ended", "killed")):
         first = str(turn * (_QUESTIONS - _ASKED_AGAIN))
         command = [sys.executable, "-c", _ASKING, str(folder), first, end]
@@ -76,9 +86,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, work / "notes"
 
 
-def found(folder: Path, file: Path, states: list[tuple[int, int]]) -> list[tuple[int, int, int, list[str]]]:
-    """Open states in which a power cut may leave a folder: of each the number of notes by then, its seed, the number of
-    answers that were acknowledged by then, and what is wrong.
+def found(
+    folder: Path, file: Path, states: list[tuple[int, int]]
+) -> list[tuple[int, int, int, list[str]]]:
+    """Open states in which a power cut may leave a folder: of each the number of notes by then, its
+    seed, the number of answers that were acknowledged by then, and what is wrong.
     """
     disk, told, taken = Disk(folder), dict[str, bytes](), 0
     noted, checked = list(notes(file)), []
@@ -100,7 +112,9 @@ async def _wrong(folder: Path, told: dict[str, bytes]) -> list[str]:
         database = await Database.open(f"sqlite:///{folder}/runs.db")
         try:
             async with LogJournal.writing(database):
-                rows = await database.read(lambda connection: connection.execute(select(RUNS)).all())
+                rows = await database.read(
+                    lambda connection: connection.execute(select(RUNS)).all()
+                )
                 problems = (await check(database)).problems
         finally:
             await database.close()
@@ -109,7 +123,11 @@ async def _wrong(folder: Path, told: dict[str, bytes]) -> list[str]:
     stored = {row.run_id: row.trace for row in rows}
     return [
         *(f"{run_id}: was lost" for run_id in told if run_id not in stored),
-        *(f"{run_id}: is another" for run_id, trace in told.items() if stored.get(run_id, trace) != trace),
+        *(
+            f"{run_id}: is another"
+            for run_id, trace in told.items()
+            if stored.get(run_id, trace) != trace
+        ),
         *(f"{row.run_id}: is running" for row in rows if row.status == "running"),
         *(f"{problem.where}: {problem.what}" for problem in problems),
     ]
@@ -117,8 +135,8 @@ async def _wrong(folder: Path, told: dict[str, bytes]) -> list[str]:
 
 @pytest.mark.slow
 def test_what_was_acknowledged_is_there(recorded: tuple[Path, Path]) -> None:
-    """As it was told, and counted once; nothing is left open. Half of the cuts are drawn from all moments, half from
-    those soon after a file was deleted.
+    """As it was told, and counted once; nothing is left open. Half of the cuts are drawn from all
+    moments, half from those soon after a file was deleted.
     """
     chance, noted = random.Random(SEED), list(notes(recorded[1]))
     deleted = [at for at, note in enumerate(noted, 1) if note.kind == "u"]
@@ -126,10 +144,15 @@ def test_what_was_acknowledged_is_there(recorded: tuple[Path, Path]) -> None:
     moments += [chance.choice(deleted) + chance.randrange(_SOON) for _ in range(STATES // 2)]
     states = sorted((min(moment, len(noted)), chance.randrange(1 << 32)) for moment in moments)
     with ProcessPoolExecutor(PROCESSES) as processes:
-        parts = processes.map(partial(found, *recorded), [states[part::PROCESSES] for part in range(PROCESSES)])
+        parts = processes.map(
+            partial(found, *recorded), [states[part::PROCESSES] for part in range(PROCESSES)]
+        )
         checked = [state for part in parts for state in part]
     acknowledged = sum(count for _, _, count, _ in checked)
-    print(f"{len(checked):,} states of {len(noted):,} notes, in which {acknowledged:,} answers were acknowledged")
+    print(
+        f"{len(checked):,} states of {len(noted):,} notes, in which {acknowledged:,} "
+        "answers were acknowledged"
+    )
     assert len(checked) == STATES
     assert acknowledged > STATES
     assert [state for state in checked if state[3]] == []

@@ -1,4 +1,6 @@
-"""Quotas: what is spent and what is reserved never exceed them together, whoever asks at the same time."""
+"""Quotas: what is spent and what is reserved never exceed them together, whoever asks at the
+same time.
+"""
 
 import asyncio
 import random
@@ -38,9 +40,13 @@ async def refused(step: Awaitable[object]) -> QuotaExhausted:
 
 async def left(journal: LogJournal, tokens: int, at: float = NOW + 1, tenant: str = "acme") -> None:
     """See that exactly so many tokens are left for a run."""
-    probe = ended("probe", 0, Amount(tokens), tenant=tenant, started_at=at, usage=None, outcome="refused")
+    probe = ended(
+        "probe", 0, Amount(tokens), tenant=tenant, started_at=at, usage=None, outcome="refused"
+    )
     await journal.begin(start("probe", tenant, started_at=at))
-    await refused(journal.open(opened(ended("probe", 1, Amount(tokens + 1), tenant=tenant, started_at=at))))
+    await refused(
+        journal.open(opened(ended("probe", 1, Amount(tokens + 1), tenant=tenant, started_at=at)))
+    )
     await journal.open(opened(probe))
     journal.settle(probe)
     journal.forget("probe")
@@ -55,11 +61,16 @@ async def left(journal: LogJournal, tokens: int, at: float = NOW + 1, tenant: st
         ("nano_usd_per_month", TO_DECEMBER_S),
     ],
 )
-async def test_what_is_left_is_reserved_before_it_is_spent(database: Database, limit: str, comes_back_s: float) -> None:
-    """A call that may cost more than what is left is not opened; what others did not spend of theirs is free again.
-    Whether that may happen soon, or another period must begin, is told.
+async def test_what_is_left_is_reserved_before_it_is_spent(
+    database: Database, limit: str, comes_back_s: float
+) -> None:
+    """A call that may cost more than what is left is not opened; what others did not spend of
+    theirs is free again. Whether that may happen soon, or another period must begin, is told.
     """
-    calls = [ended("run-1", number, WORST, tenant="acme", usage=Usage(2, 3), nano_usd=5) for number in range(4)]
+    calls = [
+        ended("run-1", number, WORST, tenant="acme", usage=Usage(2, 3), nano_usd=5)
+        for number in range(4)
+    ]
     async with journal_for(database, Tenant("acme", **{limit: 25})) as journal:  # type: ignore[arg-type]
         assert await journal.begin(start("run-1", "acme")) == Admitted(limited=True)
         await journal.open(opened(calls[0]))
@@ -84,7 +95,9 @@ async def test_what_is_left_is_reserved_before_it_is_spent(database: Database, l
 
 
 async def test_what_a_run_keeps_itself_does_not_come_back(database: Database) -> None:
-    """A run that keeps what is left for its own answer is told to come back when the next period begins."""
+    """A run that keeps what is left for its own answer is told to come back when the next
+    period begins.
+    """
     async with journal_for(database, Tenant("acme", tokens_per_day=25)) as journal:
         await journal.begin(start("run-1", "acme"))
         await journal.reserve_for_answer("run-1", Amount(20, 0))
@@ -93,7 +106,9 @@ async def test_what_a_run_keeps_itself_does_not_come_back(database: Database) ->
 
 
 async def test_the_answer_takes_what_is_kept_for_it(database: Database) -> None:
-    """Nobody else gets it; and where even that is too little, it is still kept. The run's end gives it back."""
+    """Nobody else gets it; and where even that is too little, it is still kept. The run's end
+    gives it back.
+    """
     async with journal_for(database, Tenant("acme", tokens_per_day=25)) as journal:
         await journal.begin(start("run-1", "acme", hold=Amount(5)))
         await left(journal, 20)
@@ -102,7 +117,9 @@ async def test_the_answer_takes_what_is_kept_for_it(database: Database) -> None:
         await refused(journal.begin(start("run-2", "acme", hold=Amount(11))))
         await journal.open(opened(ended("run-1", 0, WORST, tenant="acme")))
         await left(journal, 0)
-        await refused(journal.open(opened(ended("run-1", 2, Amount(16), tenant="acme", role="answer"))))
+        await refused(
+            journal.open(opened(ended("run-1", 2, Amount(16), tenant="acme", role="answer")))
+        )
         await left(journal, 0)
 
         await journal.open(opened(ended("run-1", 3, Amount(15), tenant="acme", role="answer")))
@@ -126,7 +143,9 @@ async def test_a_day_that_begins(database: Database) -> None:
     """Brings a new quota; what was reserved before midnight is released there."""
     tomorrow = NOW + TO_MIDNIGHT_S
     late = ended("run-1", 0, WORST, tenant="acme", usage=Usage(8, 1), nano_usd=None)
-    early = ended("run-1", 1, WORST, tenant="acme", usage=Usage(1, 1), nano_usd=None, started_at=tomorrow)
+    early = ended(
+        "run-1", 1, WORST, tenant="acme", usage=Usage(1, 1), nano_usd=None, started_at=tomorrow
+    )
     async with journal_for(database, Tenant("acme", tokens_per_day=10)) as journal:
         await journal.begin(start("run-1", "acme"))
         await journal.open(opened(late))
@@ -138,15 +157,19 @@ async def test_a_day_that_begins(database: Database) -> None:
         await left(journal, 8, tomorrow)
         await journal.begin(start("run-2", "acme", started_at=tomorrow))
         await journal.finish(run("run-2", tomorrow, tenant="acme"))
-        assert await spent(database, "acme") == {DAY: (1, 9, 0), "2026-11-22": (1, 2, 0), MONTH: (2, 11, 0)}
+        assert await spent(database, "acme") == {
+            DAY: (1, 9, 0),
+            "2026-11-22": (1, 2, 0),
+            MONTH: (2, 11, 0),
+        }
 
 
 @pytest.mark.parametrize("limit", ["tokens", "nano_usd"])
 async def test_a_limit_that_was_lowered_below_what_is_spent(
     database: Database, journal: LogJournal, limit: str
 ) -> None:
-    """Counts soon. Nothing is left of it, and not less; of a run that asks for nothing yet it is not said what it
-    needs.
+    """Counts soon. Nothing is left of it, and not less; of a run that asks for nothing yet it is
+    not said what it needs.
     """
     call = ended("run-1", 0, Amount(50, 50), tenant="acme", usage=Usage(20, 30), nano_usd=50)
     await journal.begin(start("run-1", "acme"))
@@ -160,7 +183,11 @@ async def test_a_limit_that_was_lowered_below_what_is_spent(
             journal.forget("run-2")
             await asyncio.sleep(0.02)
 
-    nothing, some = ("0 tokens", "7 tokens") if limit == "tokens" else ("0.000000000 dollars", "0.000000007 dollars")
+    nothing, some = (
+        ("0 tokens", "7 tokens")
+        if limit == "tokens"
+        else ("0.000000000 dollars", "0.000000007 dollars")
+    )
     async with asyncio.timeout(10):
         error = await refused(until_it_counts())
     assert f"what is left does not suffice: {nothing} are left; it begins anew" in str(error)
@@ -169,7 +196,9 @@ async def test_a_limit_that_was_lowered_below_what_is_spent(
 
 
 async def test_a_price_that_is_not_known(database: Database) -> None:
-    """Cannot be held against a limit of cost, so the call is refused; tokens alone are no hindrance."""
+    """Cannot be held against a limit of cost, so the call is refused; tokens alone are no
+    hindrance.
+    """
     tenants = Tenant("acme", nano_usd_per_month=10**9), Tenant("other", tokens_per_day=100)
     async with journal_for(database, *tenants) as journal:
         for tenant in ("acme", "other"):
@@ -183,13 +212,19 @@ async def test_a_price_that_is_not_known(database: Database) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "comes_back_s"),
-    [("requests_per_day", TO_MIDNIGHT_S), ("requests_per_month", TO_DECEMBER_S), ("runs_in_flight", 1.0)],
+    [
+        ("requests_per_day", TO_MIDNIGHT_S),
+        ("requests_per_month", TO_DECEMBER_S),
+        ("runs_in_flight", 1.0),
+    ],
 )
 async def test_runs_are_counted(database: Database, limit: str, comes_back_s: float) -> None:
     """As they are asked for, and as they run; a refused one does not count."""
     async with journal_for(database, Tenant("acme", **{limit: 3})) as journal:  # type: ignore[arg-type]
         starts = [start(f"run-{number}", "acme") for number in range(8)]
-        begun = await asyncio.gather(*(journal.begin(each) for each in starts), return_exceptions=True)
+        begun = await asyncio.gather(
+            *(journal.begin(each) for each in starts), return_exceptions=True
+        )
         assert begun[:3] == [Admitted()] * 3
         for error in begun[3:]:
             assert isinstance(error, QuotaExhausted)
@@ -214,7 +249,9 @@ async def test_many_runs_at_once(database: Database) -> None:
         calls = []
         await journal.begin(start(run_id, "acme"))
         for number in range(20):
-            call = ended(run_id, number, WORST, tenant="acme", usage=Usage(luck.randint(1, 9), 1), nano_usd=1)
+            call = ended(
+                run_id, number, WORST, tenant="acme", usage=Usage(luck.randint(1, 9), 1), nano_usd=1
+            )
             try:
                 await journal.open(opened(call))
             except QuotaExhausted:
@@ -229,12 +266,16 @@ async def test_many_runs_at_once(database: Database) -> None:
         await journal.finish(run(run_id, NOW, calls, tenant="acme"))
 
     async with journal_for(database, Tenant("acme", tokens_per_day=5000)) as journal:
-        await asyncio.gather(*(work(journal, f"run-{number}", random.Random(number)) for number in range(50)))
-        ((tokens,),) = await rows(database, "SELECT tokens FROM spending WHERE period = :day", day=DAY)
+        await asyncio.gather(
+            *(work(journal, f"run-{number}", random.Random(number)) for number in range(50))
+        )
+        ((tokens,),) = await rows(
+            database, "SELECT tokens FROM spending WHERE period = :day", day=DAY
+        )
         assert 4990 < tokens <= 5000
-        assert await rows(database, "SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls") == [
-            (made, tokens)
-        ]
+        assert await rows(
+            database, "SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls"
+        ) == [(made, tokens)]
         await left(journal, 5000 - tokens)
 
 

@@ -1,4 +1,6 @@
-"""What a gateway has left is read by the next one, or by a command: all that was acknowledged, each of it once."""
+"""What a gateway has left is read by the next one, or by a command: all that was acknowledged,
+each of it once.
+"""
 
 import asyncio
 import random
@@ -45,9 +47,9 @@ async def main(url, *names):
         for name in names:
             await journal.begin(start(f"{name}-1", "acme", request_id=name, hold=Amount(5, 5)))
             for number in range(3):
-                await journal.open(opened(ended(f"{name}-1", number, Amount(50, 60), tenant="acme")))
-            journal.settle(ended(f"{name}-1", 0, Amount(50, 60), tenant="acme"))
-            await journal.begin(start(f"{name}-2", "acme"))
+                await journal.open(opened(ended(f"{name}-1", number, Amount(50, 60),
+                tenant="acme"))) journal.settle(ended(f"{name}-1", 0, Amount(50, 60),
+                tenant="acme")) await journal.begin(start(f"{name}-2", "acme"))
             await journal.begin(start(f"{name}-3", "acme", request_id=f"{name}-3"))
             await journal.finish(run(f"{name}-3", NOW, tenant="acme", request_id=f"{name}-3"))
         print("ready", flush=True)
@@ -58,19 +60,24 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def _killed(url: str, *names: str) -> None:
-    """Let a gateway of another process begin three runs for each name, of which one ends, and die."""
+    """Let a gateway of another process begin three runs for each name, of which one ends, and
+    die.
+    """
     pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(sys.executable, "-c", _DYING, url, *names, stdout=pipe)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _DYING, url, *names, stdout=pipe
+    )
     assert child.stdout is not None
-    while await child.stdout.readline() != b"ready\n":  # before that, it tells of runs that it closes
+    # Before that, it tells of runs that it closes
+    while await child.stdout.readline() != b"ready\n":
         assert child.returncode is None
     child.send_signal(signal.SIGKILL)
     await child.communicate()
 
 
 async def test_the_runs_of_a_gateway_that_was_killed(database: Database, url: str) -> None:
-    """Are closed when the next one starts: ended calls stay, those in flight are charged with their worst case. What
-    was acknowledged is there.
+    """Are closed when the next one starts: ended calls stay, those in flight are charged with their
+    worst case. What was acknowledged is there.
     """
     await put(database, tenants=[Tenant("acme", tokens_per_day=1000)])
     await _killed(url, "mine")
@@ -85,18 +92,28 @@ async def test_the_runs_of_a_gateway_that_was_killed(database: Database, url: st
             "mine",
         )
         known = ended("mine-1", 0, Amount(50, 60), tenant="acme")
-        unknown = {"outcome": "interrupted", "usage": None, "nano_usd": None, "first_token_s": None, "duration_s": 0.0}
-        cut = [ended("mine-1", number, Amount(50, 60), tenant="acme", **unknown) for number in (1, 2)]
+        unknown = {
+            "outcome": "interrupted",
+            "usage": None,
+            "nano_usd": None,
+            "first_token_s": None,
+            "duration_s": 0.0,
+        }
+        cut = [
+            ended("mine-1", number, Amount(50, 60), tenant="acme", **unknown) for number in (1, 2)
+        ]
         assert closed.calls == (known, *cut)
         assert closed.duration_s == 1.5
         told = run("mine-3", NOW, tenant="acme", request_id="mine-3")
         assert await SQLArchive(database).load("mine-3") == told
         assert await spent(database, "acme") == {DAY: (3, 112, 127), MONTH: (3, 112, 127)}
-        assert await rows(database, "SELECT attempts, attempts_without_usage, prompt_tokens FROM usage_hours") == [
-            (3, 2, 10)
-        ]
+        assert await rows(
+            database, "SELECT attempts, attempts_without_usage, prompt_tokens FROM usage_hours"
+        ) == [(3, 2, 10)]
         assert (await check(database)).problems == []
-        assert await journal.begin(start("run-4", "acme", request_id="mine")) == Admitted(limited=True)
+        assert await journal.begin(start("run-4", "acme", request_id="mine")) == Admitted(
+            limited=True
+        )
         again = await journal.begin(start("run-5", "acme", request_id="mine-3"))
         assert again == EarlierRun("mine-3", "finished", True)
 
@@ -156,8 +173,16 @@ async def at(url: str) -> AsyncIterator[Database]:
 
 async def everything(database: Database) -> dict[str, Sequence[tuple[Any, ...]]]:
     """All rows of what a journal writes."""
-    orders = {"runs": "run_id", "calls": "run_id, number", "usage_hours": "hour, role", "spending": "tenant, period"}
-    return {table: await rows(database, f"SELECT * FROM {table} ORDER BY {order}") for table, order in orders.items()}
+    orders = {
+        "runs": "run_id",
+        "calls": "run_id, number",
+        "usage_hours": "hour, role",
+        "spending": "tenant, period",
+    }
+    return {
+        table: await rows(database, f"SELECT * FROM {table} ORDER BY {order}")
+        for table, order in orders.items()
+    }
 
 
 async def _finish(journal: LogJournal, run_id: str, count: int = 1) -> Run:
@@ -174,7 +199,11 @@ async def _finish(journal: LogJournal, run_id: str, count: int = 1) -> Run:
 
 async def test_a_second_gateway_of_one_file(url_here: str) -> None:
     """Is refused, and changes nothing."""
-    async with at(url_here) as database, at(url_here) as again, LogJournal.writing(database) as journal:
+    async with (
+        at(url_here) as database,
+        at(url_here) as again,
+        LogJournal.writing(database) as journal,
+    ):
         await journal.begin(start("run-1"))
         with pytest.raises(StoreInUse, match="in use by process"):
             async with LogJournal.writing(again):
@@ -184,7 +213,9 @@ async def test_a_second_gateway_of_one_file(url_here: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["deleted", "replaced by an earlier copy", "none"])
-async def test_a_database_that_does_not_have_what_its_log_has(url_here: str, tmp_path: Path, damage: str) -> None:
+async def test_a_database_that_does_not_have_what_its_log_has(
+    url_here: str, tmp_path: Path, damage: str
+) -> None:
     """Gets it, each run once."""
     async with at(url_here) as database, cut_short(database) as journal:
         for number in range(3):
@@ -210,18 +241,26 @@ async def test_a_database_that_does_not_have_what_its_log_has(url_here: str, tmp
                 row for row in expected["runs"] if "running" not in row
             ]
             assert [row for row in found["calls"] if row[0] != "run-6"] == expected["calls"]
-            assert await spent(database) == {DAY: (7, 15 * 12 + 50, 15 * 7 + 60), MONTH: (7, 230, 165)}
+            assert await spent(database) == {
+                DAY: (7, 15 * 12 + 50, 15 * 7 + 60),
+                MONTH: (7, 230, 165),
+            }
             assert (await check(database)).problems == []
 
 
 async def test_a_log_that_was_deleted(url_here: str) -> None:
-    """Runs that the database knows as running are closed all the same; others count from there on."""
+    """Runs that the database knows as running are closed all the same; others count from there
+    on.
+    """
     async with at(url_here) as database:
         async with cut_short(database) as journal:
             await _finish(journal, "run-1")
             await journal.begin(start("run-2", request_id="mine"))
             await journal.open(opened(ended("run-2", 0, Amount(50, 60))))
-            assert await rows(database, "SELECT status FROM runs ORDER BY run_id") == [("finished",), ("running",)]
+            assert await rows(database, "SELECT status FROM runs ORDER BY run_id") == [
+                ("finished",),
+                ("running",),
+            ]
         shutil.rmtree(database.log_folder)
         async with cut_short(database):
             closed = await SQLArchive(database).load("run-2")
@@ -281,7 +320,9 @@ MIDNIGHT = (time.time() // 86400 + 1) * 86400
 @settings(max_examples=30)
 @given(data=st.data(), seed=st.integers())
 async def test_whatever_went_wrong_before_a_kill(data: st.DataObject, seed: int) -> None:
-    """Segments that end at any moment, and a database that works now and then: all that was acknowledged is there."""
+    """Segments that end at any moment, and a database that works now and then: all that was
+    acknowledged is there.
+    """
     luck, planned = random.Random(seed), data.draw(plans("acme", MIDNIGHT))
     with tempfile.TemporaryDirectory() as folder:
         async with at(f"sqlite:///{folder}/runs.db") as database:
@@ -290,7 +331,9 @@ async def test_whatever_went_wrong_before_a_kill(data: st.DataObject, seed: int)
             async def rename() -> None:
                 nonlocal names
                 statement, names = "ALTER TABLE {} RENAME TO {}".format(*names), names[::-1]
-                await database.write(lambda connection: connection.exec_driver_sql(statement), behind=True)
+                await database.write(
+                    lambda connection: connection.exec_driver_sql(statement), behind=True
+                )
 
             async def trouble() -> None:
                 for _ in range(luck.randrange(8)):
@@ -306,7 +349,8 @@ async def test_whatever_went_wrong_before_a_kill(data: st.DataObject, seed: int)
 
             async with cut_short(database, log) as journal:
                 told, _ = await asyncio.gather(
-                    asyncio.gather(*(conduct(journal, plan, luck, ends=False) for plan in planned)), trouble()
+                    asyncio.gather(*(conduct(journal, plan, luck, ends=False) for plan in planned)),
+                    trouble(),
                 )
             if names[0] != "spending":
                 await rename()
@@ -317,7 +361,9 @@ async def test_whatever_went_wrong_before_a_kill(data: st.DataObject, seed: int)
 
 
 class Small:
-    """A log of two small runs that were acknowledged and two that were under way, and what it tells."""
+    """A log of two small runs that were acknowledged and two that were under way, and what it
+    tells.
+    """
 
     def __init__(self, path: Path, content: bytes) -> None:
         self.path, self.content = path, content
@@ -325,7 +371,9 @@ class Small:
         self.whole, self.runs = self.read(content)
 
     def read(self, content: bytes) -> tuple[Segment, dict[str, Run]]:
-        """Read the log as if this stood in it; all runs, those that are to be closed as they will be."""
+        """Read the log as if this stood in it; all runs, those that are to be closed as they
+        will be.
+        """
         put_content(self.path, content)
         (segment,) = read_all(self.path.parent)
         read = *segment.frames, *segment.holes, segment.synced
@@ -340,7 +388,9 @@ class Small:
 
     def frame_at(self, byte: int) -> Frame | None:
         """The record that a byte is in; None for those about the log."""
-        starts = ((frame.end.offset - len(frame.payload) - 24, frame) for frame in self.whole.frames)
+        starts = (
+            (frame.end.offset - len(frame.payload) - 24, frame) for frame in self.whole.frames
+        )
         return next((frame for begins, frame in starts if begins <= byte < frame.end.offset), None)
 
 
@@ -352,7 +402,10 @@ async def small(tmp_path: Path) -> Small:
     async with at(f"sqlite:///{tmp_path / 'runs.db'}") as database:
         async with cut_short(database) as journal:
             calls = {name: ended(f"run-{name}", 0, Amount(50, 60)) for name in "abd"}
-            over = {name: run(f"run-{name}", NOW, [calls[name]], result=None, events=(), request="?") for name in "ab"}
+            over = {
+                name: run(f"run-{name}", NOW, [calls[name]], result=None, events=(), request="?")
+                for name in "ab"
+            }
             for name in "ab":
                 await journal.begin(start(f"run-{name}", request="?"))
                 await journal.open(opened(calls[name]))
@@ -373,13 +426,17 @@ async def small(tmp_path: Path) -> Small:
         "run-c": ("interrupted", ""),
         "run-d": ("interrupted", ""),
     }
-    assert (len(small.whole.frames), small.whole.holes, 0 < small.whole.synced < size) == (11, [], True)
+    assert (len(small.whole.frames), small.whole.holes, 0 < small.whole.synced < size) == (
+        11,
+        [],
+        True,
+    )
     return small
 
 
 async def test_every_bit_that_flips(small: Small) -> None:
-    """Reading never fails. Other runs are as they were; the one that is hit is told as damaged, or, where it was not
-    known to be on disk, as if it had not gone on.
+    """Reading never fails. Other runs are as they were; the one that is hit is told as damaged, or,
+    where it was not known to be on disk, as if it had not gone on.
     """
     for bit in range(len(small.content) * 8):
         flipped = bytearray(small.content)
@@ -394,7 +451,9 @@ async def test_every_bit_that_flips(small: Small) -> None:
             if bit // 8 < small.whole.synced:
                 assert runs[name].error.startswith("damaged")
             elif name in runs and not runs[name].error.startswith("damaged"):
-                assert runs[name] == msgspec.structs.replace(small.runs[name], calls=(), duration_s=0.0)
+                assert runs[name] == msgspec.structs.replace(
+                    small.runs[name], calls=(), duration_s=0.0
+                )
 
 
 async def test_every_cut(small: Small) -> None:
@@ -407,12 +466,18 @@ async def test_every_cut(small: Small) -> None:
             }
         assert segment.damaged == 0
         assert {made.error for made in runs.values()} <= {""}
-        assert all(made.status in ("interrupted", small.runs[name].status) for name, made in runs.items())
+        assert all(
+            made.status in ("interrupted", small.runs[name].status) for name, made in runs.items()
+        )
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["the log alone has it", "the database has it"])
+@pytest.mark.parametrize(
+    "known", [False, True], ids=["the log alone has it", "the database has it"]
+)
 @pytest.mark.parametrize("hit", range(11))
-async def test_a_record_that_is_damaged(tmp_path: Path, hit: int, known: bool, small: Small) -> None:
+async def test_a_record_that_is_damaged(
+    tmp_path: Path, hit: int, known: bool, small: Small
+) -> None:
     """Leaves a store that agrees with itself; what the database had already stays as it was."""
     flipped = bytearray(small.content)
     flipped[small.whole.frames[hit].end.offset - 1] ^= 1

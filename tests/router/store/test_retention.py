@@ -12,14 +12,23 @@ DAY_S = 86400
 
 
 async def _left(database: Database) -> list[str]:
-    return [run_id for (run_id,) in await rows(database, "SELECT run_id FROM runs ORDER BY started_at")]
+    return [
+        run_id for (run_id,) in await rows(database, "SELECT run_id FROM runs ORDER BY started_at")
+    ]
 
 
 async def test_runs_are_kept_for_some_days(database: Database) -> None:
-    """Since their start; calls and feedback go with them, and runs under way stay. It takes pieces, however many."""
+    """Since their start; calls and feedback go with them, and runs under way stay. It takes
+    pieces, however many.
+    """
     now = time.time()
     old = [run(f"run-{number}", now - 3 * DAY_S + number) for number in range(230)]
-    await put(database, *old, run("run-new", now - 1.9 * DAY_S), run("run-old", now - 3 * DAY_S - 1, status="running"))
+    await put(
+        database,
+        *old,
+        run("run-new", now - 1.9 * DAY_S),
+        run("run-old", now - 3 * DAY_S - 1, status="running"),
+    )
     await database.write(
         lambda connection: connection.exec_driver_sql(
             "INSERT INTO feedback VALUES ('feedback-1', 'run-1', 1.0, NULL, NULL, '', '', NULL)"

@@ -40,21 +40,30 @@ class _Killed(Exception):
 
 async def whole(folder: Path) -> pb.Table:
     """The table of a run that nothing has happened to."""
-    async with gateway(folder / "whole", WORLD, limits=LIMITS, delegator=lead(WORLD, 2)) as (undisturbed, archive):
+    async with gateway(folder / "whole", WORLD, limits=LIMITS, delegator=lead(WORLD, 2)) as (
+        undisturbed,
+        archive,
+    ):
         tables = TableServicer(undisturbed, Runs(archive, LiveRuns()))
         async with served(Server(undisturbed, None, tables=tables)) as channel:
             stub: TableServiceAsyncStub = TableServiceStub(channel)
-            return (await stub.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS))).table
+            return (
+                await stub.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS))
+            ).table
 
 
 @pytest.mark.parametrize("free", [3, 12, 25])
 @pytest.mark.parametrize("way", ["name", "identifier", "command"])
-async def test_a_killed_run(url: str, tmp_path: Path, rolegate: Rolegate, way: str, free: int) -> None:
+async def test_a_killed_run(
+    url: str, tmp_path: Path, rolegate: Rolegate, way: str, free: int
+) -> None:
     """Whoever asks again under its name, or for its run, gets the table that it would have been."""
     held: Any = HeldModel(Reader(), free)
     with suppress(_Killed):
         async with gateway(url, WORLD, held, lead(WORLD, 2), limits=LIMITS) as (first, archive):
-            filling = asyncio.create_task(first.fill_table(REQUEST, RequestOptions(request_id="mine")))
+            filling = asyncio.create_task(
+                first.fill_table(REQUEST, RequestOptions(request_id="mine"))
+            )
             await asyncio.wait_for(held.called.wait(), 10)
             await asyncio.sleep(0)  # the log is written at the end of the loop's turn
             run_id = (await archive.list(RunFilter(), 1)).runs[0].id
@@ -80,8 +89,14 @@ async def test_a_killed_run(url: str, tmp_path: Path, rolegate: Rolegate, way: s
         run = await archive.load(table.run_id)
         before = await archive.load(run_id)
     expected = await whole(tmp_path)
-    assert (before.status, run.status, run.resumed_from, run.request_id) == ("interrupted", "finished", run_id, "mine")
-    assert way != "command" or ended.out.endswith(expected.markdown)  # behind the log of the gateway
+    assert (before.status, run.status, run.resumed_from, run.request_id) == (
+        "interrupted",
+        "finished",
+        run_id,
+        "mine",
+    )
+    # Behind the log of the gateway
+    assert way != "command" or ended.out.endswith(expected.markdown)
     assert table.markdown == expected.markdown
     assert rows_of(table) == rows_of(expected)
     completed = sum(call.outcome == "completed" for call in before.calls)

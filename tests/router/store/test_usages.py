@@ -45,10 +45,14 @@ def some_calls(draw: random.Random, run_id: str, started_at: float) -> list[Call
             role=(role := draw.choice(("delegation", "execution", "answer"))),
             model=draw.choice(("big", "small")),
             deployment=draw.choice(("engine", "http://other")),
-            executor_version=draw.choice(("executor-000001", "executor-000002")) if role == "execution" else None,
+            executor_version=draw.choice(("executor-000001", "executor-000002"))
+            if role == "execution"
+            else None,
             started_at=started_at + draw.choice((0.0, 0.25, 30.0, HOUR)),
             outcome=draw.choice(("completed", "cancelled", "failed")),
-            usage=draw.choice((None, Usage(draw.randrange(10**6), 3), Usage(10, 10**9, 4, 2, lower_bound=True))),
+            usage=draw.choice(
+                (None, Usage(draw.randrange(10**6), 3), Usage(10, 10**9, 4, 2, lower_bound=True))
+            ),
             nano_usd=draw.choice((None, draw.randrange(10**15))),
         )
         for number in range(draw.randrange(5))
@@ -65,8 +69,13 @@ def expected(calls: Sequence[Call], runs: Sequence[Run], query: UsageQuery) -> U
             key = tuple(getattr(each, name) or "" for name in query.by)
             groups[bucket_of(query.bucket, each.started_at), key].append(each)
     return UsageReport(
-        sum(first <= each.started_at < end and query.tenant in (None, each.tenant) for each in runs),
-        tuple(row_of(query, *key, groups[key]) for key in sorted(groups, key=lambda key: (key[0] or 0.0, key[1]))),
+        sum(
+            first <= each.started_at < end and query.tenant in (None, each.tenant) for each in runs
+        ),
+        tuple(
+            row_of(query, *key, groups[key])
+            for key in sorted(groups, key=lambda key: (key[0] or 0.0, key[1]))
+        ),
     )
 
 
@@ -79,7 +88,9 @@ def bucket_of(bucket: Bucket | None, started_at: float) -> float | None:
     return moment.timestamp() if bucket else None
 
 
-def row_of(query: UsageQuery, start: float | None, key: tuple[str, ...], calls: list[Call]) -> UsageRow:
+def row_of(
+    query: UsageQuery, start: float | None, key: tuple[str, ...], calls: list[Call]
+) -> UsageRow:
     known = [call.usage for call in calls if call.usage is not None]
     return UsageRow(
         bucket_start=start,
@@ -98,10 +109,15 @@ def row_of(query: UsageQuery, start: float | None, key: tuple[str, ...], calls: 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_sums_are_exact(database: Database, usages: SQLUsages, seed: int) -> None:
-    """By any of the dimensions and buckets, over any span and of any tenant, they are what the calls add up to."""
+    """By any of the dimensions and buckets, over any span and of any tenant, they are what the
+    calls add up to.
+    """
     draw = random.Random(seed)
     starts = [NEW_YEAR + draw.uniform(-40 * 24 * HOUR, 40 * 24 * HOUR) for _ in range(60)]
-    starts += [NEW_YEAR + draw.choice((-HOUR, 0.0, HOUR)) + draw.choice((0.0, 0.25, 1800.0)) for _ in range(60)]
+    starts += [
+        NEW_YEAR + draw.choice((-HOUR, 0.0, HOUR)) + draw.choice((0.0, 0.25, 1800.0))
+        for _ in range(60)
+    ]
     calls_of = [some_calls(draw, f"run-{n}", at) for n, at in enumerate(starts)]
     runs = [
         run(f"run-{n}", at, calls, tenant=calls[0].tenant if calls else "other")
@@ -109,14 +125,20 @@ async def test_sums_are_exact(database: Database, usages: SQLUsages, seed: int) 
     ]
     await put(database, *runs)
     calls = [each for one in runs for each in one.calls]
-    edges = [None, *starts, *(NEW_YEAR + shift for shift in (-24 * HOUR, -HOUR, 0.0, 0.5, HOUR, 1800.25))]
+    edges = [
+        None,
+        *starts,
+        *(NEW_YEAR + shift for shift in (-24 * HOUR, -HOUR, 0.0, 0.5, HOUR, 1800.25)),
+    ]
 
     for _ in range(60):
         start, end = draw.choice(edges), draw.choice(edges)
         if start is not None and end is not None and start >= end:
             start, end = end, start + 0.5
         by = draw.choice([some for size in range(5) for some in combinations(DIMENSIONS, size)])
-        query = UsageQuery(start, end, draw.choice((None, "acme", "nobody")), by, draw.choice(BUCKETS))
+        query = UsageQuery(
+            start, end, draw.choice((None, "acme", "nobody")), by, draw.choice(BUCKETS)
+        )
         assert await usages.usage(query) == expected(calls, runs, query), query
 
 
@@ -135,11 +157,15 @@ async def test_a_span_that_is_none(usages: SQLUsages, start: float, end: float) 
 
 
 async def test_deleted_calls(database: Database, usages: SQLUsages) -> None:
-    """Are still in the sums of their hours. A part of such an hour cannot be told any more; other hours' can."""
+    """Are still in the sums of their hours. A part of such an hour cannot be told any more;
+    other hours' can.
+    """
     begun = {"acme": (600.0, 700.0), "other": (HOUR + 600.0,)}
     whose = [(tenant, NEW_YEAR + shift) for tenant, shifts in begun.items() for shift in shifts]
     calls = [call(f"run-{n}", tenant=tenant, started_at=at) for n, (tenant, at) in enumerate(whose)]
-    await put(database, *(run(each.run_id, each.started_at, [each], tenant=each.tenant) for each in calls))
+    await put(
+        database, *(run(each.run_id, each.started_at, [each], tenant=each.tenant) for each in calls)
+    )
 
     def delete(connection: Connection) -> None:
         connection.execute(CALLS.delete().where(CALLS.c.run_id == "run-0"))
@@ -149,17 +175,26 @@ async def test_deleted_calls(database: Database, usages: SQLUsages) -> None:
 
     whole = await usages.usage(UsageQuery(NEW_YEAR, NEW_YEAR + 2 * HOUR))
     assert (whole.runs, [each.attempts for each in whole.rows]) == (2, [3])
-    for start, end in ((NEW_YEAR + 1.0, None), (None, NEW_YEAR + 1.0), (NEW_YEAR + 1.0, NEW_YEAR + 2.0)):
+    for start, end in (
+        (NEW_YEAR + 1.0, None),
+        (None, NEW_YEAR + 1.0),
+        (NEW_YEAR + 1.0, NEW_YEAR + 2.0),
+    ):
         for tenant in (None, "acme"):
             with pytest.raises(BadRequest, match=r"hour from 2026-01-01T00:00:00Z .* whole hours"):
                 await usages.usage(UsageQuery(start, end, tenant))
         await usages.usage(UsageQuery(start, end, "other"))
-    assert [each.attempts for each in (await usages.usage(UsageQuery(NEW_YEAR + HOUR + 1.0))).rows] == [1]
+    assert [
+        each.attempts for each in (await usages.usage(UsageQuery(NEW_YEAR + HOUR + 1.0))).rows
+    ] == [1]
 
 
 async def test_all_is_read_at_one_moment(database: Database) -> None:
     """What is written while the parts are read belongs to none of them."""
-    early, late = [call("run-1", started_at=0.0)], [call("run-2", n, started_at=HOUR * n) for n in range(2)]
+    early, late = (
+        [call("run-1", started_at=0.0)],
+        [call("run-2", n, started_at=HOUR * n) for n in range(2)],
+    )
     await put(database, run("run-1", 0.0, early))
     query, loop, written = UsageQuery(0.0, 1.5 * HOUR), asyncio.get_running_loop(), asyncio.Event()
 
@@ -171,7 +206,9 @@ async def test_all_is_read_at_one_moment(database: Database) -> None:
 
     def read(connection: Connection) -> UsageReport:
         @event.listens_for(connection, "after_cursor_execute")
-        def background_tasks(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        def background_tasks(
+            _connection: object, _cursor: object, statement: str, *_: object
+        ) -> None:
             if statement.startswith("SELECT") and not written.is_set():
                 written.set()
                 asyncio.run_coroutine_threadsafe(database.write(write), loop).result(10)
@@ -191,23 +228,33 @@ SCANS = "SCAN calls", "Seq Scan on calls"
 
 @pytest.mark.parametrize("tenant", [None, "tenant-1"])
 async def test_calls_are_never_scanned(database: Database, tenant: str | None) -> None:
-    """A part of an hour is found through the index by tenant and time; whole hours are not read from calls at all."""
+    """A part of an hour is found through the index by tenant and time; whole hours are not read
+    from calls at all.
+    """
     times = [(number, NEW_YEAR + 10.0 * number) for number in range(8000)]
-    calls = [call("run-1", number, tenant=f"tenant-{number % 4}", started_at=at) for number, at in times]
+    calls = [
+        call("run-1", number, tenant=f"tenant-{number % 4}", started_at=at) for number, at in times
+    ]
     await put(database, run("run-1", NEW_YEAR, calls))
     await database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
     whole, unaligned = (NEW_YEAR, NEW_YEAR + 12 * HOUR), (NEW_YEAR + 1000.0, NEW_YEAR + 9.5 * HOUR)
 
     for bucket in BUCKETS:
 
-        def plans_of(connection: Connection, start: float, end: float, bucket: Bucket | None = bucket) -> list[str]:
+        def plans_of(
+            connection: Connection, start: float, end: float, bucket: Bucket | None = bucket
+        ) -> list[str]:
             with explained(connection) as plans:
                 usage_in(connection, UsageQuery(start, end, tenant, DIMENSIONS, bucket))
             return plans
 
-        assert not any("calls" in plan for plan in await database.read(partial(plans_of, start=whole[0], end=whole[1])))
+        assert not any(
+            "calls" in plan
+            for plan in await database.read(partial(plans_of, start=whole[0], end=whole[1]))
+        )
         plans = await database.read(partial(plans_of, start=unaligned[0], end=unaligned[1]))
-        assert sum("calls_by_tenant" in plan for plan in plans) == 3  # are both edges whole, and what is it all
+        # Are both edges whole, and what is it all
+        assert sum("calls_by_tenant" in plan for plan in plans) == 3
         assert not any(scan in plan for plan in plans for scan in SCANS)
 
 
@@ -216,7 +263,9 @@ async def test_a_scan_would_be_noticed(database: Database) -> None:
 
     def naive(connection: Connection) -> list[str]:
         with explained(connection) as plans:
-            connection.execute(select(func.sum(CALLS.c.prompt_tokens)).where(CALLS.c.started_at > 0.0))
+            connection.execute(
+                select(func.sum(CALLS.c.prompt_tokens)).where(CALLS.c.started_at > 0.0)
+            )
         return plans
 
     (plan,) = await database.read(naive)

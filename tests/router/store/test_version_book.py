@@ -12,13 +12,31 @@ from router.store import Database, SQLAccounts, SQLVersionBook
 from router.store.archive import delete_old
 from router.store.check import check
 from router.versions import ExecutorVersion, VersionDecision
-from router.versions.book import EvidenceSource, GateEvidence, Judgement, Pair, Side, Trial, TrialFigures, VersionState
+from router.versions.book import (
+    EvidenceSource,
+    GateEvidence,
+    Judgement,
+    Pair,
+    Side,
+    Trial,
+    TrialFigures,
+    VersionState,
+)
 from tests.router.store.entries import rows
 from tests.router.store.stored import put, run
 
 BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"
 FIGURES = TrialFigures(
-    9, 8, 7, 6, 5, 4, 3, 2, (GateEvidence("tokens", 1e217, 0.1 + 0.2),), (EvidenceSource("client", "é", 2, 1),)
+    9,
+    8,
+    7,
+    6,
+    5,
+    4,
+    3,
+    2,
+    (GateEvidence("tokens", 1e217, 0.1 + 0.2),),
+    (EvidenceSource("client", "é", 2, 1),),
 )
 
 
@@ -28,12 +46,16 @@ def version(name: str, state: VersionState = "registered", **fields: float) -> E
     return ExecutorVersion(name, state, **known, manifest='{"é": 1}')
 
 
-def decision(name: str, said: str = "registered", to: VersionState = "registered", **fields: object) -> VersionDecision:
+def decision(
+    name: str, said: str = "registered", to: VersionState = "registered", **fields: object
+) -> VersionDecision:
     """A decision of an operator, but for `fields`."""
     return VersionDecision(name, said, None, to, "operator", 1000.5, **fields)  # type: ignore[arg-type]
 
 
-def trial(number: int, stage: str = "shadow", active: str = BASE, ended_at: float = 2000.0) -> Trial:
+def trial(
+    number: int, stage: str = "shadow", active: str = BASE, ended_at: float = 2000.0
+) -> Trial:
     """A trial of `FIRST`, of run `number`, which tells by its tokens which one it is."""
     sides = Side("Mann\0", False, number), Side("no", True, 2 * number)
     return Trial(f"run-{number}", FIRST, active, stage, False, *sides, ended_at)  # type: ignore[arg-type]
@@ -102,7 +124,9 @@ async def test_there_is_one_of_each(book: SQLVersionBook, state: VersionState) -
     await book.add(version(SECOND), decision(SECOND))
     assert await book.change([], [version(SECOND, "shadow")], [])
     assert not await book.change([], [version(FIRST, state)], [])
-    assert await book.change([], [version(FIRST, state), version(BASE, "retired"), version(SECOND, "retired")], [])
+    assert await book.change(
+        [], [version(FIRST, state), version(BASE, "retired"), version(SECOND, "retired")], []
+    )
 
 
 async def test_gateways_that_decide_at_once(book: SQLVersionBook, other: SQLVersionBook) -> None:
@@ -112,14 +136,19 @@ async def test_gateways_that_decide_at_once(book: SQLVersionBook, other: SQLVers
         state: VersionState = "shadow" if read[0].state == "registered" else "registered"
         to = [version(FIRST, state, state_at=read[0].state_at + 1, registered_at=1001.0)]
         taken = await asyncio.gather(
-            *(each.change(read, to, [decision(FIRST), decision(FIRST)]) for each in (book, other, book, other))
+            *(
+                each.change(read, to, [decision(FIRST), decision(FIRST)])
+                for each in (book, other, book, other)
+            )
         )
         assert sorted(taken) == [False, False, False, True]
     assert [each.number for each in await other.decisions(None, 0, 99)] == list(range(1, 23))
 
 
 async def test_waiting_is_noted_once(book: SQLVersionBook) -> None:
-    """A new note takes the place of the last, with a number that readers who follow have not seen; decisions stay."""
+    """A new note takes the place of the last, with a number that readers who follow have not
+    seen; decisions stay.
+    """
 
     async def numbers() -> list[tuple[int, str]]:
         return [(each.number, each.decision) for each in await book.decisions(FIRST, 0, 9)]
@@ -131,10 +160,18 @@ async def test_waiting_is_noted_once(book: SQLVersionBook) -> None:
     assert await numbers() == [(2, "registered"), (3, "shadow"), (4, "wait")]
     await book.wait(waits)
     assert await numbers() == [(2, "registered"), (3, "shadow"), (5, "wait")]
-    assert await book.change([shadow], [version(FIRST, "canary")], [decision(FIRST, "canary", "canary")])
+    assert await book.change(
+        [shadow], [version(FIRST, "canary")], [decision(FIRST, "canary", "canary")]
+    )
     await book.wait(msgspec.structs.replace(waits, to_state="canary"))
     await book.wait(waits)
-    assert await numbers() == [(2, "registered"), (3, "shadow"), (5, "wait"), (6, "canary"), (7, "wait")]
+    assert await numbers() == [
+        (2, "registered"),
+        (3, "shadow"),
+        (5, "wait"),
+        (6, "canary"),
+        (7, "wait"),
+    ]
 
 
 async def test_trials(book: SQLVersionBook) -> None:
@@ -148,7 +185,9 @@ async def test_trials(book: SQLVersionBook) -> None:
 
 
 async def test_the_most_trusted_judgement_stands(book: SQLVersionBook) -> None:
-    """The first one of a client, of the judge instead, or of the operator; a run without a trial has none."""
+    """The first one of a client, of the judge instead, or of the operator; a run without a
+    trial has none.
+    """
     await book.add_trial(trial(1))
 
     async def judged() -> Judgement | None:
@@ -172,7 +211,9 @@ async def test_the_most_trusted_judgement_stands(book: SQLVersionBook) -> None:
         assert await judged() == stands
 
 
-async def test_tenants_that_train_nobody_steer_nothing(book: SQLVersionBook, database: Database) -> None:
+async def test_tenants_that_train_nobody_steer_nothing(
+    book: SQLVersionBook, database: Database
+) -> None:
     """Whenever they say so."""
     await put(database, run("run-30", tenant="private"))
     await book.add_trial(trial(30))

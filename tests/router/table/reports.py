@@ -12,7 +12,12 @@ SCHEMA = Schema((Column("city", key=True), Column("founder"), Column("founded", 
 
 def discovery(number: int = 1, attempt: int = 1) -> Ask:
     """One of all columns."""
-    return Ask("discover", tuple(column.name for column in SCHEMA.columns), discovery=number, attempt=attempt)
+    return Ask(
+        "discover",
+        tuple(column.name for column in SCHEMA.columns),
+        discovery=number,
+        attempt=attempt,
+    )
 
 
 def fill(city: str, *columns: str, attempt: int = 1) -> Ask:
@@ -29,4 +34,6 @@ def executed(answer: str, *passages: str, outcome: ExecutionOutcome = "reported"
 def shown(passages: Sequence[str]) -> tuple[Passage, ...]:
     """Passages, each of a document with its title."""
     parted = [passage.partition(": ") for passage in passages]
-    return tuple(Passage(f"{title}#{text}", title, text, document=title) for title, _, text in parted)
+    return tuple(
+        Passage(f"{title}#{text}", title, text, document=title) for title, _, text in parted
+    )

@@ -1,4 +1,6 @@
-"""A world of cities with registers that list them, and models that read its pages by their patterns."""
+"""A world of cities with registers that list them, and models that read its pages by their
+patterns.
+"""
 
 import asyncio
 import html
@@ -35,14 +37,21 @@ QUESTION = "List all cities of the register."
 COLUMNS = (Column("city", key=True), Column("founder"), Column("founded", "integer"))
 REQUEST = TableRequest(QUESTION, COLUMNS)
 ENOUGH = "<stop/>Enough evidence<stop>"
-_ASKS = '<ask column="founder">Who founded {city}?</ask><ask column="founded">When was {city} founded?</ask>'
+_ASKS = (
+    '<ask column="founder">Who founded {city}?</ask><ask column="founded">When was {city} '
+    "founded?</ask>"
+)
 _OF_PART = re.compile(r"part (\d+)")
 
 
 class World:
-    """Cities. Of some no page states the founder; some have an old name, whose page names another founder."""
+    """Cities. Of some no page states the founder; some have an old name, whose page names
+    another founder.
+    """
 
-    def __init__(self, cities: int = 24, *, unstated: int = 0, renamed: int = 0, a_part: int = 4) -> None:
+    def __init__(
+        self, cities: int = 24, *, unstated: int = 0, renamed: int = 0, a_part: int = 4
+    ) -> None:
         self.cities = [f"Kru{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(cities)]
         self.founder = {city: f"Ana {city}son" for city in self.cities[unstated:]}
         self.founded = {city: str(1000 + number) for number, city in enumerate(self.cities)}
@@ -53,7 +62,9 @@ class World:
     def page(self, city: str) -> Passage:
         """A city's own page."""
         founder = f" {city} was founded by {self.founder[city]}." if city in self.founder else ""
-        former = "".join(f" {city} was once called {old}." for old, new in self.old.items() if new == city)
+        former = "".join(
+            f" {city} was once called {old}." for old, new in self.old.items() if new == city
+        )
         text = f"{city} is a city. {city} was founded in {self.founded[city]}.{founder}{former}"
         return Passage(city, city, text, document=city)
 
@@ -65,13 +76,17 @@ class World:
     def register(self, number: int) -> Passage:
         """A part of the register, from 1."""
         title, cities = f"Register, part {number}", self.parts[number - 1]
-        return Passage(title, title, "\n".join(f"{city} is listed." for city in cities), document=title)
+        return Passage(
+            title, title, "\n".join(f"{city} is listed." for city in cities), document=title
+        )
 
     def rows(self) -> list[tuple[str, ...]]:
         """The right table."""
         return [(city, self.founder.get(city, ""), self.founded[city]) for city in self.cities]
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         """The pages that queries name."""
         await asyncio.sleep(0)
         return [self._named(query)[:top_k] for query in queries]
@@ -84,11 +99,21 @@ class World:
 
 
 class Reader(ScriptedModel):
-    """An executor's model. It takes a random while for each turn, fails and invents as often as it is told."""
+    """An executor's model. It takes a random while for each turn, fails and invents as often as
+    it is told.
+    """
 
-    def __init__(self, *, seed: int = 0, fails: float = 0.0, invents: float = 0.0, slow: int = 30) -> None:
+    def __init__(
+        self, *, seed: int = 0, fails: float = 0.0, invents: float = 0.0, slow: int = 30
+    ) -> None:
         super().__init__(self._write, "small")
-        self._luck, self._seed, self._fails, self._invents, self._slow = random.Random(seed), seed, fails, invents, slow
+        self._luck, self._seed, self._fails, self._invents, self._slow = (
+            random.Random(seed),
+            seed,
+            fails,
+            invents,
+            slow,
+        )
         self.under_way = self.most = 0
         self.asked = Counter[str]()
 
@@ -118,7 +143,9 @@ class Reader(ScriptedModel):
             return written("\n".join(re.findall(r"([\w ]+) is listed\.", shown)))
         if ":\n" in asked:
             wanted = re.findall(r"^- (\w+): ", asked, re.MULTILINE)
-            lines = [f"{name}: {value}" for name in wanted if (value := self._value(asked, name, shown))]
+            lines = [
+                f"{name}: {value}" for name in wanted if (value := self._value(asked, name, shown))
+            ]
             return written("\n".join(lines) or "not found")
         name = "founder" if re.search("Who|founder", asked) else "founded"
         return written(self._value(asked, name, shown) or "not found")
@@ -126,7 +153,9 @@ class Reader(ScriptedModel):
     def _value(self, asked: str, name: str, shown: str) -> str:
         if random.Random(f"{self._seed}/{asked}/{name}").random() < self._invents:
             return "1066" if name == "founded" else "Nobody Inventedson"
-        found = re.search(r"was founded in (\d+)" if name == "founded" else r"was founded by ([\w ]+)\.", shown)
+        found = re.search(
+            r"was founded in (\d+)" if name == "founded" else r"was founded by ([\w ]+)\.", shown
+        )
         return found[1] if found else ""
 
 
@@ -136,11 +165,13 @@ def written(answer: str) -> str:
 
 
 def lead(world: World, a_turn: int = 4, *, first: int = 0) -> ScriptedModel:
-    """A delegator that asks for some parts of the register in each turn, from one on, and stops when it has asked for
-    all.
+    """A delegator that asks for some parts of the register in each turn, from one on, and stops
+    when it has asked for all.
     """
 
-    return ScriptedModel(lambda prompt: lead_turn(world, len(prompt.messages), a_turn, first=first), "backbone")
+    return ScriptedModel(
+        lambda prompt: lead_turn(world, len(prompt.messages), a_turn, first=first), "backbone"
+    )
 
 
 def lead_turn(world: World, messages: int, a_turn: int, *, first: int = 0) -> str:
@@ -172,12 +203,14 @@ async def gateway(
     max_tokens: int = 256,
     report_chars: int = 2000,
 ) -> AsyncIterator[tuple[Gateway, SQLArchive]]:
-    """A gateway on the store in a folder, or at a URL. `world`: or any retriever, where both models are given.
-    `around`: what stands between tables and their executors.
+    """A gateway on the store in a folder, or at a URL. `world`: or any retriever, where both models
+    are given. `around`: what stands between tables and their executors.
     """
     if isinstance(store, Path):
         store.mkdir(exist_ok=True)
-    database = await Database.open(store if isinstance(store, str) else f"sqlite:///{store}/runs.db")
+    database = await Database.open(
+        store if isinstance(store, str) else f"sqlite:///{store}/runs.db"
+    )
     models: Mapping[RoleName, Any] = {
         "delegation": delegator or lead(world),
         "execution": executor or Reader(),
@@ -185,7 +218,14 @@ async def gateway(
     }
     sampling = Sampling(max_tokens=max_tokens)
     roles: dict[RoleName, Role] = {
-        name: Role(name, model, name, sampling, 1, executor_version="small" if name == "execution" else None)
+        name: Role(
+            name,
+            model,
+            name,
+            sampling,
+            1,
+            executor_version="small" if name == "execution" else None,
+        )
         for name, model in models.items()
     }
     limits, long = limits or TableLimits(), ExecutorLimits(report_chars=report_chars)
@@ -193,10 +233,14 @@ async def gateway(
     executes: Any = Executor(roles["execution"], world, ExecutorLimits(), tabular=agent)
     if shared:
         one: Executor = executes
-        executes = ReportCache(VersionRouting(lambda _: one, "small", _never, _never), lambda: "index")
+        executes = ReportCache(
+            VersionRouting(lambda _: one, "small", _never, _never), lambda: "index"
+        )
     search = FactorizedSearch(Delegator(roles["delegation"]), executes, Answerer(roles["answer"]))
     outer = around(executes)
-    lead_role = Delegator(roles["delegation"], limits.discoveries, STOP, managed=isinstance(outer, Managers))
+    lead_role = Delegator(
+        roles["delegation"], limits.discoveries, STOP, managed=isinstance(outer, Managers)
+    )
     names = outer.names if isinstance(outer, Managers) else ()
     wide = WideSearch(lead_role, outer, limits, early_dispatch=early, managers=names)
     written = FactorizedSearch(
@@ -213,7 +257,9 @@ async def gateway(
     try:
         async with LogJournal.writing(database) as journal:
             archive = SQLArchive(database, journal.calls)
-            lifecycle = RunLifecycle(journal, archive, LiveRuns(), settings, 60.0, conditions=lambda: {"index": "one"})
+            lifecycle = RunLifecycle(
+                journal, archive, LiveRuns(), settings, 60.0, conditions=lambda: {"index": "one"}
+            )
             yield (
                 Gateway(
                     topologies={"factorized": Topology(search, roles)},
@@ -223,10 +269,16 @@ async def gateway(
                     tables={
                         "wide": TableTopology(wide, roles),
                         "wide_written": TableTopology(
-                            WrittenTables(written, roles["answer"], "wide_written", limits.max_tasks), roles
+                            WrittenTables(
+                                written, roles["answer"], "wide_written", limits.max_tasks
+                            ),
+                            roles,
                         ),
                         "wide_single": TableTopology(
-                            WrittenTables(single, roles["delegation"], "wide_single", limits.max_tasks), roles
+                            WrittenTables(
+                                single, roles["delegation"], "wide_single", limits.max_tasks
+                            ),
+                            roles,
                         ),
                     },
                     table_limits=limits,

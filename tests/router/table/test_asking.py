@@ -17,8 +17,13 @@ SCHEMA = Schema(
 
 def test_the_words_of_a_cell() -> None:
     """Those of its column, or plain ones; what is put in is not read again."""
-    assert question(SCHEMA, ["{country}", "Vor"], ["founded"]) == "When was {country} in Vor founded?"
-    assert question(SCHEMA, ["Bel", "Vor"], ["area"]) == "What is the area (without lakes; in km²) of Bel, Vor?"
+    assert (
+        question(SCHEMA, ["{country}", "Vor"], ["founded"]) == "When was {country} in Vor founded?"
+    )
+    assert (
+        question(SCHEMA, ["Bel", "Vor"], ["area"])
+        == "What is the area (without lakes; in km²) of Bel, Vor?"
+    )
     assert question(SCHEMA, ["Bel", "Vor"], ["{mayor}"]) == "What is the {mayor} of Bel, Vor?"
 
 
@@ -31,8 +36,8 @@ def test_the_words_of_several_cells() -> None:
 
 
 def test_the_rank_of_asks() -> None:
-    """Discoveries as they were written, so that rows stand where they would have without a failure; then fills, then
-    what is to be settled, first attempts first.
+    """Discoveries as they were written, so that rows stand where they would have without a failure;
+    then fills, then what is to be settled, first attempts first.
     """
     asks = [
         discovery(1),

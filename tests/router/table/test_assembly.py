@@ -1,4 +1,6 @@
-"""The table is a fold of its reports: whatever came first, nothing is lost, and nothing given is overwritten."""
+"""The table is a fold of its reports: whatever came first, nothing is lost, and nothing given
+is overwritten.
+"""
 
 import random
 import time
@@ -26,15 +28,25 @@ KRUROU = "Krurou: Krurou was founded by Ana Ruiz in 1321."
 
 def cells(table: Table) -> dict[str, list[tuple[str, str]]]:
     """By the first cell of each row: values and states."""
-    return {row.cells[0].value: [(cell.value, cell.state) for cell in row.cells] for row in table.rows}
+    return {
+        row.cells[0].value: [(cell.value, cell.state) for cell in row.cells] for row in table.rows
+    }
 
 
 def test_a_discovery_and_its_fills() -> None:
     """Rows stand in the order in which discoveries name them; a cell holds what its reports say."""
     reports = [
-        (fill("bel", "founder", "founded"), executed("founder: Bo\nfounded: n/a", "Bel: Bo built it.")),
+        (
+            fill("bel", "founder", "founded"),
+            executed("founder: Bo\nfounded: n/a", "Bel: Bo built it."),
+        ),
         (discovery(2), executed("- Tal\n- **KRUROU**", "Tal: Tal is a city.")),
-        (discovery(1), executed(HEAD + "| Krurou | Ana Ruiz | 1,321 |\n| Bel | | |", KRUROU, "Bel: Bel lies far.")),
+        (
+            discovery(1),
+            executed(
+                HEAD + "| Krurou | Ana Ruiz | 1,321 |\n| Bel | | |", KRUROU, "Bel: Bel lies far."
+            ),
+        ),
         (fill("krurou", "founder"), executed("Ana Ruiz", "Annals: Ana Ruiz founded Krurou.")),
     ]
     table = assemble(SCHEMA, [], reports)
@@ -62,13 +74,17 @@ def test_a_report_that_names_a_manager() -> None:
     """Its values count where it has evidence; without any it says what was in the way."""
     page = executed("Ana Ruiz", KRUROU)
     for points, cell in (("It says so.",), ("Ana Ruiz", "single")), ((), ("", "missing")):
-        handed_on = replace(page, report=Report("Ana Ruiz", points, escalate_to="pages"), outcome="escalated")
+        handed_on = replace(
+            page, report=Report("Ana Ruiz", points, escalate_to="pages"), outcome="escalated"
+        )
         table = assemble(SCHEMA, [["Krurou", "", ""]], [(fill("krurou", "founder"), handed_on)])
         assert cells(table)["Krurou"][1] == cell
 
 
 def test_two_values() -> None:
-    """Equally well supported they conflict; one that is stated stands before one that is made up."""
+    """Equally well supported they conflict; one that is stated stands before one that is made
+    up.
+    """
     row = discovery(1), executed(HEAD + "| Krurou | Ana Ruiz | 1321 |", KRUROU)
     other = fill("krurou", "founder"), executed("Bo Li", "Annals: Krurou was founded by Bo Li.")
     invented = fill("krurou", "founder", attempt=2), executed("Cy", KRUROU)
@@ -81,12 +97,17 @@ def test_two_values() -> None:
 
 
 def test_a_value_of_another_type() -> None:
-    """It stands behind one of its column's that is as well supported, and before one that is worse."""
+    """It stands behind one of its column's that is as well supported, and before one that is
+    worse.
+    """
     vague = fill("krurou", "founded"), executed("long ago", "Krurou: Founded long ago.")
     stated = fill("krurou", "founded", attempt=2), executed("1321", KRUROU)
     invented = fill("krurou", "founded", attempt=2), executed("1066", KRUROU)
     shown = [assemble(SCHEMA, [], [vague, other]).rows[0].cells[2] for other in (stated, invented)]
-    assert [(cell.value, cell.state) for cell in shown] == [("1321", "conflict"), ("long ago", "single")]
+    assert [(cell.value, cell.state) for cell in shown] == [
+        ("1321", "conflict"),
+        ("long ago", "single"),
+    ]
 
 
 def test_dates_that_differ_in_precision_only() -> None:
@@ -103,8 +124,16 @@ def test_dates_that_differ_in_precision_only() -> None:
 
 def test_what_is_nowhere_to_be_found() -> None:
     """It is, after as many looks as may be; executors that failed did not look."""
-    outcomes: list[ExecutionOutcome] = ["no_report", "timed_out", "model_failed", "budget_exhausted"]
-    failed = [(fill("krurou", "founder", attempt=at), executed("", outcome=one)) for at, one in enumerate(outcomes, 1)]
+    outcomes: list[ExecutionOutcome] = [
+        "no_report",
+        "timed_out",
+        "model_failed",
+        "budget_exhausted",
+    ]
+    failed = [
+        (fill("krurou", "founder", attempt=at), executed("", outcome=one))
+        for at, one in enumerate(outcomes, 1)
+    ]
     assert cells(assemble(SCHEMA, [["Krurou", "", "1321"]], failed))["Krurou"][1] == ("", "missing")
     looked = fill("krurou", "founder", attempt=5), executed("not found")
     table = assemble(SCHEMA, [["Krurou", "", "1321"]], [*failed, looked])
@@ -116,13 +145,24 @@ ALSO = "New Bel, also known as Krurou, lies on the sea."
 
 
 def test_two_names_of_one_row() -> None:
-    """They are one row where two documents say so, whichever executors were shown them; otherwise two."""
-    both = discovery(1), executed("- Krurou\n- New Bel\n- Tal", "Annals: Krurou, New Bel and Tal are cities.")
-    founder = fill("krurou", "founder"), executed("Ana Ruiz", "New Bel: Ana Ruiz founded it.", f"Sea: {ALSO}")
+    """They are one row where two documents say so, whichever executors were shown them;
+    otherwise two.
+    """
+    both = (
+        discovery(1),
+        executed("- Krurou\n- New Bel\n- Tal", "Annals: Krurou, New Bel and Tal are cities."),
+    )
+    founder = (
+        fill("krurou", "founder"),
+        executed("Ana Ruiz", "New Bel: Ana Ruiz founded it.", f"Sea: {ALSO}"),
+    )
     tie = discovery(2), executed("- Tal", f"Annals: {FORMER} Tal is old.")
     assert len(assemble(SCHEMA, [], [both, founder]).rows) == 3
     table = assemble(SCHEMA, [], [both, founder, tie])
-    assert [(row.key, row.aliases) for row in table.rows] == [(("krurou",), (("new bel",),)), (("tal",), ())]
+    assert [(row.key, row.aliases) for row in table.rows] == [
+        (("krurou",), (("new bel",),)),
+        (("tal",), ()),
+    ]
     assert table.rows[0].cells[1].value == "Ana Ruiz"
     kept = assemble(SCHEMA, [["New Bel", "", ""], ["Krurou", "", ""]], [both, founder, tie])
     assert [row.key for row in kept.rows] == [("new bel",), ("krurou",), ("tal",)]
@@ -148,7 +188,9 @@ def test_one_document_merges_no_rows(passages: list[str]) -> None:
 def test_a_document_that_ties_every_row_to_another() -> None:
     """All rows stay."""
     cities = [f"City {number}" for number in range(60)]
-    pairs = " ".join(f"{one} formerly {other}." for one, other in zip(cities[::2], cities[1::2], strict=True))
+    pairs = " ".join(
+        f"{one} formerly {other}." for one, other in zip(cities[::2], cities[1::2], strict=True)
+    )
     chain = " ".join(f"{city}, also known as City 0, is old." for city in cities[1:])
     for said in (pairs, chain):
         report = discovery(1), executed("\n".join(f"- {city}" for city in cities), f"Evil: {said}")
@@ -157,13 +199,23 @@ def test_a_document_that_ties_every_row_to_another() -> None:
 
 def test_keys_that_differ_in_signs_only() -> None:
     """They are rows of their own, as nothing says otherwise."""
-    table = assemble(SCHEMA, [], [(discovery(), executed("- C\n- C++\n- C#\n- The Hague\n- Hague\n- hague."))])
-    assert [row.key for row in table.rows] == [("c",), ("c++",), ("c#",), ("the hague",), ("hague",)]
+    table = assemble(
+        SCHEMA, [], [(discovery(), executed("- C\n- C++\n- C#\n- The Hague\n- Hague\n- hague."))]
+    )
+    assert [row.key for row in table.rows] == [
+        ("c",),
+        ("c++",),
+        ("c#",),
+        ("the hague",),
+        ("hague",),
+    ]
 
 
 def test_keys_of_two_columns() -> None:
     """Both tell rows apart."""
-    schema = Schema((Column("year", "integer", key=True), Column("song", key=True), Column("place", "integer")))
+    schema = Schema(
+        (Column("year", "integer", key=True), Column("song", key=True), Column("place", "integer"))
+    )
     text = "|year|song|place|\n|---|---|---|\n|2020|Ode|1|\n||Lay|2|\n|2021|Ode|3|\n|2,020|ode|1|"
     ask = Ask("discover", ("year", "song", "place"), discovery=1)
     table = assemble(schema, [], [(ask, executed(text, "Ode: In 2020 Ode was number 1."))])
@@ -173,20 +225,32 @@ def test_keys_of_two_columns() -> None:
 
 def test_rows_that_a_report_has_lost() -> None:
     """They are told, so that they can be asked for again."""
-    reading = read_report(SCHEMA, discovery(), executed(HEAD + "| Krurou | | |\n| ... | | |\n| | Ana Ruiz | |"))
+    reading = read_report(
+        SCHEMA, discovery(), executed(HEAD + "| Krurou | | |\n| ... | | |\n| | Ana Ruiz | |")
+    )
     assert (len(reading.found), reading.lost) == (1, 2)
     assert Assembly(SCHEMA).add(discovery(), executed("- Krurou\n- ...")).lost == 1
 
 
-_CITIES, _FOUNDERS, _YEARS = ("Krurou", "Bel", "New Bel", "Tal"), ("Ana Ruiz", "Bo Li", "", "Cy"), ("1321", "1400", "")
+_CITIES, _FOUNDERS, _YEARS = (
+    ("Krurou", "Bel", "New Bel", "Tal"),
+    ("Ana Ruiz", "Bo Li", "", "Cy"),
+    ("1321", "1400", ""),
+)
 _SENTENCES = st.one_of(
     st.builds("{} was founded by {}.".format, st.sampled_from(_CITIES), st.sampled_from(_FOUNDERS)),
     st.builds("{} was founded in {}.".format, st.sampled_from(_CITIES), st.sampled_from(_YEARS)),
-    st.builds("{} is the former name of {}.".format, st.sampled_from(_CITIES), st.sampled_from(_CITIES)),
+    st.builds(
+        "{} is the former name of {}.".format, st.sampled_from(_CITIES), st.sampled_from(_CITIES)
+    ),
     st.builds("{} was renamed {}.".format, st.sampled_from(_CITIES), st.sampled_from(_CITIES)),
 )
 _PASSAGES = st.lists(
-    st.builds("{}: {}".format, st.sampled_from((*_CITIES, "Annals")), st.lists(_SENTENCES, max_size=3).map(" ".join)),
+    st.builds(
+        "{}: {}".format,
+        st.sampled_from((*_CITIES, "Annals")),
+        st.lists(_SENTENCES, max_size=3).map(" ".join),
+    ),
     max_size=3,
 )
 _ROWS = st.lists(st.tuples(*map(st.sampled_from, (_CITIES, _FOUNDERS, _YEARS))), max_size=4)
@@ -216,12 +280,17 @@ def _executions(ask: Ask) -> st.SearchStrategy[Execution]:
     outcomes = st.sampled_from(["reported"] * 5 + ["no_report", "timed_out"])
     answers = table if ask.row is None else pairs
     return st.builds(
-        lambda answer, said, outcome: executed(answer, *said, outcome=outcome), answers, _PASSAGES, outcomes
+        lambda answer, said, outcome: executed(answer, *said, outcome=outcome),
+        answers,
+        _PASSAGES,
+        outcomes,
     )
 
 
 GIVEN = st.lists(
-    st.tuples(*map(st.sampled_from, (_CITIES, _FOUNDERS, _YEARS))), max_size=2, unique_by=lambda row: row[0]
+    st.tuples(*map(st.sampled_from, (_CITIES, _FOUNDERS, _YEARS))),
+    max_size=2,
+    unique_by=lambda row: row[0],
 )
 
 
@@ -239,26 +308,39 @@ def test_the_order_of_arrival_changes_nothing(
     assert assembly.table() == assemble(SCHEMA, rows, told)
 
 
-def plainly(rows: Sequence[Sequence[str]], told: Sequence[tuple[Ask, Execution]]) -> list[tuple[RowKey, set[RowKey]]]:
-    """The keys of each row in order, and their other keys, by names that ties put together one after the other."""
+def plainly(
+    rows: Sequence[Sequence[str]], told: Sequence[tuple[Ask, Execution]]
+) -> list[tuple[RowKey, set[RowKey]]]:
+    """The keys of each row in order, and their other keys, by names that ties put together one
+    after the other.
+    """
     given = [row_key(SCHEMA, row) for row in rows]
     read = [read_report(SCHEMA, *one) for one in sorted(told, key=lambda one: one[0].rank)]
-    keys = list(dict.fromkeys([*given, *(found.key for reading in read for found in reading.found)]))
+    keys = list(
+        dict.fromkeys([*given, *(found.key for reading in read for found in reading.found)])
+    )
     names = [{sought(key[0])} for key in keys]
-    pairs = [set(pair) for pair in tied({tie for reading in read for tie in reading.ties}, set().union(*names))]
+    pairs = [
+        set(pair)
+        for pair in tied({tie for reading in read for tie in reading.ties}, set().union(*names))
+    ]
     for _ in pairs:
         for name in names:
             name.update(*(pair for pair in pairs if pair & name))
     homes = dict[RowKey, set[RowKey]]()
     for key, same in zip(keys, names, strict=True):
-        others = (home for home in keys[: keys.index(key)] if len(same) > 1 and sought(home[0]) in same)
+        others = (
+            home for home in keys[: keys.index(key)] if len(same) > 1 and sought(home[0]) in same
+        )
         home = key if key in given else next(others, key)
         homes.setdefault(home, set()).update({key} - {home})
     return list(homes.items())
 
 
 @given(GIVEN, reports(), st.randoms(use_true_random=False))
-def test_each_step(rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random) -> None:
+def test_each_step(
+    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random
+) -> None:
     """On the way, the table is that of the reports so far, as if it were made of them at once."""
     shuffled, assembly = chance.sample(told, len(told)), Assembly(SCHEMA, rows)
     for number, one in enumerate(shuffled, 1):
@@ -266,11 +348,15 @@ def test_each_step(rows: Sequence[Sequence[str]], told: list[tuple[Ask, Executio
         if chance.random() < 0.7:
             table = assembly.table()
             assert table == assemble(SCHEMA, rows, shuffled[:number])
-            assert [(row.key, {*row.aliases}) for row in table.rows] == plainly(rows, shuffled[:number])
+            assert [(row.key, {*row.aliases}) for row in table.rows] == plainly(
+                rows, shuffled[:number]
+            )
 
 
 @given(GIVEN, reports())
-def test_a_report_more_loses_nothing(rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]]) -> None:
+def test_a_report_more_loses_nothing(
+    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]]
+) -> None:
     """Each claim stands in the row that goes by its key, and if it is stated, so is its cell."""
     table = assemble(SCHEMA, rows, told)
     known = {key: row for row in table.rows for key in (row.key, *row.aliases)}
@@ -278,23 +364,36 @@ def test_a_report_more_loses_nothing(rows: Sequence[Sequence[str]], told: list[t
     for found in read:
         for claim, cell in zip(found.claims, known[found.key].cells, strict=True):
             if claim:
-                same = [one for one in cell.claims if (one.ask, one.canonical) == (claim.ask, claim.canonical)]
+                same = [
+                    one
+                    for one in cell.claims
+                    if (one.ask, one.canonical) == (claim.ask, claim.canonical)
+                ]
                 assert len(same) == 1
-                assert same[0] == claim or len({one.key for one in read if one.ask == claim.ask}) > 1
+                assert (
+                    same[0] == claim or len({one.key for one in read if one.ask == claim.ask}) > 1
+                )
                 assert cell.state not in ("missing", "not_found")
                 assert claim.support != "stated" or cell.claims[0].support == "stated"
 
 
 @given(GIVEN, reports())
-def test_what_is_given_stands(rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]]) -> None:
+def test_what_is_given_stands(
+    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]]
+) -> None:
     """First, in its order, whatever is reported."""
     table = assemble(SCHEMA, rows, told)
-    assert [row.given for row in table.rows] == [True] * len(rows) + [False] * (len(table.rows) - len(rows))
+    assert [row.given for row in table.rows] == [True] * len(rows) + [False] * (
+        len(table.rows) - len(rows)
+    )
     for values, row in zip(rows, table.rows, strict=False):
         assert [cell.value for value, cell in zip(values, row.cells, strict=True) if value] == list(
             filter(None, values)
         )
-        assert all((cell.state == "given") == bool(value) for value, cell in zip(values, row.cells, strict=True))
+        assert all(
+            (cell.state == "given") == bool(value)
+            for value, cell in zip(values, row.cells, strict=True)
+        )
 
 
 def test_rows_that_did_not_change_are_the_same() -> None:
@@ -307,7 +406,9 @@ def test_rows_that_did_not_change_are_the_same() -> None:
     assert after.rows[1].cells[2] == Cell("", "missing")
 
 
-@pytest.mark.parametrize("answer", ["```\n```", "|" * 1000, "not found", "", "``` | ```", "- \n- -\n"])
+@pytest.mark.parametrize(
+    "answer", ["```\n```", "|" * 1000, "not found", "", "``` | ```", "- \n- -\n"]
+)
 def test_reports_without_rows(answer: str) -> None:
     """They hold none, and harm none."""
     assert assemble(SCHEMA, [], [(discovery(), executed(answer))]).rows == ()
@@ -315,10 +416,13 @@ def test_reports_without_rows(answer: str) -> None:
 
 @given(GIVEN, reports(), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_a_table_that_may_have_few_rows(
-    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], most: int, chance: random.Random
+    rows: Sequence[Sequence[str]],
+    told: list[tuple[Ask, Execution]],
+    most: int,
+    chance: random.Random,
 ) -> None:
-    """It is the same whatever came first, and is told in changes; where no passage ties names, its rows are
-    the first ones of the whole table.
+    """It is the same whatever came first, and is told in changes; where no passage ties names, its
+    rows are the first ones of the whole table.
     """
     assembly = Assembly(SCHEMA, rows, max_rows=most)
     seen = {row.key: row for row in assembly.changed()}
@@ -348,7 +452,10 @@ def test_what_a_discovery_costs_goes_by_its_own_rows() -> None:
     """And not by those that are known already."""
 
     def cost(discoveries: int) -> float:
-        texts = ["\n".join(f"- City {number * 10 + at}" for at in range(10)) for number in range(discoveries)]
+        texts = [
+            "\n".join(f"- City {number * 10 + at}" for at in range(10))
+            for number in range(discoveries)
+        ]
         told = [(discovery(number), executed(text)) for number, text in enumerate(texts, 1)]
         assembly, begun = Assembly(SCHEMA), time.thread_time()
         for ask, execution in told:

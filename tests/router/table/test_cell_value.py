@@ -12,9 +12,12 @@ from tests.router.outputs import FLOODS
 _CHOICES = ("Catholic", "**Other** faith", "天主教")
 # fmt: off
 _PIECES = st.sampled_from([
-    "**", "*", "`", "[", "]", "(", ")", "[1]", "](http://a.b)", "<b>", "<", ">", "www.", "http://", "/", ".",
-    ",", " ", "\n", "1", "12", "1943", "-", "−", "e5", "k", "million", "万", "%", "$", "May", "年", "月", "st", "ﬀ",
-    "İ", "ß", "\u0301", "\u0338", "=", "＊", "［", "²", "\u00a0", "…", "“", "。", "yes", "Catholic", "other faith",
+    "**", "*", "`", "[", "]", "(", ")", "[1]", "](http://a.b)", "<b>", "<", ">", "www.", "http://",
+    "/", ".",
+    ",", " ", "\n", "1", "12", "1943", "-", "−", "e5", "k", "million", "万", "%", "$", "May", "年",
+    "月", "st", "ﬀ",
+    "İ", "ß", "\u0301", "\u0338", "=", "＊", "［", "²", "\u00a0", "…", "“", "。", "yes", "Catholic",
+    "other faith",
     "bc", ":", "#", "?", "_", "|", "\ud83d",
 ])
 # fmt: on
@@ -31,18 +34,45 @@ COLUMNS = st.sampled_from(
         (
             "text",
             "krurou",
-            "Krurou|**Krurou**|[Krurou](https://a.b/c_(d))|“KRUROU”,|Krurou[1]|Krurou[^2](http://a.b)|`Krurou`.",
+            (
+                "Krurou|**Krurou**|[Krurou](https://a.b/c_(d))|“KRUROU”,|Krurou[1]|"
+                "Krurou[^2](http://a.b)|`Krurou`."
+            ),
         ),
         ("text", "krurou", "ＫＲＵＲＯＵ"),
         ("text", "c++", "C++|c++."),
         ("text", "北京", "北京|**北京**|《北京》"),
-        ("number", "1234", "1234|1,234|1 234|1'234|1,234.0|1.234,00|~1,234 people|1234%|1,234 (2020)|01234"),
+        (
+            "number",
+            "1234",
+            "1234|1,234|1 234|1'234|1,234.0|1.234,00|~1,234 people|1234%|1,234 (2020)|01234",
+        ),
         ("number", "-5.5", "-5.5|−5.50|-5,5|-5.5 °C"),
-        ("number", "3200000", "3.2 million|3,200,000|3200k|320万|0.032亿|3.2e6|$3.2m|3,2 Mio. €|3.2 mln|32 lakh"),
-        ("number", "3500000", "350萬|350万|三百五十万|350만|3.5-million|€3.5M|$3.5MM|3,5 млн руб.|35,00,000|٣٥٠٠٠٠٠"),
-        ("number", "300000000", "3億円|3亿|3억 원|30 crore|€0.3bn|0,3 Mrd.|30千万|3 * 10^8|3×10⁸|300 millones|0.3B"),
-        ("number", "120000000", "1億2,000万人|1億2000万|1억 2천만|120 million|12 crore|1.2亿元|1.2 hundred million"),
-        ("number", "5000000000000", "5 lakh crore|5万亿|5兆円|5조|5 trillion|5 billones|5 Billionen"),
+        (
+            "number",
+            "3200000",
+            "3.2 million|3,200,000|3200k|320万|0.032亿|3.2e6|$3.2m|3,2 Mio. €|3.2 mln|32 lakh",
+        ),
+        (
+            "number",
+            "3500000",
+            "350萬|350万|三百五十万|350만|3.5-million|€3.5M|$3.5MM|3,5 млн руб.|35,00,000|٣٥٠٠٠٠٠",
+        ),
+        (
+            "number",
+            "300000000",
+            "3億円|3亿|3억 원|30 crore|€0.3bn|0,3 Mrd.|30千万|3 * 10^8|3×10⁸|300 millones|0.3B",
+        ),
+        (
+            "number",
+            "120000000",
+            "1億2,000万人|1億2000万|1억 2천만|120 million|12 crore|1.2亿元|1.2 hundred million",
+        ),
+        (
+            "number",
+            "5000000000000",
+            "5 lakh crore|5万亿|5兆円|5조|5 trillion|5 billones|5 Billionen",
+        ),
         ("number", "1000000", "10⁶|10^6|10**6|10⁶ m²|百万|1M|1 000 thousand"),
         ("number", "0.0025", "2.5×10⁻³|2.5·10⁻³|2.5 x 10^-3|.0025"),
         ("number", "1871", "1871¹|1871①|1871[1]|1 871 m²|１８７１"),
@@ -56,7 +86,10 @@ COLUMNS = st.sampled_from(
         (
             "date",
             "1943-05-14",
-            "1943-05-14|14 May 1943|May 14th, 1943|1943年5月14日|14.05.1943|05/14/1943|1943-05-14T10:00:00Z",
+            (
+                "1943-05-14|14 May 1943|May 14th, 1943|1943年5月14日|14.05.1943|05/14/1943|"
+                "1943-05-14T10:00:00Z"
+            ),
         ),
         ("date", "05/04/1943", "05/04/1943"),
         ("date", "1943-1945", "1943-1945"),
@@ -65,12 +98,19 @@ COLUMNS = st.sampled_from(
         (
             "url",
             "a.org/b",
-            "https://www.a.org/b/|a.org/b|HTTP://A.org:80/b?x=1#y|[Home](https://a.org/b)|see <http://a.org/b>.",
+            (
+                "https://www.a.org/b/|a.org/b|HTTP://A.org:80/b?x=1#y|"
+                "[Home](https://a.org/b)|see <http://a.org/b>."
+            ),
         ),
         ("boolean", "true", "Yes|TRUE|✓|是|☑|✔\ufe0f|○|〇|あり|有|ja|Oui|Sí|да|예"),
         ("boolean", "false", "No.|false|否|×|✗|☐|なし|无|nein|Non|нет|아니요|没有"),
         ("text", "l'été", "L’Été|L'ÉTÉ|L′été|L\u200b'été"),
-        ("text", "paris-nice", "Paris–Nice|Paris-Nice|Paris — Nice|Paris\u2011Nice|Paris\u00ad−Nice"),
+        (
+            "text",
+            "paris-nice",
+            "Paris–Nice|Paris-Nice|Paris — Nice|Paris\u2011Nice|Paris\u00ad−Nice",
+        ),
         (
             "text",
             "cambridge (uk)",
@@ -90,14 +130,22 @@ def test_values_with_one_form(kind: ColumnType, form: str, values: str) -> None:
 def test_a_unit_that_is_named_is_no_part_of_a_number() -> None:
     """Nor is a power multiplied that the unit has already."""
     column = Column("area", "number", unit="million km²")
-    assert [canonical(column, value) for value in ("3.2 million km²", "3.2", "3.2 million", "320万")] == ["3.2"] * 4
+    assert [
+        canonical(column, value) for value in ("3.2 million km²", "3.2", "3.2 million", "320万")
+    ] == ["3.2"] * 4
     assert canonical(column, "3.2 billion km²") == "3200"
 
 
 def test_a_choice_is_spelt_as_listed() -> None:
     """One that is named alone counts, two do not."""
     column = Column("c", "choice", choices=_CHOICES)
-    values = ["largely catholic", "OTHER faith", "信仰天主教的人", "Catholic or other faith", "catholicism"]
+    values = [
+        "largely catholic",
+        "OTHER faith",
+        "信仰天主教的人",
+        "Catholic or other faith",
+        "catholicism",
+    ]
     assert [canonical(column, value) for value in values] == [
         "Catholic",
         "**Other** faith",
@@ -120,10 +168,25 @@ def test_a_form_is_its_own_form(column: Column, value: str) -> None:
     [
         ("integer", "1.5|twelve|10-12|753 BC"),
         ("number", "a lot|1/2"),
-        ("number", "350 gazillion|12 dozen|3 score|350foo|12x|0x1F|1e400|350多万|350余万|5 bps|12‰|12m|3T|5 mil"),
-        ("number", "3 (in millions)|(in thousands) 3|M€ 3|10–12|5 ± 1|令和3年|民国100年|1,234-|1,2,3|half a million"),
+        (
+            "number",
+            (
+                "350 gazillion|12 dozen|3 score|350foo|12x|0x1F|1e400|350多万|350余万|5 bps|12‰|"
+                "12m|3T|5 mil"
+            ),
+        ),
+        (
+            "number",
+            (
+                "3 (in millions)|(in thousands) 3|M€ 3|10–12|5 ± 1|令和3年|民国100年|1,234-|1,2,3|"
+                "half a million"
+            ),
+        ),
         ("date", "long ago|2023-02-30"),
-        ("date", "令和3年|昭和45年5月3日|民国100年|1200 v. Chr.|前221年|AH 1440|พ.ศ. 2560|1871/72|2011/12|2011–12"),
+        (
+            "date",
+            "令和3年|昭和45年5月3日|民国100年|1200 v. Chr.|前221年|AH 1440|พ.ศ. 2560|1871/72|2011/12|2011–12",
+        ),
         ("date", "Q3 2015|2015Q3|3rd quarter of 2015|2015年第三季度|H1 2020|May 5–6, 1943"),
         ("url", "none yet"),
         ("boolean", "perhaps"),
@@ -148,9 +211,20 @@ def test_numbers_and_dates_are_found_in_any_text(text: str) -> None:
 
 def test_dates_in_a_sentence() -> None:
     """As far as each is stated."""
-    text = "Founded in 1943. 12 years later, on 5 May 1955, it had 1,200 people; 1999年 3 月 it had none."
+    text = (
+        "Founded in 1943. 12 years later, on 5 May 1955, it had 1,200 people; 1999年 3 月 it "
+        "had none."
+    )
     assert values_in(Column("c", "date"), text) == ("1943", "1955-05-05", "1999-03")
-    assert values_in(Column("c", "integer"), text) == ("1943", "12", "5", "1955", "1200", "1999", "3")
+    assert values_in(Column("c", "integer"), text) == (
+        "1943",
+        "12",
+        "5",
+        "1955",
+        "1200",
+        "1999",
+        "3",
+    )
 
 
 def test_what_stands_for_no_value() -> None:
@@ -169,10 +243,8 @@ def test_what_stands_for_no_value() -> None:
         "...",
         "?",
     ]
-    blanks += (
-        "暂无数据|未公开|不明|Not disclosed|TBD|(unknown)|не указано|k. A.|sin datos|없음|該当なし|–––|ー|N/D".split(
-            "|"
-        )
+    blanks += "暂无数据|未公开|不明|Not disclosed|TBD|(unknown)|не указано|k. A.|sin datos|없음|該当なし|–––|ー|N/D".split(
+        "|"
     )
     assert [value for value in blanks if not is_blank(value)] == []
     values = ["0", "no", "Nanaimo", "none of these", "+", "ND", "C", "Unknown Pleasures", "×", "○"]
@@ -189,7 +261,14 @@ def test_a_word_for_no_is_a_boolean() -> None:
 def test_powers_in_a_sentence() -> None:
     """Each number is read with its power, and without the marks of notes."""
     text = "It had 350萬 people in 1871¹, 三百五十万 in 1999², and $1.2M of debt; 2.5×10⁶ trees."
-    assert values_in(Column("c", "number"), text) == ("3500000", "1871", "3500000", "1999", "1200000", "2500000")
+    assert values_in(Column("c", "number"), text) == (
+        "3500000",
+        "1871",
+        "3500000",
+        "1999",
+        "1200000",
+        "2500000",
+    )
 
 
 def test_markup_is_no_part_of_a_value() -> None:
@@ -211,7 +290,9 @@ def test_a_flood_has_a_form(flood: str) -> None:
         assert isinstance(canonical(Column("c", kind), flood[:50_000]), str)
 
 
-@pytest.mark.parametrize("text", ["\ufdfa" * 300, "a\ufdfa" * 300, "\u3300" * 300, "\ufdfa" * 30_000])
+@pytest.mark.parametrize(
+    "text", ["\ufdfa" * 300, "a\ufdfa" * 300, "\u3300" * 300, "\ufdfa" * 30_000]
+)
 def test_a_form_is_not_much_longer_than_its_value(text: str) -> None:
     """Some characters stand for 18; where a value is full of them, they are left as they are."""
     assert len(normal_text(text)) <= 3 * len(text) + 100

@@ -37,7 +37,11 @@ def test_the_state_of_a_table() -> None:
     assert (found.rows, found.complete_rows) == (5, 2)
     assert found.cells == {"given": 3, "single": 6, "missing": 4, "not_found": 1, "conflict": 1}
     assert found.fill_rate == 0.5
-    assert (found.rows_seen_once, found.estimated_rows, found.estimated_rows_at_most) == (3, None, None)
+    assert (found.rows_seen_once, found.estimated_rows, found.estimated_rows_at_most) == (
+        3,
+        None,
+        None,
+    )
     further = [(discovery(3), executed("- Bel\n- Xan")), (discovery(4), executed("- Xan"))]
     more = assemble(SCHEMA, [], [*reports[:2], *further])
     again = completeness(more, {discovery(number) for number in (1, 2, 3, 4)})

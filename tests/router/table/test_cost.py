@@ -42,12 +42,22 @@ def call(sub_query: int | None, tokens: int | None, nano_usd: int | None = None)
 
 
 def test_what_cells_and_rows_cost() -> None:
-    """A discovery counts for the rows that it is the first to name, a fill for the cells that it was asked for."""
+    """A discovery counts for the rows that it is the first to name, a fill for the cells that
+    it was asked for.
+    """
     asks = [discovery(1), discovery(2), fill("bel", "founder", "founded"), discovery(3)]
     told = ["- Krurou\n- Bel", "- Bel\n- Tal\n- Far", "founder: Bo", "not found"]
     table = assemble(SCHEMA, [["Far", "", ""]], zip(asks, map(executed, told), strict=True))
     assert [row.key for row in table.rows] == [("far",), ("krurou",), ("bel",), ("tal",)]
-    calls = [call(None, 7, 1), call(0, 10, 8), call(0, 1, 1), call(1, 5), call(2, 9, 4), call(3, 2), call(9, 3)]
+    calls = [
+        call(None, 7, 1),
+        call(0, 10, 8),
+        call(0, 1, 1),
+        call(1, 5),
+        call(2, 9, 4),
+        call(3, 2),
+        call(9, 3),
+    ]
     cost = table_cost(table, asks, calls)
     assert cost.cells == {(2, 1): Amount(4, 2), (2, 2): Amount(4, 2)}
     assert cost.rows == (Amount(0, 0), Amount(5, 4), Amount(5 + 8, 4 + 4), Amount(5, None))
@@ -58,11 +68,19 @@ _COUNTS = st.none() | st.integers(0, 1000)
 
 
 @given(GIVEN, reports(), st.lists(st.builds(call, st.none() | st.integers(0, 9), _COUNTS, _COUNTS)))
-def test_it_adds_up(rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], calls: list[Call]) -> None:
+def test_it_adds_up(
+    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], calls: list[Call]
+) -> None:
     """In tokens and in money, and each row has its cells' cost in it."""
     cost = table_cost(assemble(SCHEMA, rows, told), [ask for ask, _ in told], calls)
     parts = [*cost.rows, cost.overhead]
-    assert sum(part.tokens for part in parts) == sum(call.usage.total_tokens for call in calls if call.usage)
-    assert (sum_known([part.nano_usd for part in parts]) or 0) == (sum_known([call.nano_usd for call in calls]) or 0)
+    assert sum(part.tokens for part in parts) == sum(
+        call.usage.total_tokens for call in calls if call.usage
+    )
+    assert (sum_known([part.nano_usd for part in parts]) or 0) == (
+        sum_known([call.nano_usd for call in calls]) or 0
+    )
     for at, row in enumerate(cost.rows):
-        assert row.tokens >= sum(amount.tokens for (of, _), amount in cost.cells.items() if of == at)
+        assert row.tokens >= sum(
+            amount.tokens for (of, _), amount in cost.cells.items() if of == at
+        )

@@ -1,4 +1,6 @@
-"""Tables whose cells go to managers: what one cannot fill, another one is asked for, by the program alone."""
+"""Tables whose cells go to managers: what one cannot fill, another one is asked for, by the
+program alone.
+"""
 
 import asyncio
 import dataclasses
@@ -34,15 +36,25 @@ BLOCKED = "This page is blocked."
 class Partly:
     """The pages of a world, of which some cities' are blocked, and some say nothing."""
 
-    def __init__(self, world: World, blocked: Sequence[str] = (), silent: Sequence[str] = ()) -> None:
+    def __init__(
+        self, world: World, blocked: Sequence[str] = (), silent: Sequence[str] = ()
+    ) -> None:
         self._world, self._blocked, self._silent = world, blocked, silent
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         found = await self._world.search(queries, top_k)
         return [[self._shown(page) for page in pages] for pages in found]
 
     def _shown(self, page: Passage) -> Passage:
-        text = BLOCKED if page.title in self._blocked else "Nothing." if page.title in self._silent else page.text
+        text = (
+            BLOCKED
+            if page.title in self._blocked
+            else "Nothing."
+            if page.title in self._silent
+            else page.text
+        )
         return Passage(page.id, page.title, text, document=page.document)
 
 
@@ -63,11 +75,15 @@ def manages(prompt: Prompt) -> str:
 
 
 def managers(**pages: Any) -> Managers:
-    """Managers by name, with the pages that their workers read; None for one whose workers' model is gone."""
+    """Managers by name, with the pages that their workers read; None for one whose workers'
+    model is gone.
+    """
     gone = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
 
     def manager(name: str, shown: Any) -> Manager:
-        lead_role = Role("delegation", ScriptedModel(manages), f"manage {name}", Sampling(max_tokens=256), 1)
+        lead_role = Role(
+            "delegation", ScriptedModel(manages), f"manage {name}", Sampling(max_tokens=256), 1
+        )
         model = shown.model if isinstance(shown, Held) else Blocked() if shown else gone
         worker = Role("execution", model, "execution", Sampling(max_tokens=256), 1)
         agent = Agent(worker, shown or Partly(World()), ExecutorLimits(), EXECUTOR_OF_TABLES)
@@ -84,14 +100,18 @@ class Held:
     pages: Any
     model: Any
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         found: list[list[Passage]] = await self.pages.search(queries, top_k)
         return found
 
 
 async def filled(folder: Path, world: World, **pages: Any) -> tuple[TableRun, Run]:
     made = managers(**pages)
-    async with gateway(folder, world, delegator=lead(world), limits=LIMITS, around=lambda _: made) as (one, archive):
+    async with gateway(
+        folder, world, delegator=lead(world), limits=LIMITS, around=lambda _: made
+    ) as (one, archive):
         run = await one.fill_table(REQUEST, RequestOptions())
         assert (await archive.load(run.id)).result == run.result
     assert isinstance(run.result, TableRun)
@@ -109,39 +129,59 @@ def asks(found: TableRun, city: str, column: str) -> list[Ask]:
 
 
 async def test_a_blocked_page(tmp_path: Path) -> None:
-    """Its cells, and no others, are asked for at the manager that a worker names; the delegator hears nothing of it."""
+    """Its cells, and no others, are asked for at the manager that a worker names; the delegator
+    hears nothing of it.
+    """
     world = World(8)
     closed = world.cities[:3]
-    found, run = await filled(tmp_path / "one", world, search=Partly(world, closed), other=None, browser=Partly(world))
+    found, run = await filled(
+        tmp_path / "one", world, search=Partly(world, closed), other=None, browser=Partly(world)
+    )
     assert (rows(found), found.outcome) == (world.rows(), "filled")
     for city in world.cities:
         went = [ask.manager for ask in asks(found, city, "founder")]
         assert went == (["search", "browser"] if city in closed else ["search"])
     assert sum(call.role == "delegation" and not call.manager for call in run.calls) == 2
-    assert all(claim.citations for row in table_of(found).rows for cell in row.cells[1:] for claim in cell.claims)
+    assert all(
+        claim.citations
+        for row in table_of(found).rows
+        for cell in row.cells[1:]
+        for claim in cell.claims
+    )
     alone, _ = await filled(tmp_path / "two", world, search=Partly(world, closed))
     blank = [row for row in rows(alone) if not row[1]]
     assert [row[0] for row in blank] == closed
 
 
 async def test_the_same_discovery(tmp_path: Path) -> None:
-    """Goes to each manager that is named for it, once; no name, and one of nobody, mean the first one."""
+    """Goes to each manager that is named for it, once; no name, and one of nobody, mean the
+    first one.
+    """
     world, text = World(4), "Which cities does part 1 list?"
-    first = "".join(f'<search{name}>["{text}"]</search>' for name in ("", ' manager="search"', ' manager="nobody"'))
+    first = "".join(
+        f'<search{name}>["{text}"]</search>'
+        for name in ("", ' manager="search"', ' manager="nobody"')
+    )
     said = [first, f'<search manager="browser">["{text}"]</search>', "<stop/>Enough evidence<stop>"]
     made = managers(search=Partly(world, ["Register, part 1"]), browser=Partly(world))
     model = ScriptedModel(said)
-    async with gateway(tmp_path / "one", world, delegator=model, limits=LIMITS, around=lambda _: made) as (one, _):
+    async with gateway(
+        tmp_path / "one", world, delegator=model, limits=LIMITS, around=lambda _: made
+    ) as (one, _):
         found = (await one.fill_table(REQUEST, RequestOptions())).result
     assert isinstance(found, TableRun)
     assert {ask.discovery for ask in found.asks} == {0, 1, 2}
 
 
 async def test_a_hole(tmp_path: Path) -> None:
-    """Is settled at another manager; what nobody states is looked for as often as a cell may be, and no more."""
+    """Is settled at another manager; what nobody states is looked for as often as a cell may
+    be, and no more.
+    """
     world = World(6, unstated=1)
     silent = world.cities[:3]
-    found, _ = await filled(tmp_path / "one", world, search=Partly(world, silent=silent), browser=Partly(world))
+    found, _ = await filled(
+        tmp_path / "one", world, search=Partly(world, silent=silent), browser=Partly(world)
+    )
     assert rows(found) == world.rows()
     for city in world.cities:
         tried = [(ask.kind, ask.manager) for ask in asks(found, city, "founder")]
@@ -180,8 +220,14 @@ async def test_a_kill(tmp_path: Path, free: int) -> None:
         shown: Any = Partly(world, closed)
         return managers(search=Held(shown, model) if model else shown, browser=Partly(world))
 
-    whole, undisturbed = await filled(tmp_path / "whole", world, search=Partly(world, closed), browser=Partly(world))
-    held, left, named = HeldModel(Blocked(), free), tmp_path / "left", RequestOptions(request_id="mine")
+    whole, undisturbed = await filled(
+        tmp_path / "whole", world, search=Partly(world, closed), browser=Partly(world)
+    )
+    held, left, named = (
+        HeldModel(Blocked(), free),
+        tmp_path / "left",
+        RequestOptions(request_id="mine"),
+    )
     first, again = made(held), made()
     said: Any = {"delegator": lead(world), "limits": LIMITS}
     async with gateway(tmp_path / "first", world, **said, around=lambda _: first) as (one, archive):

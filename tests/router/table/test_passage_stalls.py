@@ -6,8 +6,16 @@ from tests.passage_stalls import INPUTS, SCENE
 from tests.stall import held_s, serving
 
 _TIMES, _USUAL_S = 25, 0.005
-"""A step of the event loop may take so much longer than the longest one with plain passages, or than that."""
-_TESTED = ("ligatures", "other squared words", "other sorted marks", "other sentences of a letter", "other Chinese")
+"""A step of the event loop may take so much longer than the longest one with plain passages, or
+than that.
+"""
+_TESTED = (
+    "ligatures",
+    "other squared words",
+    "other sorted marks",
+    "other sentences of a letter",
+    "other Chinese",
+)
 
 
 @pytest.mark.timing

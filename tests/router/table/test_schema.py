@@ -6,7 +6,10 @@ from router.errors import BadRequest
 from router.table.schema import checked_rows, checked_schema
 from router.trace.table import Column
 
-CITY, FOUNDED = Column("City", key=True), Column("founded", "integer", ask="When was {city} founded?")
+CITY, FOUNDED = (
+    Column("City", key=True),
+    Column("founded", "integer", ask="When was {city} founded?"),
+)
 
 
 def test_what_is_right_is_taken() -> None:
@@ -25,14 +28,26 @@ def test_what_is_right_is_taken() -> None:
         ([], "none is a key; mark"),
         ([FOUNDED], "none is a key; mark"),
         ([CITY, *(Column(f"c{number}") for number in range(64))], "65 of them, at most 64"),
-        ([CITY, FOUNDED, Column("**Founded**")], r"columns\[2\] '\*\*Founded\*\*': columns\[1\] has this name"),
+        (
+            [CITY, FOUNDED, Column("**Founded**")],
+            r"columns\[2\] '\*\*Founded\*\*': columns\[1\] has this name",
+        ),
         ([CITY, Column(" ")], r"columns\[1\] has no name"),
-        ([CITY, Column("founded", ask="{city}" * 9)], "its ask names keys 9 times, at most 8; name each once"),
+        (
+            [CITY, Column("founded", ask="{city}" * 9)],
+            "its ask names keys 9 times, at most 8; name each once",
+        ),
         ([CITY, Column("kind", "choice")], "list them and set the type"),
         ([CITY, Column("kind", choices=("a", "b"))], "list them and set the type"),
         ([CITY, Column("kind", "choice", choices=("a", "N/A"))], "leave it out"),
-        ([CITY, Column("mayor", ask="Who leads {town}?")], r"names \{town\}, which is no key column; use \{City\}"),
-        ([CITY, Column("mayor", ask="Who leads it?")], r"the same for every row; name the row in it by \{City\}"),
+        (
+            [CITY, Column("mayor", ask="Who leads {town}?")],
+            r"names \{town\}, which is no key column; use \{City\}",
+        ),
+        (
+            [CITY, Column("mayor", ask="Who leads it?")],
+            r"the same for every row; name the row in it by \{City\}",
+        ),
     ],
 )
 def test_columns_that_cannot_be_filled(columns: list[Column], says: str) -> None:
@@ -45,8 +60,14 @@ def test_columns_that_cannot_be_filled(columns: list[Column], says: str) -> None
     ("rows", "says"),
     [
         ([["Krurou", "1321"], ["Bel"]], r"rows\[1\] has 1 values for 2 columns; give one for each"),
-        ([["Krurou", ""], ["?", "1400"]], r"rows\[1\] has no 'City', which is a key; give it, or drop the row"),
-        ([["Krurou", ""], ["Bel", ""], ["**krurou**", "1"]], r"rows\[2\] has the same key as rows\[0\]"),
+        (
+            [["Krurou", ""], ["?", "1400"]],
+            r"rows\[1\] has no 'City', which is a key; give it, or drop the row",
+        ),
+        (
+            [["Krurou", ""], ["Bel", ""], ["**krurou**", "1"]],
+            r"rows\[2\] has the same key as rows\[0\]",
+        ),
     ],
 )
 def test_rows_that_cannot_be_kept(rows: list[list[str]], says: str) -> None:

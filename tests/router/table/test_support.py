@@ -1,4 +1,6 @@
-"""A value is supported by the sentence that says it, and names are the same where a sentence says so."""
+"""A value is supported by the sentence that says it, and names are the same where a sentence
+says so.
+"""
 
 import pytest
 
@@ -9,8 +11,12 @@ from router.trace.table import Column
 from tests.router.table.reports import shown
 
 
-def _support(column: Column, value: str, *passages: str, name: str = "krurou") -> tuple[str, list[str]]:
-    support, citations = Shown(shown(passages)).support(column, value, canonical(column, value), [sought(name)])
+def _support(
+    column: Column, value: str, *passages: str, name: str = "krurou"
+) -> tuple[str, list[str]]:
+    support, citations = Shown(shown(passages)).support(
+        column, value, canonical(column, value), [sought(name)]
+    )
     return support, [citation.quote for citation in citations]
 
 
@@ -36,8 +42,14 @@ def test_a_name(passage: str, support: str) -> None:
 
 def test_the_sentence_that_names_both_is_cited() -> None:
     """Of each passage one."""
-    passages = ["Annals: Ana Ruiz was born. Krurou is old. Krurou was founded by Ana Ruiz.", "Bel: Ana Ruiz died."]
-    assert _support(FOUNDER, "Ana Ruiz", *passages) == ("stated", ["Krurou was founded by Ana Ruiz."])
+    passages = [
+        "Annals: Ana Ruiz was born. Krurou is old. Krurou was founded by Ana Ruiz.",
+        "Bel: Ana Ruiz died.",
+    ]
+    assert _support(FOUNDER, "Ana Ruiz", *passages) == (
+        "stated",
+        ["Krurou was founded by Ana Ruiz."],
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +124,9 @@ def test_names_of_two(sentence: str) -> None:
 
 def test_a_row_by_the_title_that_is_its_name_too() -> None:
     """An executor that was shown that both are the same reads the passage about the other."""
-    passages = shown(["Annals: Krurou is the former name of Bel.", "Bel: It was founded by Ana Ruiz."])
+    passages = shown(
+        ["Annals: Krurou is the former name of Bel.", "Bel: It was founded by Ana Ruiz."]
+    )
     names = Shown(passages).also_named([" krurou "])
     assert Shown(passages).support(FOUNDER, "Ana Ruiz", "ana ruiz", names)[0] == "stated"
 

@@ -11,7 +11,11 @@ from router.trace.table import Column, Schema
 from tests.router.table.reports import discovery, executed, fill
 
 SCHEMA = Schema(
-    (Column("city", key=True), Column("founder"), Column("founded in", "integer", unit="years", about="AD"))
+    (
+        Column("city", key=True),
+        Column("founder"),
+        Column("founded in", "integer", unit="years", about="AD"),
+    )
 )
 FOUNDER = '<ask column="founder">Who founded {city}?</ask>'
 
@@ -21,16 +25,25 @@ FOUNDER = '<ask column="founder">Who founded {city}?</ask>'
     [
         (FOUNDER, ["Who founded {city}?", ""]),
         (
-            f"<search>[\"x?\"]</search>\n{FOUNDER}\n<ask column='Founded In'>When,\n{{CITY}}?</ask>",
+            (
+                f"<search>[\"x?\"]</search>\n{FOUNDER}\n<ask column='Founded In'>When,\n"
+                f"{{CITY}}?</ask>"
+            ),
             ["Who founded {city}?", "When, {CITY}?"],
         ),
         (FOUNDER + FOUNDER.replace("Who", "Which person"), ["Who founded {city}?", ""]),
         (f"<think>{FOUNDER}</think>", ["", ""]),
         ('<ask column="founder">Who founded it?</ask>', ["", ""]),
         ('<ask column="founder">Who founded {town}?</ask>' + FOUNDER, ["Who founded {city}?", ""]),
-        ('<ask column="city">Which is {city}?</ask><ask column="mayor">Who rules {city}?</ask>', ["", ""]),
+        (
+            '<ask column="city">Which is {city}?</ask><ask column="mayor">Who rules {city}?</ask>',
+            ["", ""],
+        ),
         ('<ask column="founder">Who founded {city', ["", ""]),
-        ("<ask column=founder>Who founded &quot;{city}&quot;?</ask >", ['Who founded "{city}"?', ""]),
+        (
+            "<ask column=founder>Who founded &quot;{city}&quot;?</ask >",
+            ['Who founded "{city}"?', ""],
+        ),
     ],
 )
 def test_wordings(text: str, asks: list[str]) -> None:
@@ -55,14 +68,19 @@ def test_what_is_shown() -> None:
     reports = [
         (discovery(1), executed("Krurou\nBel <stop/>", "Krurou: Krurou is a city.")),
         (discovery(2), executed("Krurou", "Krurou: Krurou is a city.")),
-        (fill("krurou", "founder", "founded in"), executed("founder: Ana", "Krurou: Ana founded Krurou.")),
+        (
+            fill("krurou", "founder", "founded in"),
+            executed("founder: Ana", "Krurou: Ana founded Krurou."),
+        ),
     ]
     table = assemble(SCHEMA, [], reports)
     status = table_delegation.status(table, {discovery(1), discovery(2)}, ["And more?"])
     assert status == (
         '<table rows="2" complete="0" missing="3" conflicts="0" seen_once="1" estimate="2"/>'
         "<rows>Krurou\nBel &lt;stop/&gt;</rows>"
-        "<holes>Krurou: founded in\nBel &lt;stop/&gt;: founder\nBel &lt;stop/&gt;: founded in</holes>"
-        "<not_dispatched>Too many sub-queries in one block; ask again if needed: <request>And more?</request>"
+        "<holes>Krurou: founded in\nBel &lt;stop/&gt;: founder\nBel &lt;stop/&gt;: "
+        "founded in</holes>"
+        "<not_dispatched>Too many sub-queries in one block; ask again if needed: "
+        "<request>And more?</request>"
         "</not_dispatched>"
     )

@@ -33,7 +33,9 @@ def models(held: str = "", free: int = 0, seed: int = 0) -> dict[str, Any]:
     return said | ({held: HeldModel(said[held], free)} if held else {})
 
 
-async def fill(filling: Gateway, options: RequestOptions = NAMED, request: TableRequest = REQUEST) -> Run:
+async def fill(
+    filling: Gateway, options: RequestOptions = NAMED, request: TableRequest = REQUEST
+) -> Run:
     return await filling.fill_table(request, options)
 
 
@@ -42,7 +44,10 @@ async def killed(
 ) -> tuple[Path, str]:
     """The store as it is left by a kill when `held` does not answer any more, and the run."""
     left = folder / "killed"
-    async with gateway(folder / "first", world(), **said, limits=LIMITS, **terms) as (first, archive):
+    async with gateway(folder / "first", world(), **said, limits=LIMITS, **terms) as (
+        first,
+        archive,
+    ):
         filling = asyncio.create_task(fill(first, request=request))
         await asyncio.wait_for(said[held].called.wait(), 10)
         await asyncio.sleep(0)  # the log is written at the end of the loop's turn
@@ -65,12 +70,15 @@ def table(run: Run) -> object:
         ("delegator", 0, "name"),
         ("delegator", 1, "name"),
         ("delegator", 2, "identifier"),
-        *(("executor", free, ("name", "identifier")[free % 2]) for free in (0, 1, 4, 7, 12, 16, 20, 25, 31)),
+        *(
+            ("executor", free, ("name", "identifier")[free % 2])
+            for free in (0, 1, 4, 7, 12, 16, 20, 25, 31)
+        ),
     ],
 )
 async def test_a_killed_run(tmp_path: Path, held: str, free: int, way: str) -> None:
-    """Comes to the same table, claim by claim; only what was in flight is asked twice. So it does where reports are
-    shared.
+    """Comes to the same table, claim by claim; only what was in flight is asked twice. So it does
+    where reports are shared.
     """
     terms: dict[str, Any] = {"limits": LIMITS, "shared": free % 3 == 1}
     async with gateway(tmp_path / "whole", world(), **models(seed=5), **terms) as (undisturbed, _):
@@ -149,9 +157,14 @@ class HalfWritten(HeldModel):
 
 @pytest.mark.parametrize("agrees", [True, False])
 async def test_what_was_begun_early(tmp_path: Path, agrees: bool) -> None:
-    """Is taken over where the delegator asks for the same again; else it is as if it had never been begun."""
+    """Is taken over where the delegator asks for the same again; else it is as if it had never
+    been begun.
+    """
     deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}
-    async with gateway(tmp_path / "whole", world(), **(models() | deciding), limits=LIMITS) as (undisturbed, _):
+    async with gateway(tmp_path / "whole", world(), **(models() | deciding), limits=LIMITS) as (
+        undisturbed,
+        _,
+    ):
         whole = await fill(undisturbed)
     said = {"delegator": HalfWritten(lead(world(), 2), reader := Telling()), "executor": reader}
     left, run_id = await killed(tmp_path, "delegator", said)
@@ -165,11 +178,16 @@ async def test_what_was_begun_early(tmp_path: Path, agrees: bool) -> None:
 @pytest.mark.parametrize(
     ("topology", "held", "free"),
     [
-        *(("wide_written", *at) for at in (("delegator", 1), ("executor", 3), ("executor", 25), ("answerer", 0))),
+        *(
+            ("wide_written", *at)
+            for at in (("delegator", 1), ("executor", 3), ("executor", 25), ("answerer", 0))
+        ),
         *(("wide_single", "delegator", free) for free in (0, 2, 12)),
     ],
 )
-async def test_one_that_a_model_writes(tmp_path: Path, topology: TableTopologyName, held: str, free: int) -> None:
+async def test_one_that_a_model_writes(
+    tmp_path: Path, topology: TableTopologyName, held: str, free: int
+) -> None:
     """Is gone on with likewise, by the run that is named."""
 
     def said() -> dict[str, Any]:
@@ -179,7 +197,9 @@ async def test_one_that_a_model_writes(tmp_path: Path, topology: TableTopologyNa
     request = asked_for(topology)
     async with gateway(tmp_path / "whole", world(), **said(), limits=LIMITS) as (undisturbed, _):
         whole = await fill(undisturbed, request=request)
-    left, run_id = await killed(tmp_path, held, said() | {held: HeldModel(said()[held], free)}, request)
+    left, run_id = await killed(
+        tmp_path, held, said() | {held: HeldModel(said()[held], free)}, request
+    )
     async with gateway(left, world(), **said(), limits=LIMITS) as (second, archive):
         interrupted = await archive.load(run_id)
         run = await fill(second, RequestOptions(resume=run_id))

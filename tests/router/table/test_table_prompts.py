@@ -23,18 +23,26 @@ LIGHTS = Schema(
     )
 )
 KEEPERS = Schema(
-    (Column("lighthouse", key=True), Column("keeper", key=True), Column("from", "integer", about="first year"))
+    (
+        Column("lighthouse", key=True),
+        Column("keeper", key=True),
+        Column("from", "integer", about="first year"),
+    )
 )
 
 
 def turns(path: Path) -> list[str]:
     """The model's turns in the examples of a prompt."""
     examples = path.read_text("utf-8").partition("\nExample")[2]
-    return re.findall(r"^You: (.*?)(?=^\w+: |^It would|^Example|\Z)", examples, re.MULTILINE | re.DOTALL)
+    return re.findall(
+        r"^You: (.*?)(?=^\w+: |^It would|^Example|\Z)", examples, re.MULTILINE | re.DOTALL
+    )
 
 
 def test_the_delegators() -> None:
-    """Plans with a wording for each column, more questions, and a stop; the requests are as they will be."""
+    """Plans with a wording for each column, more questions, and a stop; the requests are as
+    they will be.
+    """
     path = PROMPTS / "table_delegation.txt"
     lights, prompt = Schema(LIGHTS.columns[:4]), path.read_text("utf-8")
     plan, more, stop, other = turns(path)
@@ -51,7 +59,9 @@ def test_the_delegators() -> None:
 def test_those_of_baselines() -> None:
     """Rounds and a stop; tables, read as they are meant; the request is as it will be."""
     columns = LIGHTS.columns[0], LIGHTS.columns[2], LIGHTS.columns[4]
-    decisions = [parse_decision(text, limit=20) for text in turns(PROMPTS / "wide_written_delegation.txt")]
+    decisions = [
+        parse_decision(text, limit=20) for text in turns(PROMPTS / "wide_written_delegation.txt")
+    ]
     assert [type(each) for each in decisions] == [Dispatch, Dispatch, Stop]
     for name, rows, shown in (
         ("wide_written_answer", (("Aldsay Beacon", "1864", ""), ("Skerry Lamp", "", "")), columns),
@@ -66,18 +76,31 @@ def test_those_of_baselines() -> None:
 
 
 def test_the_executors() -> None:
-    """A list of names, rows of several columns, and values of one row, asked for as they will be."""
+    """A list of names, rows of several columns, and values of one row, asked for as they will
+    be.
+    """
     path = PROMPTS / "table_execution.txt"
     lights, row, value = (parse_table_turn(text) for text in turns(path)[1::2])
     assert all(isinstance(parse_table_turn(text), SearchTurn) for text in turns(path)[::2])
-    assert isinstance(lights, ReportTurn) and isinstance(row, ReportTurn) and isinstance(value, ReportTurn)
-    assert read_rows(lights.report.answer, LIGHTS.columns[:1]).rows == (("Old Mole Light",), ("Aldsay Beacon",))
+    assert (
+        isinstance(lights, ReportTurn)
+        and isinstance(row, ReportTurn)
+        and isinstance(value, ReportTurn)
+    )
+    assert read_rows(lights.report.answer, LIGHTS.columns[:1]).rows == (
+        ("Old Mole Light",),
+        ("Aldsay Beacon",),
+    )
     assert len(lights.report.evidence) == 2
     found = read_rows(row.report.answer, KEEPERS.columns[:2])
     assert found == ((("Skerry Lamp", "Ivo Brandt"), ("Aldsay Beacon", "Joan Ferris")), 0)
     wanted = LIGHTS.columns[2], LIGHTS.columns[4]
     assert read_values(value.report.answer, LIGHTS, wanted, ("skerry lamp",)) == ("1891", "")
-    told = re.findall(r"^- .*: (.*)$", path.read_text("utf-8").partition("Example 3.")[2], re.MULTILINE)
+    told = re.findall(
+        r"^- .*: (.*)$", path.read_text("utf-8").partition("Example 3.")[2], re.MULTILINE
+    )
     asked = [Column(column.name, ask=ask) for column, ask in zip(wanted, told, strict=True)]
-    sub_query = question(Schema((LIGHTS.columns[0], *asked)), ("Skerry Lamp",), [column.name for column in asked])
+    sub_query = question(
+        Schema((LIGHTS.columns[0], *asked)), ("Skerry Lamp",), [column.name for column in asked]
+    )
     assert f"Request: {sub_query}\n" in path.read_text("utf-8")

@@ -28,7 +28,10 @@ CITY, FOUNDER, FOUNDED = Column("city", key=True), Column("founder"), Column("fo
 CITIES = (CITY, FOUNDER, FOUNDED)
 KRUROU, BEL = ("Krurou", "Ana Ruiz", "1321"), ("Bel", "", "1400")
 
-_HEAD, _ROWS = "| city | founder | founded |\n|---|---|---|\n", "| Krurou | Ana Ruiz | 1321 |\n| Bel | | 1400 |"
+_HEAD, _ROWS = (
+    "| city | founder | founded |\n|---|---|---|\n",
+    "| Krurou | Ana Ruiz | 1321 |\n| Bel | | 1400 |",
+)
 _RECORDS: list[dict[str, object]] = [
     {"city": "Krurou", "founder": "Ana Ruiz", "founded": 1321},
     {"city": "Bel", "founder": None, "founded": 1400},
@@ -36,8 +39,10 @@ _RECORDS: list[dict[str, object]] = [
 MANNERS = {
     "plain": _HEAD + _ROWS,
     "fenced, with prose around it": (
-        "Here is the table | as you asked:\n\n```markdown\n| City | Founder | Founded |\n|:---|:---:|---:|\n"
-        "| Krurou | Ana Ruiz | 1321 |\n| Bel | | 1400 |\n```\n\nNote: the founder of Bel is unknown."
+        "Here is the table | as you asked:\n\n```markdown\n| City | Founder | Founded |\n"
+        "|:---|:---:|---:|\n"
+        "| Krurou | Ana Ruiz | 1321 |\n| Bel | | 1400 |\n```\n\nNote: the founder of Bel "
+        "is unknown."
     ),
     "a fence that is not closed": "```\n|city|founder|founded|\n|-|-|-|\n|Krurou|Ana Ruiz|1321|\n|Bel||1400|\n",
     "no bars around it": "city | founder | founded\n--- | --- | ---\nKrurou | Ana Ruiz | 1321\nBel | | 1400",
@@ -47,12 +52,18 @@ MANNERS = {
         "| # | Founded | **City** | Country | Founder |\n|---|---|---|---|---|\n"
         "| 1 | 1321 | Krurou | Vor | Ana Ruiz |\n| 2 | 1400 | Bel | Vor | |"
     ),
-    "columns under other names": "| Name of the city | Founder (person) | Year |\n|---|---|---|\n" + _ROWS,
-    "in a foreign language": _HEAD.replace("city | founder | founded", "城市 | 创始人 | 年") + _ROWS,
+    "columns under other names": "| Name of the city | Founder (person) | Year |\n|---|---|---|\n"
+    + _ROWS,
+    "in a foreign language": _HEAD.replace("city | founder | founded", "城市 | 创始人 | 年")
+    + _ROWS,
     "an empty line, more": "|city|x|founder|founded|\n|Krurou|y|Ana Ruiz|1321|\n\n|Bel|||1400|",
-    "all on one line": "| city | founder | founded | |---|---|---| | Krurou | Ana Ruiz | 1321 | | Bel |  | 1400 |",
+    "all on one line": (
+        "| city | founder | founded | |---|---|---| | Krurou | Ana Ruiz | 1321 | | Bel |  | 1400 |"
+    ),
     "two rows on one line": _HEAD + _ROWS.replace("|\n|", "||"),
-    "a header for each row": f"### Krurou\n{_HEAD}{_ROWS}".replace("\n| Bel", f"\n\n### Bel\n{_HEAD}| Bel"),
+    "a header for each row": f"### Krurou\n{_HEAD}{_ROWS}".replace(
+        "\n| Bel", f"\n\n### Bel\n{_HEAD}| Bel"
+    ),
     "the header again": _HEAD + _ROWS.replace("\n", f"\n{_HEAD}"),
     "an empty line in it": _HEAD + _ROWS.replace("\n", "\n\n"),
     "a table of its sources after it": f"{_HEAD}{_ROWS}\n\n| No. | Title | Link |\n|---|---|---|\n| 1 | Annals | a.b |",
@@ -64,7 +75,9 @@ MANNERS = {
     + f"{_HEAD}{_ROWS}\n```".replace("\n| Bel", "\n```\nMore:\n```markdown\n| Bel"),
     "a remark between rows": _HEAD + _ROWS.replace("\n", "\nThose in the south:\n"),
     "a grid": "+---+---+---+\n"
-    + (_HEAD + _ROWS).replace("|---|---|---|", "+===+===+===+").replace("\n| Bel", "\n+---+---+---+\n| Bel"),
+    + (_HEAD + _ROWS)
+    .replace("|---|---|---|", "+===+===+===+")
+    .replace("\n| Bel", "\n+---+---+---+\n| Bel"),
     "spaces that do not break": (_HEAD + _ROWS).replace(" | ", "\u00a0|\u00a0"),
     "wide bars": "结果如下：\n" + (_HEAD + _ROWS).replace("|", "｜"),
     "items of a list": _ROWS.replace("| K", "- K").replace("| B", "- B"),
@@ -78,21 +91,37 @@ MANNERS = {
     "JSON lines": "\n".join(map(json.dumps, _RECORDS)),
     "JSON in items": "\n".join(f"- {json.dumps(record)}" for record in _RECORDS),
     "JSON by keys": json.dumps({record.pop("city"): record for record in map(dict, _RECORDS)}),
-    "JSON by columns": json.dumps({"city": ["Krurou", "Bel"], "founder": ["Ana Ruiz", None], "founded": [1321, 1400]}),
-    "JSON of arrays": json.dumps([["City", "Founder", "Founded"], ["Krurou", "Ana Ruiz", 1321], ["Bel", None, 1400]]),
+    "JSON by columns": json.dumps(
+        {"city": ["Krurou", "Bel"], "founder": ["Ana Ruiz", None], "founded": [1321, 1400]}
+    ),
+    "JSON of arrays": json.dumps(
+        [["City", "Founder", "Founded"], ["Krurou", "Ana Ruiz", 1321], ["Bel", None, 1400]]
+    ),
     "JSON of columns and rows": json.dumps(
-        {"columns": ["city", "founder", "founded"], "rows": [["Krurou", "Ana Ruiz", 1321], ["Bel", "", 1400]]}
+        {
+            "columns": ["city", "founder", "founded"],
+            "rows": [["Krurou", "Ana Ruiz", 1321], ["Bel", "", 1400]],
+        }
     ),
     "JSON with commas at ends": json.dumps(_RECORDS).replace("}", ",}").replace("]", ",]"),
     "JSON as Python writes it": str(_RECORDS[:1])[:-1] + ", {'city': 'Bel', 'founded': 1400}]",
-    "YAML": "rows:\n  - city: Krurou\n    founder: Ana Ruiz\n    founded: 1321\n  - city: 'Bel'\n    founded: 1400",
-    "a block for each": "**City:** Krurou\n**Founder:** Ana Ruiz\n**Founded:** 1321\n**City:** Bel\n**Founded:** 1400",
+    "YAML": (
+        "rows:\n  - city: Krurou\n    founder: Ana Ruiz\n    founded: 1321\n  - city: 'Bel'\n"
+        "    founded: 1400"
+    ),
+    "a block for each": (
+        "**City:** Krurou\n**Founder:** Ana Ruiz\n**Founded:** 1321\n**City:** Bel\n"
+        "**Founded:** 1400"
+    ),
     "HTML": (
-        "<table class='x'>\n<tr><th>City</th><th>Founder</th><th>Founded</th></tr>\n<tr>\n<td>Krurou</td>\n"
-        "<td><b>Ana&nbsp;Ruiz</b></td><td>1321</td></tr><tr><td>Bel</td><td></td><td>1400</td></tr>\n</table>"
+        "<table class='x'>\n<tr><th>City</th><th>Founder</th><th>Founded</th></tr>\n"
+        "<tr>\n<td>Krurou</td>\n"
+        "<td><b>Ana&nbsp;Ruiz</b></td><td>1321</td></tr><tr><td>Bel</td><td></td><td>1400</td></tr>\n"
+        "</table>"
     ),
     "HTML that leaves tags open": (
-        "<TABLE><TR><TH>City<TH>Founder<TH>Founded<TR><TD>Krurou<TD>Ana Ruiz<TD>1321<TR><TD>Bel<TD><TD>1400</TABLE>"
+        "<TABLE><TR><TH>City<TH>Founder<TH>Founded<TR><TD>Krurou<TD>Ana "
+        "Ruiz<TD>1321<TR><TD>Bel<TD><TD>1400</TABLE>"
     ),
 }
 
@@ -101,19 +130,32 @@ MANNERS = {
 def test_the_manners_of_models(manner: str) -> None:
     """One table, written in many ways."""
     table = read_rows(MANNERS[manner], CITIES)
-    assert ([tuple(" ".join(cell.split()) for cell in row) for row in table.rows], table.lost) == ([KRUROU, BEL], 0)
+    assert ([tuple(" ".join(cell.split()) for cell in row) for row in table.rows], table.lost) == (
+        [KRUROU, BEL],
+        0,
+    )
 
 
 def test_cells_that_are_missing_or_too_many() -> None:
     """A short row is filled up; a bar that was not escaped belongs to the last cell."""
-    text = "| city | founder | founded |\n|---|---|---|\n| Krurou |\n| Bel | Bo | 1400 | or 1401 |\n| Tal | - | n/a |"
-    assert read_rows(text, CITIES).rows == (("Krurou", "", ""), ("Bel", "Bo", "1400 | or 1401"), ("Tal", "-", "n/a"))
+    text = (
+        "| city | founder | founded |\n|---|---|---|\n| Krurou |\n| Bel | Bo | 1400 | or "
+        "1401 |\n| Tal | - | n/a |"
+    )
+    assert read_rows(text, CITIES).rows == (
+        ("Krurou", "", ""),
+        ("Bel", "Bo", "1400 | or 1401"),
+        ("Tal", "-", "n/a"),
+    )
 
 
 def test_cells_that_were_merged() -> None:
     """An empty part of a key, and a sign for the cell above, stand for that cell."""
     columns = (Column("year", key=True), Column("event", key=True), Column("city"))
-    text = '| year | event | city |\n|---|---|---|\n| 2020 | Song | Bel |\n| | Dance | 〃 |\n| 2021 | Song | " |'
+    text = (
+        "| year | event | city |\n|---|---|---|\n| 2020 | Song | Bel |\n| | Dance | 〃 |\n| "
+        '2021 | Song | " |'
+    )
     assert read_rows(text, columns).rows == (
         ("2020", "Song", "Bel"),
         ("2020", "Dance", "Bel"),
@@ -126,7 +168,9 @@ def test_rows_that_are_not_there() -> None:
     head = _HEAD + "| Krurou | Ana Ruiz | 1321 |\n"
     assert read_rows(head + "| ... | ... | ... |\n| | Bo | 1400 |", CITIES) == ((KRUROU,), 2)
     assert read_rows(head + "| (… and 12 more rows) | | |", CITIES) == ((KRUROU,), 1)
-    assert read_rows(head + "| ...And Justice | | |", CITIES).rows[1:] == (("...And Justice", "", ""),)
+    assert read_rows(head + "| ...And Justice | | |", CITIES).rows[1:] == (
+        ("...And Justice", "", ""),
+    )
     assert read_rows(head + "| Bel | | 14", CITIES, cut=True) == ((KRUROU,), 1)
     assert read_rows(head, CITIES, cut=True) == ((KRUROU,), 0)
 
@@ -134,9 +178,7 @@ def test_rows_that_are_not_there() -> None:
 def test_chinese() -> None:
     """Names, headers and signs."""
     columns = (Column("姓名", key=True), Column("获奖年份", "integer"))
-    text = (
-        "以下是结果：\n\n```markdown\n| 姓名 | 获奖年份（年） |\n|:--|---|\n| 莫言 | 2012年 |\n| 屠呦呦 | 同上 |\n```"
-    )
+    text = "以下是结果：\n\n```markdown\n| 姓名 | 获奖年份（年） |\n|:--|---|\n| 莫言 | 2012年 |\n| 屠呦呦 | 同上 |\n```"
     assert read_rows(text, columns).rows == (("莫言", "2012年"), ("屠呦呦", "2012年"))
     assert read_rows("北京、上海、广州", columns[:1]).rows == (("北京",), ("上海",), ("广州",))
     assert read_values("获奖年份：2012年", Schema(columns), columns[1:], ("莫言",)) == ("2012年",)
@@ -155,7 +197,10 @@ def test_a_thousand_rows() -> None:
     "text",
     [
         "- Krurou\n- Bel\n- Tal",
-        "The cities are:\n1. **Krurou** – on the river\n2. **Bel**: a port\n3) Tal\nThese are all that they name.",
+        (
+            "The cities are:\n1. **Krurou** – on the river\n2. **Bel**: a port\n3) Tal\n"
+            "These are all that they name."
+        ),
         "Krurou\nBel\nTal",
         "city\nKrurou\nBel\nTal",
         "Krurou, Bel, and Tal",
@@ -202,7 +247,10 @@ def test_replies_without_a_row(text: str) -> None:
 
 def test_keys_that_look_like_sentences() -> None:
     """Titles and names are kept."""
-    keys = "I Am Legend\nHere\nSorry to Bother You\nWashington D.C.\nAcme and Sons Inc.\nWho Is Afraid?\nAirplane!"
+    keys = (
+        "I Am Legend\nHere\nSorry to Bother You\nWashington D.C.\nAcme and Sons Inc.\nWho Is "
+        "Afraid?\nAirplane!"
+    )
     assert [row[0] for row in read_rows(keys, [CITY]).rows] == keys.split("\n")
 
 
@@ -220,9 +268,14 @@ def test_a_list_that_says_more() -> None:
 
 
 def test_a_thousand_rows_in_chinese() -> None:
-    """Fenced, with prose around them, some cells missing or blank: all of them, and what is blank stays so."""
+    """Fenced, with prose around them, some cells missing or blank: all of them, and what is
+    blank stays so.
+    """
     columns = Column("城市", key=True), Column("省份"), Column("人口", "integer")
-    rows = [(f"城市{number}号", "暂无" if number % 7 == 0 else "广东省", f"{number}万") for number in range(1, 1001)]
+    rows = [
+        (f"城市{number}号", "暂无" if number % 7 == 0 else "广东省", f"{number}万")
+        for number in range(1, 1001)
+    ]
     table = to_markdown(columns, rows).replace("| 城市5号 | 广东省 | 5万 |", "| 城市5号 |")
     rows[4] = ("城市5号", "", "")
     told = f"以下是完整的表格：\n\n```markdown\n{table}```\n\n注：“暂无”表示没有数据。"
@@ -242,16 +295,28 @@ def test_a_list_that_was_cut() -> None:
     [
         ("founder: Ana Ruiz\nfounded: 1321", ("Ana Ruiz", "1321")),
         ("- **Founded**: 1321\n- **Founder**: Ana Ruiz (of Bel)", ("Ana Ruiz (of Bel)", "1321")),
-        ("| Column | Value |\n|---|---|\n| founder | Ana Ruiz |\n| founded | 1321 |", ("Ana Ruiz", "1321")),
+        (
+            "| Column | Value |\n|---|---|\n| founder | Ana Ruiz |\n| founded | 1321 |",
+            ("Ana Ruiz", "1321"),
+        ),
         ("| founder | founded |\n|---|---|\n| Ana Ruiz | 1321 |", ("Ana Ruiz", "1321")),
         (
-            "| city | founder | founded |\n|---|---|---|\n| Bel | Bo | 1400 |\n| **KRUROU** | Ana Ruiz | |",
+            (
+                "| city | founder | founded |\n|---|---|---|\n| Bel | Bo | 1400 |\n| "
+                "**KRUROU** | Ana Ruiz | |"
+            ),
             ("Ana Ruiz", ""),
         ),
-        ("| city | founder | founded |\n|---|---|---|\n| Bel | Bo | 1400 |\n| Tal | Cy | 1500 |", ("", "")),
+        (
+            "| city | founder | founded |\n|---|---|---|\n| Bel | Bo | 1400 |\n| Tal | Cy | 1500 |",
+            ("", ""),
+        ),
         ("Ana Ruiz founded it.", ("", "")),
         ('{"founder": "Ana Ruiz", "founded": 1321}', ("Ana Ruiz", "1321")),
-        ('```json\n{"krurou": {"founder": "Ana Ruiz", "founded": 1321}}\n```', ("Ana Ruiz", "1321")),
+        (
+            '```json\n{"krurou": {"founder": "Ana Ruiz", "founded": 1321}}\n```',
+            ("Ana Ruiz", "1321"),
+        ),
         ("<table><tr><th>founder<th>founded<tr><td>Ana Ruiz<td>1321</table>", ("Ana Ruiz", "1321")),
     ],
 )
@@ -275,8 +340,14 @@ def test_one_value_is_the_whole_text() -> None:
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("<answer>| a | b |\n| c | d |</answer><evidence>- A b.</evidence>", "| a | b |\n| c | d |"),
-        ("<think>| x |</think><answer>\n```\n| a | b |\n| c | d |\n```\n</answer>", "```\n| a | b |\n| c | d |\n```"),
+        (
+            "<answer>| a | b |\n| c | d |</answer><evidence>- A b.</evidence>",
+            "| a | b |\n| c | d |",
+        ),
+        (
+            "<think>| x |</think><answer>\n```\n| a | b |\n| c | d |\n```\n</answer>",
+            "```\n| a | b |\n| c | d |\n```",
+        ),
         ("<answer>Krurou\nBel</answer><evidence>Krurou is a city of Vor.", "Krurou\nBel"),
         ("| a | b |\n|---|---|\n| c | d |\nDone.", "| a | b |\n|---|---|\n| c | d |\nDone."),
         (
@@ -340,7 +411,9 @@ _KEYS = st.text("abc|\\<br>-\n", min_size=1).map(lambda text: f"k{text}".strip()
 def test_what_is_written_is_read_back(rows: list[tuple[str, str, str]]) -> None:
     """From Markdown but for kinds of line breaks, from CSV as it is; names are written too."""
     columns = (Column("a|b", key=True), Column("-"), Column("x <br> y"))
-    unified = tuple(tuple(value.replace("\r\n", "\n").replace("\r", "\n") for value in row) for row in rows)
+    unified = tuple(
+        tuple(value.replace("\r\n", "\n").replace("\r", "\n") for value in row) for row in rows
+    )
     assert read_rows(to_markdown(columns, rows), columns) == (unified, 0)
     file = io.StringIO(newline="")
     csv.writer(file).writerows([[column.name for column in columns], *rows])
@@ -348,7 +421,23 @@ def test_what_is_written_is_read_back(rows: list[tuple[str, str, str]]) -> None:
 
 
 _PARTS = st.sampled_from(
-    ["|", "| ", "---", "|---|", "\n", "city", "founder", "```", "\\", "</answer>", "<br>", '"', ",", "- ", "..."]
+    [
+        "|",
+        "| ",
+        "---",
+        "|---|",
+        "\n",
+        "city",
+        "founder",
+        "```",
+        "\\",
+        "</answer>",
+        "<br>",
+        '"',
+        ",",
+        "- ",
+        "...",
+    ]
 )
 
 
@@ -392,11 +481,18 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(
-    "flood", [*FLOODS, *(piece * (50_000 // len(piece)) for piece in HOSTILE)], ids=lambda flood: repr(flood[:12])
+    "flood",
+    [*FLOODS, *(piece * (50_000 // len(piece)) for piece in HOSTILE)],
+    ids=lambda flood: repr(flood[:12]),
 )
 def test_a_flood_is_read(flood: str) -> None:
     """Wherever it stands."""
-    for before in ("", "<answer>", "| city | founder | founded |\n|---|---|---|\n", "city,founder\n"):
+    for before in (
+        "",
+        "<answer>",
+        "| city | founder | founded |\n|---|---|---|\n",
+        "city,founder\n",
+    ):
         flood = flood[:50_000]
         read_rows(before + flood, CITIES)
         read_values(before + flood, Schema(CITIES), [FOUNDER], ("krurou",))
@@ -421,12 +517,17 @@ def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
     """It takes as much longer than a tenth of it as it is longer."""
     for piece in HOSTILE:
         text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
-        assert grows_linearly(partial(READERS[reader], text), partial(READERS[reader], text[:100_000])), piece
+        assert grows_linearly(
+            partial(READERS[reader], text), partial(READERS[reader], text[:100_000])
+        ), piece
 
 
 def test_a_report_that_names_a_manager() -> None:
     """Keeps its lines."""
     text = (
-        '<answer>Heat\nRonin</answer><evidence>both are films</evidence><escalate to="pages">more are there</escalate>'
+        "<answer>Heat\nRonin</answer><evidence>both are films</evidence><escalate "
+        'to="pages">more are there</escalate>'
     )
-    assert parse_table_turn(text) == ReportTurn(Report("Heat\nRonin", ("both are films",), escalate_to="pages"))
+    assert parse_table_turn(text) == ReportTurn(
+        Report("Heat\nRonin", ("both are films",), escalate_to="pages")
+    )

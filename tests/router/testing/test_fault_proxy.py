@@ -24,7 +24,9 @@ from router.testing.openai_server import Reply, serving, writes
 from router.testing.retriever import FixedRetriever
 
 TEXT = "<answer>in 1943</answer>"
-PROMPT = Prompt((Message("system", "Report."), Message("user", "Who?")), Sampling(64), (), request_id="run-1-0")
+PROMPT = Prompt(
+    (Message("system", "Report."), Message("user", "Who?")), Sampling(64), (), request_id="run-1-0"
+)
 
 
 @pytest.fixture
@@ -88,11 +90,15 @@ def test_a_storm_hits_every_call_until_it_is_over() -> None:
 
 
 async def test_passing_on(proxy: FaultProxy, model: OpenAIHTTP) -> None:
-    """Text and usage come as the upstream gives them; the attempt and the upstream's own count are known."""
+    """Text and usage come as the upstream gives them; the attempt and the upstream's own count
+    are known.
+    """
     completion = await asked(model)
     assert (completion.text, proxy.attempts, proxy.plan.seen) == (TEXT, ["run-1-0"], {"none": 1})
     assert completion.usage is not None
-    assert proxy.counted == {"run-1-0": Counted(completion.usage.prompt_tokens, completion.usage.completion_tokens)}
+    assert proxy.counted == {
+        "run-1-0": Counted(completion.usage.prompt_tokens, completion.usage.completion_tokens)
+    }
 
 
 @pytest.mark.parametrize("fault", ["reset", "throttled", "overloaded"])
@@ -101,7 +107,10 @@ async def test_calls_that_fail_at_once(proxy: FaultProxy, model: OpenAIHTTP, fau
     proxy.plan = FaultPlan("0", 1.0, (fault,))
     with pytest.raises(UpstreamUnavailable) as failed:
         await asked(model)
-    assert (failed.value.unspent, failed.value.throttled) == (fault != "reset", fault == "throttled")
+    assert (failed.value.unspent, failed.value.throttled) == (
+        fault != "reset",
+        fault == "throttled",
+    )
     assert (proxy.attempts, proxy.counted) == (["run-1-0"], {})
 
 
@@ -116,7 +125,9 @@ async def test_no_answer(proxy: FaultProxy, model: OpenAIHTTP, state: Any) -> No
 
 
 async def test_streams_with_faults(proxy: FaultProxy, model: OpenAIHTTP) -> None:
-    """Cut streams are not whole, dripping ones are in the end; lies about usage cost nothing of the text."""
+    """Cut streams are not whole, dripping ones are in the end; lies about usage cost nothing of
+    the text.
+    """
     assert await ends(proxy, model, "cut") == {"UpstreamUnavailable", TEXT}
     assert UpstreamProtocolError.__name__ in await ends(proxy, model, "invalid_utf8")
     assert await ends(proxy, model, "lying_usage") == {TEXT}

@@ -10,18 +10,28 @@ from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import ChatRequest, Reply, serving, writes
 
-PROMPT = Prompt((Message("system", "Be short."), Message("user", "Who wrote it?")), Sampling(64), request_id="run-1-7")
+PROMPT = Prompt(
+    (Message("system", "Be short."), Message("user", "Who wrote it?")),
+    Sampling(64),
+    request_id="run-1-7",
+)
 
 
 async def test_replies_of_a_function() -> None:
-    """Each is asked for with what the request says; tokens are counted in the reply and over all of them."""
+    """Each is asked for with what the request says; tokens are counted in the reply and over
+    all of them.
+    """
     seen: list[ChatRequest] = []
 
     def script(asked: ChatRequest) -> Reply:
         seen.append(asked)
         return Reply.of(f"as {asked.model} said")
 
-    async with serving(recording=False) as server, ConnectionPool() as pool, aiohttp.ClientSession() as session:
+    async with (
+        serving(recording=False) as server,
+        ConnectionPool() as pool,
+        aiohttp.ClientSession() as session,
+    ):
         server.plays(writes(script))
         model = OpenAIHTTP(pool, server.base_url, "any")
         whole = await model.complete(PROMPT)
@@ -63,12 +73,19 @@ async def test_a_cut_reply() -> None:
 
 
 async def test_tokens_at_a_time() -> None:
-    """The first token comes alone, others so many at a time, reasoning and text apart; each event has the count."""
+    """The first token comes alone, others so many at a time, reasoning and text apart; each
+    event has the count.
+    """
     async with serving(recording=False) as server, aiohttp.ClientSession() as session:
         server.plays(writes(lambda _asked: Reply("abcde", ["h", "m", "?"], per_event=2)))
         asked = {"model": "any", "messages": [], "stream": True}
         body = await (await session.post(f"{server.base_url}/chat/completions", json=asked)).text()
     chunks = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
-    assert deltas == [{"reasoning": "h"}, {"reasoning": "m?"}, *({"content": text} for text in ("ab", "cd", "e")), {}]
+    assert deltas == [
+        {"reasoning": "h"},
+        {"reasoning": "m?"},
+        *({"content": text} for text in ("ab", "cd", "e")),
+        {},
+    ]
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 3, 5, 7, 8, 8, 8]

@@ -18,7 +18,9 @@ DOCS = Path(__file__).parents[3] / "docs" / "training.md"
 QUESTION = "Who directed Heat?"
 
 
-def sampled(text: str, prompt: tuple[int, ...] = (), completion: tuple[int, ...] = ()) -> Completion:
+def sampled(
+    text: str, prompt: tuple[int, ...] = (), completion: tuple[int, ...] = ()
+) -> Completion:
     """An output whose tokens the engine told."""
     logprobs = tuple(-float(token) for token in completion)
     return Completion(text, "stop", tokens=TokenIds(prompt, completion, logprobs))
@@ -26,21 +28,37 @@ def sampled(text: str, prompt: tuple[int, ...] = (), completion: tuple[int, ...]
 
 def conversation(*texts: str, outputs: tuple[Completion, ...]) -> Conversation:
     """Users' and the assistant's messages in turns."""
-    messages = (Message("assistant" if place % 2 else "user", text) for place, text in enumerate(texts))
+    messages = (
+        Message("assistant" if place % 2 else "user", text) for place, text in enumerate(texts)
+    )
     return Conversation(tuple(messages), outputs)
 
 
 DECIDED = (sampled(block("a"), (1, 2), (3, 4)), sampled(STOP, (1, 2, 3, 4, 5, 6), (7,)))
-TURNS = (sampled("<think>hm</think>found", (1, 2), (3, 4)), sampled("report", (1, 9, 3, 4, 5), (7,)))
-WORK = Execution("a", Report("Mann", ()), "reported", (), conversation("a", "found", outputs=TURNS), "executor-000001")
-OTHER = msgspec.structs.replace(WORK, sub_query="b", executor="", conversation=Conversation((Message("user", "b"),)))
+TURNS = (
+    sampled("<think>hm</think>found", (1, 2), (3, 4)),
+    sampled("report", (1, 9, 3, 4, 5), (7,)),
+)
+WORK = Execution(
+    "a",
+    Report("Mann", ()),
+    "reported",
+    (),
+    conversation("a", "found", outputs=TURNS),
+    "executor-000001",
+)
+OTHER = msgspec.structs.replace(
+    WORK, sub_query="b", executor="", conversation=Conversation((Message("user", "b"),))
+)
 FOUND = Trajectory(
     "Michael Mann",
     "answered",
     (OTHER, WORK),
     (2,),
     delegation=conversation(QUESTION, block("a"), "told", STOP, outputs=DECIDED),
-    answering=Conversation((Message("user", "pairs"),), (sampled("<think>so</think> <answer>Michael Mann</answer>"),)),
+    answering=Conversation(
+        (Message("user", "pairs"),), (sampled("<think>so</think> <answer>Michael Mann</answer>"),)
+    ),
 )
 SETTINGS = {"delegation": RoleSetting("big", "0"), "execution": RoleSetting("small", "0")}
 
@@ -51,8 +69,12 @@ def lines(of: Run, *golds: str) -> list[AgentTrajectory]:
 
 def test_every_agent_that_wrote_has_a_line() -> None:
     """With its place in the tree, its model and all it sampled; one that wrote nothing has none."""
-    led, worked, answered = lines(run("run-1", calls=[call("run-1")], result=FOUND, settings=SETTINGS), "Mann")
-    assert [(one.agent, one.parent, one.role, one.sub_query) for one in (led, worked, answered)] == [
+    led, worked, answered = lines(
+        run("run-1", calls=[call("run-1")], result=FOUND, settings=SETTINGS), "Mann"
+    )
+    assert [
+        (one.agent, one.parent, one.role, one.sub_query) for one in (led, worked, answered)
+    ] == [
         ("delegation", None, "delegation", None),
         ("execution-1", "delegation", "execution", 1),
         ("answer", None, "answer", None),
@@ -91,15 +113,22 @@ def test_runs_of_one_question_are_a_group() -> None:
         ([], [], Reward(None, None, 0)),
     ],
 )
-def test_what_is_not_known_is_no_zero(usages: list[Usage | None], golds: list[str], reward: Reward) -> None:
-    """Tokens count only where all calls' are known, and an answer is right or wrong only where somebody knows."""
+def test_what_is_not_known_is_no_zero(
+    usages: list[Usage | None], golds: list[str], reward: Reward
+) -> None:
+    """Tokens count only where all calls' are known, and an answer is right or wrong only where
+    somebody knows.
+    """
     calls = [call("run-1", number, usage=usage) for number, usage in enumerate(usages)]
     assert reward_of(run("run-1", calls=calls, result=FOUND), golds) == reward
 
 
 def test_runs_without_an_answer_or_texts_have_no_lines() -> None:
     """Nothing can be learnt from them."""
-    failed, other = run("run-1", status="failed", result=FOUND), run("run-1", kind="execute", result=WORK)
+    failed, other = (
+        run("run-1", status="failed", result=FOUND),
+        run("run-1", kind="execute", result=WORK),
+    )
     assert not [*lines(failed), *lines(other), *lines(run("run-1", result=FOUND, redacted=True))]
 
 
@@ -111,15 +140,17 @@ def test_the_operators_right_answers_come_before_clients() -> None:
 
 
 def test_lines_are_read_as_sequences_by_what_the_manual_says() -> None:
-    """Sampled tokens have the mask and their log-probabilities; a prompt that does not go on from the last turn begins
-    another sequence.
+    """Sampled tokens have the mask and their log-probabilities; a prompt that does not go on from
+    the last turn begins another sequence.
     """
     code = DOCS.read_text("utf-8").partition("def sequences(line):")
     names: dict[str, object] = {}
     exec(code[1] + code[2].partition("```")[0], names)
     read = names["sequences"]
     assert callable(read)
-    led, worked, _ = (msgspec.json.decode(msgspec.json.encode(one)) for one in lines(run("run-1", result=FOUND)))
+    led, worked, _ = (
+        msgspec.json.decode(msgspec.json.encode(one)) for one in lines(run("run-1", result=FOUND))
+    )
     assert read(led) == [
         {
             "prompt_ids": [1, 2],

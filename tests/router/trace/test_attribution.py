@@ -17,11 +17,18 @@ from router.trace.values import ExecutionOutcome, SearchRecord
 from tests.router.store.stored import run
 
 FIRST, SECOND = Agent("execution", 0), Agent("execution", 1)
-HOLDS, OTHER = Passage("p1", "Ada", "Ada was born in Tarn."), Passage("p2", "Kestrel", "Kestrel is a town.")
+HOLDS, OTHER = (
+    Passage("p1", "Ada", "Ada was born in Tarn."),
+    Passage("p2", "Kestrel", "Kestrel is a town."),
+)
 
 
 def execution(
-    answer: str, *passages: Passage, outcome: ExecutionOutcome = "reported", dropped: int = 0, evidence: str = "so"
+    answer: str,
+    *passages: Passage,
+    outcome: ExecutionOutcome = "reported",
+    dropped: int = 0,
+    evidence: str = "so",
 ) -> Execution:
     """One with a search."""
     told = Report(answer, (evidence,)) if outcome == "reported" else NO_EVIDENCE
@@ -30,10 +37,15 @@ def execution(
 
 
 def traced(
-    *executions: Execution, answer: str = "Kestrel", gold: str = "Tarn", known: Sequence[Passage] | None = None
+    *executions: Execution,
+    answer: str = "Kestrel",
+    gold: str = "Tarn",
+    known: Sequence[Passage] | None = None,
 ) -> Attribution:
     """The trace of an answer that came of these."""
-    found = attribute(run("run-1", result=Trajectory(answer, "answered", executions)), [gold], known)
+    found = attribute(
+        run("run-1", result=Trajectory(answer, "answered", executions)), [gold], known
+    )
     assert found is not None
     return found
 
@@ -41,7 +53,10 @@ def traced(
 def test_a_report_has_it_and_the_answer_does_not() -> None:
     found = traced(execution("Kestrel"), execution("in Tarn", HOLDS))
     assert (found.lost_by, found.right) == ("answering", False)
-    assert [(each.where, each.agent) for each in found.sightings] == [("report", SECOND), ("shown", SECOND)]
+    assert [(each.where, each.agent) for each in found.sightings] == [
+        ("report", SECOND),
+        ("shown", SECOND),
+    ]
 
 
 def test_evidence_counts_as_reported() -> None:
@@ -63,7 +78,8 @@ def test_a_passage_that_gave_way_counts_as_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "lost_by"), [("timed_out", "execution"), ("no_report", "execution"), ("retrieval_failed", "retrieval")]
+    ("outcome", "lost_by"),
+    [("timed_out", "execution"), ("no_report", "execution"), ("retrieval_failed", "retrieval")],
 )
 def test_nothing_has_it_and_an_executor_failed(outcome: ExecutionOutcome, lost_by: str) -> None:
     found = traced(execution("", OTHER, outcome=outcome), execution("Kestrel"), known=[HOLDS])
@@ -71,14 +87,18 @@ def test_nothing_has_it_and_an_executor_failed(outcome: ExecutionOutcome, lost_b
 
 
 def test_nothing_has_it_and_all_reported() -> None:
-    """Only the documents tell delegation from retrieval; until somebody looks there, it stays open."""
+    """Only the documents tell delegation from retrieval; until somebody looks there, it stays
+    open.
+    """
     assert traced(execution("Kestrel", OTHER)).lost_by is None
     assert traced(execution("Kestrel", OTHER), known=[OTHER, HOLDS]).lost_by == "delegation"
     assert traced(execution("Kestrel", OTHER), known=[OTHER]).lost_by == "documents"
 
 
 def test_an_answer_that_stands_in_no_document_is_lost_by_them() -> None:
-    """Also where an executor failed, who could not have found it; a verdict stands in any text, and tells nothing."""
+    """Also where an executor failed, who could not have found it; a verdict stands in any text,
+    and tells nothing.
+    """
     failed, other = execution("", OTHER, outcome="timed_out"), execution("Kestrel")
     assert traced(failed, other, known=[OTHER]).lost_by == "documents"
     assert traced(failed, other, known=[HOLDS]).lost_by == "execution"
@@ -110,7 +130,12 @@ def test_no_gold_no_text_no_answer() -> None:
     assert attribute(replace(whole, result=execution("Kestrel")), ["Tarn"]) is None
 
 
-@given(st.lists(st.sampled_from([execution("Kestrel", OTHER), execution("x", HOLDS), execution("Tarn")]), max_size=4))
+@given(
+    st.lists(
+        st.sampled_from([execution("Kestrel", OTHER), execution("x", HOLDS), execution("Tarn")]),
+        max_size=4,
+    )
+)
 def test_the_role_nearest_to_the_answer_lost_it(executions: list[Execution]) -> None:
     """Whatever order the executors have."""
     reported = any(one.report.answer == "Tarn" for one in executions)

@@ -1,4 +1,6 @@
-"""A report is cited to the sentences that it rests on, in any script, and an answer to those that hold it."""
+"""A report is cited to the sentences that it rests on, in any script, and an answer to those
+that hold it.
+"""
 
 import time
 from collections.abc import Callable
@@ -42,10 +44,10 @@ TEXTS = {
         "훈민정음은 세종대왕이 1443년에 창제하였다.",
     ),
     "Thai": (
-        "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย สถาปนาเมื่อ พ.ศ. ๒๓๒๕ โดยพระบาทสมเด็จพระพุทธยอดฟ้าจุฬาโลก",
+        ("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย สถาปนาเมื่อ พ.ศ. ๒๓๒๕ " "โดยพระบาทสมเด็จพระพุทธยอดฟ้าจุฬาโลก"),
         "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย สถาปนาเมื่อ พ.ศ. 2325",
         "พระบาทสมเด็จพระพุทธยอดฟ้าจุฬาโลก",
-        "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย สถาปนาเมื่อ พ.ศ. ๒๓๒๕ โดยพระบาทสมเด็จพระพุทธยอดฟ้าจุฬาโลก",
+        ("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย สถาปนาเมื่อ พ.ศ. ๒๓๒๕ " "โดยพระบาทสมเด็จพระพุทธยอดฟ้าจุฬาโลก"),
     ),
     "Lao": ("ວຽງຈັນເປັນນະຄອນຫຼວງຂອງລາວ", "ວຽງຈັນເປັນນະຄອນຫຼວງ", "ວຽງຈັນ", "ວຽງຈັນເປັນນະຄອນຫຼວງຂອງລາວ"),
     "Khmer": ("ភ្នំពេញជារាជធានីរបស់ប្រទេសកម្ពុជា។", "ភ្នំពេញជារាជធានីរបស់ប្រទេសកម្ពុជា", "ភ្នំពេញ", "ភ្នំពេញជារាជធានីរបស់ប្រទេសកម្ពុជា។"),
@@ -84,17 +86,26 @@ async def test_an_answer_from_any_script_has_its_source(name: str) -> None:
     (cited,) = (await answer_to_proto(run("run-1", result=result))).citations
     assert (cited.passage_id, cited.quote) == ("right", sentence)
     assert cited.quote in text
-    assert [at.quote for at in (await cited_answer(run("run-1", result=result))).citations] == [sentence]
-    assert [at.quote for at in cite_answer(answer, [*OTHERS, Passage("right", "?", text)])] == [sentence]
+    assert [at.quote for at in (await cited_answer(run("run-1", result=result))).citations] == [
+        sentence
+    ]
+    assert [at.quote for at in cite_answer(answer, [*OTHERS, Passage("right", "?", text)])] == [
+        sentence
+    ]
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_wrong_answer_in_any_script_is_traced(name: str) -> None:
     """To the executor that was shown the right one, and did not report it."""
     text, _, answer, sentence = TEXTS[name]
-    traced = attribute(run("run-1", result=found_by("so", "?", *OTHERS, Passage("right", "?", text))), [answer])
+    traced = attribute(
+        run("run-1", result=found_by("so", "?", *OTHERS, Passage("right", "?", text))), [answer]
+    )
     assert traced is not None
-    assert (traced.lost_by, [seen.at and seen.at.quote for seen in traced.sightings]) == ("reading", [sentence])
+    assert (traced.lost_by, [seen.at and seen.at.quote for seen in traced.sightings]) == (
+        "reading",
+        [sentence],
+    )
     right = attribute(run("run-1", result=found_by("so", answer, *OTHERS)), [answer])
     assert right is not None
     assert right.right
@@ -200,7 +211,9 @@ def test_folded_text_has_a_bound(piece: str) -> None:
 
 
 def test_points_of_very_many_sentences() -> None:
-    """They have no citation, as each sentence is held against each passage; nor has what comes after very many."""
+    """They have no citation, as each sentence is held against each passage; nor has what comes
+    after very many.
+    """
     passage = Passage("1", "?", "Ana Ruiz was born in 1911.")
     point = "Ana Ruiz was born in 1911. "
     many, few, *_ = cite([point * 100, point * 60, *[point * 60] * 4], [passage])

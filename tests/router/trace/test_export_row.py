@@ -48,7 +48,10 @@ def test_unknown_spending() -> None:
     """Is null, and told beside the sums of what is known, so that no zero is taken for it."""
     blind = call("run-1", 1, usage=None, nano_usd=None, outcome="failed")
 
-    rows = [export_row(run("run-1", calls=calls)) for calls in ([], [call("run-1")], [call("run-1"), blind], [blind])]
+    rows = [
+        export_row(run("run-1", calls=calls))
+        for calls in ([], [call("run-1")], [call("run-1"), blind], [blind])
+    ]
 
     assert [(row.calls, row.prompt_tokens, row.tokens_known) for row in rows] == [
         (0, 0, True),
@@ -57,12 +60,19 @@ def test_unknown_spending() -> None:
         (1, None, False),
     ]
     assert [row.completion_tokens for row in rows] == [0, 2, 2, None]
-    assert [(row.cost_nano_usd, row.cost_known) for row in rows] == [(0, True), (7, True), (7, False), (None, False)]
+    assert [(row.cost_nano_usd, row.cost_known) for row in rows] == [
+        (0, True),
+        (7, True),
+        (7, False),
+        (None, False),
+    ]
 
 
 def test_outputs() -> None:
     """Are what each kind of run comes to; a run that came to nothing has none, and no outcome."""
-    reply = Conversation((Message("user", "?"),), (Completion("one", "stop"), Completion("two", "stop")))
+    reply = Conversation(
+        (Message("user", "?"),), (Completion("one", "stop"), Completion("two", "stop"))
+    )
     kinds: list[Run] = [
         run("run-1"),
         run("run-2", kind="execute", result=EXECUTIONS[0], events=()),
@@ -75,7 +85,15 @@ def test_outputs() -> None:
 
     rows = [export_row(each) for each in kinds]
 
-    assert [row.output for row in rows] == ["Michael Mann", "Michael Mann", "two", "", "", "", "Michael Mann"]
+    assert [row.output for row in rows] == [
+        "Michael Mann",
+        "Michael Mann",
+        "two",
+        "",
+        "",
+        "",
+        "Michael Mann",
+    ]
     assert [row.outcome for row in rows] == ["answered", "", "", "", "", "", ""]
 
 
@@ -84,7 +102,10 @@ def test_the_trace() -> None:
     trace = export_row(run("run-1", calls=[call("run-1")])).trace
 
     told = json.loads(trace)
-    assert [each["sub_query"] for each in told["result"]["executions"]] == ["Who directed Heat?", "What is Heat?"]
+    assert [each["sub_query"] for each in told["result"]["executions"]] == [
+        "Who directed Heat?",
+        "What is Heat?",
+    ]
     assert [event["type"] for event in told["events"]].count("Reported") == 2
     assert trace.count("Heat is a film by Michael Mann.") == 2 * len(EXECUTIONS)
     assert told["calls"][0]["usage"]["prompt_tokens"] == 10

@@ -7,7 +7,9 @@ from router.table.support import Shown
 from router.trace.citation import cite, cite_answer
 from router.trace.table import Column
 
-_BEFORE, _AFTER = (" ".join(f"{word}{number}" for number in range(1500)) for word in ("word", "tail"))
+_BEFORE, _AFTER = (
+    " ".join(f"{word}{number}" for number in range(1500)) for word in ("word", "tail")
+)
 SENTENCES = {
     "words": f"{_BEFORE} Krurou was founded by Ana Ruiz in 1,321,000 days {_AFTER}.",
     "no spaces": f"{'漢' * 4000}Krurou由Ana Ruiz建，1,321,000日{'字' * 4000}",
@@ -19,7 +21,9 @@ SENTENCES = {
 def test_a_quote_of_a_long_sentence(sentence: str) -> None:
     """It is cut between words, where there are any, and marked."""
     passage = Passage("1", "Annals", SENTENCES[sentence])
-    by_value = Shown([passage]).support(Column("days", "number"), "1321000", "1321000", [" krurou "])
+    by_value = Shown([passage]).support(
+        Column("days", "number"), "1321000", "1321000", [" krurou "]
+    )
     by_words = cite(["Krurou Ana Ruiz 1,321,000"], [passage])[0]
     for (citation,), held in (
         (cite_answer("Ana Ruiz", [passage]), "Ana Ruiz"),
@@ -41,8 +45,12 @@ def test_a_short_sentence_is_quoted_whole() -> None:
 
 def test_what_many_passages_say() -> None:
     """Is quoted from the first of them."""
-    passages = [Passage(str(number), "Annals", "Krurou was founded by Ana Ruiz.") for number in range(50)]
-    assert [at.passage_id for at in cite_answer("Ana Ruiz", passages)] == [str(number) for number in range(8)]
+    passages = [
+        Passage(str(number), "Annals", "Krurou was founded by Ana Ruiz.") for number in range(50)
+    ]
+    assert [at.passage_id for at in cite_answer("Ana Ruiz", passages)] == [
+        str(number) for number in range(8)
+    ]
     assert len(cite(["Krurou was founded by Ana Ruiz"], passages)[0]) == 8
     column = Column("founder")
     assert len(Shown(passages).support(column, "Ana Ruiz", "ana ruiz", [" krurou "])[1]) == 8

@@ -36,8 +36,12 @@ conversations = st.builds(
     st.lists(st.builds(Message, st.sampled_from(["system", "user"]), texts), max_size=2).map(tuple),
     st.lists(st.builds(Completion, texts, st.just("stop"), texts, usages), max_size=2).map(tuple),
 )
-passages = st.builds(Passage, texts, texts, texts, st.floats(0, 1), texts, st.none() | st.integers(1, 9))
-searches = st.builds(SearchRecord, texts, st.lists(passages, max_size=2).map(tuple), st.integers(0, 3))
+passages = st.builds(
+    Passage, texts, texts, texts, st.floats(0, 1), texts, st.none() | st.integers(1, 9)
+)
+searches = st.builds(
+    SearchRecord, texts, st.lists(passages, max_size=2).map(tuple), st.integers(0, 3)
+)
 reports = st.builds(Report, texts, st.lists(texts, max_size=3).map(tuple))
 executions = st.builds(
     Execution,
@@ -61,11 +65,19 @@ trajectories = st.builds(
     st.lists(searches, max_size=2).map(tuple),
 )
 words = st.lists(texts, max_size=2).map(tuple)
-asks = st.builds(Ask, st.just("fill"), words, st.none() | words, st.integers(0, 3), st.integers(1, 2), texts)
-columns = st.builds(Column, texts, st.sampled_from(get_args(ColumnType)), st.booleans(), texts, texts, words, texts)
+asks = st.builds(
+    Ask, st.just("fill"), words, st.none() | words, st.integers(0, 3), st.integers(1, 2), texts
+)
+columns = st.builds(
+    Column, texts, st.sampled_from(get_args(ColumnType)), st.booleans(), texts, texts, words, texts
+)
 claims = st.builds(Claim, texts, texts, asks, st.sampled_from(get_args(Support)), st.just(()))
-cells = st.builds(Cell, texts, st.sampled_from(get_args(CellState)), st.lists(claims, max_size=1).map(tuple))
-rows = st.builds(Row, words, st.lists(cells, max_size=2).map(tuple), st.lists(asks, max_size=1).map(tuple))
+cells = st.builds(
+    Cell, texts, st.sampled_from(get_args(CellState)), st.lists(claims, max_size=1).map(tuple)
+)
+rows = st.builds(
+    Row, words, st.lists(cells, max_size=2).map(tuple), st.lists(asks, max_size=1).map(tuple)
+)
 tables = st.builds(
     TableRun,
     st.builds(Schema, st.lists(columns, max_size=2).map(tuple)),
@@ -114,10 +126,14 @@ def _figures(value: object) -> object:
 @given(run=runs)
 @settings(max_examples=100, deadline=None)
 def test_no_text_survives(run: Run) -> None:
-    """Whatever was said is gone, and all figures, counts, hashes, names of models and outcomes are there."""
+    """Whatever was said is gone, and all figures, counts, hashes, names of models and outcomes
+    are there.
+    """
     left = redacted(run)
     assert MARK.encode() not in msgspec.json.encode(left)
-    assert _figures(msgspec.to_builtins(left)) == _figures({**msgspec.to_builtins(run), "redacted": True})
+    assert _figures(msgspec.to_builtins(left)) == _figures(
+        {**msgspec.to_builtins(run), "redacted": True}
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(left), type=Run) == left
 
 

@@ -1,9 +1,10 @@
-"""The gate's errors under feedback as it comes, and under attack, by simulation; all of it, in an hour or so, with
-`python -m tests.router.versions.simulation`.
+"""The gate's errors under feedback as it comes, and under attack, by simulation; all of it, in an
+hour or so, with `python -m tests.router.versions.simulation`.
 
-Every trial is a pair of answers; clients say what they say of the answer that they were shown. Candidates that are just
-as bad as `margin` excludes must not be promoted, and equal ones not be rolled back, more often than the stated error,
-however often one looks; and hostile clients, a twentieth of the traffic, must not bring a worse one into service.
+Every trial is a pair of answers; clients say what they say of the answer that they were shown.
+Candidates that are just as bad as `margin` excludes must not be promoted, and equal ones not be
+rolled back, more often than the stated error, however often one looks; and hostile clients, a
+twentieth of the traffic, must not bring a worse one into service.
 """
 
 import math
@@ -25,7 +26,9 @@ _TENANTS, _HELD_OUT, _HOSTILE = 10, 200, 0.05
 _FIRST_LOOK, _TRIALS = 90, 1000
 """Fewer trials cannot suffice, and more are not simulated."""
 _SPREAD = 0.2
-"""How much more often, and less often, the easier and the harder half of all questions are answered rightly."""
+"""How much more often, and less often, the easier and the harder half of all questions are
+answered rightly.
+"""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -77,7 +80,9 @@ KINDS: dict[str, Callable[[Seen], Said]] = {
     "errors delayed": _if(lambda seen: True, lambda seen: _LATER * (not seen.right)),
     "errors only, delayed": _if(lambda seen: not seen.right, lambda seen: 2 * _LATER * seen.chance),
     "mis-worded golds": lambda seen: ("Paris, France" if seen.chance < 0.3 else _GOLD, 0.0),
-    "mis-worded golds of errors": lambda seen: None if seen.right else ("Pari" if seen.chance < 0.3 else _GOLD, 0.0),
+    "mis-worded golds of errors": lambda seen: (
+        None if seen.right else ("Pari" if seen.chance < 0.3 else _GOLD, 0.0)
+    ),
     "garbage": lambda seen: ("?" if seen.chance < 0.5 else _GOLD, 0.0),
     "what was shown, sometimes": lambda seen: (seen.shown if seen.chance < 0.1 else _GOLD, 0.0),
     "one tenant only": _if(lambda seen: seen.tenant == 0),
@@ -97,18 +102,29 @@ def _for_candidate(seen: Seen) -> Said:
 
 ATTACKS: dict[str, Hostile] = {
     "zzz": (1, lambda seen: ("zzz", 0.0)),
-    "likes what the candidate gets wrong": (1, lambda seen: (seen.shown, 0.0) if seen.by_candidate else None),
-    "right answers where it helps": (1, lambda seen: (_GOLD, 0.0) if seen.by_candidate == seen.right else None),
+    "likes what the candidate gets wrong": (
+        1,
+        lambda seen: (seen.shown, 0.0) if seen.by_candidate else None,
+    ),
+    "right answers where it helps": (
+        1,
+        lambda seen: (_GOLD, 0.0) if seen.by_candidate == seen.right else None,
+    ),
     "for the candidate": (1, _for_candidate),
     "two tenants": (2, _for_candidate),
-    "two tenants, slowly": (2, lambda seen: _for_candidate(seen) if seen.number > 300 else _HONEST(seen)),
+    "two tenants, slowly": (
+        2,
+        lambda seen: _for_candidate(seen) if seen.number > 300 else _HONEST(seen),
+    ),
     "twenty tenants": (20, _for_candidate),
 }
 """By tenants that share a twentieth of the traffic."""
 
 
 @cache
-def _judgement(by_candidate: str, by_active: str, candidate_served: bool, gold: str, tenant: str) -> Judgement | None:
+def _judgement(
+    by_candidate: str, by_active: str, candidate_served: bool, gold: str, tenant: str
+) -> Judgement | None:
     sides = Side(by_candidate, False, 0), Side(by_active, False, 0)
     trial = Trial("", "candidate", "active", "canary", candidate_served, *sides, 0.0)
     return judge(trial, Feedback("", right_answer=gold, tenant=tenant))
@@ -122,19 +138,31 @@ def simulate(
     trials: int = _TRIALS,
     hostile: Hostile | None = None,
 ) -> tuple[GateVerdict, GateVerdict]:
-    """One canary: how it ends by its own evidence, and with the held-out questions. `accuracies`: the candidate's, and
-    the active version's; their errors are independent given a question's hardness.
+    """One canary: how it ends by its own evidence, and with the held-out questions. `accuracies`:
+    the candidate's, and the active version's; their errors are independent given a question's
+    hardness.
     """
-    hard, chance, side = draw.random(trials) < 0.5, draw.random(trials).tolist(), (draw.random(trials) < 0.5).tolist()
-    one, other = ((draw.random(trials) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies)
+    hard, chance, side = (
+        draw.random(trials) < 0.5,
+        draw.random(trials).tolist(),
+        (draw.random(trials) < 0.5).tolist(),
+    )
+    one, other = (
+        (draw.random(trials) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies
+    )
     alike, tenants = draw.random(trials) < 0.3, draw.integers(0, _TENANTS, trials).tolist()
     foes = draw.random(trials) < _HOSTILE * bool(hostile)
     words: list[tuple[float, int, Judgement]] = []
     pairs = [Pair(False, False, 100, 100, served) for served in side]
     for number in range(trials):
-        answers = _GOLD if one[number] else "Lyon", _GOLD if other[number] else "Lyon" if alike[number] else "Nice"
+        answers = (
+            _GOLD if one[number] else "Lyon",
+            _GOLD if other[number] else "Lyon" if alike[number] else "Nice",
+        )
         shown, unseen = answers if side[number] else answers[::-1]
-        seen = Seen(number, shown, unseen, bool(hard[number]), side[number], chance[number], tenants[number])
+        seen = Seen(
+            number, shown, unseen, bool(hard[number]), side[number], chance[number], tenants[number]
+        )
         foe = hostile if foes[number] else None
         tenant = f"foe {int(chance[number] * 1e6) % foe[0]}" if foe else f"tenant {seen.tenant}"
         said = (foe[1] if foe else says)(seen)
@@ -146,7 +174,9 @@ def simulate(
     while True:
         while heard < len(words) and words[heard][0] <= look:
             at, number, judged = words[heard]
-            judged = Judgement(judged.candidate_right, judged.active_right, judged.source, judged.tenant, at)
+            judged = Judgement(
+                judged.candidate_right, judged.active_right, judged.source, judged.tenant, at
+            )
             pairs[number] = Pair(False, False, 100, 100, side[number], judged)
             heard += 1
         verdict, _, _ = decide(pairs[:look], RULE, "canary")
@@ -156,7 +186,9 @@ def simulate(
     if verdict != "promote":
         return verdict, verdict
     hard = draw.random(_HELD_OUT) < 0.5
-    right = [(draw.random(_HELD_OUT) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies]
+    right = [
+        (draw.random(_HELD_OUT) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies
+    ]
     return verdict, on_held_out(list(zip(*right, strict=True)), RULE)[0]
 
 
@@ -169,14 +201,18 @@ def upper_bound(count: int, of: int) -> float:
     low, high = count / of, 1.0
     while high - low > 1e-6 and count < of:
         middle = (low + high) / 2
-        tail = sum(math.comb(of, k) * middle**k * (1 - middle) ** (of - k) for k in range(count + 1))
+        tail = sum(
+            math.comb(of, k) * middle**k * (1 - middle) ** (of - k) for k in range(count + 1)
+        )
         low, high = (middle, high) if tail > 0.05 else (low, middle)
     return high
 
 
 def at_the_margin(accuracy: float, margin: float) -> float:
     """The accuracy of a candidate that is worse by just the margin, as answers are drawn here."""
-    return (accuracy * (1 - margin) + 2 * margin * _SPREAD**2) / (1 + margin - 2 * margin * accuracy)
+    return (accuracy * (1 - margin) + 2 * margin * _SPREAD**2) / (
+        1 + margin - 2 * margin * accuracy
+    )
 
 
 def row(
@@ -186,14 +222,18 @@ def row(
     times: int,
     hostile: Hostile | None = None,
 ) -> dict[str, float]:
-    """Shares of canaries: of those that are worse by the margin, of equal ones, and of ones that are better by ten
-    points.
+    """Shares of canaries: of those that are worse by the margin, of equal ones, and of ones that
+    are better by ten points.
     """
 
     def ends(candidate: float) -> list[tuple[GateVerdict, GateVerdict]]:
         return [simulate(draw, (candidate, accuracy), says, hostile=hostile) for _ in range(times)]
 
-    worse, equal, better = ends(at_the_margin(accuracy, RULE.margin)), ends(accuracy), ends(accuracy + 0.1)
+    worse, equal, better = (
+        ends(at_the_margin(accuracy, RULE.margin)),
+        ends(accuracy),
+        ends(accuracy + 0.1),
+    )
     promoted = sum(end == "promote" for _, end in worse)
     return {
         "worse passed": sum(end == "promote" for end, _ in worse) / times,
@@ -210,4 +250,7 @@ if __name__ == "__main__":
         for accuracy in _ACCURACIES:
             print(f"{kind}, {accuracy:g}: {row(draw, accuracy, says, 60)}", flush=True)
     for kind, hostile in ATTACKS.items():
-        print(f"{kind}, under attack: {row(draw, 0.5, KINDS['a tenth, at random'], 1000, hostile)}", flush=True)
+        print(
+            f"{kind}, under attack: {row(draw, 0.5, KINDS['a tenth, at random'], 1000, hostile)}",
+            flush=True,
+        )

@@ -16,7 +16,9 @@ def version(name: str, state: VersionState, share: float = 0.0) -> ExecutorVersi
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 1.0])
 def test_a_canary_works_for_its_share(share: float) -> None:
-    """Of many runs, as close to it as chance allows (four standard deviations); a run always has the same version."""
+    """Of many runs, as close to it as chance allows (four standard deviations); a run always
+    has the same version.
+    """
     traffic = Traffic(OLD, NEW, "canary", share)
     chosen = [traffic.serving(run) for run in RUNS]
     allowed = 4 * (share * (1 - share) / len(RUNS)) ** 0.5
@@ -44,7 +46,10 @@ def test_as_many_runs_are_compared_of_either_version(share: float) -> None:
     compared = [(traffic.serving(run), traffic.other(run)) for run in RUNS]
     expected = min(share, 1 - share)
     for pair in ((NEW, OLD), (OLD, NEW)):
-        assert abs(compared.count(pair) / len(RUNS) - expected) <= 4 * (expected * (1 - expected) / len(RUNS)) ** 0.5
+        assert (
+            abs(compared.count(pair) / len(RUNS) - expected)
+            <= 4 * (expected * (1 - expected) / len(RUNS)) ** 0.5
+        )
     assert set(compared) <= {(NEW, OLD), (OLD, NEW), (NEW, None), (OLD, None)}
 
 
@@ -65,7 +70,14 @@ def test_without_a_candidate_nothing_is_compared() -> None:
         ([version(OLD, "active"), version(NEW, "registered")], Traffic(OLD)),
         ([version(NEW, "shadow"), version(OLD, "active")], Traffic(OLD, NEW, "shadow")),
         ([version(NEW, "canary", 0.2), version(OLD, "active")], Traffic(OLD, NEW, "canary", 0.2)),
-        ([version(NEW, "active"), version(OLD, "retired"), version("executor-000003", "rolled_back")], Traffic(NEW)),
+        (
+            [
+                version(NEW, "active"),
+                version(OLD, "retired"),
+                version("executor-000003", "rolled_back"),
+            ],
+            Traffic(NEW),
+        ),
         ([version(OLD, "retired")], None),
         ([], None),
     ],

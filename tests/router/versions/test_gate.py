@@ -1,4 +1,6 @@
-"""The gate errs no more often than it says, however often one looks, and decides where the difference is clear."""
+"""The gate errs no more often than it says, however often one looks, and decides where the
+difference is clear.
+"""
 
 import itertools
 from collections import Counter
@@ -52,11 +54,16 @@ def pair(
 
 def alternating(pairs: Sequence[Pair]) -> list[Pair]:
     """The same, served by either version in turn."""
-    return [msgspec.structs.replace(pair, candidate_served=bool(place % 2)) for place, pair in enumerate(pairs)]
+    return [
+        msgspec.structs.replace(pair, candidate_served=bool(place % 2))
+        for place, pair in enumerate(pairs)
+    ]
 
 
 def paths(gains: Array) -> Array:
-    """The evidence after each pair of each stream, (streams, pairs): as the gate's, worked out otherwise."""
+    """The evidence after each pair of each stream, (streams, pairs): as the gate's, worked out
+    otherwise.
+    """
     wealth = [np.exp(np.cumsum(np.log1p(stake * gains), axis=1)) for stake in STAKES]
     return np.asarray(np.mean(wealth, axis=0))
 
@@ -91,13 +98,18 @@ def saved(draw: np.random.Generator) -> Array:
 def test_evidence_is_that_of_the_simulations(pairs: list[Pair]) -> None:
     """What the tests below show of paths, they show of the gate."""
     judged = [
-        each.judgement for each in pairs if each.judgement and not each.candidate_failed and not each.active_failed
+        each.judgement
+        for each in pairs
+        if each.judgement and not each.candidate_failed and not each.active_failed
     ]
     spent = [(2.0 * each.active_tokens, each.candidate_tokens) for each in pairs]
     differences: dict[str, tuple[list[float], float]] = {
         "correctness": ([each.sign for each in judged if each.sign], 0.1),
         "failures": ([each.active_failed - each.candidate_failed for each in pairs], 0.05),
-        "tokens": ([(most - tokens) / (most + tokens) if most + tokens else 0 for most, tokens in spent], 0.0),
+        "tokens": (
+            [(most - tokens) / (most + tokens) if most + tokens else 0 for most, tokens in spent],
+            0.0,
+        ),
     }
     for evidence in figures_of(pairs, RULE, "shadow").evidence:
         values, margin = differences[evidence.measure]
@@ -109,7 +121,9 @@ def test_evidence_is_that_of_the_simulations(pairs: list[Pair]) -> None:
 
 @pytest.mark.parametrize("differing", [0.0, 0.02, 0.1, 0.4])
 def test_equal_versions_are_not_rolled_back(differing: float) -> None:
-    """Of 1,000 streams of 500 pairs, looked at after every pair, at most the stated share, over all three measures."""
+    """Of 1,000 streams of 500 pairs, looked at after every pair, at most the stated share, over
+    all three measures.
+    """
     draw = np.random.default_rng(7)
     against = [paths(-drawn(draw, differing / 2, differing / 2)) for _ in range(2)]
     against.append(paths(-saved(draw)))
@@ -120,14 +134,18 @@ def test_equal_versions_are_not_rolled_back(differing: float) -> None:
 @pytest.mark.parametrize("differing", [0.05, 0.1, 0.4])
 @pytest.mark.parametrize("measure", ["correctness", "failures", "tokens"])
 def test_a_worse_version_is_not_promoted(measure: str, differing: float) -> None:
-    """The same of one that is worse by just the margin in one measure, and the better version in both others."""
+    """The same of one that is worse by just the margin in one measure, and the better version
+    in both others.
+    """
     draw = np.random.default_rng(8)
     margin = {"correctness": 0.1, "failures": 0.05, "tokens": 0.0}[measure]
     if measure == "correctness":  # of decisive pairs alone
         gains = np.where(draw.random((STREAMS, LENGTH)) < 0.5 - margin / 2, 1, -1) + margin
     else:
         gains = (
-            saved(draw) if measure == "tokens" else drawn(draw, (differing - 0.05) / 2, (differing + 0.05) / 2) + 0.05
+            saved(draw)
+            if measure == "tokens"
+            else drawn(draw, (differing - 0.05) / 2, (differing + 0.05) / 2) + 0.05
         )
     wrong = np.any(paths(gains) >= 1 / RULE.error, axis=1)
     assert wrong.mean() <= RULE.error
@@ -137,7 +155,9 @@ def test_a_worse_version_is_not_promoted(measure: str, differing: float) -> None
 def test_the_curve_of_evidence(size: int) -> None:
     """Begins with none, goes up by pairs, and ends with the evidence that the gate decides by."""
     luck = np.random.default_rng(0)
-    pairs = alternating([pair(bool(luck.random() < 0.8), bool(luck.random() < 0.6)) for _ in range(size)])
+    pairs = alternating(
+        [pair(bool(luck.random() < 0.8), bool(luck.random() < 0.6)) for _ in range(size)]
+    )
     for stage in ("shadow", "canary"):
         curve = evidence_curve(pairs, RULE, stage, 20)
         assert [at for at, _ in curve] == sorted({at for at, _ in curve})
@@ -148,7 +168,9 @@ def test_the_curve_of_evidence(size: int) -> None:
 
 
 def test_the_tests_have_power() -> None:
-    """Without which the two above would say nothing: nearly all of such streams are decided, and rightly."""
+    """Without which the two above would say nothing: nearly all of such streams are decided,
+    and rightly.
+    """
     draw = np.random.default_rng(9)
     assert np.any(paths(-drawn(draw, 0.05, 0.25)) >= 3 / RULE.error, axis=1).mean() > 0.9
     assert np.any(paths(drawn(draw, 0.03, 0.03) + 0.05) >= 1 / RULE.error, axis=1).mean() > 0.9
@@ -192,7 +214,9 @@ def test_a_shadow_that_nobody_judges_goes_on_by_the_rest() -> None:
     """Which is said; where a judge has spoken, it decides."""
     verdict, _, reason = decide([pair(None, tokens=10)] * 200, RULE, "shadow")
     assert (verdict, "a shadow's are by a judge alone" in reason) == ("promote", True)
-    assert reason.startswith("Not worse than the active version in failures and tokens: no answer has been judged")
+    assert reason.startswith(
+        "Not worse than the active version in failures and tokens: no answer has been judged"
+    )
     judged = [pair(False, source="judge"), pair(True, False, source="judge")] * 100
     assert decide(judged, RULE, "shadow")[0] == "wait"
 
@@ -207,14 +231,19 @@ def test_the_margin_allows_for_some_loss() -> None:
 def test_pairs_that_both_have_right_or_wrong_are_no_evidence() -> None:
     """However many they are."""
     _, few, _ = decide([pair(False), pair(True, False)] * 30, RULE, "shadow")
-    _, many, _ = decide([pair(False), pair(True, False), pair(), pair(False, False)] * 30, RULE, "shadow")
+    _, many, _ = decide(
+        [pair(False), pair(True, False), pair(), pair(False, False)] * 30, RULE, "shadow"
+    )
     assert few.evidence[0] == many.evidence[0]
 
 
 def test_a_canary_s_pairs_count_in_equal_numbers() -> None:
     """By who served them, the first ones, judged or not."""
     pairs = [pair(None, served=True)] * 3 + [pair(served=True)] * 4 + [pair(False)] * 5
-    assert balanced(pairs) == [pair(None, served=True)] * 3 + [pair(served=True)] * 2 + [pair(False)] * 5
+    assert (
+        balanced(pairs)
+        == [pair(None, served=True)] * 3 + [pair(served=True)] * 2 + [pair(False)] * 5
+    )
     _, figures, reason = decide(pairs, RULE, "canary")
     assert (figures.trials, figures.judged) == (10, 7)
     assert "2 more trials wait for as many of runs that the other version served" in reason
@@ -248,7 +277,9 @@ def test_one_client_s_tenant_decides_nothing() -> None:
 
 def test_many_tenants_decide() -> None:
     """Five that agree, and it says whose evidence it was."""
-    pairs = [pair(True, False, source="client", tenant=f"t{at % 5}", at=float(at)) for at in range(100)]
+    pairs = [
+        pair(True, False, source="client", tenant=f"t{at % 5}", at=float(at)) for at in range(100)
+    ]
     verdict, figures, reason = decide(alternating(pairs), RULE, "canary")
     assert (verdict, len(figures.sources)) == ("promote", 5)
     assert "client t0 20, client t1 20" in reason
@@ -265,9 +296,16 @@ def test_the_floor() -> None:
 
 @pytest.mark.parametrize(
     ("wins", "losses", "both", "verdict"),
-    [(30, 10, 50, "promote"), (50, 50, 100, "stop"), (10, 30, 50, "stop"), (0, 0, 100, "stop"), (12, 0, 0, "promote"),
-     (600, 600, 5000, "promote"), (30, 10, 0, "promote")],
-)  # fmt: skip
+    [
+        (30, 10, 50, "promote"),
+        (50, 50, 100, "stop"),
+        (10, 30, 50, "stop"),
+        (0, 0, 100, "stop"),
+        (12, 0, 0, "promote"),
+        (600, 600, 5000, "promote"),
+        (30, 10, 0, "promote"),
+    ],
+)
 def test_held_out_questions(wins: int, losses: int, both: int, verdict: GateVerdict) -> None:
     """By an exact test on those that one version alone has right."""
     right = [(True, False)] * wins + [(False, True)] * losses + [(True, True)] * both
@@ -277,18 +315,24 @@ def test_held_out_questions(wins: int, losses: int, both: int, verdict: GateVerd
 
 
 def test_held_out_questions_have_a_floor_and_an_error() -> None:
-    """A tenth has to be right; and of candidates at the margin, no more than the stated share passes."""
+    """A tenth has to be right; and of candidates at the margin, no more than the stated share
+    passes.
+    """
     right = [(True, False)] * 15 + [(False, False)] * 185
     assert on_held_out(right, RULE)[0] == "promote"
     assert on_held_out(right, GateRule(0.1, 0.05, 2.0, 10_000, least_right=0.1))[0] == "stop"
     assert on_held_out([], RULE)[0] == "stop"
     wins = np.random.default_rng(1).binomial(100, 0.45, 400)
-    passed = [on_held_out([(True, False)] * won + [(False, True)] * (100 - won), RULE)[0] for won in wins]
+    passed = [
+        on_held_out([(True, False)] * won + [(False, True)] * (100 - won), RULE)[0] for won in wins
+    ]
     assert passed.count("promote") / 400 <= RULE.error
 
 
 def test_what_it_may_spend() -> None:
-    """The same tokens are too many where half of them are allowed, and few where twice as many are."""
+    """The same tokens are too many where half of them are allowed, and few where twice as many
+    are.
+    """
     pairs = [pair(None)] * 300
     assert decide(pairs, RULE, "shadow")[0] == "promote"
     assert decide(pairs, GateRule(0.1, 0.05, 0.5, 10_000), "shadow")[0] == "roll_back"
@@ -298,10 +342,15 @@ def test_what_it_may_spend() -> None:
 def test_a_version_that_is_worse_is_not_promoted_for_being_so_within_the_margin() -> None:
     """Where there is enough evidence for both, it goes."""
     verdict, figures, reason = decide(
-        ([pair(False)] * 53 + [pair(True, False)] * 47) * 200, GateRule(0.5, 0.05, 2.0, 10**5), "shadow"
+        ([pair(False)] * 53 + [pair(True, False)] * 47) * 200,
+        GateRule(0.5, 0.05, 2.0, 10**5),
+        "shadow",
     )
     assert min(evidence.in_favour for evidence in figures.evidence) > 20
-    assert (verdict, reason.startswith("Worse than the active version in correctness (evidence ")) == (
+    assert (
+        verdict,
+        reason.startswith("Worse than the active version in correctness (evidence "),
+    ) == (
         "roll_back",
         True,
     )
@@ -309,29 +358,45 @@ def test_a_version_that_is_worse_is_not_promoted_for_being_so_within_the_margin(
 
 def test_figures() -> None:
     """What is counted, and what is said of it."""
-    pairs = [pair(False, tokens=150), pair(None, failed=True), pair(active_failed=True, active_tokens=90)]
+    pairs = [
+        pair(False, tokens=150),
+        pair(None, failed=True),
+        pair(active_failed=True, active_tokens=90),
+    ]
     figures = figures_of(pairs, None, "shadow")
     assert (figures.trials, figures.judged, figures.right, figures.active_right) == (3, 2, 1, 2)
-    assert (figures.failed, figures.active_failed, figures.tokens, figures.active_tokens) == (1, 1, 350, 290)
+    assert (figures.failed, figures.active_failed, figures.tokens, figures.active_tokens) == (
+        1,
+        1,
+        350,
+        290,
+    )
     assert figures.evidence == ()
     _, _, reason = decide(pairs, RULE, "shadow")
     assert reason.endswith(
-        "right in 1 of 2 judged runs (active: 2), failed in 1 of 3 (active: 1), 350 executor tokens (active: 290); "
+        "right in 1 of 2 judged runs (active: 2), failed in 1 of 3 (active: 1), 350 "
+        "executor tokens (active: 290); "
         "pairs in which one alone is right: operator 1."
     )
 
 
 def test_many_pairs() -> None:
-    """100,000 of them are no different, however good or bad: nothing overflows, and nothing is lost."""
+    """100,000 of them are no different, however good or bad: nothing overflows, and nothing is
+    lost.
+    """
     better = figures_of([pair(True, False, tokens=0)] * 100_000, RULE, "shadow")
     for evidence in better.evidence:
         assert 1e200 < evidence.in_favour < float("inf")
         assert 0 <= evidence.against <= 1
-    assert decide([pair(False, tokens=0, active_tokens=0)] * 100_000, RULE, "shadow")[0] == "roll_back"
+    assert (
+        decide([pair(False, tokens=0, active_tokens=0)] * 100_000, RULE, "shadow")[0] == "roll_back"
+    )
 
 
 def test_nothing_is_known_without_pairs() -> None:
     """Then one waits."""
     verdict, figures, _ = decide([], RULE, "canary")
     assert verdict == "wait"
-    assert all((evidence.in_favour, evidence.against) == (1.0, 1.0) for evidence in figures.evidence)
+    assert all(
+        (evidence.in_favour, evidence.against) == (1.0, 1.0) for evidence in figures.evidence
+    )

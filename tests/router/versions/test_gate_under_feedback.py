@@ -1,4 +1,5 @@
-"""The gate errs no more often than it says, whoever gives feedback on what, and however late; nor under attack.
+"""The gate errs no more often than it says, whoever gives feedback on what, and however late; nor
+under attack.
 
 Few repetitions of the simulation; seeds are fixed.
 """
@@ -6,7 +7,14 @@ Few repetitions of the simulation; seeds are fixed.
 import numpy as np
 import pytest
 
-from tests.router.versions.simulation import ATTACKS, KINDS, RULE, at_the_margin, simulate, upper_bound
+from tests.router.versions.simulation import (
+    ATTACKS,
+    KINDS,
+    RULE,
+    at_the_margin,
+    simulate,
+    upper_bound,
+)
 
 TIMES, TRIALS = 7, 500
 MOST = 5
@@ -32,7 +40,9 @@ def test_feedback_as_it_comes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("one tenant")])
 def test_a_better_version_is_never_far_from_passing(kind: str) -> None:
-    """Without which the above would say nothing: one of 25 points more passes where much is told."""
+    """Without which the above would say nothing: one of 25 points more passes where much is
+    told.
+    """
     draw = np.random.default_rng(6)
     ends = [simulate(draw, (0.75, 0.5), KINDS[kind], trials=TRIALS)[0] for _ in range(5)]
     assert ends.count("roll_back") == 0
@@ -41,17 +51,24 @@ def test_a_better_version_is_never_far_from_passing(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_attacks(kind: str) -> None:
-    """Of a version at the margin, hardly any comes into service, whatever a twentieth of the traffic does."""
+    """Of a version at the margin, hardly any comes into service, whatever a twentieth of the
+    traffic does.
+    """
     draw = np.random.default_rng(7)
     accuracies = at_the_margin(0.5, RULE.margin), 0.5
     honest = KINDS["a tenth, at random"]
-    ends = [simulate(draw, accuracies, honest, trials=TRIALS, hostile=ATTACKS[kind])[1] for _ in range(20)]
+    ends = [
+        simulate(draw, accuracies, honest, trials=TRIALS, hostile=ATTACKS[kind])[1]
+        for _ in range(20)
+    ]
     assert ends.count("promote") <= MOST
 
 
 @pytest.mark.parametrize(("accuracy", "points"), [(0.3, 4.0), (0.5, 5.0), (0.8, 3.4)])
 def test_the_margin_in_points(accuracy: float, points: float) -> None:
-    """Of versions whose errors are independent, as the manual says; and of those of the simulation."""
+    """Of versions whose errors are independent, as the manual says; and of those of the
+    simulation.
+    """
     draw, count, margin = np.random.default_rng(8), 400_000, RULE.margin
     for spread in (0.0, 0.2):
         odds = (1 - margin) / (1 + margin) * accuracy / (1 - accuracy)

@@ -1,4 +1,6 @@
-"""Versions of the executor in use: a run keeps its own, and none fails because one is not to be had."""
+"""Versions of the executor in use: a run keeps its own, and none fails because one is not to be
+had.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -7,7 +9,13 @@ import pytest
 
 from router.background import background_tasks
 from router.calls import Role
-from router.errors import BadVersion, StoreFailed, UpstreamError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    BadVersion,
+    StoreFailed,
+    UpstreamError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.ledger import Ledger
 from router.models import Model, Sampling, ScriptedModel
 from router.search import Executor, RunContext
@@ -55,7 +63,9 @@ def executors(
         role = Role("execution", model, "execute", Sampling(64), 2, executor_version=version)
         return Executor(role, FixedRetriever({}), ExecutorLimits())
 
-    return VersionRouting(make, BASE, record.read, record.load, (told if told is not None else []).append)
+    return VersionRouting(
+        make, BASE, record.read, record.load, (told if told is not None else []).append
+    )
 
 
 def run_of(run_id: str) -> RunContext:
@@ -129,7 +139,9 @@ async def test_an_engine_that_is_started_anew_while_its_versions_are_loaded() ->
 
 
 async def test_a_version_is_loaded_once() -> None:
-    """For the same traffic, however often it is read, and by whomever; for other traffic it may be gone by then."""
+    """For the same traffic, however often it is read, and by whomever; for other traffic it may
+    be gone by then.
+    """
     record = Record(Traffic(OLD, NEW, "shadow"))
     several = executors(record)
     await asyncio.gather(*(several.refresh() for _ in range(5)))
@@ -157,8 +169,8 @@ async def test_what_a_run_works_with_is_in_use() -> None:
     [(OLD, Traffic(BASE)), (NEW, Traffic(OLD))],
 )
 async def test_a_version_that_cannot_be_loaded(lacks: str, traffic: Traffic) -> None:
-    """Without a candidate, the active one works alone; without the active one, the configured model. It is told once,
-    and not tried again before the traffic changes.
+    """Without a candidate, the active one works alone; without the active one, the configured
+    model. It is told once, and not tried again before the traffic changes.
     """
     told: list[str] = []
     record = Record(Traffic(OLD, NEW, "canary", 1.0), lacks=lacks)
@@ -166,12 +178,16 @@ async def test_a_version_that_cannot_be_loaded(lacks: str, traffic: Traffic) -> 
     for _ in range(3):
         await several.refresh()
     assert several.traffic == traffic
-    assert told == [f"executor version {lacks} is not in use here: {lacks}: is not what was published"]
+    assert told == [
+        f"executor version {lacks} is not in use here: {lacks}: is not what was published"
+    ]
     assert record.loaded.count(lacks) == 1
 
 
 async def test_an_engine_that_is_away() -> None:
-    """What it could not load is loaded as soon as it is back; until then the traffic stays what it was."""
+    """What it could not load is loaded as soon as it is back; until then the traffic stays what
+    it was.
+    """
     record = Record(Traffic(OLD, NEW, "shadow"), away={NEW})
     several = executors(record)
     with pytest.raises(UpstreamUnavailable):
@@ -211,7 +227,9 @@ def test_an_engine_that_was_started_anew() -> None:
 
 
 async def test_a_model_that_the_engine_does_not_have() -> None:
-    """The active version steps in, for the sub-query as a whole; the trace and the ledger say who worked."""
+    """The active version steps in, for the sub-query as a whole; the trace and the ledger say
+    who worked.
+    """
     several = executors(Record(Traffic(OLD, NEW, "canary", 1.0)), {NEW: ScriptedModel([MISSING])})
     await several.refresh()
     context = run_of("run-1")
@@ -238,14 +256,18 @@ async def test_at_last_the_configured_model_steps_in() -> None:
     ],
 )
 async def test_no_client_suffers_from_a_trial(says: list[str | UpstreamError]) -> None:
-    """The active version steps in for a candidate that fails; for the active one nobody does, as it was there."""
+    """The active version steps in for a candidate that fails; for the active one nobody does,
+    as it was there.
+    """
     record = Record(Traffic(OLD, NEW, "canary", 1.0))
     several = executors(record, {NEW: ScriptedModel(says)})
     await several.refresh()
     context = run_of("run-1")
     execution = await several.run("Who directed Heat?", 0, context)
     assert (execution.executor, execution.failed, context.failures) == (OLD, False, {})
-    assert [call.purpose for call in context.ledger.calls if call.executor_version == OLD] == ["fallback"] * 2
+    assert [call.purpose for call in context.ledger.calls if call.executor_version == OLD] == [
+        "fallback"
+    ] * 2
     alone = executors(Record(Traffic(NEW)), {NEW: ScriptedModel(says)})
     await alone.refresh()
     execution = await alone.run("Who directed Heat?", 0, run_of("run-1"))

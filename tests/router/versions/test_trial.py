@@ -28,7 +28,9 @@ def said(**words: object) -> Feedback:
         (("Paris", "Lyon"), said(accepted=False, score=1.0, right_answer="Lyon"), (False, True)),
     ],
 )
-def test_a_right_answer_tells_of_both(answers: tuple[str, str], feedback: Feedback, right: tuple[bool, bool]) -> None:
+def test_a_right_answer_tells_of_both(
+    answers: tuple[str, str], feedback: Feedback, right: tuple[bool, bool]
+) -> None:
     """Whichever the client got."""
     assert judge(trial(*answers), feedback) == Judgement(*right, "operator")
     other = judge(trial(*answers[::-1], served=False), feedback)
@@ -49,13 +51,17 @@ def test_a_right_answer_tells_of_both(answers: tuple[str, str], feedback: Feedba
     ],
 )
 def test_feedback_that_does_not_tell(feedback: Feedback) -> None:
-    """A verdict alone is of one answer only; and one that contradicts the right answer tells nothing."""
+    """A verdict alone is of one answer only; and one that contradicts the right answer tells
+    nothing.
+    """
     assert judge(trial("the river", "Seine"), feedback) is None
 
 
 def test_a_shadow_is_judged_by_no_feedback() -> None:
     """Whoever gives it has seen the active version's answer only."""
-    seen = Trial("run-1", "b", "a", "shadow", False, Side("Paris", False, 1), Side("Lyon", False, 1), 1.0)
+    seen = Trial(
+        "run-1", "b", "a", "shadow", False, Side("Paris", False, 1), Side("Lyon", False, 1), 1.0
+    )
     assert judge(seen, said(right_answer="Paris")) is None
 
 

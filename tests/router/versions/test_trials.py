@@ -1,4 +1,6 @@
-"""Trials: the other version works on what was answered; nobody waits for it, and no tenant pays for it."""
+"""Trials: the other version works on what was answered; nobody waits for it, and no tenant pays
+for it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,7 +16,13 @@ from structlog.testing import capture_logs
 from router.access import Tenant
 from router.background import background_tasks
 from router.calls import Role
-from router.errors import BadVersion, ContextTooLong, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    BadVersion,
+    ContextTooLong,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.ledger import Budget, UsageQuery
 from router.models import Message, Model, Prompt, Sampling, ScriptedModel
 from router.models.model import Answer
@@ -56,7 +64,9 @@ def answers(prompt: Prompt) -> str:
 def reports(answer: str) -> Callable[[Prompt], str]:
     """An executor that searches once and reports this."""
     return lambda prompt: (
-        f"<search>{SUB_QUERY}</search>" if len(prompt.messages) == 2 else report(answer, "It says so.")
+        f"<search>{SUB_QUERY}</search>"
+        if len(prompt.messages) == 2
+        else report(answer, "It says so.")
     )
 
 
@@ -77,13 +87,22 @@ class Models:
 
     def executor(self, version: str) -> Executor:
         """The executor of a version."""
-        model = Role("execution", self.executors[version], "execute", Sampling(64), 1, executor_version=version)
+        model = Role(
+            "execution",
+            self.executors[version],
+            "execute",
+            Sampling(64),
+            1,
+            executor_version=version,
+        )
         return Executor(model, self.retriever, ExecutorLimits())
 
     def search(self, executor: Executes) -> FactorizedSearch:
         """The search loop with an executor."""
         return FactorizedSearch(
-            Delegator(role("delegation", self.delegator), 8), executor, Answerer(role("answer", self.answerer))
+            Delegator(role("delegation", self.delegator), 8),
+            executor,
+            Answerer(role("answer", self.answerer)),
         )
 
 
@@ -104,7 +123,9 @@ class Deployed:
 
     async def ask(self, identity: Identity = OWNER, **terms: Any) -> Run:
         """The answer to the question."""
-        return await self.gateway.answer(QUESTION, RequestOptions(identity, **terms), lambda _event: None)
+        return await self.gateway.answer(
+            QUESTION, RequestOptions(identity, **terms), lambda _event: None
+        )
 
     async def set(self, state: Any, share: float = 0.0) -> None:
         """Let the new version be tried."""
@@ -138,8 +159,10 @@ async def deployed(
     tenants: Sequence[Tenant] = (),
     gate: GateRule | None = None,
 ) -> AsyncIterator[Deployed]:
-    """Everything of a gateway but its edge, with a version beside the configured model. `working`: whether trials are
-    made. `tenants`: settings that are there when it begins. `gate`: None leaves all decisions to the test."""
+    """Everything of a gateway but its edge, with a version beside the configured model. `working`:
+    whether trials are made. `tenants`: settings that are there when it begins. `gate`: None leaves
+    all decisions to the test.
+    """
     models = models or Models()
     async with AsyncExitStack() as stack:
         database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
@@ -147,7 +170,9 @@ async def deployed(
         for tenant in tenants:
             await SQLAccounts(database).set_tenant(tenant)
         live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
-        journal = await stack.enter_async_context(LogJournal.writing(database, on_cancel=live.cancel))
+        journal = await stack.enter_async_context(
+            LogJournal.writing(database, on_cancel=live.cancel)
+        )
 
         async def load(version: str) -> str:
             return f'{{"version": "{version}"}}'
@@ -166,7 +191,13 @@ async def deployed(
 
         judge = Judge(role("judge", models.judge)) if models.judge else None
         trials = Trials(
-            executors, models.search, lifecycle=lifecycle, book=book, archive=archive, review=review, judge=judge
+            executors,
+            models.search,
+            lifecycle=lifecycle,
+            book=book,
+            archive=archive,
+            review=review,
+            judge=judge,
         )
         roles: dict[RoleName, Role] = {"delegation": role("delegation", models.delegator)}
         gateway = Gateway(
@@ -181,11 +212,15 @@ async def deployed(
         if working:
             await stack.enter_async_context(background_tasks(trials.work()))
             await ended(reviewed.get())  # of what was learnt before
-        yield Deployed(database, versions, executors, trials, gateway, runs, book, reviewed, live, lifecycle)
+        yield Deployed(
+            database, versions, executors, trials, gateway, runs, book, reviewed, live, lifecycle
+        )
 
 
 async def test_a_shadow_s_report_is_never_used(tmp_path: Path) -> None:
-    """The client's answer is the active version's, whatever the shadow reports; the trial has both."""
+    """The client's answer is the active version's, whatever the shadow reports; the trial has
+    both.
+    """
     async with deployed(tmp_path) as here:
         await here.set("shadow")
         run = await here.ask()
@@ -195,13 +230,20 @@ async def test_a_shadow_s_report_is_never_used(tmp_path: Path) -> None:
     assert trial is not None
     assert (trial.candidate, trial.active, trial.stage) == (NEW, BASE, "shadow")
     assert (trial.by_active.answer, trial.by_candidate.answer) == ("Michael Mann", "Al Pacino")
-    spent = sum(call.usage.total_tokens for call in run.calls if call.role == "execution" and call.usage)
-    assert (trial.by_active.tokens, trial.by_active.failed, trial.by_candidate.failed) == (spent, False, False)
+    spent = sum(
+        call.usage.total_tokens for call in run.calls if call.role == "execution" and call.usage
+    )
+    assert (trial.by_active.tokens, trial.by_active.failed, trial.by_candidate.failed) == (
+        spent,
+        False,
+        False,
+    )
 
 
 async def test_a_shadow_is_booked_apart(tmp_path: Path) -> None:
-    """Its run is the tenant `shadow`'s, each of its calls has the purpose `shadow` and names the version, and nothing
-    of it counts against the client's tenant."""
+    """Its run is the tenant `shadow`'s, each of its calls has the purpose `shadow` and names the
+    version, and nothing of it counts against the client's tenant.
+    """
     async with deployed(tmp_path) as here:
         await here.set("shadow")
         run = await here.ask()
@@ -210,7 +252,9 @@ async def test_a_shadow_is_booked_apart(tmp_path: Path) -> None:
             ("owner", "answer", "finished"),
             ("shadow", "shadow", "finished"),
         ]
-        rows = await here.rows("SELECT DISTINCT tenant, purpose, role, executor_version FROM calls ORDER BY 1, 3")
+        rows = await here.rows(
+            "SELECT DISTINCT tenant, purpose, role, executor_version FROM calls ORDER BY 1, 3"
+        )
         assert rows == [
             ("owner", "first", "answer", ""),
             ("owner", "first", "delegation", ""),
@@ -221,13 +265,17 @@ async def test_a_shadow_is_booked_apart(tmp_path: Path) -> None:
         ]
         report = await SQLUsages(here.database).usage(UsageQuery(by=("tenant",)))
         tokens = {row.tenant: row.prompt_tokens + row.completion_tokens for row in report.rows}
-        spent = dict(await here.rows("SELECT tenant, tokens FROM spending WHERE length(period) = 10"))
+        spent = dict(
+            await here.rows("SELECT tenant, tokens FROM spending WHERE length(period) = 10")
+        )
     assert tokens == spent
     assert tokens["owner"] == sum(call.usage.total_tokens for call in run.calls if call.usage)
 
 
 async def test_where_reports_agree_nobody_else_is_asked(tmp_path: Path) -> None:
-    """What followed from the same reports is the same, so that the trial costs the executor's calls alone."""
+    """What followed from the same reports is the same, so that the trial costs the executor's
+    calls alone.
+    """
     models = Models()
     models.executors[NEW] = ScriptedModel(reports("Michael Mann"), NEW)
     async with deployed(tmp_path, models) as here:
@@ -235,13 +283,17 @@ async def test_where_reports_agree_nobody_else_is_asked(tmp_path: Path) -> None:
         run = await here.ask()
         await here.next_review()
         trial = await here.book.trial(run.id)
-        assert {role for (role,) in await here.rows("SELECT role FROM calls WHERE tenant = 'shadow'")} == {"execution"}
+        assert {
+            role for (role,) in await here.rows("SELECT role FROM calls WHERE tenant = 'shadow'")
+        } == {"execution"}
     assert trial is not None
     assert trial.by_candidate == trial.by_active
 
 
 async def test_a_canary_is_served_and_the_other_version_works_beside_it(tmp_path: Path) -> None:
-    """The client of a canary's run gets what the canary found; as many of the others' runs are tried."""
+    """The client of a canary's run gets what the canary found; as many of the others' runs are
+    tried.
+    """
     async with deployed(tmp_path) as here:
         await here.set("canary", 0.3)
         runs = [await here.ask() for _ in range(16)]
@@ -253,14 +305,21 @@ async def test_a_canary_is_served_and_the_other_version_works_beside_it(tmp_path
                 while (trial := await here.book.trial(run.id)) is None:
                     await here.reviewed.get()
             assert (trial.stage, trial.candidate_served) == ("canary", run in served)
-            assert (trial.by_candidate.answer, trial.by_active.answer) == ("Al Pacino", "Michael Mann")
+            assert (trial.by_candidate.answer, trial.by_active.answer) == (
+                "Al Pacino",
+                "Michael Mann",
+            )
         assert await here.rows("SELECT COUNT(*) FROM version_trials") == [(len(tried),)]
 
 
 @pytest.mark.parametrize("identity", [OWNER, LOCAL])
 @pytest.mark.parametrize("before", [True, False])
-async def test_feedback_judges_a_trial_whenever_it_comes(tmp_path: Path, before: bool, identity: Identity) -> None:
-    """Given before the trial has ended, or after it; the gate sees the judgement, and whose it is."""
+async def test_feedback_judges_a_trial_whenever_it_comes(
+    tmp_path: Path, before: bool, identity: Identity
+) -> None:
+    """Given before the trial has ended, or after it; the gate sees the judgement, and whose it
+    is.
+    """
     async with deployed(tmp_path, working=False) as here:
         await here.set("canary", 0.5)
         run = await here.ask_served(BASE)
@@ -272,7 +331,11 @@ async def test_feedback_judges_a_trial_whenever_it_comes(tmp_path: Path, before:
             if not before:
                 await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), identity)
             pairs = here.book.pairs
-            while not (judged := [pair.judgement for pair in await pairs(NEW, "canary", 0.0) if pair.judgement]):
+            while not (
+                judged := [
+                    pair.judgement for pair in await pairs(NEW, "canary", 0.0) if pair.judgement
+                ]
+            ):
                 await here.next_review()
     assert not trial.candidate_served
     whose: tuple[Source, str] = ("client", "owner") if identity is OWNER else ("operator", "")
@@ -283,12 +346,18 @@ def verdicts(prompt: Prompt) -> str:
     """A judge for whom Mann is right, if it was shown what was found, and no right answer."""
     shown = prompt.messages[-1].content
     assert "<evidence>It says so.</evidence>" in shown and "<right_answer>" not in shown
-    return "<verdict>correct</verdict>" if "<answer>Michael Mann</answer>" in shown else "<verdict>incorrect</verdict>"
+    return (
+        "<verdict>correct</verdict>"
+        if "<answer>Michael Mann</answer>" in shown
+        else "<verdict>incorrect</verdict>"
+    )
 
 
 @pytest.mark.parametrize("stage", ["shadow", "canary"])
 async def test_a_judge_is_asked_about_both_answers(tmp_path: Path, stage: str) -> None:
-    """Each alone, booked with the trial; a client's word does not change what it says, the operator's does."""
+    """Each alone, booked with the trial; a client's word does not change what it says, the
+    operator's does.
+    """
     models = Models(judge=ScriptedModel(verdicts, "judge"))
     async with deployed(tmp_path, models) as here:
         await here.set(stage, 0.5 if stage == "canary" else 0.0)
@@ -297,10 +366,16 @@ async def test_a_judge_is_asked_about_both_answers(tmp_path: Path, stage: str) -
 
         async def judged() -> list[Source]:
             pairs = await here.book.pairs(NEW, stage, 0.0)  # type: ignore[arg-type]
-            return [pair.judgement.source for pair in pairs if pair.judgement and pair.judgement.sign == -1]
+            return [
+                pair.judgement.source
+                for pair in pairs
+                if pair.judgement and pair.judgement.sign == -1
+            ]
 
         assert await judged() == ["judge"]
-        assert await here.rows("SELECT tenant, COUNT(*) FROM calls WHERE role = 'judge' GROUP BY 1") == [("shadow", 2)]
+        assert await here.rows(
+            "SELECT tenant, COUNT(*) FROM calls WHERE role = 'judge' GROUP BY 1"
+        ) == [("shadow", 2)]
         await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), OWNER)
         assert await judged() == ["judge"]
         await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), LOCAL)
@@ -324,33 +399,46 @@ async def test_a_judge_that_fails_or_agrees_is_no_evidence(tmp_path: Path) -> No
 
 
 async def test_held_out_questions_are_asked_with_both_versions(tmp_path: Path) -> None:
-    """Each in a run of its own, booked to the operator and never listed; asked again, nothing is paid for twice."""
+    """Each in a run of its own, booked to the operator and never listed; asked again, nothing
+    is paid for twice.
+    """
     async with deployed(tmp_path) as here:
         await here.set("canary", 0.5)
-        questions = [HeldOutQuestion(QUESTION, ("Al Pacino", "De Niro")), HeldOutQuestion(QUESTION, ("Michael Mann",))]
+        questions = [
+            HeldOutQuestion(QUESTION, ("Al Pacino", "De Niro")),
+            HeldOutQuestion(QUESTION, ("Michael Mann",)),
+        ]
         held_out = HeldOutTest(questions, here.executors, Models().search, here.lifecycle)
         for _ in range(2):
             assert await held_out.compare(NEW, BASE, 1.5) == [(True, False), (False, True)]
         assert await here.rows("SELECT DISTINCT tenant, kind FROM runs") == [("default", "shadow")]
         assert await here.rows("SELECT COUNT(*) FROM runs") == [(4,)]
-        assert await HeldOutTest(questions[:1], here.executors, Models().search, here.lifecycle).compare(
-            NEW, BASE, 2.5
-        ) == [(True, False)]
+        assert await HeldOutTest(
+            questions[:1], here.executors, Models().search, here.lifecycle
+        ).compare(NEW, BASE, 2.5) == [(True, False)]
         assert await here.rows("SELECT COUNT(*) FROM runs") == [(6,)]
 
 
 async def test_all_the_way(tmp_path: Path) -> None:
     """From shadow to active by itself, while clients ask and the operator tells what is right."""
     async with deployed(tmp_path, gate=GateRule(0.5, 0.5, 100.0, 10_000)) as here:
-        questions = [HeldOutQuestion(f"{QUESTION}{' ' * number}", ("Al Pacino",)) for number in range(4)]
-        here.versions.held_out = HeldOutTest(questions, here.executors, Models().search, here.lifecycle)
+        questions = [
+            HeldOutQuestion(f"{QUESTION}{' ' * number}", ("Al Pacino",)) for number in range(4)
+        ]
+        here.versions.held_out = HeldOutTest(
+            questions, here.executors, Models().search, here.lifecycle
+        )
         here.versions.on_change = here.executors.refresh
         await here.set("shadow")
         async with asyncio.timeout(30):
             while (await here.versions.traffic()).active != NEW:
                 run = await here.ask()
                 await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), LOCAL)
-        decided = [each.decision for each in await here.versions.decisions(NEW) if each.decided_by == "gate"]
+        decided = [
+            each.decision
+            for each in await here.versions.decisions(NEW)
+            if each.decided_by == "gate"
+        ]
         assert [each for each in decided if each != "wait"] == ["canary", "promote"]
         assert (await here.ask()).result.answer == "Al Pacino"  # type: ignore[union-attr]
         assert await here.rows("SELECT COUNT(*) FROM runs WHERE tenant = 'default'") == [(8,)]
@@ -379,14 +467,20 @@ async def test_feedback_on_a_run_that_was_not_tried(tmp_path: Path) -> None:
 
 
 async def test_what_is_not_tried(tmp_path: Path) -> None:
-    """Reports on sub-queries, completions, questions that are out of scope, answers of earlier runs, runs that the
-    client's budget cut short, runs of tenants whose texts are not kept or must not train, runs with another run's
-    reports, and those of another topology."""
-    models, tenants = Models(), [Tenant("private", redact=True), Tenant("untrained", training=False)]
+    """Reports on sub-queries, completions, questions that are out of scope, answers of earlier
+    runs, runs that the client's budget cut short, runs of tenants whose texts are not kept or must
+    not train, runs with another run's reports, and those of another topology.
+    """
+    models, tenants = (
+        Models(),
+        [Tenant("private", redact=True), Tenant("untrained", training=False)],
+    )
     async with deployed(tmp_path, models, working=False, tenants=tenants) as here:
         await here.set("shadow")
         await here.gateway.execute(SUB_QUERY, RequestOptions(OWNER))
-        asked = CompletionRequest("delegation", (Message("system", "delegate"), Message("user", "Who?")), (), 0)
+        asked = CompletionRequest(
+            "delegation", (Message("system", "delegate"), Message("user", "Who?")), (), 0
+        )
         await here.gateway.complete(asked, RequestOptions(OWNER))
         await here.gateway.answer("Who wrote Faust?", RequestOptions(OWNER), lambda _event: None)
         await here.ask(Identity("private", SCOPES))
@@ -396,7 +490,10 @@ async def test_what_is_not_tried(tmp_path: Path) -> None:
         first = await here.ask(request_id="mine")
         assert await here.ask(request_id="mine") == first
         assert isinstance(first.result, Trajectory)
-        shared = [msgspec.structs.replace(each, shared_from=("run-0",)) for each in first.result.executions]
+        shared = [
+            msgspec.structs.replace(each, shared_from=("run-0",))
+            for each in first.result.executions
+        ]
         used = msgspec.structs.replace(first.result, executions=tuple(shared))
         here.trials.consider(msgspec.structs.replace(first, id="run-1", result=used))
         pair = msgspec.structs.replace(first.result, topology="homogeneous")
@@ -415,7 +512,11 @@ async def test_a_trial_whose_reports_are_too_long(tmp_path: Path, stage: str) ->
 
     def breaks(prompt: Prompt) -> str | ContextTooLong:
         other = "Al Pacino" if stage == "shadow" else "Michael Mann"
-        return ContextTooLong("too long", endpoint="e") if other in prompt.messages[1].content else answers(prompt)
+        return (
+            ContextTooLong("too long", endpoint="e")
+            if other in prompt.messages[1].content
+            else answers(prompt)
+        )
 
     models.answerer = ScriptedModel(breaks, "fixed")
     async with deployed(tmp_path, models) as here:
@@ -438,16 +539,22 @@ def down(_prompt: Prompt | None = None) -> UpstreamUnavailable:
 class DownOnce(FixedRetriever):
     """Is not to be had for the first search."""
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         found = await super().search(queries, top_k)
         if len(self.queries) == 1:
             raise down()
         return found
 
 
-@pytest.mark.parametrize("who", ["delegator", "answerer", "executor", "breaker", "retriever", "quota"])
+@pytest.mark.parametrize(
+    "who", ["delegator", "answerer", "executor", "breaker", "retriever", "quota"]
+)
 async def test_a_trial_that_others_spoil_is_none(tmp_path: Path, who: str) -> None:
-    """What a version cannot help speaks neither for nor against it: a few such trials would decide on it."""
+    """What a version cannot help speaks neither for nor against it: a few such trials would
+    decide on it.
+    """
     models = Models()
     tenants = [Tenant("shadow", tokens_per_day=165)] if who == "quota" else []
     async with deployed(tmp_path, models, working=False, tenants=tenants) as here:
@@ -526,7 +633,10 @@ async def test_a_canary_that_fails(says: Answer, tmp_path: Path) -> None:
         while (trial := await here.book.trial(run.id)) is None:
             await here.next_review()
     assert run.result.answer == "Michael Mann"  # type: ignore[union-attr]
-    assert (trial.by_candidate.failed, trial.by_active) == (True, Side("Michael Mann", False, trial.by_active.tokens))
+    assert (trial.by_candidate.failed, trial.by_active) == (
+        True,
+        Side("Michael Mann", False, trial.by_active.tokens),
+    )
 
 
 async def test_a_trial_that_is_cut_at_the_end_is_none(tmp_path: Path) -> None:
@@ -575,7 +685,8 @@ async def test_trials_that_are_too_many_are_dropped(tmp_path: Path) -> None:
         for _ in range(100):
             here.trials.consider(run)
         assert here.trials.dropped == 100 - 64
-        assert (await here.ask()).status == "finished"  # meanwhile three more are at work, and it takes one's place
+        # Meanwhile three more are at work, and it takes one's place
+        assert (await here.ask()).status == "finished"
         for _ in range(3):
             here.trials.consider(run)
         assert here.trials.dropped == 100 - 64 + 1

@@ -1,4 +1,6 @@
-"""Versions are tried, promoted and rolled back, by operators and by the gate, and every change is on record."""
+"""Versions are tried, promoted and rolled back, by operators and by the gate, and every change
+is on record.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -38,7 +40,12 @@ class Setting:
     """A gateway's versions over a store, and what they were told."""
 
     def __init__(self, database: Database, gate: GateRule | None = RULE) -> None:
-        self.database, self.book, self.load, self.changes = database, SQLVersionBook(database), Loaded(), 0
+        self.database, self.book, self.load, self.changes = (
+            database,
+            SQLVersionBook(database),
+            Loaded(),
+            0,
+        )
         self.versions = Versions(self.book, self.load, gate, canary_share=0.25)
         self.versions.on_change = self._changed
         self._runs = 0
@@ -55,8 +62,8 @@ class Setting:
         return [(each.version, each.decision, each.decided_by) for each in found][2:]
 
     async def show(self, times: int, *, right: bool | None, candidate_tokens: int = 100) -> None:
-        """Trials of whoever is tried by now, which either version serves in turn; the active one is right three times
-        of four. `right`: None where nobody says.
+        """Trials of whoever is tried by now, which either version serves in turn; the active one is
+        right three times of four. `right`: None where nobody says.
         """
         traffic = await self.versions.traffic()
         assert traffic.candidate and traffic.stage
@@ -67,7 +74,15 @@ class Setting:
         for number, each in enumerate(runs):
             sides = Side("a", False, candidate_tokens), Side("b", False, 100)
             await self.book.add_trial(
-                Trial(each.id, traffic.candidate, traffic.active, traffic.stage, bool(number % 2), *sides, now)
+                Trial(
+                    each.id,
+                    traffic.candidate,
+                    traffic.active,
+                    traffic.stage,
+                    bool(number % 2),
+                    *sides,
+                    now,
+                )
             )
             if right is not None:
                 await self.book.judge(each.id, Judgement(right, number % 8 > 1, "judge"))
@@ -92,12 +107,18 @@ async def test_the_base_is_active(setting: Setting) -> None:
     await setting.versions.ensure_base("another", '{"a": 1}')
     assert await setting.versions.traffic() == Traffic(BASE)
     assert await setting.states() == {
-        "another": "registered", SECOND: "registered", FIRST: "registered", BASE: "active"
-    }  # fmt: skip
+        "another": "registered",
+        SECOND: "registered",
+        FIRST: "registered",
+        BASE: "active",
+    }
     first, second, *_ = await setting.versions.decisions()
     assert (first.decision, first.from_state, second.decision, second.to_state) == (
-        "register", None, "promote", "active"
-    )  # fmt: skip
+        "register",
+        None,
+        "promote",
+        "active",
+    )
     assert first.decided_by == second.decided_by == "config"
     assert setting.changes == 0
 
@@ -108,7 +129,9 @@ async def test_gateways_that_start_at_once(tmp_path: Path) -> None:
     databases = [await Database.open(url) for _ in range(4)]
     settings = [Setting(database) for database in databases]
     names = [BASE, BASE, "another", "another"]
-    await asyncio.gather(*(each.versions.ensure_base(name) for each, name in zip(settings, names, strict=True)))
+    await asyncio.gather(
+        *(each.versions.ensure_base(name) for each, name in zip(settings, names, strict=True))
+    )
     states = await settings[0].states()
     assert sorted(states.values()) == ["active", "registered"]
     for database in databases:
@@ -136,7 +159,16 @@ async def test_registering(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", BASE, "executor-1", "executor-00000x", "../executor-000001", f"{FIRST}\n", "executor-٠٠٠٠٠١"]
+    "name",
+    [
+        "",
+        BASE,
+        "executor-1",
+        "executor-00000x",
+        "../executor-000001",
+        f"{FIRST}\n",
+        "executor-٠٠٠٠٠١",
+    ],
 )
 async def test_names_that_are_none(setting: Setting, name: str) -> None:
     """Are refused before anything is looked for under them."""
@@ -150,7 +182,10 @@ async def test_a_version_that_cannot_be_loaded(setting: Setting) -> None:
     with pytest.raises(BadVersion):
         await setting.versions.register(BROKEN)
     setting.load.broken.add(FIRST)
-    for put_to_work in (setting.versions.set_traffic(FIRST, "shadow"), setting.versions.promote(FIRST)):
+    for put_to_work in (
+        setting.versions.set_traffic(FIRST, "shadow"),
+        setting.versions.promote(FIRST),
+    ):
         with pytest.raises(BadVersion):
             await put_to_work
     assert await setting.states() == {SECOND: "registered", FIRST: "registered", BASE: "active"}
@@ -160,14 +195,19 @@ async def test_a_version_that_cannot_be_loaded(setting: Setting) -> None:
 async def test_a_version_that_was_replaced(setting: Setting) -> None:
     """Another one in its folder is whole, and not what is on record."""
     setting.load.replaced = FIRST
-    for put_to_work in (setting.versions.set_traffic(FIRST, "shadow"), setting.versions.promote(FIRST)):
+    for put_to_work in (
+        setting.versions.set_traffic(FIRST, "shadow"),
+        setting.versions.promote(FIRST),
+    ):
         with pytest.raises(BadVersion, match="not what was registered"):
             await put_to_work
     assert await setting.versions.traffic() == Traffic(BASE)
 
 
 async def test_traffic_is_set(setting: Setting) -> None:
-    """Shadow, canary, another candidate, and nobody; whoever was tried gives way, and all is on record."""
+    """Shadow, canary, another candidate, and nobody; whoever was tried gives way, and all is on
+    record.
+    """
     versions = setting.versions
     await versions.set_traffic(FIRST, "shadow")
     assert await versions.traffic() == Traffic(BASE, FIRST, "shadow")
@@ -205,7 +245,9 @@ async def test_traffic_is_set(setting: Setting) -> None:
         ("executor-000009", "registered", 0.0, "is not on record"),
     ],
 )
-async def test_traffic_that_cannot_be_set(setting: Setting, name: str, state: str, share: float, said: str) -> None:
+async def test_traffic_that_cannot_be_set(
+    setting: Setting, name: str, state: str, share: float, said: str
+) -> None:
     """Is refused, and nothing changes."""
     with pytest.raises(BadRequest, match=said):
         await setting.versions.set_traffic(name, state, share)  # type: ignore[arg-type]
@@ -228,8 +270,11 @@ async def test_promoting_and_rolling_back(setting: Setting) -> None:
         assert active and (active.version, active.state) == (now, "active")
     assert await setting.states() == {SECOND: "rolled_back", FIRST: "rolled_back", BASE: "active"}
     assert [decision[:2] for decision in await setting.decided()][-4:] == [
-        (SECOND, "roll_back"), (FIRST, "promote"), (FIRST, "roll_back"), (BASE, "promote")
-    ]  # fmt: skip
+        (SECOND, "roll_back"),
+        (FIRST, "promote"),
+        (FIRST, "roll_back"),
+        (BASE, "promote"),
+    ]
 
 
 async def test_rolling_back_a_candidate(setting: Setting) -> None:
@@ -242,7 +287,11 @@ async def test_rolling_back_a_candidate(setting: Setting) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [(BASE, "no version is retired"), (FIRST, "is registered"), ("executor-000009", "is not on record")],
+    [
+        (BASE, "no version is retired"),
+        (FIRST, "is registered"),
+        ("executor-000009", "is not on record"),
+    ],
 )
 async def test_nothing_to_roll_back(setting: Setting, name: str, said: str) -> None:
     """Is said, and nothing changes."""
@@ -266,8 +315,8 @@ class Asked:
 
 
 async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> None:
-    """From shadow to canary to active, each on what it has shown in that state alone, and on held-out questions; with
-    figures, and as events.
+    """From shadow to canary to active, each on what it has shown in that state alone, and on
+    held-out questions; with figures, and as events.
     """
     setting.versions.held_out = asked = Asked(40)
     await setting.versions.set_traffic(FIRST, "shadow")
@@ -284,15 +333,24 @@ async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> No
     assert asked.asked == [(FIRST, BASE, canary.state_at)]
     *_, to_canary, waits, retired, promoted = await setting.versions.decisions()
     assert (to_canary.decision, to_canary.decided_by) == ("canary", "gate")
-    assert "are asked 40 held-out questions now, for about 8,000 executor tokens and what leads them" in waits.reason
+    assert (
+        "are asked 40 held-out questions now, for about 8,000 executor tokens and what leads them"
+        in waits.reason
+    )
     assert (retired.version, retired.to_state, promoted.decision) == (BASE, "retired", "promote")
-    assert promoted.reason.startswith("Not worse than the active version by more than 0.1: right in 96 of 96")
-    assert promoted.reason.endswith("30 that the other has wrong and 0 the other way (p = 3.9e-11).")
+    assert promoted.reason.startswith(
+        "Not worse than the active version by more than 0.1: right in 96 of 96"
+    )
+    assert promoted.reason.endswith(
+        "30 that the other has wrong and 0 the other way (p = 3.9e-11)."
+    )
     assert promoted.figures and (promoted.figures.trials, promoted.figures.active_right) == (96, 72)
     assert promoted.figures.sources == (EvidenceSource("judge", "", 24, 24),)
-    assert [(log["version"], log["decision"], log["judged"]) for log in logs if log["event"] == "gate.decided"] == [
-        (FIRST, "canary", 96), (FIRST, "wait", 96), (BASE, "retire", 96), (FIRST, "promote", 96)
-    ]  # fmt: skip
+    assert [
+        (log["version"], log["decision"], log["judged"])
+        for log in logs
+        if log["event"] == "gate.decided"
+    ] == [(FIRST, "canary", 96), (FIRST, "wait", 96), (BASE, "retire", 96), (FIRST, "promote", 96)]
     assert setting.changes == 3
 
 
@@ -329,7 +387,11 @@ async def test_the_gate_rolls_a_bad_version_back(setting: Setting, stage: str) -
     await setting.versions.review()
     assert await setting.states() == {SECOND: "registered", FIRST: "rolled_back", BASE: "active"}
     last = (await setting.versions.decisions())[-1]
-    assert (last.decision, last.decided_by, "correctness" in last.reason) == ("roll_back", "gate", True)
+    assert (last.decision, last.decided_by, "correctness" in last.reason) == (
+        "roll_back",
+        "gate",
+        True,
+    )
     await setting.versions.review()
     assert (await setting.versions.decisions())[-1] == last
 
@@ -357,7 +419,9 @@ async def test_the_gate_does_not_wait_for_ever(setting: Setting) -> None:
         await setting.versions.review()
         last = (await setting.versions.decisions())[-1]
         assert (last.decision, last.decided_by) == (verdict, "gate")
-    assert last.reason.startswith("Not decided in 200 trials on correctness (evidence 1 of 20): no run has been judged")
+    assert last.reason.startswith(
+        "Not decided in 200 trials on correctness (evidence 1 of 20): no run has been judged"
+    )
     assert await setting.states() == {SECOND: "registered", FIRST: "registered", BASE: "active"}
     assert (await setting.versions.traffic()).candidate is None
 
@@ -368,7 +432,9 @@ async def test_gateways_that_review_at_once(setting: Setting) -> None:
     await setting.versions.set_traffic(FIRST, "shadow")
     await setting.show(96, right=True)
     await asyncio.gather(*(each.versions.review() for each in (setting, other, setting, other)))
-    assert [decision for decision in await setting.decided() if decision[2] == "gate"] == [(FIRST, "canary", "gate")]
+    assert [decision for decision in await setting.decided() if decision[2] == "gate"] == [
+        (FIRST, "canary", "gate")
+    ]
 
 
 async def test_without_a_gate(setting: Setting) -> None:
@@ -381,4 +447,8 @@ async def test_without_a_gate(setting: Setting) -> None:
     assert (version.version, version.state, others) == (FIRST, "shadow", [])
     assert figures and (figures.trials, figures.evidence) == (50, ())
     (_, (_, seen), _) = await setting.versions.list()
-    assert seen and [evidence.measure for evidence in seen.evidence] == ["correctness", "failures", "tokens"]
+    assert seen and [evidence.measure for evidence in seen.evidence] == [
+        "correctness",
+        "failures",
+        "tokens",
+    ]

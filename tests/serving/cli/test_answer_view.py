@@ -10,7 +10,9 @@ from rolegate.v1 import evidence_pb2, usage_pb2
 from router.edge.rendering import event_line
 from serving.cli.tables import AnswerView, summed
 
-HEAT = evidence_pb2.Citation(passage_id="p1", title="Heat", page=3, quote="Heat is a film by\nMichael Mann.")
+HEAT = evidence_pb2.Citation(
+    passage_id="p1", title="Heat", page=3, quote="Heat is a film by\nMichael Mann."
+)
 LONG = "Heat is one of the many films that were directed by the American director Michael Mann."
 
 
@@ -25,10 +27,16 @@ def shown(*events: pb.StreamAnswerResponse) -> str:
     return out.file.getvalue()
 
 
-def done(outcome: pb.AnswerOutcome, *evidence: evidence_pb2.EvidencePoint, **fields: Any) -> pb.StreamAnswerResponse:
+def done(
+    outcome: pb.AnswerOutcome, *evidence: evidence_pb2.EvidencePoint, **fields: Any
+) -> pb.StreamAnswerResponse:
     """The last event, of one sub-query."""
-    result = evidence_pb2.SubQueryResult(sub_query="Who directed Heat?", answer="Michael Mann", evidence=evidence)
-    answer = pb.AnswerResponse(run_id="run-1", answer="Mann", outcome=outcome, results=[result], **fields)
+    result = evidence_pb2.SubQueryResult(
+        sub_query="Who directed Heat?", answer="Michael Mann", evidence=evidence
+    )
+    answer = pb.AnswerResponse(
+        run_id="run-1", answer="Mann", outcome=outcome, results=[result], **fields
+    )
     return pb.StreamAnswerResponse(done=answer)
 
 
@@ -37,7 +45,9 @@ def searched(query: str, *titles: str) -> pb.StreamAnswerResponse:
 
 
 def test_evidence_stands_under_its_sub_query() -> None:
-    """Title, page and sentence of each place; the point's own words only where they differ from the sentence."""
+    """Title, page and sentence of each place; the point's own words only where they differ from
+    the sentence.
+    """
     points = [
         evidence_pb2.EvidencePoint(text="Heat is a film by Michael Mann.", citations=[HEAT]),
         evidence_pb2.EvidencePoint(text="Mann made Heat.", citations=[HEAT]),
@@ -59,7 +69,9 @@ def test_a_place_without_pages() -> None:
     """Is named by its title alone."""
     heat = evidence_pb2.Citation(title="Heat", quote="It is long.")
     point = evidence_pb2.EvidencePoint(text="It is long.", citations=[heat])
-    assert "   Heat: “It is long.”\n" in shown(done(pb.ANSWER_OUTCOME_ANSWERED, point, citations=[heat]))
+    assert "   Heat: “It is long.”\n" in shown(
+        done(pb.ANSWER_OUTCOME_ANSWERED, point, citations=[heat])
+    )
 
 
 def test_an_answer_that_rests_on_nothing() -> None:
@@ -70,7 +82,11 @@ def test_an_answer_that_rests_on_nothing() -> None:
 
 def test_what_was_not_found() -> None:
     """The searches that were run, and in how many passages of which titles they looked."""
-    events = [searched("Heat director", "Heat", "Thief", "Heat"), searched("Mann", "Heat"), searched("heat")]
+    events = [
+        searched("Heat director", "Heat", "Thief", "Heat"),
+        searched("Mann", "Heat"),
+        searched("heat"),
+    ]
     text = shown(*events, done(pb.ANSWER_OUTCOME_NOT_FOUND))
     assert "searched for “Heat director”, which found 3 passages of Heat, Thief\n" in text
     assert "searched for “Mann”, which found 1 passage of Heat\n" in text
@@ -100,22 +116,33 @@ def test_a_found_answer_is_not_cluttered_with_searches() -> None:
 
 def test_long_lines_are_indented_throughout() -> None:
     """A sentence that takes several lines stays below its sub-query."""
-    point = evidence_pb2.EvidencePoint(text=LONG, citations=[evidence_pb2.Citation(title="Heat", quote=LONG)])
+    point = evidence_pb2.EvidencePoint(
+        text=LONG, citations=[evidence_pb2.Citation(title="Heat", quote=LONG)]
+    )
     lines = shown(done(pb.ANSWER_OUTCOME_ANSWERED, point)).splitlines()
-    assert [line[:4] for line in lines if "Heat" in line or "Mann.”" in line][1:] == ["   H", "   d"]
+    assert [line[:4] for line in lines if "Heat" in line or "Mann.”" in line][1:] == [
+        "   H",
+        "   d",
+    ]
     assert max(map(len, lines)) <= 80
 
 
 def test_unknown_usage_is_shown_as_unknown() -> None:
-    """Attempts whose cost nobody knows are told apart; so are cached tokens that no engine reported."""
-    usage = usage_pb2.RoleUsage(role=usage_pb2.ROLE_EXECUTION, model="small", attempts=3, attempts_without_usage=2)
+    """Attempts whose cost nobody knows are told apart; so are cached tokens that no engine
+    reported.
+    """
+    usage = usage_pb2.RoleUsage(
+        role=usage_pb2.ROLE_EXECUTION, model="small", attempts=3, attempts_without_usage=2
+    )
     lines = shown(done(pb.ANSWER_OUTCOME_ANSWERED, usage=[usage])).splitlines()
     (row,) = [line.split() for line in lines if "small" in line]
     assert row == ["execution", "small", "3", "(2", "unknown)", "0", "unknown", "0", "unknown"]
 
 
 def test_known_usage() -> None:
-    """The share that was cached, and what it cost; what was wasted has a column only where anything was."""
+    """The share that was cached, and what it cost; what was wasted has a column only where
+    anything was.
+    """
     usage = usage_pb2.RoleUsage(
         role=usage_pb2.ROLE_ANSWER,
         model="m",
@@ -138,9 +165,16 @@ def test_known_usage() -> None:
 
 def test_sums_over_answers() -> None:
     """By role and model; a sum of unknowns is unknown, and one of a known 0 is 0."""
-    row = usage_pb2.RoleUsage(role=usage_pb2.ROLE_ANSWER, model="m", attempts=1, prompt_tokens=7, cached_tokens=0)
+    row = usage_pb2.RoleUsage(
+        role=usage_pb2.ROLE_ANSWER, model="m", attempts=1, prompt_tokens=7, cached_tokens=0
+    )
     other = usage_pb2.RoleUsage(role=usage_pb2.ROLE_ANSWER, model="n", attempts=2, prompt_tokens=1)
     first, second = summed([row, other, row])
-    assert (first.model, first.attempts, first.prompt_tokens, first.cached_tokens) == ("m", 2, 14, 0)
+    assert (first.model, first.attempts, first.prompt_tokens, first.cached_tokens) == (
+        "m",
+        2,
+        14,
+        0,
+    )
     assert (first.HasField("cached_tokens"), first.HasField("reasoning_tokens")) == (True, False)
     assert second == other

@@ -104,7 +104,9 @@ def terminal(*options: str) -> Iterator[Terminal]:
 
 
 def test_questions_from_a_pipe(gateway: str) -> None:
-    """Answers on one stream without a prompt, everything else on the other; the end of the pipe ends it."""
+    """Answers on one stream without a prompt, everything else on the other; the end of the pipe
+    ends it.
+    """
     run = subprocess.run(
         [sys.executable, "-c", CODE, "chat", "--address", gateway],
         input=f"{QUESTION}\n\n{QUESTION}\n",
@@ -136,7 +138,10 @@ def test_slash_commands_work_as_in_other_chats(end: str, gateway: str, piped: Pi
 
     assert (run.status, run.out.count("│ in 1943")) == (0, 1)
     assert run.err.count("/quit") == 2
-    assert [line.split()[0] for line in run.out.splitlines() if line.split()[:1] == ["all"]] == ["all", "all"]
+    assert [line.split()[0] for line in run.out.splitlines() if line.split()[:1] == ["all"]] == [
+        "all",
+        "all",
+    ]
 
 
 def test_usage_is_that_of_the_chat(gateway: str, piped: Piped) -> None:
@@ -151,8 +156,20 @@ def test_usage_is_that_of_the_chat(gateway: str, piped: Piped) -> None:
 async def test_feedback_on_the_last_answer(piped: Piped) -> None:
     """Good, bad, and bad with the right answer; not on a question that got none."""
     delegator = ScriptedModel([*[block(DIRECTOR), STOP] * 2, "", ""])
-    async with served(Deployment(delegator, answerer=ScriptedModel(["<answer>Mann</answer>"] * 2))) as (address, store):
-        lines = [":good", DIRECTOR, ":good", DIRECTOR, ":bad", ":bad Michael  Mann", "x" * 5000, ":good", ":nonsense"]
+    async with served(
+        Deployment(delegator, answerer=ScriptedModel(["<answer>Mann</answer>"] * 2))
+    ) as (address, store):
+        lines = [
+            ":good",
+            DIRECTOR,
+            ":good",
+            DIRECTOR,
+            ":bad",
+            ":bad Michael  Mann",
+            "x" * 5000,
+            ":good",
+            ":nonsense",
+        ]
         run = await asyncio.to_thread(piped, *lines, options=("--address", address))
 
     first, second = (run.id for run in store.runs)
@@ -188,7 +205,9 @@ async def test_ctrl_c_cancels_the_running_question_alone() -> None:
 
 
 async def test_lines_are_edited(gateway: str) -> None:
-    """What was typed before comes back with the arrow; Ctrl-C empties a line and does not end the chat."""
+    """What was typed before comes back with the arrow; Ctrl-C empties a line and does not end
+    the chat.
+    """
     with terminal("--address", gateway) as person:
         await person.shows(PROMPT)
         person.type(f"{QUESTION}\n")
@@ -196,7 +215,8 @@ async def test_lines_are_edited(gateway: str) -> None:
         await person.shows(PROMPT)
         person.type("half a quest")
         await person.shows("half a quest")
-        await person.shows(PROMPT, insisting=CTRL_C)  # Python misses one that comes while it reads a key
+        # Python misses one that comes while it reads a key
+        await person.shows(PROMPT, insisting=CTRL_C)
         person.type(f"{UP}\n")
         await person.shows("in 1943")
         await person.shows(PROMPT)
@@ -208,15 +228,21 @@ def written(folder: Path, server: str = "") -> Path:
     """A config whose models nobody serves."""
     (folder / "prompt.txt").write_text("Do it.\n")
     roles = "".join(
-        f'[roles.{name}]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\nprompt = "prompt.txt"\nattempts = 1\n'
+        f'[roles.{name}]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\nprompt = '
+        '"prompt.txt"\nattempts = 1\n'
         for name in ("delegation", "execution", "answer")
     )
     config = folder / "my.toml"
-    config.write_text(f'[server]\nstore = "sqlite:///runs.db"\n{server}[retrieval]\naddress = "127.0.0.1:9"\n{roles}')
+    config.write_text(
+        f'[server]\nstore = "sqlite:///runs.db"\n{server}[retrieval]\naddress = '
+        f'"127.0.0.1:9"\n{roles}'
+    )
     return config
 
 
-def test_a_gateway_is_started_for_the_chat(tmp_path: Path, piped: Piped, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_is_started_for_the_chat(
+    tmp_path: Path, piped: Piped, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once for all of its questions, and stopped with it."""
     monkeypatch.chdir(tmp_path)
     run = piped("Why?", "How?", options=("--config", written(tmp_path)))
@@ -227,7 +253,11 @@ def test_a_gateway_is_started_for_the_chat(tmp_path: Path, piped: Piped, monkeyp
 
 
 def test_a_gateway_of_ones_own_needs_no_key(
-    tmp_path: Path, authority: Authority, piped: Piped, rolegate: Rolegate, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    authority: Authority,
+    piped: Piped,
+    rolegate: Rolegate,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor a certificate, whatever others need to reach one of this config."""
     certificate, key = authority.issue("server")

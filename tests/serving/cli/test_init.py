@@ -35,16 +35,26 @@ def test_the_defaults_are_the_preset(name: str, tmp_path: Path) -> None:
 
     written, shipped = tmp_path / "rolegate.toml", preset(name)
     assert comments(written) == comments(shipped)
-    assert written.read_text().replace('documents = ["documents"]', "documents = []") == shipped.read_text()
+    assert (
+        written.read_text().replace('documents = ["documents"]', "documents = []")
+        == shipped.read_text()
+    )
     assert load_config(written).retrieval.documents == (str(tmp_path / "documents"),)
 
 
 def test_without_a_terminal_nothing_is_asked(tmp_path: Path) -> None:
-    """The defaults are taken, and the next steps told: what to install, the key to export, what to call."""
+    """The defaults are taken, and the next steps told: what to install, the key to export, what
+    to call.
+    """
     code = "import sys; from serving.cli.main import main; sys.exit(main(['init']))"
     command = [sys.executable, "-c", code]
     ended = subprocess.run(
-        command, check=False, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True
+        command,
+        check=False,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
 
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -60,7 +70,9 @@ def test_without_a_terminal_nothing_is_asked(tmp_path: Path) -> None:
 
 
 def test_every_question_is_an_option(tmp_path: Path) -> None:
-    """Models, address, key and embedder land where they belong; no other model's prefix or key is left."""
+    """Models, address, key and embedder land where they belong; no other model's prefix or key
+    is left.
+    """
     (tmp_path / "sub").mkdir()
     (tmp_path / "notes.md").write_text("A note.")
     answers = [
@@ -73,7 +85,14 @@ def test_every_question_is_an_option(tmp_path: Path) -> None:
         "--base-url",
         "https://models.test/v1",
     ]
-    embedder = ["--embedder", "bge", "--embedder-url", "http://127.0.0.1:9/v1", "--embedder-dimension", "384"]
+    embedder = [
+        "--embedder",
+        "bge",
+        "--embedder-url",
+        "http://127.0.0.1:9/v1",
+        "--embedder-dimension",
+        "384",
+    ]
     others = ["--key-env", "MY_KEY", "--documents", "documents", "notes.md", "--out", "sub/my.toml"]
 
     assert main(["init", "--preset", "hosted", "--yes", *answers, *embedder, *others]) == 0
@@ -81,7 +100,9 @@ def test_every_question_is_an_option(tmp_path: Path) -> None:
     config = load_config(tmp_path / "sub" / "my.toml")
     roles = (config.roles.delegation, config.roles.execution, config.roles.answer)
     assert [role.model for role in roles] == ["big", "small", "fixed"]
-    assert {(role.base_url, role.api_key_env) for role in roles} == {("https://models.test/v1", "MY_KEY")}
+    assert {(role.base_url, role.api_key_env) for role in roles} == {
+        ("https://models.test/v1", "MY_KEY")
+    }
     found = config.retrieval.embedder
     assert (found.model, found.base_url, found.dimension) == ("bge", "http://127.0.0.1:9/v1", 384)
     assert found.api_key_env is None
@@ -90,12 +111,31 @@ def test_every_question_is_an_option(tmp_path: Path) -> None:
 
 def test_an_engine_is_given_its_role_s_model(tmp_path: Path) -> None:
     """And there is none for an embedder that runs in process."""
-    assert main(["init", "--preset", "one-gpu", "--yes", "--executor", "Qwen/Qwen3-4B", "--embedder", "minilm"]) == 0
+    assert (
+        main(
+            [
+                "init",
+                "--preset",
+                "one-gpu",
+                "--yes",
+                "--executor",
+                "Qwen/Qwen3-4B",
+                "--embedder",
+                "minilm",
+            ]
+        )
+        == 0
+    )
 
     config = load_config(tmp_path / "rolegate.toml")
-    assert {name: engine.path for name, engine in config.engines.items()} == {"executor": "Qwen/Qwen3-4B"}
+    assert {name: engine.path for name, engine in config.engines.items()} == {
+        "executor": "Qwen/Qwen3-4B"
+    }
     assert config.roles.execution.model == "Qwen/Qwen3-4B"
-    assert (config.retrieval.embedder.in_process, config.retrieval.embedder.query_prefix) == (True, "")
+    assert (config.retrieval.embedder.in_process, config.retrieval.embedder.query_prefix) == (
+        True,
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +148,9 @@ def test_an_engine_is_given_its_role_s_model(tmp_path: Path) -> None:
         (["--preset", "local", "--embedder", "bge", "--embedder-dimension", "384"], "local"),
     ],
 )
-def test_the_extra_to_install_is_told(options: list[str], extras: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_extra_to_install_is_told(
+    options: list[str], extras: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["init", "--yes", *options]) == 0
 
     assert f"pip install '.[{extras}]' " in capsys.readouterr().out
@@ -118,9 +160,18 @@ def test_the_extra_to_install_is_told(options: list[str], extras: str, capsys: p
     ("options", "said"),
     [
         (["--documents", "nowhere"], "retrieval.documents: there is no file or folder"),
-        (["--embedder", "bge"], "retrieval.embedder.dimension: missing; an embedder elsewhere needs it."),
-        (["--key-env", "sk-abc"], "takes the name of an environment variable, in capitals, never the key itself."),
-        (["--key-env", "gsk_abc123"], "takes the name of an environment variable, in capitals, never the key itself."),
+        (
+            ["--embedder", "bge"],
+            "retrieval.embedder.dimension: missing; an embedder elsewhere needs it.",
+        ),
+        (
+            ["--key-env", "sk-abc"],
+            "takes the name of an environment variable, in capitals, never the key itself.",
+        ),
+        (
+            ["--key-env", "gsk_abc123"],
+            "takes the name of an environment variable, in capitals, never the key itself.",
+        ),
         (["--base-url", "localhost"], "roles.delegation.base_url: is not an address"),
     ],
 )
@@ -155,7 +206,12 @@ def test_a_terminal_is_asked_each_question_with_its_default(tmp_path: Path) -> N
     code = "import sys; from serving.cli.main import main; sys.exit(main(['init']))"
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-c", code], env=environment(), stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path
+        [sys.executable, "-c", code],
+        env=environment(),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=tmp_path,
     ) as process:
         os.close(theirs)
         os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
@@ -173,10 +229,16 @@ def test_a_terminal_is_asked_each_question_with_its_default(tmp_path: Path) -> N
     config = load_config(tmp_path / "rolegate.toml")
     assert (config.roles.delegation.model, config.roles.execution.model) == ("big", "big")
     assert (config.retrieval.embedder.model, config.retrieval.embedder.dimension) == ("bge", 384)
-    assert config.retrieval.embedder.base_url == config.roles.answer.base_url == "http://127.0.0.1:11434/v1"
+    assert (
+        config.retrieval.embedder.base_url
+        == config.roles.answer.base_url
+        == "http://127.0.0.1:11434/v1"
+    )
 
 
-def test_the_file_is_what_commands_use_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_is_what_commands_use_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without --config; which one it is goes to the standard error."""
     assert main(["init", "--yes"]) == 0
     assert main(["check"]) == 1
@@ -189,7 +251,14 @@ def test_the_file_is_what_commands_use_here(tmp_path: Path, capsys: pytest.Captu
 
 def test_one_model_does_for_all_roles_where_the_preset_has_one(tmp_path: Path) -> None:
     """Naming the backbone of `local` names the others too; one that is named by itself stays."""
-    assert main(["init", "--yes", "--preset", "local", "--backbone", "big", "--executor", "small"]) == 0
+    assert (
+        main(["init", "--yes", "--preset", "local", "--backbone", "big", "--executor", "small"])
+        == 0
+    )
 
     roles = load_config(tmp_path / "rolegate.toml").roles
-    assert (roles.delegation.model, roles.execution.model, roles.answer.model) == ("big", "small", "big")
+    assert (roles.delegation.model, roles.execution.model, roles.answer.model) == (
+        "big",
+        "small",
+        "big",
+    )

@@ -25,7 +25,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A config, of which these commands need no more than the store."""
     monkeypatch.setenv("COLUMNS", "200")
     path = tmp_path / "my.toml"
-    path.write_text(CONFIG + "".join(ROLE.format(name=name) for name in ("delegation", "execution", "answer")))
+    path.write_text(
+        CONFIG + "".join(ROLE.format(name=name) for name in ("delegation", "execution", "answer"))
+    )
     return path
 
 
@@ -54,7 +56,9 @@ def commands(config: Path, capsys: pytest.CaptureFixture[str]) -> Commands:
 
 
 def test_a_key_is_printed_once(commands: Commands, tmp_path: Path) -> None:
-    """Alone on the standard output; beside it whose it is, and that from the first one on all callers need one."""
+    """Alone on the standard output; beside it whose it is, and that from the first one on all
+    callers need one.
+    """
     assert "everybody on this machine" in commands.run("keys list")[0]
     out, err = commands.run("keys create --tenant acme --label [mine]")
     prefix, key_id, secret = out.strip().split("_", 2)
@@ -94,8 +98,14 @@ def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("keys revoke 0badf00d", "'0badf00d': there is no such key; `rolegate keys list` shows them."),
-        ("keys create --tenant acme --scope operate", "--scope operate: is for the operator's keys"),
+        (
+            "keys revoke 0badf00d",
+            "'0badf00d': there is no such key; `rolegate keys list` shows them.",
+        ),
+        (
+            "keys create --tenant acme --scope operate",
+            "--scope operate: is for the operator's keys",
+        ),
         ("tenants show nobody", "there is no tenant 'nobody'; there are: default."),
     ],
 )
@@ -130,7 +140,9 @@ def test_what_makes_no_sense(config: Path, line: str) -> None:
 
 def test_a_tenant_is_made_by_being_set(commands: Commands) -> None:
     """What is not named keeps its value, and `none` takes a limit away; dollars are exact."""
-    commands.run("tenants set acme --tokens-per-day 1000 --usd-per-month 2.000000001 --redact --no-training")
+    commands.run(
+        "tenants set acme --tokens-per-day 1000 --usd-per-month 2.000000001 --redact --no-training"
+    )
     acme = commands.read("tenants set acme --runs-in-flight 3 --requests-per-day 9 --no-redact")
     assert (acme["tokens_per_day"], acme["nano_usd_per_month"]) == (1000, 2_000_000_001)
     assert (acme["runs_in_flight"], acme["requests_per_day"]) == (3, 9)
@@ -142,17 +154,21 @@ def test_a_tenant_is_made_by_being_set(commands: Commands) -> None:
 
 
 def test_a_limit_in_dollars_needs_prices(commands: Commands) -> None:
-    """Where one is missing, that is told when the limit is set, and not only when a question is refused."""
+    """Where one is missing, that is told when the limit is set, and not only when a question is
+    refused.
+    """
     _, err = commands.run("tenants set acme --usd-per-day 5")
     assert err.startswith(
-        "no price is known for m: their calls for tenant acme are refused until the config has [prices."
+        "no price is known for m: their calls for tenant acme are refused until the "
+        "config has [prices."
     )
     assert commands.run("tenants set acme --usd-per-day none")[1] == ""
 
 
 def test_a_limit_below_one_question(commands: Commands, tmp_path: Path) -> None:
     """Is told when it is set, by the length of the prompts; it is set all the same."""
-    assert commands.run("tenants set acme --tokens-per-day 900")[1] == ""  # there is no prompt to go by
+    # There is no prompt to go by
+    assert commands.run("tenants set acme --tokens-per-day 900")[1] == ""
     (tmp_path / "absent.txt").write_text("word " * 1000, "utf-8")
     out, err = commands.run("tenants set acme --tokens-per-day 900")
     assert err.startswith("--tokens-per-day: one question may take ")

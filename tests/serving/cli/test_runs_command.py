@@ -86,7 +86,9 @@ def test_a_run_without_calls(gateway: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_watch(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What happened, on one stream, and the answer on the other; as lines of JSON; from any event on."""
+    """What happened, on one stream, and the answer on the other; as lines of JSON; from any
+    event on.
+    """
     assert main(["runs", "watch", run_id, "--address", gateway]) == 0
     told = capsys.readouterr()
     assert told.err.splitlines()[:2] == ["round 1", "  → 1. Who directed Heat?"]
@@ -100,7 +102,10 @@ def test_watch(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) ->
 def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Are told to the gateway; what has ended stays as it is."""
     assert main(["runs", "cancel", run_id, "--address", gateway]) == 0
-    assert main(["runs", "feedback", run_id, "--bad", "--right-answer", "1944", "--address", gateway]) == 0
+    assert (
+        main(["runs", "feedback", run_id, "--bad", "--right-answer", "1944", "--address", gateway])
+        == 0
+    )
     told, noted = lines(capsys)
     assert told == f"{run_id} has ended already"
     assert noted.startswith("noted as feedback-")
@@ -123,7 +128,9 @@ def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFi
         (["feedback", "run-0", "--comment", "caf\udce9"], "can't encode character '\\udce9'"),
     ],
 )
-def test_what_cannot_be_done(gateway: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_done(
+    gateway: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Is told in one line; status 1."""
     assert main(["runs", *arguments, "--address", gateway]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -138,10 +145,20 @@ def rows(table: RenderableType, width: int = 120) -> list[str]:
 
 
 def test_whose_runs_they_are() -> None:
-    """Is shown where they are not all of one tenant; a run under way takes no time yet, and long requests are cut."""
+    """Is shown where they are not all of one tenant; a run under way takes no time yet, and
+    long requests are cut.
+    """
     runs = [
-        pb.Run(run_id="run-1", tenant="acme", kind=pb.RUN_KIND_COMPLETE, status=pb.RUN_STATUS_RUNNING, request="[b]?"),
-        pb.Run(run_id="run-2", tenant="other", kind=pb.RUN_KIND_EXECUTE, status=pb.RUN_STATUS_FAILED),
+        pb.Run(
+            run_id="run-1",
+            tenant="acme",
+            kind=pb.RUN_KIND_COMPLETE,
+            status=pb.RUN_STATUS_RUNNING,
+            request="[b]?",
+        ),
+        pb.Run(
+            run_id="run-2", tenant="other", kind=pb.RUN_KIND_EXECUTE, status=pb.RUN_STATUS_FAILED
+        ),
     ]
     shown = rows(runs_table(runs))
     first = shown.index("run-1 complete 1970-01-01 00:00")
@@ -157,7 +174,13 @@ def test_whose_runs_they_are() -> None:
 def test_80_columns(outcome: AnswerOutcome, tenants: list[str]) -> None:
     """Are enough for a run's identifier, to be copied, and for all the rest."""
     runs = [
-        pb.Run(run_id=str(uuid.uuid4()), tenant=tenant, kind=pb.RUN_KIND_COMPLETE, outcome=outcome, request="who " * 9)
+        pb.Run(
+            run_id=str(uuid.uuid4()),
+            tenant=tenant,
+            kind=pb.RUN_KIND_COMPLETE,
+            outcome=outcome,
+            request="who " * 9,
+        )
         for tenant in tenants
     ]
     for run in runs:
@@ -196,7 +219,10 @@ def test_how_tokens_are_known() -> None:
 def test_search(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`rolegate search` shows passages, best first, and their places; as JSON, too."""
     assert main(["search", DIRECTOR, "--address", gateway]) == 0
-    assert lines(capsys)[:2] == ["0.900 Heat (p1)", "Heat is a film by Michael Mann. It [sic] is long."]
+    assert lines(capsys)[:2] == [
+        "0.900 Heat (p1)",
+        "Heat is a film by Michael Mann. It [sic] is long.",
+    ]
     assert main(["search", DIRECTOR, "--top-k", "1", "--json", "--address", gateway]) == 0
     assert json.loads(capsys.readouterr().out)["passage_id"] == "p1"
 
@@ -222,12 +248,18 @@ class _OneRun:
     """A gateway whose run has called tools."""
 
     def run(self, run_id: str, *, trace: bool) -> pb.GetRunResponse:
-        return pb.GetRunResponse(run=pb.Run(run_id=run_id), trace_json=trace_json(run_with_tools(run_id)))
+        return pb.GetRunResponse(
+            run=pb.Run(run_id=run_id), trace_json=trace_json(run_with_tools(run_id))
+        )
 
 
 def test_calls_of_tools_are_summed_by_server_and_tool(capsys: pytest.CaptureFixture[str]) -> None:
-    """Over executors, workers, and managers asked before; of a call that no tool takes there is no sum."""
-    _show(cast(Client, _OneRun()), Namespace(run_id="run-1", trace=False, json=False, prompts=False))
+    """Over executors, workers, and managers asked before; of a call that no tool takes there is
+    no sum.
+    """
+    _show(
+        cast(Client, _OneRun()), Namespace(run_id="run-1", trace=False, json=False, prompts=False)
+    )
     shown = lines(capsys)
     first = shown.index("server tool calls failed s")
     assert shown[first + 2 : first + 4] == ["files open 1 0 0.2", "web fetch 2 1 61.5"]

@@ -46,7 +46,12 @@ HOSTILE = (
 MOMENTS = "2026-11-21", "1995-12-15 10:00", "2026-11-21T10:00:00.123Z", "2026-11-21T10:00:00+01:00"
 REPLY = Conversation((Message("user", "?"),), (Completion("ok", "stop"),))
 RUNS = (
-    run("run-01", 1.0, [call("run-01"), call("run-01", 1, usage=None, nano_usd=None)], request_id="mine"),
+    run(
+        "run-01",
+        1.0,
+        [call("run-01"), call("run-01", 1, usage=None, nano_usd=None)],
+        request_id="mine",
+    ),
     run("run-02", 2.0, kind="execute", result=EXECUTIONS[0], events=(), tenant="acme"),
     run("run-03", 3.0, kind="complete", result=REPLY, events=(), tenant="shy"),
     run("run-04", 4.0, status="failed", result=None, events=(), error="UpstreamUnavailable: …"),
@@ -81,7 +86,9 @@ def export(out: str, *options: str) -> int:
 
 def loaded(path: Path) -> list[dict[str, Any]]:
     kind = {".jsonl": "json", ".parquet": "parquet"}[path.suffix]
-    found = datasets.load_dataset(kind, data_files=str(path), split="train", cache_dir=str(path.parent / "cache"))
+    found = datasets.load_dataset(
+        kind, data_files=str(path), split="train", cache_dir=str(path.parent / "cache")
+    )
     assert found.column_names == list(ExportRow.__struct_fields__)
     names = {str: "string", int: "int64", int | None: "int64", float: "float64", bool: "bool"}
     types = {field.name: names[field.type] for field in msgspec.structs.fields(ExportRow)}
@@ -157,10 +164,14 @@ def test_an_export_that_is_told_to_end_leaves_nothing(folder: Path, suffix: str)
     )
     assert stopped.returncode == 128 + signal.SIGTERM
     assert b"Traceback" not in stopped.stderr
-    assert [path for path in sorted(folder.iterdir()) if path.name[-4:] not in ("-wal", "-shm")] == before
+    assert [
+        path for path in sorted(folder.iterdir()) if path.name[-4:] not in ("-wal", "-shm")
+    ] == before
 
 
-def test_a_name_that_is_not_utf8_is_shown_escaped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_not_utf8_is_shown_escaped(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rather than taken for a failure."""
     keep(*RUNS)
 
@@ -199,7 +210,9 @@ def test_hostile_texts(folder: Path, suffix: str) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_texts_that_are_dates(folder: Path, suffix: str, moment: str) -> None:
-    """Stay texts, though there is nothing else in their columns; JSON lines need a space behind them for that."""
+    """Stay texts, though there is nothing else in their columns; JSON lines need a space behind
+    them for that.
+    """
     answer = msgspec.structs.replace(ANSWER, answer=moment)
     keep(*(run(f"run-{number}", request=moment, result=answer) for number in range(3)))
 
@@ -213,10 +226,15 @@ def test_texts_that_are_dates(folder: Path, suffix: str, moment: str) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_more_than_a_reader_takes_at_once(folder: Path, suffix: str) -> None:
-    """Texts come first that are dates, then others, megabytes later; and one is larger than what is read at once."""
+    """Texts come first that are dates, then others, megabytes later; and one is larger than
+    what is read at once.
+    """
     texts = ["2026-11-21"] * 40 + ["so so", "2026-11-21"] + ["x" * 11_000_000]
     padding = Conversation((Message("user", "y" * 400_000),))
-    runs = [run(f"run-{n:02}", float(n), request=text, result=padding, events=()) for n, text in enumerate(texts)]
+    runs = [
+        run(f"run-{n:02}", float(n), request=text, result=padding, events=())
+        for n, text in enumerate(texts)
+    ]
     keep(*runs)
 
     assert export(f"runs{suffix}") == 0
@@ -256,7 +274,8 @@ def test_rewards_that_are_unknown_for_ten_megabytes(folder: Path) -> None:
     runs = []
     for n, text in enumerate(texts):
         talk = Conversation(
-            (Message("user", text),), (Completion("ok", "stop", usage=Usage(1, 1) if n > 18 else None),)
+            (Message("user", text),),
+            (Completion("ok", "stop", usage=Usage(1, 1) if n > 18 else None),),
         )
         execution = msgspec.structs.replace(EXECUTIONS[0], conversation=talk)
         answer = msgspec.structs.replace(ANSWER, executions=(execution,), rounds=(1,))
@@ -270,7 +289,9 @@ def test_rewards_that_are_unknown_for_ten_megabytes(folder: Path) -> None:
 
     asyncio.run(write())
     assert export("runs.jsonl", "--for", "rl") == 0
-    rows = datasets.load_dataset("json", data_files="runs.jsonl", split="train", cache_dir=str(folder / "cache"))
+    rows = datasets.load_dataset(
+        "json", data_files="runs.jsonl", split="train", cache_dir=str(folder / "cache")
+    )
     found = sorted(rows, key=lambda row: row["run_id"])
     assert [row["reward"]["f1"] is None for row in found] == [True] * 19 + [False]
     assert [row["turns"][0]["usage"] is None for row in found] == [True] * 19 + [False]
@@ -280,7 +301,9 @@ def test_rewards_that_are_unknown_for_ten_megabytes(folder: Path) -> None:
 def test_row_groups(folder: Path) -> None:
     """Keep what is held in memory small, however much is exported."""
     padding = Conversation((Message("user", "y" * 3_000_000),))
-    keep(*(run(f"run-{number:02}", float(number), result=padding, events=()) for number in range(30)))
+    keep(
+        *(run(f"run-{number:02}", float(number), result=padding, events=()) for number in range(30))
+    )
 
     assert export("runs.parquet") == 0
 
@@ -341,7 +364,9 @@ def test_what_was_said_of_a_run(folder: Path) -> None:
 
 
 def test_what_agents_sampled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each agent of each answer that may train, with the reward that feedback tells; `datasets` reads it."""
+    """A line for each agent of each answer that may train, with the reward that feedback tells;
+    `datasets` reads it.
+    """
     shy = run("run-08", 8.0, [call("run-08")], tenant="shy")
 
     async def write() -> None:
@@ -353,14 +378,19 @@ def test_what_agents_sampled(folder: Path, capsys: pytest.CaptureFixture[str]) -
     asyncio.run(write())
     assert export("runs.jsonl", "--for", "rl") == 0
     assert capsys.readouterr().out == "runs.jsonl: 1 runs\n"
-    lines = [msgspec.json.decode(line, type=AgentTrajectory) for line in Path("runs.jsonl").read_bytes().splitlines()]
+    lines = [
+        msgspec.json.decode(line, type=AgentTrajectory)
+        for line in Path("runs.jsonl").read_bytes().splitlines()
+    ]
     assert [(line.run_id, line.agent, line.parent) for line in lines] == [
         ("run-01", "execution-0", "delegation"),
         ("run-01", "execution-1", "delegation"),
     ]
     assert {line.reward for line in lines} == {Reward(exact_match=True, f1=1.0, tokens=None)}
     assert all(turn.tokens is msgspec.UNSET for line in lines for turn in line.turns)
-    rows = datasets.load_dataset("json", data_files="runs.jsonl", split="train", cache_dir=str(folder / "cache"))
+    rows = datasets.load_dataset(
+        "json", data_files="runs.jsonl", split="train", cache_dir=str(folder / "cache")
+    )
     assert [row["messages"][0]["content"] for row in rows] == [one.sub_query for one in EXECUTIONS]
 
     assert export("runs.parquet", "--for", "rl") == 1
@@ -368,7 +398,9 @@ def test_what_agents_sampled(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_that_is_there(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_there(
+    folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Is replaced when that is asked for, and not otherwise."""
     keep(*RUNS)
     out = folder / f"runs{suffix}"
@@ -378,14 +410,19 @@ def test_a_file_that_is_there(folder: Path, suffix: str, capsys: pytest.CaptureF
     assert out.read_text() == "mine"
     assert f"--out {out.name}: is there already; --force replaces it." in capsys.readouterr().err
     assert export("elsewhere/runs.jsonl") == 1
-    assert "--out elsewhere/runs.jsonl: the folder elsewhere is not there; make it first." in capsys.readouterr().err
+    assert (
+        "--out elsewhere/runs.jsonl: the folder elsewhere is not there; make it first."
+        in capsys.readouterr().err
+    )
 
     assert export(out.name, "--force") == 0
     assert len(loaded(out)) == 7
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_an_export_that_fails(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_that_fails(
+    folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Leaves nothing behind, and the file of that name as it was."""
     keep(*RUNS)
 

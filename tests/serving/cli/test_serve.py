@@ -64,11 +64,16 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, upstream: socket.socket) -
 def test_a_restart_takes_its_ports_at_once(
     stop: signal.Signals, tmp_path: Path, upstream: socket.socket, rolegate: Rolegate
 ) -> None:
-    """Though connections of before have not ended on its side, whether their clients have gone or not."""
+    """Though connections of before have not ended on its side, whether their clients have gone
+    or not.
+    """
     options = config_at(upstream, tmp_path)[:2]
-    config = Path(options[1])  # gRPC waits for clients that do not answer its farewell as long as it may
+    # GRPC waits for clients that do not answer its farewell as long as it may
+    config = Path(options[1])
     config.write_text(config.read_text().replace("[server]", "[server]\ngrace_s = 1"))
-    with service("serve", *options, "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", cwd=tmp_path) as server:
+    with service(
+        "serve", *options, "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", cwd=tmp_path
+    ) as server:
         address, door = server.ready(), re.findall(r"server is at http://(\S+)/v1", server.seen)[0]
         clients = [client_of(*at) for at in ((address, HTTP2), (door, HTTP)) for _ in range(2)]
         server.process.send_signal(stop)

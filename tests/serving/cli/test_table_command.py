@@ -17,11 +17,18 @@ from serving.terminal import visible_output
 from tests.conftest import Rolegate
 
 QUESTION, COLUMNS = "the cities of Vorland", "city*, founder, founded:integer"
-MARKDOWN = ["| city | founder | founded |", "| --- | --- | --- |", "| Krurou | Ana | 1200 |", "| Bel | Bo | 900 |"]
+MARKDOWN = [
+    "| city | founder | founded |",
+    "| --- | --- | --- |",
+    "| Krurou | Ana | 1200 |",
+    "| Bel | Bo | 900 |",
+]
 
 
 def test_what_is_printed(rolegate: Rolegate, gateway: str) -> None:
-    """Markdown, where it is no terminal; beside it how far it is, what to check, and how far it came."""
+    """Markdown, where it is no terminal; beside it how far it is, what to check, and how far it
+    came.
+    """
     status, out, err = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway)
     assert (status, out.splitlines()) == (0, MARKDOWN)
     assert err.startswith("0 rows, 0 sub-queries under way\n")
@@ -31,16 +38,23 @@ def test_what_is_printed(rolegate: Rolegate, gateway: str) -> None:
 
 def test_json(rolegate: Rolegate, gateway: str) -> None:
     """The message of the protocol, one line."""
-    status, out, err = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--json")
+    status, out, err = rolegate(
+        "table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--json"
+    )
     assert (status, err) == (0, "")
     assert [row["row_id"] for row in json.loads(out)["rows"]] == ['["krurou"]', '["bel"]']
 
 
-@pytest.mark.parametrize(("suffix", "first"), [("md", MARKDOWN[0]), ("csv", "city,founder,founded"), ("json", "{")])
+@pytest.mark.parametrize(
+    ("suffix", "first"), [("md", MARKDOWN[0]), ("csv", "city,founder,founded"), ("json", "{")]
+)
 def test_files(rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str, first: str) -> None:
     """In the form that the name says."""
     out = tmp_path / f"cities.{suffix}"
-    assert rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out).status == 0
+    assert (
+        rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out).status
+        == 0
+    )
     assert out.read_text("utf-8").startswith(first)
 
 
@@ -51,13 +65,26 @@ def test_known_rows(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
     asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out)
     assert rolegate(*asked, "--rows", known).status == 0
     assert out.read_text("utf-8").splitlines()[1] == "Tal,,777"
-    again = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", out, "--closed")
+    again = rolegate(
+        "table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", out, "--closed"
+    )
     assert again.out.splitlines()[2:] == ["| Tal |  | 777 |", *MARKDOWN[2:]]
 
 
 def test_a_topology(rolegate: Rolegate, gateway: str) -> None:
-    """Is part of what is asked for: a request of the same name, of another one, is another request."""
-    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--request-id", "of-one-topology")
+    """Is part of what is asked for: a request of the same name, of another one, is another
+    request.
+    """
+    asked = (
+        "table",
+        QUESTION,
+        "--columns",
+        COLUMNS,
+        "--address",
+        gateway,
+        "--request-id",
+        "of-one-topology",
+    )
     assert [rolegate(*asked, *more).status for more in ((), ("--topology", "wide"))] == [0, 0]
     status, _, err = rolegate(*asked, "--topology", "wide_single")
     assert (status, "names another request" in err) == (1, True)
@@ -70,7 +97,10 @@ def test_what_is_refused(rolegate: Rolegate, dead: str, gateway: str, tmp_path: 
         (("--columns", "a*:b"), "the type 'b' is unknown; use one of text, integer"),
         (("--columns", "a*", "--out", "t.xls"), "ends in .md, .csv, .tsv, .xlsx, .json."),
         (("--columns", "a*", "--topology", "pair"), "invalid choice: 'pair' (choose from"),
-        (("--columns", "a*", "--rows", tmp_path / "known.csv"), "its first line names none of the columns a."),
+        (
+            ("--columns", "a*", "--rows", tmp_path / "known.csv"),
+            "its first line names none of the columns a.",
+        ),
         (("--columns", "a*", "--rows", tmp_path / "none.csv"), "No such file"),
         (("--columns", "a*", "--out", tmp_path / "none" / "t.csv"), "there is no folder"),
         (("--columns", "a"), "none is a key, which tells rows apart"),
@@ -114,12 +144,20 @@ def row(name: str, *cells: pb.Cell, merged: tuple[str, ...] = ()) -> pb.Row:
 
 
 def test_a_terminal() -> None:
-    """Rows while they change, one that is another's alias no longer; at the end what sources disagree on."""
-    rival = pb.Claim(value="901", citations=[Citation(title="Annals", quote="Bel was founded in 901.")])
-    conflict = pb.Cell(value="900", state=pb.CELL_STATE_CONFLICT, support=pb.SUPPORT_STATED, rivals=[rival])
+    """Rows while they change, one that is another's alias no longer; at the end what sources
+    disagree on.
+    """
+    rival = pb.Claim(
+        value="901", citations=[Citation(title="Annals", quote="Bel was founded in 901.")]
+    )
+    conflict = pb.Cell(
+        value="900", state=pb.CELL_STATE_CONFLICT, support=pb.SUPPORT_STATED, rivals=[rival]
+    )
     copied = pb.Cell(value="long ago", support=pb.SUPPORT_VALUE_ONLY, mistyped=True)
     columns = [pb.Column(name="city", key=True), pb.Column(name="founded")]
-    done = pb.Table(run_id="run-1", columns=columns, rows=[row("Bel", conflict), row("Tal", copied)])
+    done = pb.Table(
+        run_id="run-1", columns=columns, rows=[row("Bel", conflict), row("Tal", copied)]
+    )
     events = [
         pb.StreamTableResponse(planned=pb.Planned(columns=columns)),
         pb.StreamTableResponse(sub_query_dispatched=SubQueryDispatched(index=0)),
@@ -132,7 +170,9 @@ def test_a_terminal() -> None:
         ),
         pb.StreamTableResponse(done=done),
     ]
-    out, progress = (Console(file=StringIO(), width=80, force_terminal=True, color_system=None) for _ in range(2))
+    out, progress = (
+        Console(file=StringIO(), width=80, force_terminal=True, color_system=None) for _ in range(2)
+    )
     view = TableView(out, progress, as_json=False)
     stream: Any = Stream(*events)
     view.show(Table(view.follow(stream)))
@@ -146,7 +186,8 @@ def test_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["[link=http://evil.example]x[/link]", "[/]", "[red]x", "\x1b]8;;http://evil.example\x07x"]
+    "name",
+    ["[link=http://evil.example]x[/link]", "[/]", "[red]x", "\x1b]8;;http://evil.example\x07x"],
 )
 def test_names_of_columns_take_no_hold_of_a_terminal(name: str) -> None:
     """No link and no style comes of them, and none is an error."""

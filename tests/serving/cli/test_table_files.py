@@ -27,25 +27,48 @@ FORMULA, EVIL = '=HYPERLINK("http://evil.example","x")', "<img src=x> [x](javasc
 def lines_of(file: Path) -> list[list[str]]:
     """The cells of a table's file, as its readers have them."""
     if file.suffix == ".xlsx":
-        assert all(cell.data_type != "f" for row in load_workbook(file).worksheets[0].iter_rows() for cell in row)
+        assert all(
+            cell.data_type != "f"
+            for row in load_workbook(file).worksheets[0].iter_rows()
+            for cell in row
+        )
         rows = load_workbook(file).worksheets[0].iter_rows(values_only=True)
         return [["" if cell is None else str(cell) for cell in row] for row in rows]
     text = file.read_text("utf-8")
     if file.suffix == ".md":
         tokens = MarkdownIt("gfm-like").parse(text)
-        cells = [(token.content, tokens[at - 1].type) for at, token in enumerate(tokens) if token.type == "inline"]
+        cells = [
+            (token.content, tokens[at - 1].type)
+            for at, token in enumerate(tokens)
+            if token.type == "inline"
+        ]
         width = sum(kind == "th_open" for _, kind in cells)
         texts = [text.replace("\\", "") for text, _ in cells]
         return [texts[at : at + width] for at in range(0, len(texts), width)]
-    return list(csv.reader(io.StringIO(text, newline=""), delimiter="\t" if file.suffix == ".tsv" else ","))
+    return list(
+        csv.reader(io.StringIO(text, newline=""), delimiter="\t" if file.suffix == ".tsv" else ",")
+    )
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "md", "xlsx"])
 def test_a_file_with_sources(rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str) -> None:
     """A column behind the others for each; without the option, values alone."""
-    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", tmp_path / f"t.{suffix}")
+    asked = (
+        "table",
+        QUESTION,
+        "--columns",
+        COLUMNS,
+        "--address",
+        gateway,
+        "--out",
+        tmp_path / f"t.{suffix}",
+    )
     assert rolegate(*asked).status == 0
-    assert lines_of(tmp_path / f"t.{suffix}") == [NAMES, ["Krurou", "Ana", "1200"], ["Bel", "Bo", "900"]]
+    assert lines_of(tmp_path / f"t.{suffix}") == [
+        NAMES,
+        ["Krurou", "Ana", "1200"],
+        ["Bel", "Bo", "900"],
+    ]
     assert rolegate(*asked, "--sources").status == 0
     header, _, bel = lines_of(tmp_path / f"t.{suffix}")
     assert header == [*NAMES, *SOURCES]
@@ -55,7 +78,17 @@ def test_a_file_with_sources(rolegate: Rolegate, gateway: str, tmp_path: Path, s
 
 def test_one_shape_of_json(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
     """In the file and on the output, which is the message of the wire."""
-    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--json", "--out", tmp_path / "t.json")
+    asked = (
+        "table",
+        QUESTION,
+        "--columns",
+        COLUMNS,
+        "--address",
+        gateway,
+        "--json",
+        "--out",
+        tmp_path / "t.json",
+    )
     printed = rolegate(*asked).out
     assert json.loads((tmp_path / "t.json").read_bytes()) == json.loads(printed)
 
@@ -77,7 +110,11 @@ HOSTILE = pb.Table(
                 contradicted=True,
                 state="CELL_STATE_GIVEN",
                 citations=[Citation(title=EVIL, quote=FORMULA)],
-                rivals=[pb.Claim(value="901", citations=[Citation(title="Annals", quote="In 901.", page=3)])],
+                rivals=[
+                    pb.Claim(
+                        value="901", citations=[Citation(title="Annals", quote="In 901.", page=3)]
+                    )
+                ],
             )
         ),
     ],
@@ -86,9 +123,13 @@ HOSTILE = pb.Table(
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".md", ".xlsx"])
 def test_no_file_holds_formulas_or_markup(tmp_path: Path, ending: str) -> None:
-    """Names and sources neither; numbers of columns of numbers are numbers to Excel, unless that would change them."""
+    """Names and sources neither; numbers of columns of numbers are numbers to Excel, unless
+    that would change them.
+    """
     file = tmp_path / f"t{ending}"
-    file.write_bytes(Table(HOSTILE).to_file(ending, sources=True, others={("Bel",): {"=other": "@x"}}))
+    file.write_bytes(
+        Table(HOSTILE).to_file(ending, sources=True, others={("Bel",): {"=other": "@x"}})
+    )
     header, *rows = lines_of(file)
     assert len(rows) == 3
     assert all(len(row) == len(header) == 7 or ending == ".xlsx" for row in rows)
@@ -98,15 +139,23 @@ def test_no_file_holds_formulas_or_markup(tmp_path: Path, ending: str) -> None:
         assert not kinds & {"link_open", "image", "html_inline"}
     elif ending == ".xlsx":
         sheet = load_workbook(file).worksheets[0]
-        assert [[cell.value for cell in row] for row in sheet.iter_rows(2, 4, 3, 3)] == [[-1.5], ["00123"], [900]]
+        assert [[cell.value for cell in row] for row in sheet.iter_rows(2, 4, 3, 3)] == [
+            [-1.5],
+            ["00123"],
+            [900],
+        ]
         assert sheet["A1"].value == FORMULA
     else:
-        assert not [cell for row in (header, *rows) for cell in row if cell.startswith(("=", "@", "+1"))]
+        assert not [
+            cell for row in (header, *rows) for cell in row if cell.startswith(("=", "@", "+1"))
+        ]
         assert rows[0][2] == "-1.50"
     assert "but 901 (Annals, p. 3: “In 901.”)" in rows[2][5]
 
 
-def test_a_given_value_that_a_source_contradicts(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
+def test_a_given_value_that_a_source_contradicts(
+    rolegate: Rolegate, gateway: str, tmp_path: Path
+) -> None:
     """Stays, and is marked: on the output's side, in files, and on the wire."""
     known, out = tmp_path / "known.csv", tmp_path / "out.csv"
     known.write_text("city,founded\nBel,899\nKrurou,1200\n")
@@ -114,10 +163,15 @@ def test_a_given_value_that_a_source_contradicts(rolegate: Rolegate, gateway: st
     status, printed, err = rolegate(*asked, "--out", out, "--sources")
     assert status == 0
     assert "| Bel | Bo | 899 |" in printed
-    assert "Bel, founded: 899, as given, but 900 (Bel: “Bel was founded in 900.” (Bel))" in " ".join(err.split())
+    assert (
+        "Bel, founded: 899, as given, but 900 (Bel: “Bel was founded in 900.” (Bel))"
+        in " ".join(err.split())
+    )
     assert "but 900 (Bel: “Bel was founded in 900.” (Bel))" in lines_of(out)[1][5]
     marked = [
-        cell["contradicted"] for row in json.loads(rolegate(*asked, "--json").out)["rows"] for cell in row["cells"]
+        cell["contradicted"]
+        for row in json.loads(rolegate(*asked, "--json").out)["rows"]
+        for cell in row["cells"]
     ]
     assert marked == [False, False, True, False, False, False]
 
@@ -126,7 +180,18 @@ def test_other_columns_pass_through(rolegate: Rolegate, gateway: str, tmp_path: 
     """Behind the table's own; rows that were found have none."""
     known, out = tmp_path / "known.csv", tmp_path / "out.csv"
     known.write_text("note;Founded;City;id\nnice;777;Tal;=1+1\n;;Bel;7\n")
-    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", known, "--out", out)
+    asked = (
+        "table",
+        QUESTION,
+        "--columns",
+        COLUMNS,
+        "--address",
+        gateway,
+        "--rows",
+        known,
+        "--out",
+        out,
+    )
     assert rolegate(*asked).status == 0
     assert lines_of(out) == [
         [*NAMES, "note", "id"],
@@ -148,7 +213,10 @@ FORMS = {
     "Windows": TEXT.format(";").encode("cp1252"),
     "line ends": TEXT.format(";").replace("\n", "\r\n").encode(),
     "other delimiters in quotes": '"city";"note, more, or less";founded\nKöln – “old”;;50\nBel;;-900\n'.encode(),
-    "quoted": b'"city","founded"\r\n"K\xc3\xb6ln \xe2\x80\x93 \xe2\x80\x9cold\xe2\x80\x9d","50"\r\n"Bel","-900"\r\n',
+    "quoted": (
+        b'"city","founded"\r\n"K\xc3\xb6ln \xe2\x80\x93 \xe2\x80\x9cold\xe2\x80\x9d","50"\r\n'
+        b'"Bel","-900"\r\n'
+    ),
 }
 
 
@@ -173,7 +241,12 @@ def test_a_workbook(tmp_path: Path) -> None:
     """Its first sheet: numbers and days as people write them."""
     book = Workbook()
     sheet = book.worksheets[0]
-    for row in (["City", "founded", "seen"], ["Bel", 900, datetime(2024, 5, 1)], [None], ["Tal", 12.5, None]):
+    for row in (
+        ["City", "founded", "seen"],
+        ["Bel", 900, datetime(2024, 5, 1)],
+        [None],
+        ["Tal", 12.5, None],
+    ):
         sheet.append(row)
     book.save(tmp_path / "known.xlsx")
     found = read_given_rows(tmp_path / "known.xlsx", parse_columns(COLUMNS))
@@ -189,7 +262,10 @@ def test_a_file_that_was_written_is_read_back(tmp_path: Path, ending: str) -> No
     rows = [pb.Row(cells=cells(FORMULA, "-1")), pb.Row(cells=cells("Bel", "@x"))]
     file = tmp_path / f"t{ending}"
     file.write_bytes(Table(pb.Table(columns=columns, rows=rows)).to_file(ending))
-    assert [tuple(row.values()) for row in read_given_rows(file, columns).values] == [(FORMULA, "-1"), ("Bel", "@x")]
+    assert [tuple(row.values()) for row in read_given_rows(file, columns).values] == [
+        (FORMULA, "-1"),
+        ("Bel", "@x"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +275,10 @@ def test_a_file_that_was_written_is_read_back(tmp_path: Path, ending: str) -> No
         ("", "its first line names none"),
         ("city,City\nTal,x\n", "its first line names 'city' twice."),
         ("city\n", "no row was found"),
-        ('city,founded\nTal,1\n"a\nb",2\nBel,1,2\n', "line 5 has 3 values; the first line names 2 columns."),
+        (
+            'city,founded\nTal,1\n"a\nb",2\nBel,1,2\n',
+            "line 5 has 3 values; the first line names 2 columns.",
+        ),
         ('city,founded\nTal,1\nBel,"2\n', "line 3: unexpected end of data."),
     ],
 )
@@ -223,6 +302,8 @@ def test_a_row_that_the_gateway_refuses(rolegate: Rolegate, gateway: str, tmp_pa
     """Is named by its line."""
     known = tmp_path / "known.csv"
     known.write_text("city,founded\nTal,1\n\n,2\n")
-    status, _, err = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", known)
+    status, _, err = rolegate(
+        "table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", known
+    )
     assert status == 1
     assert f"{known}, line 4" in err

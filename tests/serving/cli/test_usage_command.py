@@ -79,14 +79,21 @@ async def served(usages: Told, *found: Reconciliation) -> AsyncIterator[list[str
 
 
 async def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row for each group with the share that was cached; what nobody knows is unknown; a sum at the end."""
+    """A row for each group with the share that was cached; what nobody knows is unknown; a sum
+    at the end.
+    """
     monkeypatch.setenv("COLUMNS", "120")
     async with served(Told()) as address:
-        status = await asyncio.to_thread(main, ["usage", "--by", "role,version", "--per", "day", *address])
+        status = await asyncio.to_thread(
+            main, ["usage", "--by", "role,version", "--per", "day", *address]
+        )
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert status == 0
     assert "day role version calls prompt cached written wasted cost" in lines
-    assert "2025-11-21 execution v7 1,200 (2 unknown) 70,000 50% 2,000 900 $1.2346 (3 unknown)" in lines
+    assert (
+        "2025-11-21 execution v7 1,200 (2 unknown) 70,000 50% 2,000 900 $1.2346 (3 unknown)"
+        in lines
+    )
     assert "2025-11-21 answer – 1 (1 unknown) unknown unknown unknown unknown unknown" in lines
     assert "all 1,201 (3 unknown) 70,000 50% 2,000 900 $1.2346 (4 unknown)" in lines
     assert "1,234 runs" in lines
@@ -95,11 +102,23 @@ async def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 async def test_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     """The options arrive."""
     usages = Told()
-    options = ["--by", "tenant,version", "--per", "hour", "--since", "2026-11-21", "--until", "2026-11-21T10:00+01:00"]
+    options = [
+        "--by",
+        "tenant,version",
+        "--per",
+        "hour",
+        "--since",
+        "2026-11-21",
+        "--until",
+        "2026-11-21T10:00+01:00",
+    ]
     async with served(usages) as address:
         assert await asyncio.to_thread(main, ["usage", *options, "--tenant", "acme", *address]) == 0
         assert await asyncio.to_thread(main, ["usage", *address]) == 0
-    start, end = datetime(2026, 11, 21, tzinfo=UTC).timestamp(), datetime(2026, 11, 21, 9, tzinfo=UTC).timestamp()
+    start, end = (
+        datetime(2026, 11, 21, tzinfo=UTC).timestamp(),
+        datetime(2026, 11, 21, 9, tzinfo=UTC).timestamp(),
+    )
     assert usages.asked == [
         UsageQuery(start, end, "acme", ("tenant", "executor_version"), "hour"),
         UsageQuery(None, None, None, ("role", "model"), None),
@@ -139,11 +158,16 @@ async def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert await asyncio.to_thread(main, ["usage", "--json", *address]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["runs"], tuple(told["rows"][0])) == (1234, COLUMNS)
-    assert (told["rows"][0]["cost_nano_usd"], told["rows"][1]["cost_nano_usd"]) == (1_234_567_890, None)
+    assert (told["rows"][0]["cost_nano_usd"], told["rows"][1]["cost_nano_usd"]) == (
+        1_234_567_890,
+        None,
+    )
 
 
 async def test_reconcile(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the sides differ, by how much, and by which calls; status 1 where that cannot be explained."""
+    """Where the sides differ, by how much, and by which calls; status 1 where that cannot be
+    explained.
+    """
     within = Reconciliation(
         "within",
         "within_bounds",
@@ -182,7 +206,10 @@ async def test_reconcile(capsys: pytest.CaptureFixture[str]) -> None:
         ]
         assert await asyncio.to_thread(main, ["usage", "reconcile", "--json", *address]) == 1
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["verdict"] for line in lines] == ["RECONCILIATION_VERDICT_EQUAL", "RECONCILIATION_VERDICT_DIFFERENT"]
+    assert [line["verdict"] for line in lines] == [
+        "RECONCILIATION_VERDICT_EQUAL",
+        "RECONCILIATION_VERDICT_DIFFERENT",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -217,17 +244,24 @@ def test_moments_before_now(text: str, ago: timedelta) -> None:
             ["--certificate", "/nowhere.pem"],
             "--certificate, --key: cannot read /nowhere.pem: No such file or directory.",
         ),
-        (["--ca", "/nowhere.pem"], "rolegate: --ca, --certificate, --key: cannot read /nowhere.pem: No such file"),
+        (
+            ["--ca", "/nowhere.pem"],
+            "rolegate: --ca, --certificate, --key: cannot read /nowhere.pem: No such file",
+        ),
     ],
 )
-def test_what_cannot_be_done(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_done(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Is told in one line; status 1."""
     assert main(["usage", *options]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
 
 
-def test_a_key_in_the_clear(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_in_the_clear(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Is not sent, nor shown."""
     monkeypatch.setenv("ROLEGATE_API_KEY", "rg_1_secret")
     assert main(["usage", "--address", "10.0.0.7:50551"]) == 1

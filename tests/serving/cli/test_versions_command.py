@@ -45,7 +45,9 @@ async def address(database: Database) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def told(address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+def told(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Command]:
     """Runs a command: its status, and what it prints, line by line, each word once apart."""
     monkeypatch.setenv("COLUMNS", "200")
     errors_only()  # the server is in this process, and its log is not what the command prints
@@ -53,7 +55,11 @@ def told(address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     async def run_(*arguments: str) -> tuple[int, list[str]]:
         status = await asyncio.to_thread(main, ["versions", *arguments, "--address", address])
         printed = capsys.readouterr()
-        return status, [" ".join(line.split()) for line in (printed.out + printed.err).splitlines() if line.strip()]
+        return status, [
+            " ".join(line.split())
+            for line in (printed.out + printed.err).splitlines()
+            if line.strip()
+        ]
 
     yield run_
     structlog.reset_defaults()
@@ -106,10 +112,16 @@ async def test_what_a_trial_shows(told: Command, database: Database) -> None:
     _, lines = await told("list")
     assert lines[2].endswith(" 2 1/0 of 1 0/1 600/1,000")
     assert any(line.strip().startswith("before the slash the version's") for line in lines)
-    assert lines[-1].startswith(f"evidence for {FIRST}, to that against it: correctness 1.5 to 0.5, failures ")
+    assert lines[-1].startswith(
+        f"evidence for {FIRST}, to that against it: correctness 1.5 to 0.5, failures "
+    )
     _, lines = await told("list", "--json")
     figures = json.loads(lines[0])["figures"]
-    assert (figures["trials"], figures["active_failed"], figures["evidence"][0]["measure"]) == ("2", "1", "correctness")
+    assert (figures["trials"], figures["active_failed"], figures["evidence"][0]["measure"]) == (
+        "2",
+        "1",
+        "correctness",
+    )
     assert "figures" not in json.loads(lines[1])
 
 
@@ -117,7 +129,10 @@ async def test_what_is_refused(told: Command) -> None:
     """Is said in a line, with status 1."""
     assert await told("promote", BASE) == (1, [f"rolegate: version '{BASE}': is active already."])
     status, lines = await told("canary", FIRST, "--share", "2")
-    assert (status, lines) == (1, ["rolegate: canary_share is 2; it must be more than 0 and at most 1."])
+    assert (status, lines) == (
+        1,
+        ["rolegate: canary_share is 2; it must be more than 0 and at most 1."],
+    )
 
 
 async def test_decisions_as_json(told: Command) -> None:
@@ -131,5 +146,8 @@ async def test_decisions_as_json(told: Command) -> None:
 
 def test_a_state_that_there_is_not() -> None:
     """Is refused before anything is asked."""
-    with Client("127.0.0.1:1") as client, pytest.raises(ValueError, match="EXECUTOR_VERSION_STATE_GONE"):
+    with (
+        Client("127.0.0.1:1") as client,
+        pytest.raises(ValueError, match="EXECUTOR_VERSION_STATE_GONE"),
+    ):
         client.set_version_traffic(FIRST, "gone")  # type: ignore[arg-type]

@@ -64,18 +64,24 @@ def test_every_shipped_preset_loads(name: str) -> None:
 
 
 def test_an_unknown_preset_is_told_the_known_ones() -> None:
-    with pytest.raises(BadConfig, match=r"^preset 'maxi': unknown; there are: hosted, local, mini, one-gpu, paper\.$"):
+    with pytest.raises(
+        BadConfig,
+        match=r"^preset 'maxi': unknown; there are: hosted, local, mini, one-gpu, paper\.$",
+    ):
         preset("maxi")
 
 
 def test_paths_stand_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the command was started, and whichever key they are of; a name that vLLM knows is no path."""
+    """Wherever the command was started, and whichever key they are of; a name that vLLM knows
+    is no path.
+    """
     Authority(tmp_path).issue("server")
     (tmp_path / "v" / "executor-000001").mkdir(parents=True)
     (tmp_path / "v" / "executor-000001" / "manifest.json").write_text("{}")
     monkeypatch.chdir("/")
     text = with_index("") + (
-        '[server]\nstore = "sqlite:///runs.db"\n[server.tls]\ncertificate = "server.pem"\nkey = "server.key"\n'
+        '[server]\nstore = "sqlite:///runs.db"\n[server.tls]\ncertificate = '
+        '"server.pem"\nkey = "server.key"\n'
         'client_ca = "authority.pem"\n[versions]\nfolder = "v"\nstart = "v/executor-000001"\n'
         '[engines.one]\npath = "Qwen/Qwen3-1.7B"\n'
     )
@@ -84,9 +90,14 @@ def test_paths_stand_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert config.retrieval.index == f"{tmp_path}/i"
     assert config.server.store == f"sqlite:///{tmp_path}/runs.db"
     assert config.server.tls == TLS(
-        certificate=f"{tmp_path}/server.pem", key=f"{tmp_path}/server.key", client_ca=f"{tmp_path}/authority.pem"
+        certificate=f"{tmp_path}/server.pem",
+        key=f"{tmp_path}/server.key",
+        client_ca=f"{tmp_path}/authority.pem",
     )
-    assert (config.versions.folder, config.versions.start) == (f"{tmp_path}/v", f"{tmp_path}/v/executor-000001")
+    assert (config.versions.folder, config.versions.start) == (
+        f"{tmp_path}/v",
+        f"{tmp_path}/v/executor-000001",
+    )
     assert config.engines["one"].path == "Qwen/Qwen3-1.7B"
 
 
@@ -107,36 +118,60 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_an_absolute_path_and_another_database_stay_as_they_are(tmp_path: Path) -> None:
     store = "postgresql+asyncpg://me@db/runs"
-    config = load_config(written(tmp_path, GOOD + f'[versions]\nfolder = "/data"\n[server]\nstore = "{store}"\n'))
+    config = load_config(
+        written(tmp_path, GOOD + f'[versions]\nfolder = "/data"\n[server]\nstore = "{store}"\n')
+    )
     assert (config.versions.folder, config.server.store) == ("/data", store)
 
 
 def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
     """It is told as what it is."""
     text = with_index('documents = ["a\\u0000b"]')
-    assert refused(tmp_path, text) == r"a path in it holds the character \u0000, which no file's name can."
+    assert (
+        refused(tmp_path, text)
+        == r"a path in it holds the character \u0000, which no file's name can."
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "key"),
     [
         (with_tables(f'[server]\nstore = "{url}"'), "server.store: must be sqlite:///FILE")
-        for url in ("runs.db", "sqlite://", "mysql://me:sesame@db/runs", "postgresql://me:sesame@db:port/runs")
+        for url in (
+            "runs.db",
+            "sqlite://",
+            "mysql://me:sesame@db/runs",
+            "postgresql://me:sesame@db:port/runs",
+        )
     ]
     + [
-        (GOOD.replace("http://127.0.0.1:1/v1", url, 1), "roles.delegation.base_url: is not an address such as http://")
+        (
+            GOOD.replace("http://127.0.0.1:1/v1", url, 1),
+            "roles.delegation.base_url: is not an address such as http://",
+        )
         for url in ("http://a/v1?api_key=sesame", "http://a/v1#sesame", "ftp://me:sesame@a/v1")
     ]
     + [
-        (in_role('replicas = ["ftp://u:sesame@b:1"]'), "roles.delegation.replicas: is not an address"),
-        (in_role('api_key_env = "sk-sesame"'), "roles.delegation.api_key_env: is no name of an environment variable"),
-        (with_tables('[tools.web]\nenv = ["sk-sesame"]'), "tools.web.env: is no name of an environment variable"),
+        (
+            in_role('replicas = ["ftp://u:sesame@b:1"]'),
+            "roles.delegation.replicas: is not an address",
+        ),
+        (
+            in_role('api_key_env = "sk-sesame"'),
+            "roles.delegation.api_key_env: is no name of an environment variable",
+        ),
+        (
+            with_tables('[tools.web]\nenv = ["sk-sesame"]'),
+            "tools.web.env: is no name of an environment variable",
+        ),
         (
             with_tables('[tools.web]\nheaders = {Key = "sk-sesame"}'),
             "tools.web.headers.Key: is no name of an environment",
         ),
         (
-            with_index('[retrieval.embedder]\nbase_url = "http://a/v1"\nmodel = "m"\ndimension = 8\n')
+            with_index(
+                '[retrieval.embedder]\nbase_url = "http://a/v1"\nmodel = "m"\ndimension = 8\n'
+            )
             + 'api_key_env = "sk-sesame"',
             "retrieval.embedder.api_key_env: is no name of an environment variable",
         ),
@@ -154,11 +189,23 @@ def test_a_secret_is_not_repeated(tmp_path: Path, text: str, key: str) -> None:
     [
         ("sever = 1\n" + GOOD, "sever: unknown field; did you mean server?"),
         (with_tables("[retrival]"), "retrival: unknown field; did you mean retrieval?"),
-        (with_tables("[server]\nadress = 'a:1'"), "server.adress: unknown field; did you mean server.address?"),
-        (with_tables("[roles.x]"), "roles.x: unknown field; there are: delegation, execution, answer"),
-        (in_role("max_turns = 3"), "roles.delegation.max_turns: unknown field; did you mean search.max_turns?"),
+        (
+            with_tables("[server]\nadress = 'a:1'"),
+            "server.adress: unknown field; did you mean server.address?",
+        ),
+        (
+            with_tables("[roles.x]"),
+            "roles.x: unknown field; there are: delegation, execution, answer",
+        ),
+        (
+            in_role("max_turns = 3"),
+            "roles.delegation.max_turns: unknown field; did you mean search.max_turns?",
+        ),
         (in_role("top_k = 3"), "roles.delegation.top_k: unknown field; did you mean search.top_k?"),
-        (with_tables("[roles.judge]"), "roles.judge: unknown field; did you mean distillation.judge?"),
+        (
+            with_tables("[roles.judge]"),
+            "roles.judge: unknown field; did you mean distillation.judge?",
+        ),
         (
             with_tables("[engines.a]\npath='m'\n[engines.b]\npth='m'"),
             "engines.b.pth: unknown field; did you mean engines.b.path?",
@@ -169,20 +216,32 @@ def test_a_secret_is_not_repeated(tmp_path: Path, text: str, key: str) -> None:
             with_tables("[tools.a]\nurl = 'http://a/mcp'\n[tools.b]\nalow = ['x']"),
             "tools.b.alow: unknown field; did you",
         ),
-        (with_tables("[tools.b]\nheaders = {Key = 1}"), "tools.b.headers[...]: Expected `str`, got `int`"),
+        (
+            with_tables("[tools.b]\nheaders = {Key = 1}"),
+            "tools.b.headers[...]: Expected `str`, got `int`",
+        ),
         ("", "roles: missing"),
         (GOOD.partition("[retrieval]")[0], "retrieval: missing"),
         (in_role("seed = 'a'"), "roles.delegation.seed: Expected `int | null`, got `str`"),
         (with_tables("[search]\nrequire_evidence = 1"), "search.require_evidence: Expected `bool`"),
         ("engines = 1\n" + GOOD, "engines: Expected `object`, got `int`"),
-        (with_tables("[engines.b]\npath='m'\narguments=[1]"), "engines.b.arguments[0]: Expected `str`, got `int`"),
+        (
+            with_tables("[engines.b]\npath='m'\narguments=[1]"),
+            "engines.b.arguments[0]: Expected `str`, got `int`",
+        ),
         (
             in_role('fallbacks = ["judge"]'),
-            "roles.delegation.fallbacks[0]: invalid enum value 'judge'; there are: answer, delegation, execution",
+            (
+                "roles.delegation.fallbacks[0]: invalid enum value 'judge'; there are: "
+                "answer, delegation, execution"
+            ),
         ),
         (
             with_tables("[engines.b]\npath = 'm'\nadapter_rank = 24"),
-            "engines.b.adapter_rank: invalid enum value 24; there are: 1, 8, 16, 32, 64, 128, 256, 320, 512",
+            (
+                "engines.b.adapter_rank: invalid enum value 24; there are: 1, 8, 16, 32, 64, "
+                "128, 256, 320, 512"
+            ),
         ),
     ],
 )
@@ -258,9 +317,15 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_tables("[table]\nmax_rows = 20\nmax_tasks = 10"),
-            "table.max_rows: a table of so many rows could not be filled; it takes one of table.max_tasks for each",
+            (
+                "table.max_rows: a table of so many rows could not be filled; it takes one "
+                "of table.max_tasks for each"
+            ),
         ),
-        (GOOD.replace("prompt.txt", "~nobody-of-this-name/p.txt", 1), "roles.delegation.prompt: there is no file"),
+        (
+            GOOD.replace("prompt.txt", "~nobody-of-this-name/p.txt", 1),
+            "roles.delegation.prompt: there is no file",
+        ),
         (
             with_tables("[engines.b]\npath = './absent'"),
             "engines.b.path: {folder}/absent holds no config.json; it must be a model's folder.",
@@ -275,14 +340,26 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             GOOD.replace('address = "127.0.0.1:2"', 'address = "127.0.0.1:2"\nindex = "i"'),
-            "retrieval: give either address (a retrieval server) or index (a folder), not both and not neither.",
+            (
+                "retrieval: give either address (a retrieval server) or index (a folder), "
+                "not both and not neither."
+            ),
         ),
         (
             GOOD.replace('address = "127.0.0.1:2"', ""),
-            "retrieval: give either address (a retrieval server) or index (a folder), not both and not neither.",
+            (
+                "retrieval: give either address (a retrieval server) or index (a folder), "
+                "not both and not neither."
+            ),
         ),
-        (with_index('documents = ["absent"]'), "retrieval.documents: there is no file or folder {folder}/absent."),
-        (with_index("[retrieval.embedder]\nmodel = 'm'"), "retrieval.embedder.model: is for an embedder elsewhere"),
+        (
+            with_index('documents = ["absent"]'),
+            "retrieval.documents: there is no file or folder {folder}/absent.",
+        ),
+        (
+            with_index("[retrieval.embedder]\nmodel = 'm'"),
+            "retrieval.embedder.model: is for an embedder elsewhere",
+        ),
         (
             with_index("[retrieval.embedder]\nbase_url = 'http://a/v1'\nmodel = 'm'"),
             "retrieval.embedder.dimension: missing; an embedder elsewhere needs it.",
@@ -291,44 +368,91 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
             with_tables("[search]\nvocabulary = 'absent.txt'"),
             "search.vocabulary: there is no file {folder}/absent.txt.",
         ),
-        (GOOD.replace('model = "m"', "model = ' '", 1), "roles.delegation.model: is empty; write the name"),
+        (
+            GOOD.replace('model = "m"', "model = ' '", 1),
+            "roles.delegation.model: is empty; write the name",
+        ),
         (
             with_tables('[server]\naddress = "127.0.0.1:5"\nhttp = "127.0.0.1:5"'),
             "server.http: the same address as server.address, which is gRPC's; take another port.",
         ),
-        (with_tables('[server]\naddress = "a"'), "server.address: 'a' is not host:port, with a port of 0 to 65535."),
+        (
+            with_tables('[server]\naddress = "a"'),
+            "server.address: 'a' is not host:port, with a port of 0 to 65535.",
+        ),
         (
             with_tables('[server]\nhttp_hosts = ["gateway.example", "https://gateway.example"]'),
-            "server.http_hosts: 'https://gateway.example' is no name of a host, such as gateway.example.",
+            (
+                "server.http_hosts: 'https://gateway.example' is no name of a host, such as "
+                "gateway.example."
+            ),
         ),
         (with_tables("[server.tls]\ncertificate = 'a.pem'"), "server.tls.key: missing"),
         (
             with_tables("[server.tls]\ncertificate = 'a.pem'\nkey = 'a.key'"),
             "server.tls.certificate: {folder}/a.pem cannot be read",
         ),
-        (in_role('fallbacks = ["delegation"]'), "roles.delegation.fallbacks: names the role itself."),
-        (in_role('replicas = ["http://127.0.0.1:1/v1/"]'), "roles.delegation.replicas: names an address twice."),
-        (in_role("context_tokens = 9\nmax_tokens = 9"), "roles.delegation.context_tokens: must be more than max_to"),
-        (in_role("extra_body = {n = 2}"), "roles.delegation.extra_body.n: would undo what is counted on"),
-        (with_tables(f"{TEACHER}replicas = ['http://b/v1']"), "distillation.teacher.replicas: needs engine or base"),
-        (with_tables(f"{TEACHER}fallbacks = ['answer']"), "distillation.teacher.fallbacks: only the roles of the"),
-        (with_tables(f"{TEACHER}thinking = true"), "distillation.teacher.thinking: works with engine or base_url only"),
-        (with_tables("[prices.m]\nprompt = -1\ncompletion = 1"), "prices.'m'.prompt: must be 0 to 100,000"),
+        (
+            in_role('fallbacks = ["delegation"]'),
+            "roles.delegation.fallbacks: names the role itself.",
+        ),
+        (
+            in_role('replicas = ["http://127.0.0.1:1/v1/"]'),
+            "roles.delegation.replicas: names an address twice.",
+        ),
+        (
+            in_role("context_tokens = 9\nmax_tokens = 9"),
+            "roles.delegation.context_tokens: must be more than max_to",
+        ),
+        (
+            in_role("extra_body = {n = 2}"),
+            "roles.delegation.extra_body.n: would undo what is counted on",
+        ),
+        (
+            with_tables(f"{TEACHER}replicas = ['http://b/v1']"),
+            "distillation.teacher.replicas: needs engine or base",
+        ),
+        (
+            with_tables(f"{TEACHER}fallbacks = ['answer']"),
+            "distillation.teacher.fallbacks: only the roles of the",
+        ),
+        (
+            with_tables(f"{TEACHER}thinking = true"),
+            "distillation.teacher.thinking: works with engine or base_url only",
+        ),
+        (
+            with_tables("[prices.m]\nprompt = -1\ncompletion = 1"),
+            "prices.'m'.prompt: must be 0 to 100,000",
+        ),
         (
             with_tables("[versions]\nstart = 'executor-000001'"),
-            "versions.start: {folder}/executor-000001 holds no manifest.json; name the folder of a published version.",
+            (
+                "versions.start: {folder}/executor-000001 holds no manifest.json; name the "
+                "folder of a published version."
+            ),
         ),
     ],
 )
-def test_what_cannot_work_is_told_with_its_key_and_what_to_do(tmp_path: Path, text: str, said: str) -> None:
+def test_what_cannot_work_is_told_with_its_key_and_what_to_do(
+    tmp_path: Path, text: str, said: str
+) -> None:
     assert refused(tmp_path, text).startswith(said.format(folder=tmp_path))
 
 
 @pytest.mark.parametrize(
     ("executor", "said"),
     [
-        ("", "versions.start: a provider loads no adapters; give roles.execution an engine, or leave it out."),
-        ('engine = "b"\n', "versions.start: needs engines.b.adapter_rank, the rank of its adapter or more."),
+        (
+            "",
+            (
+                "versions.start: a provider loads no adapters; give roles.execution an "
+                "engine, or leave it out."
+            ),
+        ),
+        (
+            'engine = "b"\n',
+            "versions.start: needs engines.b.adapter_rank, the rank of its adapter or more.",
+        ),
     ],
 )
 def test_a_first_version_that_nothing_could_load(tmp_path: Path, executor: str, said: str) -> None:
@@ -341,17 +465,28 @@ def test_a_first_version_that_nothing_could_load(tmp_path: Path, executor: str, 
     assert refused(tmp_path, text) == said
 
 
-def test_a_config_is_read_without_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_is_read_without_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A key that is not exported is missed when serving begins, not when the file is checked."""
     monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
-    config = load_config(written(tmp_path, GOOD.replace('model = "m"', 'model = "m"\napi_key_env = "A_KEY_OF_MINE"')))
+    config = load_config(
+        written(tmp_path, GOOD.replace('model = "m"', 'model = "m"\napi_key_env = "A_KEY_OF_MINE"'))
+    )
 
     assert config.roles.answer.api_key_env not in os.environ
 
 
 @pytest.mark.parametrize(
     ("address", "good"),
-    [("127.0.0.1:0", True), ("[::1]:65535", True), ("a:65536", False), ("a:٣", False), (":80", False), ("a", False)],
+    [
+        ("127.0.0.1:0", True),
+        ("[::1]:65535", True),
+        ("a:65536", False),
+        ("a:٣", False),
+        (":80", False),
+        ("a", False),
+    ],
 )
 def test_an_address_has_a_port_that_there_is(address: str, good: bool) -> None:
     """65536 would be taken for 0."""
@@ -361,10 +496,22 @@ def test_an_address_has_a_port_that_there_is(address: str, good: bool) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ("", "tools.web: give either command (a program with its arguments) or url, not both and not neither."),
+        (
+            "",
+            (
+                "tools.web: give either command (a program with its arguments) or url, not "
+                "both and not neither."
+            ),
+        ),
         ("command = ['a']\nurl = 'http://a/mcp'", "tools.web: give either command"),
-        ("url = 'http://a/mcp'\nenv = ['A']", "tools.web.env: is for a command; an address has headers."),
-        ("command = ['a']\nheaders = {Key = 'A'}", "tools.web.headers: is for an address; a command has env."),
+        (
+            "url = 'http://a/mcp'\nenv = ['A']",
+            "tools.web.env: is for a command; an address has headers.",
+        ),
+        (
+            "command = ['a']\nheaders = {Key = 'A'}",
+            "tools.web.headers: is for an address; a command has env.",
+        ),
         ("url = 'a/mcp'", "tools.web.url: is not an address such as"),
     ],
 )
@@ -375,7 +522,10 @@ def test_a_server_of_tools(tmp_path: Path, keys: str, said: str) -> None:
 
 def test_the_variables_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have to be there; one that is sent as a header has to be fit for it."""
-    tables = "[tools.a]\ncommand = ['a']\nenv = ['OF_A']\n[tools.b]\nurl = 'http://b/mcp'\nheaders = {Key = 'OF_B'}"
+    tables = (
+        "[tools.a]\ncommand = ['a']\nenv = ['OF_A']\n[tools.b]\nurl = 'http://b/mcp'\n"
+        "headers = {Key = 'OF_B'}"
+    )
     config = load_config(written(tmp_path, with_tables(tables)))
     assert missing(config) == [
         "tools.a.env: the environment variable OF_A is not set; export it.",
@@ -384,4 +534,6 @@ def test_the_variables_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("OF_A", "OF_B"):
         monkeypatch.setenv(name, "two\nlines")
     (problem,) = missing(config)
-    assert problem.startswith("tools.b.headers: the environment variable OF_B holds characters that no key has")
+    assert problem.startswith(
+        "tools.b.headers: the environment variable OF_B holds characters that no key has"
+    )

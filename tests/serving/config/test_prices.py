@@ -17,8 +17,8 @@ import json, msgspec
 from serving.config.config import RoleConfig
 from serving.config.prices import price_of
 models = ("openai/gpt-4.1-mini", "gpt-4.1-mini", "no-such-model")
-print(json.dumps([msgspec.to_builtins(price_of(RoleConfig(model=model, prompt="p"), {})) for model in models]))
-"""
+print(json.dumps([msgspec.to_builtins(price_of(RoleConfig(model=model, prompt="p"), {})) for model
+in models])) """
 OWN = """
 import asyncio, sys
 from serving.config.file import load_config, preset
@@ -32,7 +32,9 @@ MINE = Price(prompt=3, completion=4)
 def printed(code: str) -> str:
     """What `code` prints in an interpreter of its own."""
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, check=True, env=environment(), capture_output=True, text=True).stdout
+    return subprocess.run(
+        command, check=True, env=environment(), capture_output=True, text=True
+    ).stdout
 
 
 def test_the_config_s_price_comes_first() -> None:
@@ -42,7 +44,9 @@ def test_the_config_s_price_comes_first() -> None:
 
 
 def test_other_prices_are_litellm_s() -> None:
-    """For a million tokens, with or without the provider's name; what it does not know has none, which is not zero."""
+    """For a million tokens, with or without the provider's name; what it does not know has
+    none, which is not zero.
+    """
     by_provider, plain, unknown = json.loads(printed(ASK))
 
     assert by_provider == plain
@@ -56,7 +60,13 @@ def test_an_engine_of_ours_has_the_config_s_price_alone() -> None:
 
     assert price_of(role, {}) is None
     assert price_of(role, {"gpt-4.1-mini": MINE}) == MINE
-    assert price_of(msgspec.structs.replace(role, engine=None, base_url="http://me:key@127.0.0.1:8000/v1"), {}) is None
+    assert (
+        price_of(
+            msgspec.structs.replace(role, engine=None, base_url="http://me:key@127.0.0.1:8000/v1"),
+            {},
+        )
+        is None
+    )
     assert printed(OWN).strip() == "{'delegation': None, 'execution': None, 'answer': None} False"
 
 

@@ -34,7 +34,10 @@ def pdf(path: Path, *pages: str, title: str = "") -> Path:
     """Write a PDF with a line of text on each page."""
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Count {len(pages)} /Kids [{' '.join(f'{5 + 2 * n} 0 R' for n in range(len(pages)))}] >>",
+        (
+            f"<< /Type /Pages /Count {len(pages)} /Kids "
+            f"[{' '.join(f'{5 + 2 * n} 0 R' for n in range(len(pages)))}] >>"
+        ),
         "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
         f"<< /Title ({title}) >>",
     ]
@@ -66,7 +69,11 @@ def read_all(cutter: Cutter) -> ReadAll:
 
     def read_place(place: Path) -> list[Passage]:
         sources = find_sources([place]).sources
-        return [passage for source in sources for _, passage in read_passages(source, cutter, read_parts)]
+        return [
+            passage
+            for source in sources
+            for _, passage in read_passages(source, cutter, read_parts)
+        ]
 
     return read_place
 

@@ -25,7 +25,9 @@ def cut(*blocks: Block, title: str = "Title", cutter: Cutter = CUTTER) -> list[P
 
 
 def test_whole_sentences_are_packed_up_to_the_limit() -> None:
-    """Title and mark take two of the 24 tokens, so that four sentences of five fit, and not five."""
+    """Title and mark take two of the 24 tokens, so that four sentences of five fit, and not
+    five.
+    """
     names = "abcdefgh"
     pieces = cut(Block(" ".join(map(sentence, names))))
     assert [piece.text for piece in pieces] == [
@@ -72,7 +74,10 @@ def test_a_heading_begins_a_passage_and_is_in_its_title() -> None:
 def test_a_short_section_goes_on_past_the_next_heading() -> None:
     """Below a third of the limit; the heading then stands in the text."""
     pieces = cut(
-        *(Block(sentence(name, 4), heading) for name, heading in zip("abc", ("One", "Two", "Three"), strict=True))
+        *(
+            Block(sentence(name, 4), heading)
+            for name, heading in zip("abc", ("One", "Two", "Three"), strict=True)
+        )
     )
     assert pieces == [
         Piece("Title › One", f"{sentence('a', 4)}\n\nTwo\n\n{sentence('b', 4)}", None),
@@ -81,10 +86,12 @@ def test_a_short_section_goes_on_past_the_next_heading() -> None:
 
 
 def test_no_heading_is_lost() -> None:
-    """One without a text of its own is in a title or in a text; the document's title is not said twice."""
-    assert cut(Block("", "Title"), Block("", "Part"), Block("", "Chapter"), Block("Text.", "Chapter")) == [
-        Piece("Title › Part", "Chapter\n\nText.", None)
-    ]
+    """One without a text of its own is in a title or in a text; the document's title is not
+    said twice.
+    """
+    assert cut(
+        Block("", "Title"), Block("", "Part"), Block("", "Chapter"), Block("Text.", "Chapter")
+    ) == [Piece("Title › Part", "Chapter\n\nText.", None)]
     assert cut(Block(sentence("a", 22), "Title")) == [Piece("Title", sentence("a", 22), None)]
     assert cut(Block("Text."), Block("", "End")) == [Piece("Title", "Text.\n\nEnd", None)]
     assert cut(Block("", "Alone")) == [Piece("Title", "Alone", None)]
@@ -129,7 +136,9 @@ def test_a_title_never_takes_the_room_of_the_text() -> None:
 
 @pytest.mark.parametrize("limit", [32, 60, 200])
 def test_no_passage_is_longer_than_the_limit(embedder: MiniLM, limit: int) -> None:
-    """By the tokenizer's own count of what is embedded, for any mixture of words, lines, headings and scripts."""
+    """By the tokenizer's own count of what is embedded, for any mixture of words, lines,
+    headings and scripts.
+    """
     chooser = random.Random(limit)
     atoms = [
         "word",
@@ -145,7 +154,10 @@ def test_no_passage_is_longer_than_the_limit(embedder: MiniLM, limit: int) -> No
         "x" * 300,
     ]
     blocks = [
-        Block(" ".join(chooser.choices(atoms, k=chooser.randrange(120))), chooser.choice(["A b", "C", "long " * 30]))
+        Block(
+            " ".join(chooser.choices(atoms, k=chooser.randrange(120))),
+            chooser.choice(["A b", "C", "long " * 30]),
+        )
         for _ in range(40)
     ]
     pieces = list(Cutter(limit, limit, embedder.count_tokens).cut(Document("The title", blocks)))
@@ -155,7 +167,9 @@ def test_no_passage_is_longer_than_the_limit(embedder: MiniLM, limit: int) -> No
 
 def test_every_sentence_is_in_a_passage_in_order(embedder: MiniLM) -> None:
     """Nothing is lost and nothing but the overlap is there twice."""
-    text = " ".join(f"Sentence number {number} is about the year {1000 + number}." for number in range(300))
+    text = " ".join(
+        f"Sentence number {number} is about the year {1000 + number}." for number in range(300)
+    )
     pieces = list(Cutter(60, 60, embedder.count_tokens).cut(Document("Numbers", [Block(text)])))
     found = [one for piece in pieces for one in sentences(piece.text)]
     assert list(dict.fromkeys(found)) == sentences(text)
@@ -176,7 +190,9 @@ def test_tokens_are_counted_in_batches() -> None:
 
 
 def test_what_has_no_tokens_still_fills_passages(embedder: MiniLM) -> None:
-    """Zero-width letters, of which tokenizers see nothing, make neither an endless passage nor an endless search."""
+    """Zero-width letters, of which tokenizers see nothing, make neither an endless passage nor
+    an endless search.
+    """
     cutter = Cutter(24, 254, embedder.count_tokens)
     pieces = cut(Block("\u200b\n\n" * 100), cutter=cutter)
     assert len(pieces) > 3

@@ -57,12 +57,19 @@ def test_wrapped_text_is_not_lost(tmp_path: Path, report: Any) -> None:
     """Insertions under review, and content controls; deleted and moved text is not there."""
     w = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
     for xml in (
-        f"<w:sdt {w}><w:sdtContent><w:p><w:r><w:t>In a control.</w:t></w:r></w:p></w:sdtContent></w:sdt>",
-        f"<w:p {w}><w:ins><w:r><w:t>New</w:t></w:r></w:ins><w:del><w:r><w:delText>old</w:delText></w:r></w:del>"
+        (
+            f"<w:sdt {w}><w:sdtContent><w:p><w:r><w:t>In a "
+            "control.</w:t></w:r></w:p></w:sdtContent></w:sdt>"
+        ),
+        "<w:p "
+        f"{w}><w:ins><w:r><w:t>New</w:t></w:r></w:ins><w:del><w:r><w:delText>old</w:delText></w:r></w:del>"
         "<w:moveFrom><w:r><w:t>gone</w:t></w:r></w:moveFrom><w:r><w:t>.</w:t></w:r></w:p>",
     ):
         report.element.body.append(docx.oxml.parse_xml(xml))
-    assert [block.text for block in saved(tmp_path / "a.docx", report)[1]][-2:] == ["In a control.", "New."]
+    assert [block.text for block in saved(tmp_path / "a.docx", report)[1]][-2:] == [
+        "In a control.",
+        "New.",
+    ]
 
 
 def test_a_table_around_text_is_no_table_of_values(tmp_path: Path) -> None:
@@ -71,7 +78,10 @@ def test_a_table_around_text_is_no_table_of_values(tmp_path: Path) -> None:
     cell = report.add_table(1, 1).cell(0, 0)
     cell.text = "Framed."
     cell.add_table(1, 2).cell(0, 1).text = "inner"
-    assert [block.text for block in saved(tmp_path / "a.docx", report)[1]] == ["Framed.", " | inner"]
+    assert [block.text for block in saved(tmp_path / "a.docx", report)[1]] == [
+        "Framed.",
+        " | inner",
+    ]
 
 
 NAMESPACES = {
@@ -99,7 +109,9 @@ def run(text: str, properties: str = "") -> str:
 def attach(report: Any, kind: str, xml: str) -> None:
     """Add a part beside the text, as the notes of a document are."""
     name = PackURI(f"/word/{kind}.xml")
-    report.part.relate_to(Part(name, "application/xml", xml.encode(), report.part.package), f"{RELATION}{kind}")
+    report.part.relate_to(
+        Part(name, "application/xml", xml.encode(), report.part.package), f"{RELATION}{kind}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +126,10 @@ def attach(report: Any, kind: str, xml: str) -> None:
             "",
         ),
         (
-            '<w:r><w:sym w:font="Symbol" w:char="F061"/><w:sym w:font="Wingdings" w:char="F0FC"/></w:r>',
+            (
+                '<w:r><w:sym w:font="Symbol" w:char="F061"/><w:sym w:font="Wingdings" '
+                'w:char="F0FC"/></w:r>'
+            ),
             "α✓",
             "",
         ),
@@ -124,19 +139,24 @@ def attach(report: Any, kind: str, xml: str) -> None:
             "1 characters that cannot be decoded",
         ),
         (
-            run("A = ") + "<m:oMath><m:r><m:t>π</m:t></m:r><m:sSup><m:e><m:r><m:t>r</m:t></m:r></m:e><m:sup><m:r>"
+            run("A = ")
+            + "<m:oMath><m:r><m:t>π</m:t></m:r><m:sSup><m:e><m:r><m:t>r</m:t></m:r></m:e><m:sup><m:r>"
             "<m:t>2</m:t></m:r></m:sup></m:sSup><m:f><m:num><m:r><m:t>1</m:t></m:r></m:num><m:den><m:r><m:t>2</m:t>"
-            "</m:r></m:den></m:f><m:d><m:e><m:r><m:t>x</m:t></m:r></m:e></m:d></m:oMath>" + run("."),
+            "</m:r></m:den></m:f><m:d><m:e><m:r><m:t>x</m:t></m:r></m:e></m:d></m:oMath>"
+            + run("."),
             "A = πr²(1)/(2)(x).",
             "",
         ),
         (
-            run("a") + "<w:r><w:txbxContent><w:p><w:r><w:t>box</w:t></w:r></w:p></w:txbxContent></w:r>" + run("b"),
+            run("a")
+            + "<w:r><w:txbxContent><w:p><w:r><w:t>box</w:t></w:r></w:p></w:txbxContent></w:r>"
+            + run("b"),
             "a\nbox\nb",
             "",
         ),
         (
-            '<w:r><w:drawing><wp:docPr id="1" name="x" descr="A bee"/><pic:pic/></w:drawing></w:r>' + run("b"),
+            '<w:r><w:drawing><wp:docPr id="1" name="x" descr="A bee"/><pic:pic/></w:drawing></w:r>'
+            + run("b"),
             "A bee b",
             "1 pictures",
         ),
@@ -148,8 +168,12 @@ def attach(report: Any, kind: str, xml: str) -> None:
         ),
     ],
 )
-def test_all_that_can_be_written_as_text_is(tmp_path: Path, xml: str, text: str, missing: str) -> None:
-    """Superscripts, symbols, equations, text boxes and descriptions of pictures; the rest is said."""
+def test_all_that_can_be_written_as_text_is(
+    tmp_path: Path, xml: str, text: str, missing: str
+) -> None:
+    """Superscripts, symbols, equations, text boxes and descriptions of pictures; the rest is
+    said.
+    """
     report = docx.Document()
     report.element.body.append(docx.oxml.parse_xml(element("w:p", xml)))
     assert [block.text for block in saved(tmp_path / "a.docx", report)[1]] == [text]
@@ -162,7 +186,11 @@ def test_notes_stand_behind_what_refers_to_them(tmp_path: Path) -> None:
     report.add_heading("Bees", 1)
     for kind in ("footnote", "endnote"):
         attach(
-            report, f"{kind}s", element(f"w:{kind}s", f'<w:{kind} w:id="2"><w:p>{run(f"The {kind}.")}</w:p></w:{kind}>')
+            report,
+            f"{kind}s",
+            element(
+                f"w:{kind}s", f'<w:{kind} w:id="2"><w:p>{run(f"The {kind}.")}</w:p></w:{kind}>'
+            ),
         )
         reference = f'{run("Text")}<w:r><w:{kind}Reference w:id="2"/></w:r>{run(" goes on.")}'
         report.add_paragraph()._p.addnext(docx.oxml.parse_xml(element("w:p", reference)))
@@ -174,7 +202,15 @@ def test_notes_stand_behind_what_refers_to_them(tmp_path: Path) -> None:
         section.header.paragraphs[0].text = "The header."
     attach(report, "chart", element("c:chart", "<a:t>Hives</a:t><c:v>1900</c:v><c:v>12</c:v>"))
     _, blocks = saved(tmp_path / "a.docx", report)
-    texts = ("", "Text goes on.", "The footnote.", "Text goes on.", "The endnote.", "Remarked.", "The comment.")
+    texts = (
+        "",
+        "Text goes on.",
+        "The footnote.",
+        "Text goes on.",
+        "The endnote.",
+        "Remarked.",
+        "The comment.",
+    )
     assert blocks == [
         *(Block(text, "Bees") for text in texts),
         Block("The header."),
@@ -182,7 +218,9 @@ def test_notes_stand_behind_what_refers_to_them(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("content", [b"", b"no zip", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)])
+@pytest.mark.parametrize(
+    "content", [b"", b"no zip", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)]
+)
 def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, content: bytes) -> None:
     """An empty file, a text, and the container that encrypted documents come in."""
     (tmp_path / "a.docx").write_bytes(content)
@@ -198,7 +236,9 @@ def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, content: bytes) -> Non
         ("word/media/image1.bmp", 257, "unpacks to more than"),
     ],
 )
-def test_a_zip_that_is_no_document_is_refused(tmp_path: Path, name: str, megabytes: int, said: str) -> None:
+def test_a_zip_that_is_no_document_is_refused(
+    tmp_path: Path, name: str, megabytes: int, said: str
+) -> None:
     """A spreadsheet by another name, and a small file that unpacks to hundreds of megabytes."""
     path = tmp_path / "a.docx"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed, packed.open(name, "w") as part:

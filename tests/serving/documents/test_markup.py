@@ -22,27 +22,40 @@ NOTES = (
     "| a | b |\n|---|---|\n| 1 | 2 |\n\n```\nif x:\n    y()\n```\n\n<div>in <b>HTML</b></div>\n"
 )
 META = '<meta http-equiv="Content-Type" content="text/html; charset=windows-1251"><p>Да'
-XHTML = '<?xml version="1.0" encoding="ISO-8859-1"?><html xmlns="http://www.w3.org/1999/xhtml"><p>é</p><br/>x</html>'
+XHTML = (
+    '<?xml version="1.0" encoding="ISO-8859-1"?><html '
+    'xmlns="http://www.w3.org/1999/xhtml"><p>é</p><br/>x</html>'
+)
 
 
-def document(tmp_path: Path, content: str | bytes, name: str = "page.html") -> tuple[str, list[Block]]:
+def document(
+    tmp_path: Path, content: str | bytes, name: str = "page.html"
+) -> tuple[str, list[Block]]:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return read(tmp_path / name)
 
 
 def test_a_page_becomes_blocks_under_headings(tmp_path: Path) -> None:
-    """A block for each heading, paragraph, row, list item and listing; cells are parted, scripts and menus dropped."""
+    """A block for each heading, paragraph, row, list item and listing; cells are parted,
+    scripts and menus dropped.
+    """
     bees = ("", "A colony has one queen, and many drones.", "H2O < café\nnext line")
     numbers = ("", "Kind | Count", "Queen | 1", "nectar", "pollen", "def f():\n    return 1")
     assert document(tmp_path, PAGE) == (
         "Bees & wasps",
-        [*(Block(text, "Honey bees") for text in bees), *(Block(text, "Numbers") for text in numbers)],
+        [
+            *(Block(text, "Honey bees") for text in bees),
+            *(Block(text, "Numbers") for text in numbers),
+        ],
     )
 
 
 def test_a_table_for_the_layout_is_no_table_of_values(tmp_path: Path) -> None:
     """Its cells are read as if they stood outside."""
-    assert document(tmp_path, LAYOUT)[1] == [Block("menu"), *(Block(text, "Title") for text in ("", "One.", "Two."))]
+    assert document(tmp_path, LAYOUT)[1] == [
+        Block("menu"),
+        *(Block(text, "Title") for text in ("", "One.", "Two.")),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,13 +83,17 @@ def test_the_title_of_a_page(tmp_path: Path, content: str, title: str) -> None:
     ],
 )
 def test_texts_of_a_page(tmp_path: Path, content: str | bytes, texts: list[str]) -> None:
-    """Decoded as it says, where it is not UTF-8 after all; a thousand elements in each other are nothing."""
+    """Decoded as it says, where it is not UTF-8 after all; a thousand elements in each other
+    are nothing.
+    """
     assert [block.text for block in document(tmp_path, content)[1]] == texts
 
 
 def test_deep_nesting_is_refused_before_it_costs_text(tmp_path: Path) -> None:
     """A parser that gives up in the middle must not look like the end of the page."""
-    with pytest.raises(BadDocument, match=r"page\.html: its elements are nested too deeply; save it as text"):
+    with pytest.raises(
+        BadDocument, match=r"page\.html: its elements are nested too deeply; save it as text"
+    ):
         document(tmp_path, "<div>" * 100_000 + "deep" + "</div>" * 100_000 + "<p>after")
 
 
@@ -113,8 +130,10 @@ def test_a_rule_is_no_front_matter(tmp_path: Path) -> None:
 
 
 MENTIONS = (
-    "<script> <title> <textarea> <style> <xmp> <plaintext> <noscript> <iframe> <svg> <![CDATA[ <?php <!-- <template> "
-    "<nav> <select> <noembed> <noframes> <frameset> <main> <object> <script <a <!doctype <String> <SCRIPT> <script/>"
+    "<script> <title> <textarea> <style> <xmp> <plaintext> <noscript> <iframe> <svg> "
+    "<![CDATA[ <?php <!-- <template> "
+    "<nav> <select> <noembed> <noframes> <frameset> <main> <object> <script <a <!doctype "
+    "<String> <SCRIPT> <script/>"
 ).split()
 PLACES = (
     "FIRST the {} thing SECOND.",
@@ -136,17 +155,28 @@ PLACES = (
 def test_a_mention_of_markup_in_markdown_loses_nothing(tmp_path: Path, mention: str) -> None:
     """Neither itself nor what follows, wherever it stands; what follows is still Markdown."""
     for place in PLACES:
-        text = f"{place.format(mention)}\n\n## Later\n\nTHIRD **bold**\n\n| x | y |\n|-|-|\n| 1 | 2 |\n"
+        text = (
+            f"{place.format(mention)}\n\n## Later\n\nTHIRD **bold**\n\n| x | y |\n|-|-|\n| 1 "
+            "| 2 |\n"
+        )
         blocks = document(tmp_path, text, "notes.md")[1]
         shown = "\n".join(f"{block.heading}\n{block.text}" for block in blocks)
         assert all(word in shown for word in ("FIRST", "SECOND", mention)), (place, shown)
-        assert blocks[-3:] == [Block(text, "Later") for text in ("THIRD bold", "x | y", "1 | 2")], place
+        assert blocks[-3:] == [Block(text, "Later") for text in ("THIRD bold", "x | y", "1 | 2")], (
+            place
+        )
 
 
 def test_markup_in_markdown_is_markup(tmp_path: Path) -> None:
     """Whole comments are none of the text."""
-    text = "<!-- a\n\nb -->\n\n10<sup>6</sup> m<br>x <b>y</b>\n\n<table>\n<tr><td>1</td><td>2</td></tr>\n</table>\n"
-    assert [block.text for block in document(tmp_path, text, "notes.md")[1]] == ["10⁶ m\nx y", "1 | 2"]
+    text = (
+        "<!-- a\n\nb -->\n\n10<sup>6</sup> m<br>x <b>y</b>\n\n<table>\n"
+        "<tr><td>1</td><td>2</td></tr>\n</table>\n"
+    )
+    assert [block.text for block in document(tmp_path, text, "notes.md")[1]] == [
+        "10⁶ m\nx y",
+        "1 | 2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -173,17 +203,28 @@ def test_markup_in_markdown_is_markup(tmp_path: Path) -> None:
         ("<table><tr>a<td>b</td>c<td>d</table>", "ac b | d", ""),
     ],
 )
-def test_what_is_not_read_of_a_page_is_said(tmp_path: Path, content: str, text: str, missing: str) -> None:
+def test_what_is_not_read_of_a_page_is_said(
+    tmp_path: Path, content: str, text: str, missing: str
+) -> None:
     """As browsers show it; what they show too, but is left out here, is named."""
     assert " ".join(block.text for block in document(tmp_path, content)[1]).strip() == text
     assert unread(tmp_path / "page.html") == missing
 
 
 def test_superscripts_and_readings(tmp_path: Path) -> None:
-    """Digits that stand high stay apart from those before them; readings of words are no part of them."""
-    page = "<p>10<sup>6</sup> 10<sup>\N{MINUS SIGN}3</sup> 1871<sup><a href='#1'>1</a></sup> 4<sup>th</sup>"
+    """Digits that stand high stay apart from those before them; readings of words are no part
+    of them.
+    """
+    page = (
+        "<p>10<sup>6</sup> 10<sup>\N{MINUS SIGN}3</sup> 1871<sup><a href='#1'>1</a></sup> "
+        "4<sup>th</sup>"
+    )
     page += "<table><tr><td>m<sup>2</sup><td>7</table><p><ruby>東京<rp>(</rp><rt>とうきょう</rt><rp>)</rp></ruby>都"
-    assert [block.text for block in document(tmp_path, page)[1]] == ["10⁶ 10⁻³ 1871¹ 4th", "m² | 7", "東京都"]
+    assert [block.text for block in document(tmp_path, page)[1]] == [
+        "10⁶ 10⁻³ 1871¹ 4th",
+        "m² | 7",
+        "東京都",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -199,8 +240,12 @@ def test_superscripts_and_readings(tmp_path: Path) -> None:
         ("x-sjis", "cp932", "表示"),
     ],
 )
-def test_a_declared_encoding_is_that_of_the_web(tmp_path: Path, label: str, encoding: str, text: str) -> None:
-    """In a `<meta>` of both kinds and in a declaration of XML, but not in a comment; a mark comes first."""
+def test_a_declared_encoding_is_that_of_the_web(
+    tmp_path: Path, label: str, encoding: str, text: str
+) -> None:
+    """In a `<meta>` of both kinds and in a declaration of XML, but not in a comment; a mark
+    comes first.
+    """
     for start in (
         f"<meta charset='{label}'>",
         f'<meta http-equiv=Content-Type content="text/html; charset={label}">',
@@ -212,7 +257,9 @@ def test_a_declared_encoding_is_that_of_the_web(tmp_path: Path, label: str, enco
         assert document(tmp_path, b"\xef\xbb\xbf" + page.encode())[1] == [Block(text)], start
 
 
-@pytest.mark.parametrize("content", [b"<meta charset=shift_jis><p>a\xff\xffb", b"<meta charset=utf-8><p>a\xffb\xff"])
+@pytest.mark.parametrize(
+    "content", [b"<meta charset=shift_jis><p>a\xff\xffb", b"<meta charset=utf-8><p>a\xffb\xff"]
+)
 def test_replaced_characters_are_said(tmp_path: Path, content: bytes) -> None:
     """Of a file whose declaration is wrong."""
     assert document(tmp_path, content)[1][0].text.count("\ufffd") == 2
@@ -236,11 +283,15 @@ def test_deeply_nested_markdown_is_refused(tmp_path: Path) -> None:
 )
 def test_a_title_that_no_one_gave_is_no_title(tmp_path: Path, title: str) -> None:
     """The first heading that is one counts, then the file's name."""
-    assert document(tmp_path, f"<title>{title}</title><h1>{title}</h1>", "report.html")[0] == "report"
+    assert (
+        document(tmp_path, f"<title>{title}</title><h1>{title}</h1>", "report.html")[0] == "report"
+    )
     assert document(tmp_path, f"<title>{title}</title><h1>Bees</h1>")[0] == "Bees"
 
 
-@pytest.mark.parametrize("title", ["1984", "C++", "Book 1", "Documents of 1848", "The Unknown Soldier", "Slide rule"])
+@pytest.mark.parametrize(
+    "title", ["1984", "C++", "Book 1", "Documents of 1848", "The Unknown Soldier", "Slide rule"]
+)
 def test_a_title_with_such_words_is_one(tmp_path: Path, title: str) -> None:
     """As long as it says more."""
     assert document(tmp_path, f"<title>{title}</title>")[0] == title

@@ -20,7 +20,19 @@ from serving.retrieval.embedder import MiniLM
 from tests.serving.documents.conftest import FILES, MAX_TOKENS, ROW_TOKENS, ReadAll
 
 ROOT = Path(__file__).parents[3]
-SUFFIXES = ("", ".txt", ".md", ".html", ".pdf", ".docx", ".jsonl", ".json", ".parquet", ".txt.gz", ".jsonl.gz")
+SUFFIXES = (
+    "",
+    ".txt",
+    ".md",
+    ".html",
+    ".pdf",
+    ".docx",
+    ".jsonl",
+    ".json",
+    ".parquet",
+    ".txt.gz",
+    ".jsonl.gz",
+)
 
 
 def letters(texts: Sequence[str]) -> list[int]:
@@ -31,21 +43,35 @@ def test_a_document_becomes_numbered_passages(tmp_path: Path, read_all: ReadAll)
     """They know their document, and are numbered from 1; the same file gives the same ones."""
     (tmp_path / "notes.md").write_text("# Bees\n\n" + "Honey bees live in colonies. " * 20)
     passages, name = read_all(tmp_path), f"{tmp_path.name}/notes.md"
-    assert [passage.id for passage in passages] == [f"{name}#{number}" for number in range(1, len(passages) + 1)]
+    assert [passage.id for passage in passages] == [
+        f"{name}#{number}" for number in range(1, len(passages) + 1)
+    ]
     assert len(passages) > 2
-    assert {(passage.title, passage.document, passage.page) for passage in passages} == {("Bees", name, None)}
+    assert {(passage.title, passage.document, passage.page) for passage in passages} == {
+        ("Bees", name, None)
+    }
     assert read_all(tmp_path) == passages
 
 
 def test_a_citation_names_document_page_and_sentence(read_all: ReadAll) -> None:
     """A report about the second page of a PDF is traced to it."""
-    ((citation,),) = cite(["Jan Visser lived there until 1911."], read_all(FILES / "lighthouse.pdf"))
-    assert (citation.document, citation.page, citation.title) == ("lighthouse.pdf", 2, "The lighthouse")
+    ((citation,),) = cite(
+        ["Jan Visser lived there until 1911."], read_all(FILES / "lighthouse.pdf")
+    )
+    assert (citation.document, citation.page, citation.title) == (
+        "lighthouse.pdf",
+        2,
+        "The lighthouse",
+    )
     assert citation.quote.split() == "The keeper, Jan Visser, lived there until 1911.".split()
 
 
-def test_a_row_is_left_as_it_is_if_it_fits(tmp_path: Path, read_all: ReadAll, embedder: MiniLM) -> None:
-    """Rows have a limit of their own. A longer one is cut into numbered passages; all know the row that they are of."""
+def test_a_row_is_left_as_it_is_if_it_fits(
+    tmp_path: Path, read_all: ReadAll, embedder: MiniLM
+) -> None:
+    """Rows have a limit of their own. A longer one is cut into numbered passages; all know the
+    row that they are of.
+    """
     fits, long = "Honey bees live in colonies. " * 16, "Honey bees live in colonies. " * 40
     (tmp_path / "rows.jsonl").write_text(
         '{"id": "s", "title": "Bees", "text": "Bees  fly.\\n\\nThey do."}\n'
@@ -69,7 +95,9 @@ def test_a_file_without_text_is_refused(tmp_path: Path, read_all: ReadAll, name:
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, cutter: Cutter) -> None:
-    """With the reason: gone since it was found, too large (two gigabytes of nothing), or without permission."""
+    """With the reason: gone since it was found, too large (two gigabytes of nothing), or
+    without permission.
+    """
     with (tmp_path / "large.txt").open("wb") as file:
         file.truncate(2 << 30)
     (tmp_path / "mine.txt").write_text("text")
@@ -77,7 +105,11 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, cutter: Cutter) -
     cases = {
         "gone.txt": "cannot be read \\(No such file",
         "large.txt": "larger than 256 MB; split it",
-        **({"mine.txt": "cannot be read \\(Permission denied\\); make it readable"} if os.geteuid() else {}),
+        **(
+            {"mine.txt": "cannot be read \\(Permission denied\\); make it readable"}
+            if os.geteuid()
+            else {}
+        ),
     }
     for name, said in cases.items():
         with pytest.raises(BadDocument, match=f"{name}: {said}"):
@@ -85,15 +117,21 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, cutter: Cutter) -
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(content=st.binary(max_size=400) | st.text(max_size=200).map(str.encode))
-def test_any_bytes_give_passages_or_an_error_of_ours(tmp_path: Path, suffix: str, content: bytes) -> None:
+def test_any_bytes_give_passages_or_an_error_of_ours(
+    tmp_path: Path, suffix: str, content: bytes
+) -> None:
     """Whatever a file of whatever kind holds."""
     path = tmp_path / f"file{suffix}"
     path.write_bytes(content)
     try:
         source = Source("file", str(path), len(content), 0)
-        passages = [passage for _, passage in read_passages(source, Cutter(16, 16, letters), read_parts)]
+        passages = [
+            passage for _, passage in read_passages(source, Cutter(16, 16, letters), read_parts)
+        ]
     except (BadDocument, BadCorpus) as error:
         assert str(path) in str(error)
     else:
@@ -115,9 +153,14 @@ def test_a_missing_package_is_named(
     tmp_path: Path, name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the command that installs the extra which brings it."""
-    (tmp_path / name).write_bytes(("Über den Fluß führte früher täglich eine Fähre. " * 2).encode("cp1252"))
+    (tmp_path / name).write_bytes(
+        ("Über den Fluß führte früher täglich eine Fähre. " * 2).encode("cp1252")
+    )
     monkeypatch.setitem(sys.modules, package, None)
-    said = rf"needs the package {package.partition('.')[0].replace('docx', 'python-docx')}; run: .*{extra}"
+    said = (
+        rf"needs the package {package.partition('.')[0].replace('docx', 'python-docx')}; "
+        rf"run: .*{extra}"
+    )
     with pytest.raises(BadConfig, match=said):
         list(read_parts(tmp_path / name))
 
@@ -126,8 +169,11 @@ def test_importing_loads_no_parser() -> None:
     """Each is loaded by the first file that needs it."""
     program = (
         "import sys, serving.documents.reader, serving.documents.source\n"
-        "names = 'docx', 'lxml', 'pypdfium2', 'chardet', 'webencodings', 'markdown_it', 'datasets', 'pyarrow'\n"
+        "names = 'docx', 'lxml', 'pypdfium2', 'chardet', 'webencodings', 'markdown_it', "
+        "'datasets', 'pyarrow'\n"
         "print([name for name in names if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True
+    )
     assert done.stdout == "[]\n"

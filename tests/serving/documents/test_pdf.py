@@ -19,7 +19,8 @@ def test_pages_keep_their_numbers(tmp_path: Path) -> None:
     assert pages(FILES / "lighthouse.pdf") == [
         (
             1,
-            "The first page\n\nThe lighthouse of Krummhörn\nwas built in 1843. It is 28 metres\nhigh, and its "
+            "The first page\n\nThe lighthouse of Krummhörn\nwas built in 1843. It is 28 "
+            "metres\nhigh, and its "
             "lamp could be seen\nfor twenty miles over the sea.\nAn efficient office with a café.",
         ),
         (
@@ -28,7 +29,11 @@ def test_pages_keep_their_numbers(tmp_path: Path) -> None:
             "Year Ships\n\n1900 12\n\n1901 15",
         ),
     ]
-    assert pages(pdf(tmp_path / "a.pdf", "One.", "", "Three.")) == [(1, "One."), (2, ""), (3, "Three.")]
+    assert pages(pdf(tmp_path / "a.pdf", "One.", "", "Three.")) == [
+        (1, "One."),
+        (2, ""),
+        (3, "Three."),
+    ]
 
 
 @pytest.mark.parametrize("title", ["Microsoft Word - draft.doc", "untitled", "final.indd", "  "])
@@ -38,7 +43,9 @@ def test_a_title_that_no_one_gave_is_not_taken(tmp_path: Path, title: str) -> No
 
 
 def test_encrypted_files() -> None:
-    """One with an empty password, as many have, is read; the message for another says why it is not."""
+    """One with an empty password, as many have, is read; the message for another says why it is
+    not.
+    """
     assert pages(FILES / "owned.pdf") == pages(FILES / "lighthouse.pdf")
     with pytest.raises(BadDocument, match=r"locked\.pdf: encrypted; save it without its password"):
         read(FILES / "locked.pdf")
@@ -59,14 +66,18 @@ def test_a_scan_is_refused(tmp_path: Path) -> None:
     scan.new_page(200, 200).close()
     scan.save(tmp_path / "scan.pdf")
     scan.close()
-    with pytest.raises(BadDocument, match=r"scan\.pdf: holds no text, as scans do; put it through OCR"):
+    with pytest.raises(
+        BadDocument, match=r"scan\.pdf: holds no text, as scans do; put it through OCR"
+    ):
         read(tmp_path / "scan.pdf")
 
 
 def test_pages_without_text_are_said(tmp_path: Path) -> None:
     """Those with something on them, as scans; an empty page is none of them."""
     path = pdf(tmp_path / "a.pdf", "One.", "", "LINE", "Four.")
-    drawn = path.read_text("latin-1").replace("BT /F1 12 Tf 50 700 Td (LINE) Tj ET", f"{'0 0 m 9 9 l S':<35}")
+    drawn = path.read_text("latin-1").replace(
+        "BT /F1 12 Tf 50 700 Td (LINE) Tj ET", f"{'0 0 m 9 9 l S':<35}"
+    )
     path.write_text(drawn, "latin-1")
     assert [number for number, text in pages(path) if text] == [1, 4]
     assert unread(path) == "1 pages without text (3)"
@@ -76,25 +87,32 @@ def test_a_damaged_page_is_said(tmp_path: Path) -> None:
     """The other pages are read."""
     path = pdf(tmp_path / "a.pdf", "One.", "Two.")
     path.write_text(
-        path.read_text("latin-1").replace("7 0 obj\n<< /Type /Page ", "7 0 obj\n<< /Type /None "), "latin-1"
+        path.read_text("latin-1").replace("7 0 obj\n<< /Type /Page ", "7 0 obj\n<< /Type /None "),
+        "latin-1",
     )
     assert pages(path) == [(1, "One.")]
     assert unread(path) == "1 damaged pages (2)"
 
 
 def test_raised_digits_are_superscripts(tmp_path: Path) -> None:
-    """Wherever they stand in a line, also with a sign; lowered ones and those of a turned text are not."""
+    """Wherever they stand in a line, also with a sign; lowered ones and those of a turned text
+    are not.
+    """
     path = pdf(tmp_path / "a.pdf", "TEXT")
     up, down = "5 Ts /F1 7 Tf", "0 Ts /F1 12 Tf"
     stream = (
-        f"BT /F1 12 Tf 50 700 Td (About 10) Tj {up} (6) Tj {down} ( m in 1871) Tj {up} (1) Tj {down} ( of H) Tj "
-        f"-3 Ts /F1 7 Tf (2) Tj {down} (O at 10) Tj {up} (-3) Tj {down} (.) Tj ET BT 0 12 -12 0 30 100 Tm (x2019) Tj ET"
+        f"BT /F1 12 Tf 50 700 Td (About 10) Tj {up} (6) Tj {down} ( m in 1871) Tj {up} "
+        f"(1) Tj {down} ( of H) Tj "
+        f"-3 Ts /F1 7 Tf (2) Tj {down} (O at 10) Tj {up} (-3) Tj {down} (.) Tj ET BT 0 "
+        "12 -12 0 30 100 Tm (x2019) Tj ET"
     )
     content = path.read_text("latin-1")
     start = content.index("<< /Length")
     end = content.index("endobj", start)
     path.write_text(
-        f"{content[:start]}<< /Length {len(stream)} >> stream\n{stream}\nendstream\n{content[end:]}", "latin-1"
+        f"{content[:start]}<< /Length {len(stream)} >> stream\n{stream}\nendstream\n"
+        f"{content[end:]}",
+        "latin-1",
     )
     text = " ".join(pages(path)[0][1].split())
     assert "About 10⁶ m in 1871¹ of H2O at 10⁻³" in text

@@ -31,7 +31,9 @@ with Reader() as reader:
 def rows(tmp_path: Path) -> Path:
     """A file of more rows than are sent at once."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f'{{"id": {number}, "text": "Row {number}."}}\n' for number in range(1000)))
+    path.write_text(
+        "".join(f'{{"id": {number}, "text": "Row {number}."}}\n' for number in range(1000))
+    )
     return path
 
 
@@ -61,7 +63,9 @@ def test_errors_are_passed_on(tmp_path: Path, text: Path, reader: Reader) -> Non
     assert next(reader.read(text)) == Title("b")
 
 
-def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(rows: Path, reader: Reader) -> None:
+def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(
+    rows: Path, reader: Reader
+) -> None:
     """Nor is one that is read again."""
     for _ in range(2):
         first = next(reader.read(rows))
@@ -70,34 +74,49 @@ def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(rows: Path,
 
 
 @pytest.mark.parametrize("name", ["pipe.txt", "pipe.jsonl", "pipe.pdf"])
-def test_a_file_that_takes_too_long_is_given_up(tmp_path: Path, text: Path, name: str, reader: Reader) -> None:
+def test_a_file_that_takes_too_long_is_given_up(
+    tmp_path: Path, text: Path, name: str, reader: Reader
+) -> None:
     """A pipe, whose reading would never end."""
     os.mkfifo(tmp_path / name)
-    with Reader(seconds=0.2) as hasty, pytest.raises(BadDocument, match=r"takes more than 0\.2 s to read; split it"):
+    with (
+        Reader(seconds=0.2) as hasty,
+        pytest.raises(BadDocument, match=r"takes more than 0\.2 s to read; split it"),
+    ):
         list(hasty.read(tmp_path / name))
     assert len(list(reader.read(text))) == 2
 
 
-def test_a_file_that_takes_too_much_memory_is_given_up(tmp_path: Path, text: Path, reader: Reader) -> None:
+def test_a_file_that_takes_too_much_memory_is_given_up(
+    tmp_path: Path, text: Path, reader: Reader
+) -> None:
     """Text that would take four bytes a character; the next file is read."""
     with (tmp_path / "wide.txt").open("wb") as file:
         file.writelines([b"\xf0\x9f\x90\x9d"] + [b"x" * (1 << 20)] * 255)
-    with pytest.raises(DocumentTooLarge, match=r"wide\.txt: takes more than 1024 MB of memory to read"):
+    with pytest.raises(
+        DocumentTooLarge, match=r"wide\.txt: takes more than 1024 MB of memory to read"
+    ):
         list(reader.read(tmp_path / "wide.txt"))
     assert len(list(reader.read(text))) == 2
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
-def test_rows_that_unpack_without_end_are_given_up(tmp_path: Path, reader: Reader, name: str) -> None:
+def test_rows_that_unpack_without_end_are_given_up(
+    tmp_path: Path, reader: Reader, name: str
+) -> None:
     """Hundreds of megabytes out of one."""
     path, text, count = tmp_path / name, "bomb " * 200_000, 300
     if name.endswith(".gz"):
         with gzip.open(path, "wb", 1) as file:
-            file.writelines(f'{{"id": {number}, "text": "{text}"}}\n'.encode() for number in range(count))
+            file.writelines(
+                f'{{"id": {number}, "text": "{text}"}}\n'.encode() for number in range(count)
+            )
     else:
         parquet.write_table(pa.table({"id": range(count), "text": [text] * count}), path)
     assert path.stat().st_size < 2 << 20
-    with pytest.raises(DocumentTooLarge, match=r"unpacks to more than \d+ million characters; split it"):
+    with pytest.raises(
+        DocumentTooLarge, match=r"unpacks to more than \d+ million characters; split it"
+    ):
         for _ in reader.read(path):
             pass
 
@@ -107,7 +126,9 @@ def test_it_has_no_secrets(rows: Path, reader: Reader, monkeypatch: pytest.Monke
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     parts = reader.read(rows)
     next(parts)
-    (process,) = (each for each in psutil.Process().children() if "serving.documents.reader" in each.cmdline())
+    (process,) = (
+        each for each in psutil.Process().children() if "serving.documents.reader" in each.cmdline()
+    )
     assert "OPENAI_API_KEY" not in process.environ()
     parts.close()  # type: ignore[attr-defined]
     assert not process.is_running()

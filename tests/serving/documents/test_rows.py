@@ -27,10 +27,14 @@ def written(tmp_path: Path, content: bytes, name: str = "corpus.jsonl") -> Path:
 
 
 def test_rows_become_passages_in_order(tmp_path: Path) -> None:
-    """A title may be missing, blank lines are skipped, further fields are left alone, an id may be a number."""
+    """A title may be missing, blank lines are skipped, further fields are left alone, an id may
+    be a number.
+    """
     path = written(
         tmp_path,
-        b"\xef\xbb\xbf" + GOOD + b'\n{"id": 7, "text": "second \xe2\x80\x93 row", "title": null, "source": {"x": 1}}',
+        b"\xef\xbb\xbf"
+        + GOOD
+        + b'\n{"id": 7, "text": "second \xe2\x80\x93 row", "title": null, "source": {"x": 1}}',
     )
 
     assert passages_of(path) == [
@@ -42,7 +46,11 @@ def test_rows_become_passages_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "title", "text"),
     [
-        (r"\"Blue whale\"\nThe largest animal.\nIt sings.", "Blue whale", "The largest animal.\nIt sings."),
+        (
+            r"\"Blue whale\"\nThe largest animal.\nIt sings.",
+            "Blue whale",
+            "The largest animal.\nIt sings.",
+        ),
         (r"Blue whale\nThe largest animal.", "Blue whale", "The largest animal."),
         (r"The largest animal.", "", "The largest animal."),
         (r"The largest animal.\n ", "", "The largest animal.\n "),
@@ -96,7 +104,9 @@ def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, sai
         (None, r"rows\.json: cannot be read \(No such file"),
     ],
 )
-def test_a_file_without_lines_of_rows_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_a_file_without_lines_of_rows_is_refused(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
     """One list over many lines, an empty file, and one that is not there."""
     if content is not None:
         written(tmp_path, content, "rows.json")
@@ -116,7 +126,10 @@ def test_every_container_has_the_same_columns(tmp_path: Path) -> None:
     ("columns", "said"),
     [
         ({"id": ["a", "b"], "text": ["first", None]}, ":2: missing required field `text`"),
-        ({"question": ["a"], "answer": ["b"]}, ": its columns are question, answer; it needs id and text"),
+        (
+            {"question": ["a"], "answer": ["b"]},
+            ": its columns are question, answer; it needs id and text",
+        ),
     ],
 )
 def test_a_bad_table_is_refused(tmp_path: Path, columns: dict[str, list[str]], said: str) -> None:
@@ -132,19 +145,29 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path, suffix: str) -> None
     path = tmp_path / f"rows{suffix}"
     if suffix == ".jsonl":
         with path.open("wb") as file:
-            file.writelines(b'{"id": %d, "text": "%s"}\n' % (number, b"word " * 2000) for number in range(10_000))
+            file.writelines(
+                b'{"id": %d, "text": "%s"}\n' % (number, b"word " * 2000)
+                for number in range(10_000)
+            )
     else:
-        with parquet.ParquetWriter(path, pa.schema({"id": pa.int64(), "text": pa.string()})) as writer:
+        with parquet.ParquetWriter(
+            path, pa.schema({"id": pa.int64(), "text": pa.string()})
+        ) as writer:
             for start in range(0, 10_000, 500):
                 texts = [f"{number} " + "word " * 2000 for number in range(start, start + 500)]
                 writer.write_table(pa.table({"id": range(start, start + 500), "text": texts}))
     program = (
-        "import sys, resource; from pathlib import Path; from serving.documents.rows import read_rows\n"
-        "import pyarrow.parquet; peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "before = peak(); rows = sum(1 for _ in read_rows(Path(sys.argv[1]))); print(rows, peak() - before)"
+        "import sys, resource; from pathlib import Path; from serving.documents.rows "
+        "import read_rows\n"
+        "import pyarrow.parquet; peak = lambda: "
+        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak(); rows = sum(1 for _ in read_rows(Path(sys.argv[1]))); "
+        "print(rows, peak() - before)"
     )
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", program, path], cwd=root, capture_output=True, check=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], cwd=root, capture_output=True, check=True, text=True
+    )
     rows, kilobytes = map(int, done.stdout.split())
 
     assert rows == 10_000

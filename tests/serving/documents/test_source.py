@@ -15,7 +15,15 @@ ALL = ["docs/a.PDF", "docs/b.md", "docs/sub/README", "docs/sub/old.html.gz", "do
 def docs(tmp_path: Path) -> Path:
     """A folder with files of several kinds."""
     docs = tmp_path / "docs"
-    for name in ("b.md", "a.PDF", "sub/README", "sub/z.txt", "sub/old.html.gz", ".hidden.txt", ".git/config.txt"):
+    for name in (
+        "b.md",
+        "a.PDF",
+        "sub/README",
+        "sub/z.txt",
+        "sub/old.html.gz",
+        ".hidden.txt",
+        ".git/config.txt",
+    ):
         (docs / name).parent.mkdir(parents=True, exist_ok=True)
         (docs / name).write_text(f"the text of {name}")
     return docs
@@ -26,19 +34,24 @@ def names(*places: Path) -> list[str]:
 
 
 def test_a_folder_gives_its_files_by_name(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names begin with the folder's own, and are sorted; hidden files are left alone, and not counted either. Places
-    that overlap give each file once, and `.` has the name of the folder that it stands for.
+    """Names begin with the folder's own, and are sorted; hidden files are left alone, and not
+    counted either. Places that overlap give each file once, and `.` has the name of the folder that
+    it stands for.
     """
     assert names(docs) == names(docs, docs / "sub", docs / "b.md") == ALL
     assert find_sources([docs]).passed_over == ()
     status = (docs / "b.md").stat()
-    assert find_sources([docs]).sources[1] == Source("docs/b.md", f"{docs}/b.md", status.st_size, status.st_mtime_ns)
+    assert find_sources([docs]).sources[1] == Source(
+        "docs/b.md", f"{docs}/b.md", status.st_size, status.st_mtime_ns
+    )
     monkeypatch.chdir(docs)
     assert names(Path()) == names(Path("sub/..")) == ALL
 
 
 def test_other_kinds_are_passed_over(docs: Path) -> None:
-    """Pictures, packed PDFs, binaries without a suffix and pipes; a file by itself is read whatever its suffix."""
+    """Pictures, packed PDFs, binaries without a suffix and pipes; a file by itself is read
+    whatever its suffix.
+    """
     (docs / "picture.png").write_bytes(b"\x89PNG")
     (docs / "paper.pdf.gz").write_bytes(b"\x1f\x8b")
     (docs / "program").write_bytes(b"\x7fELF\0\0")
@@ -53,8 +66,8 @@ def test_other_kinds_are_passed_over(docs: Path) -> None:
 
 
 def test_links_to_files_below_their_place_are_followed(docs: Path, tmp_path: Path) -> None:
-    """To hidden files as well, as in folders that Kubernetes mounts; a place may be a link itself. A file is one
-    source, however many links lead to it.
+    """To hidden files as well, as in folders that Kubernetes mounts; a place may be a link itself.
+    A file is one source, however many links lead to it.
     """
     (docs / ".data").mkdir()
     (docs / ".data" / "c.txt").write_text("c")
@@ -69,7 +82,9 @@ def test_links_to_files_below_their_place_are_followed(docs: Path, tmp_path: Pat
 
 
 def test_other_links_are_not_followed(docs: Path, tmp_path: Path) -> None:
-    """To files elsewhere, directly or by another link, by absolute and relative paths; to folders; to nowhere."""
+    """To files elsewhere, directly or by another link, by absolute and relative paths; to
+    folders; to nowhere.
+    """
     outside = tmp_path / "docs-private"
     outside.mkdir()
     (outside / "key.txt").write_text("key")
@@ -87,7 +102,9 @@ def test_other_links_are_not_followed(docs: Path, tmp_path: Path) -> None:
     assert [source.name for source in found.sources] == ALL
     left = [link.partition(":")[0].removeprefix(f"{docs}/") for link in found.links]
     assert left == ["a.txt", "b.txt", "c.txt", "sub/folder", "sub/loop", "sub/self"]
-    with pytest.raises(BadDocument, match=rf"nothing here that can be read; .*\. {outside}/more: a link to no file"):
+    with pytest.raises(
+        BadDocument, match=rf"nothing here that can be read; .*\. {outside}/more: a link to no file"
+    ):
         (outside / "key.txt").unlink()
         (outside / "more").symlink_to(docs)
         find_sources([outside])
@@ -98,12 +115,16 @@ def test_two_files_of_one_name_are_refused(docs: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "docs"
     other.mkdir(parents=True)
     (other / "b.md").write_text("another")
-    with pytest.raises(BadDocument, match=rf"^{other}/b\.md and {docs}/b\.md: both would be known as 'docs/b\.md'"):
+    with pytest.raises(
+        BadDocument, match=rf"^{other}/b\.md and {docs}/b\.md: both would be known as 'docs/b\.md'"
+    ):
         find_sources([docs, other])
 
 
 def test_a_place_without_documents_is_refused(docs: Path, tmp_path: Path) -> None:
-    """The message names the place, and the kinds that would be read; a pipe is no document either."""
+    """The message names the place, and the kinds that would be read; a pipe is no document
+    either.
+    """
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "picture.png").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
@@ -120,6 +141,8 @@ def test_names_that_are_no_utf8_are_shown_escaped(docs: Path) -> None:
     """The path is kept as it is."""
     path = Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe9.txt"))
     path.write_text("x")
-    assert {source.name: source.path for source in find_sources([docs]).sources}["docs/caf\\xe9.txt"] == str(path)
+    assert {source.name: source.path for source in find_sources([docs]).sources}[
+        "docs/caf\\xe9.txt"
+    ] == str(path)
     with pytest.raises(BadDocument, match=r"^\S*/caf\\xe8: there is no such file"):
         find_sources([Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe8"))])

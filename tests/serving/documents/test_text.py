@@ -105,7 +105,9 @@ def test_lines_of_different_encodings_are_read_each_in_its_own() -> None:
     assert decode(b"one\n\x81\xff two\nthree", PLACE).split("\n")[::2] == ["one", "three"]
 
 
-@pytest.mark.parametrize("content", [b"MZ\x90\0\x03", b"\x01\x02\x03\x04 abc" * 9, b"text first, then" * 9 + b"\0"])
+@pytest.mark.parametrize(
+    "content", [b"MZ\x90\0\x03", b"\x01\x02\x03\x04 abc" * 9, b"text first, then" * 9 + b"\0"]
+)
 def test_a_binary_is_refused(content: bytes) -> None:
     """Zero bytes or many control characters: a binary with the name of a text."""
     with pytest.raises(BadDocument, match=r"notes\.txt: is not text"):
@@ -114,12 +116,23 @@ def test_a_binary_is_refused(content: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("name", "title"),
-    [("README", "lamp/README"), ("LGPL-2.1", "LGPL-2.1"), ("cp.1", "cp.1"), ("history.txt.gz", "history")],
+    [
+        ("README", "lamp/README"),
+        ("LGPL-2.1", "LGPL-2.1"),
+        ("cp.1", "cp.1"),
+        ("history.txt.gz", "history"),
+    ],
 )
 def test_the_title_is_the_files_name(tmp_path: Path, name: str, title: str) -> None:
-    """Without the suffixes of its kind; a version is none. A name that is everywhere has its folder's before it."""
+    """Without the suffixes of its kind; a version is none. A name that is everywhere has its
+    folder's before it.
+    """
     path = tmp_path / "lamp" / name
     path.parent.mkdir()
     path.write_bytes(gzip.compress(GERMAN.encode()) if name.endswith(".gz") else GERMAN.encode())
     document = read_text(path)
-    assert (kind_of(path), document.title, [block.text for block in document.blocks]) == ("text", title, [GERMAN])
+    assert (kind_of(path), document.title, [block.text for block in document.blocks]) == (
+        "text",
+        title,
+        [GERMAN],
+    )

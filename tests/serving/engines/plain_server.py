@@ -1,7 +1,8 @@
-"""A server that is well as long as nothing in its folder says otherwise: `python -S plain_server.py PORT FOLDER`.
+"""A server that is well as long as nothing in its folder says otherwise: `python -S plain_server.py
+PORT FOLDER`.
 
-With a file `broken` there, it ends at its start, with code 3; with one called `loading`, it is not ready. It writes its
-process number to `pid`.
+With a file `broken` there, it ends at its start, with code 3; with one called `loading`, it is not
+ready. It writes its process number to `pid`.
 """
 
 import os

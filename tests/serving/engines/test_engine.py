@@ -36,7 +36,9 @@ def test_precision() -> None:
 
 
 def test_cores() -> None:
-    """Are those that the process is bound to: more threads than that would spin in each other's way."""
+    """Are those that the process is bound to: more threads than that would spin in each other's
+    way.
+    """
     if not hasattr(os, "sched_setaffinity") or len(bound := os.sched_getaffinity(0)) < 2:
         pytest.skip("there is nothing to choose from on this system, or on one core")
     try:

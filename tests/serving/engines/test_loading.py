@@ -10,7 +10,14 @@ import msgspec
 import pytest
 
 from router.errors import BadConfig, BadVersion, UpstreamUnavailable
-from serving.config.config import Config, EngineConfig, RetrievalConfig, RoleConfig, RolesConfig, VersionsConfig
+from serving.config.config import (
+    Config,
+    EngineConfig,
+    RetrievalConfig,
+    RoleConfig,
+    RolesConfig,
+    VersionsConfig,
+)
 from serving.engines.loading import MOST_LOADED, Loading
 from serving.engines.versions import VersionManifest, base_sha256, write_version
 from tests.router.vllm_adapters import BASE, AdapterServer, adapter_server
@@ -56,10 +63,14 @@ def published(tmp_path: Path, model: Path, **changed: Any) -> Path:
         created_at="2026-01-01T00:00:00+00:00",
         files={},
     )
-    return write_version(tmp_path / "versions", content, msgspec.structs.replace(manifest, **changed))
+    return write_version(
+        tmp_path / "versions", content, msgspec.structs.replace(manifest, **changed)
+    )
 
 
-def config(tmp_path: Path, role: RoleConfig, model: Path | None = None, start: Path | None = None) -> Config:
+def config(
+    tmp_path: Path, role: RoleConfig, model: Path | None = None, start: Path | None = None
+) -> Config:
     """What serves one executor."""
     return Config(
         roles=RolesConfig(delegation=ROLE, execution=role, answer=ROLE),
@@ -73,7 +84,9 @@ Opened = Callable[..., Loading]
 
 
 @pytest.fixture
-def on_engine(tmp_path: Path, model: Path, server: AdapterServer, session: aiohttp.ClientSession) -> Opened:
+def on_engine(
+    tmp_path: Path, model: Path, server: AdapterServer, session: aiohttp.ClientSession
+) -> Opened:
     """Loading into an engine of ours; `start`: the folder of the first version."""
     role = msgspec.structs.replace(ROLE, engine="executor")
     engines = {"executor": server.base_url}
@@ -91,9 +104,15 @@ async def test_a_version_is_loaded_under_its_name(
 
 
 async def test_an_engine_of_others_loads_too(
-    tmp_path: Path, model: Path, server: AdapterServer, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    model: Path,
+    server: AdapterServer,
+    session: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At its address, with its key; its model's files are not known, so that only the model's name is compared."""
+    """At its address, with its key; its model's files are not known, so that only the model's
+    name is compared.
+    """
     monkeypatch.setenv("ENGINE_KEY", "secret")
     published(tmp_path, model, base_sha256="0" * 64)
     role = msgspec.structs.replace(ROLE, base_url=server.base_url, api_key_env="ENGINE_KEY")
@@ -108,7 +127,9 @@ async def test_every_replica_loads_it(
     """One that is away does without for now; only where none can be reached is that an error."""
     published(tmp_path, model, base_sha256="0" * 64)
     async with adapter_server() as other:
-        role = msgspec.structs.replace(ROLE, base_url=server.base_url, replicas=(other.base_url, "http://127.0.0.1:9"))
+        role = msgspec.structs.replace(
+            ROLE, base_url=server.base_url, replicas=(other.base_url, "http://127.0.0.1:9")
+        )
         loading = Loading(config(tmp_path, role), {}, session)
         await loading.load("executor-000001")
         assert list(server.adapters) == list(other.adapters) == ["executor-000001"]
@@ -123,13 +144,23 @@ async def test_every_replica_loads_it(
 @pytest.mark.parametrize(
     "case",
     [
-        ({"base_model": "other"}, r"trained on other \(SHA-256 .*\), and the engine serves mini-executor"),
-        ({"base_sha256": "0" * 64}, r"trained on mini-executor \(SHA-256 0{64}\), and the engine serves mini-executor"),
+        (
+            {"base_model": "other"},
+            r"trained on other \(SHA-256 .*\), and the engine serves mini-executor",
+        ),
+        (
+            {"base_sha256": "0" * 64},
+            r"trained on mini-executor \(SHA-256 0{64}\), and the engine serves mini-executor",
+        ),
         ({"kind": "weights"}, r"holds whole weights.* name it in roles\.execution\.model"),
     ],
 )
 async def test_a_version_that_does_not_fit(
-    tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened, case: tuple[dict[str, Any], str]
+    tmp_path: Path,
+    model: Path,
+    server: AdapterServer,
+    on_engine: Opened,
+    case: tuple[dict[str, Any], str],
 ) -> None:
     """The message names both and says what to do; the engine is not asked."""
     changed, said = case
@@ -156,7 +187,9 @@ async def test_a_damaged_version_is_never_loaded(
 async def test_the_engine_forgets_what_is_not_in_use(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
-    """The version that was asked for longest ago, once there is no more room; and it can come back."""
+    """The version that was asked for longest ago, once there is no more room; and it can come
+    back.
+    """
     names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 1)]
     loading = on_engine()
     loading.in_use = lambda: {names[0]}
@@ -170,7 +203,9 @@ async def test_the_engine_forgets_what_is_not_in_use(
 async def test_what_another_gateway_has_loaded_counts(
     on_engine: Opened, server: AdapterServer, tmp_path: Path, model: Path
 ) -> None:
-    """The engine's places are for all; what is not known here to be in use goes first of all that is."""
+    """The engine's places are for all; what is not known here to be in use goes first of all
+    that is.
+    """
     one, other = on_engine(), on_engine()
     names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 2)]
     for number, name in enumerate(names):
@@ -188,12 +223,17 @@ async def test_an_engine_whose_versions_are_all_in_use(
     loading.in_use = lambda: names
     for name in names[:-1]:
         await loading.load(name)
-    with pytest.raises(BadVersion, match=rf"{names[-1]}: the engine has {MOST_LOADED} versions that runs are working"):
+    with pytest.raises(
+        BadVersion,
+        match=rf"{names[-1]}: the engine has {MOST_LOADED} versions that runs are working",
+    ):
         await loading.load(names[-1])
     assert list(server.adapters) == names[:-1]
 
 
-async def test_a_provider_loads_none(tmp_path: Path, model: Path, session: aiohttp.ClientSession) -> None:
+async def test_a_provider_loads_none(
+    tmp_path: Path, model: Path, session: aiohttp.ClientSession
+) -> None:
     """There is no engine to load it into."""
     published(tmp_path, model)
     with pytest.raises(BadVersion, match=r"set roles\.execution\.engine"):
@@ -203,8 +243,8 @@ async def test_a_provider_loads_none(tmp_path: Path, model: Path, session: aioht
 async def test_the_first_version_may_lie_anywhere(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
-    """It is loaded from where the config says; without one, the model itself is the first; a broken one is the config's
-    fault.
+    """It is loaded from where the config says; without one, the model itself is the first; a broken
+    one is the config's fault.
     """
     start = published(tmp_path, model).rename(tmp_path / "executor-000001")
     first = await on_engine(start).first()

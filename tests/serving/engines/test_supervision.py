@@ -64,7 +64,9 @@ async def test_one_that_is_never_ready(tmp_path: Path) -> None:
     (tmp_path / "loading").touch()
     server = Watched(tmp_path, ready_within_s=1.0)
     try:
-        with pytest.raises(BadConfig, match=r"engines\.small was not ready within 1 s; the end of "):
+        with pytest.raises(
+            BadConfig, match=r"engines\.small was not ready within 1 s; the end of "
+        ):
             await server.process.start()
     finally:
         await server.process.stop()
@@ -111,7 +113,9 @@ async def test_one_that_cannot_be_started_again(tmp_path: Path) -> None:
 
 
 async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
-    """Nor does that end the watch: it is tried until it can. Once nobody keeps it running, it stays stopped."""
+    """Nor does that end the watch: it is tried until it can. Once nobody keeps it running, it
+    stays stopped.
+    """
     async with watched(tmp_path) as server:
         log = tmp_path / "log"
         log.unlink()
@@ -128,7 +132,9 @@ async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("good_after_s", "last_s"), [(60.0, 0.2), (0.0, 0.05)])
-async def test_pauses_grow_until_all_was_well_for_a_while(tmp_path: Path, good_after_s: float, last_s: float) -> None:
+async def test_pauses_grow_until_all_was_well_for_a_while(
+    tmp_path: Path, good_after_s: float, last_s: float
+) -> None:
     """Each is twice the one before, up to the longest; after a good time they begin anew."""
     with capture_logs() as log:
         async with watched(tmp_path, replace(WATCH, good_after_s=good_after_s)) as server:
@@ -149,7 +155,8 @@ async def test_pauses_grow_until_all_was_well_for_a_while(tmp_path: Path, good_a
 async def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
     """Also where that one is killed."""
     start = (
-        "import asyncio, sys; from pathlib import Path; from tests.serving.engines.test_supervision import Watched\n"
+        "import asyncio, sys; from pathlib import Path; from "
+        "tests.serving.engines.test_supervision import Watched\n"
         "async def main():\n"
         "    await Watched(Path(sys.argv[1])).process.start()\n"
         "    print('ready', flush=True)\n"

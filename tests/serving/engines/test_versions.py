@@ -10,7 +10,13 @@ import msgspec
 import pytest
 
 from router.errors import BadVersion
-from serving.engines.versions import VersionManifest, base_sha256, next_version, verified, write_version
+from serving.engines.versions import (
+    VersionManifest,
+    base_sha256,
+    next_version,
+    verified,
+    write_version,
+)
 
 MANIFEST = VersionManifest(
     version="",
@@ -61,7 +67,11 @@ def test_a_published_version_is_verified(version: Path) -> None:
     """It has every file of the training, and says what each is."""
     manifest = verified(version)
     assert (manifest.version, version.name) == ("executor-000001", "executor-000001")
-    assert manifest.files.keys() == {"adapter_model.safetensors", "adapter_config.json", "more/notes.txt"}
+    assert manifest.files.keys() == {
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "more/notes.txt",
+    }
     assert manifest.data == {"rows": 12}
 
 
@@ -78,15 +88,26 @@ def test_names_go_up(tmp_path: Path, content: Path, version: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda folder: (folder / "adapter_config.json").write_text("[]"), "adapter_config.json: is not what"),
+        (
+            lambda folder: (folder / "adapter_config.json").write_text("[]"),
+            "adapter_config.json: is not what",
+        ),
         (lambda folder: (folder / "more" / "notes.txt").unlink(), "more/notes.txt: is missing"),
-        (lambda folder: (folder / "more" / "new.py").write_text("1"), "more/new.py: is not in the manifest"),
+        (
+            lambda folder: (folder / "more" / "new.py").write_text("1"),
+            "more/new.py: is not in the manifest",
+        ),
         (lambda folder: (folder / "manifest.json").unlink(), "manifest.json: No such file"),
-        (lambda folder: (folder / "manifest.json").write_text('{"format": 2}'), "manifest.json: .*format"),
+        (
+            lambda folder: (folder / "manifest.json").write_text('{"format": 2}'),
+            "manifest.json: .*format",
+        ),
         (lambda folder: (folder / "manifest.json").write_bytes(b"\xff"), "manifest.json: "),
     ],
 )
-def test_a_changed_version_is_refused(version: Path, change: Callable[[Path], object], said: str) -> None:
+def test_a_changed_version_is_refused(
+    version: Path, change: Callable[[Path], object], said: str
+) -> None:
     """Whatever was changed, added or lost, the error names the file."""
     change(version)
     with pytest.raises(BadVersion, match=said):
@@ -109,7 +130,14 @@ def test_a_full_disk_leaves_no_version(tmp_path: Path, content: Path, limit: int
     program = NO_ROOM.format(limit) + PUBLISH
 
     ran = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "versions", content, msgspec.json.encode(manifest)],
+        [
+            sys.executable,
+            "-c",
+            program,
+            tmp_path / "versions",
+            content,
+            msgspec.json.encode(manifest),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -118,7 +146,10 @@ def test_a_full_disk_leaves_no_version(tmp_path: Path, content: Path, limit: int
     )
     assert "BadVersion" in ran.stderr and "no version was published" in ran.stderr
     assert list((tmp_path / "versions").iterdir()) == []
-    assert verified(write_version(tmp_path / "versions", content, manifest)).version == "executor-000001"
+    assert (
+        verified(write_version(tmp_path / "versions", content, manifest)).version
+        == "executor-000001"
+    )
 
 
 def test_leftovers_of_a_kill_are_removed(version: Path, content: Path) -> None:
@@ -128,7 +159,10 @@ def test_leftovers_of_a_kill_are_removed(version: Path, content: Path) -> None:
     with pytest.raises(BadVersion):
         verified(left)
     assert write_version(version.parent, content, MANIFEST).name == "executor-000002"
-    assert sorted(path.name for path in version.parent.iterdir()) == ["executor-000001", "executor-000002"]
+    assert sorted(path.name for path in version.parent.iterdir()) == [
+        "executor-000001",
+        "executor-000002",
+    ]
 
 
 def test_the_base_is_known_by_its_weights(tmp_path: Path) -> None:

@@ -11,11 +11,31 @@ from serving.retrieval.embedder import MiniLM
 from serving.retrieval.index import Index
 
 ANIMALS = (
-    {"id": "cat", "title": "Cat", "text": "The cat is a small carnivorous mammal that people keep to catch mice."},
-    {"id": "whale", "title": "Blue whale", "text": "The blue whale is the largest animal known to have lived."},
-    {"id": "bee", "title": "Honey bee", "text": "Honey bees live in colonies and turn nectar into honey."},
-    {"id": "zx81", "title": "ZX81", "text": "The ZX81 was a home computer made by Sinclair Research in Dundee."},
-    {"id": "mars", "title": "Mars", "text": "Mars is the fourth planet from the Sun and looks red."},
+    {
+        "id": "cat",
+        "title": "Cat",
+        "text": "The cat is a small carnivorous mammal that people keep to catch mice.",
+    },
+    {
+        "id": "whale",
+        "title": "Blue whale",
+        "text": "The blue whale is the largest animal known to have lived.",
+    },
+    {
+        "id": "bee",
+        "title": "Honey bee",
+        "text": "Honey bees live in colonies and turn nectar into honey.",
+    },
+    {
+        "id": "zx81",
+        "title": "ZX81",
+        "text": "The ZX81 was a home computer made by Sinclair Research in Dundee.",
+    },
+    {
+        "id": "mars",
+        "title": "Mars",
+        "text": "Mars is the fourth planet from the Sun and looks red.",
+    },
 )
 
 WriteCorpus = Callable[[Sequence[Mapping[str, str]]], Path]

@@ -1,4 +1,6 @@
-"""Documents opened: the passages of one alone, in its order, from an index here or at an address."""
+"""Documents opened: the passages of one alone, in its order, from an index here or at an
+address.
+"""
 
 import asyncio
 import json
@@ -30,7 +32,10 @@ FATES = [
     "lit by gas",
     "closed",
 ]
-YEARS = {1900 + year: f"In {1900 + year}, the harbour of Aldsay was {FATES[year % 5]}." for year in range(48)}
+YEARS = {
+    1900 + year: f"In {1900 + year}, the harbour of Aldsay was {FATES[year % 5]}."
+    for year in range(48)
+}
 
 
 @pytest.fixture(params=[False, True], ids=["faiss", "with bm25"])
@@ -45,11 +50,15 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, embedder: MiniLM) -> 
     )
     row = {"id": "ada", "title": "Ada", "text": "Ada painted the harbour of Aldsay."}
     (corpus / "rows.jsonl").write_text(f"{json.dumps(row)}\n", "utf-8")
-    build_index(sorted(corpus.iterdir()), tmp_path / "index", embedder, lexical=lexical, chunk_tokens=32)
+    build_index(
+        sorted(corpus.iterdir()), tmp_path / "index", embedder, lexical=lexical, chunk_tokens=32
+    )
     return Index.open(tmp_path / "index", embedder)
 
 
-def search(index: Index, embedder: MiniLM, query: str, top_k: int, document: str | None) -> list[Passage]:
+def search(
+    index: Index, embedder: MiniLM, query: str, top_k: int, document: str | None
+) -> list[Passage]:
     (found,) = index.search(embedder.embed([query], queries=True), [query], top_k, document)
     return found
 
@@ -60,7 +69,9 @@ def row_of(passage: Passage) -> int:
 
 
 def test_the_best_of_one_document_in_its_order(opened: Index, embedder: MiniLM) -> None:
-    """Verbatim, by meaning and by word, and no fewer than there are; what is best there need not be best of all."""
+    """Verbatim, by meaning and by word, and no fewer than there are; what is best there need
+    not be best of all.
+    """
     everything = search(opened, embedder, "anything", 1000, "harbour.txt")
     assert len(everything) > 10
     assert [row_of(passage) for passage in everything] == list(range(1, len(everything) + 1))
@@ -70,22 +81,33 @@ def test_the_best_of_one_document_in_its_order(opened: Index, embedder: MiniLM) 
     assert {passage.document for passage in few} == {"harbour.txt"}
     assert [row_of(passage) for passage in few] == sorted(map(row_of, few))
     assert any(YEARS[1928] in passage.text for passage in few)
-    assert {(passage.id, passage.text) for passage in few} <= {(passage.id, passage.text) for passage in everything}
+    assert {(passage.id, passage.text) for passage in few} <= {
+        (passage.id, passage.text) for passage in everything
+    }
 
 
 def test_rows_and_unknown_documents(opened: Index, embedder: MiniLM) -> None:
     """A row is a document of its own; of one that is not there nothing is found."""
-    assert [passage.id for passage in search(opened, embedder, "harbour", 9, "rows.jsonl#ada")] == ["ada"]
-    assert all(search(opened, embedder, "harbour", 9, name) == [] for name in ("rows.jsonl", "", "\0", "harbour"))
+    assert [passage.id for passage in search(opened, embedder, "harbour", 9, "rows.jsonl#ada")] == [
+        "ada"
+    ]
+    assert all(
+        search(opened, embedder, "harbour", 9, name) == []
+        for name in ("rows.jsonl", "", "\0", "harbour")
+    )
 
 
 async def test_callers_share_a_batch(opened: Index, embedder: MiniLM) -> None:
-    """The same query, of all, of one document and of another, at once and again, each finds its own."""
+    """The same query, of all, of one document and of another, at once and again, each finds its
+    own.
+    """
     searcher = IndexSearcher(opened, embedder)
     try:
         for _ in range(2):
             places = [None, "harbour.txt", "other.txt", "rows.jsonl#ada", "no such"]
-            found = await asyncio.gather(*(searcher.search(["painted"], 4, place) for place in places))
+            found = await asyncio.gather(
+                *(searcher.search(["painted"], 4, place) for place in places)
+            )
             documents = [{passage.document for passage in passages} for (passages,) in found]
             assert documents[0]
             assert documents[1:] == [{"harbour.txt"}, {"other.txt"}, {"rows.jsonl#ada"}, set()]
@@ -124,7 +146,9 @@ async def test_by_address(opened: Index, embedder: MiniLM) -> None:
     try:
         async with remote(searcher) as client:
             for place in ("harbour.txt", "no such", "", None):
-                assert await client.search(["painted"], 4, place) == await searcher.search(["painted"], 4, place)
+                assert await client.search(["painted"], 4, place) == await searcher.search(
+                    ["painted"], 4, place
+                )
             await check_access(client)
     finally:
         await searcher.close()
@@ -136,13 +160,15 @@ class Deaf:
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = passages
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         return [list(self._passages[:top_k]) for _ in queries]
 
 
 async def test_who_cannot_open_says_so_at_load(opened: Index, embedder: MiniLM) -> None:
-    """A server that finds the same whatever the document, passages that name none, an index that keeps no vectors; but
-    not a server that is away.
+    """A server that finds the same whatever the document, passages that name none, an index that
+    keeps no vectors; but not a server that is away.
     """
     passage = Passage("p", "Heat", "Heat is a film.", 0.5, "heat.txt")
     async with remote(Deaf([passage])) as client:
@@ -156,10 +182,14 @@ async def test_who_cannot_open_says_so_at_load(opened: Index, embedder: MiniLM) 
     async with remote(Deaf([])) as client:
         await check_access(client)
     lists = faiss.index_factory(opened.dense.dimension, "IVF1,Flat", faiss.METRIC_INNER_PRODUCT)
-    vectors = embedder.embed([opened.passages[row].text for row in range(len(opened.passages))], queries=False)
+    vectors = embedder.embed(
+        [opened.passages[row].text for row in range(len(opened.passages))], queries=False
+    )
     lists.train(vectors)
     lists.add(vectors)
-    searcher = IndexSearcher(Index(opened.manifest, opened.passages, type(opened.dense)(lists), None), embedder)
+    searcher = IndexSearcher(
+        Index(opened.manifest, opened.passages, type(opened.dense)(lists), None), embedder
+    )
     try:
         with pytest.raises(BadConfig, match="no vectors"):
             await check_access(searcher)
@@ -171,7 +201,9 @@ async def test_a_server_that_is_away_is_not_refused() -> None:
     """It may be able to, once it is there."""
 
     class Away:
-        async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+        async def search(
+            self, queries: Sequence[str], top_k: int, document: str | None = None
+        ) -> list[list[Passage]]:
             raise UpstreamUnavailable("refused", endpoint="127.0.0.1:9")
 
     await check_access(Away())

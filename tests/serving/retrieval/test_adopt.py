@@ -16,7 +16,10 @@ from tests.serving.retrieval.conftest import ANIMALS
 
 def flashrag(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
     """The rows in FlashRAG's shape."""
-    lines = [{"id": number, "contents": f"{row['title']}\n{row['text']}"} for number, row in enumerate(rows)]
+    lines = [
+        {"id": number, "contents": f"{row['title']}\n{row['text']}"}
+        for number, row in enumerate(rows)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -45,12 +48,18 @@ def faiss_file(request: pytest.FixtureRequest, tmp_path: Path, embedder: MiniLM)
     return tmp_path / "some.faiss"
 
 
-def test_it_is_searched_like_one_of_ours(faiss_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM) -> None:
-    """Whatever kind of index it is: the nearest come first, with cosines as scores and the rows' titles."""
+def test_it_is_searched_like_one_of_ours(
+    faiss_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM
+) -> None:
+    """Whatever kind of index it is: the nearest come first, with cosines as scores and the
+    rows' titles.
+    """
     assert adopt_index(faiss_file, corpus, tmp_path / "index", embedder).passages == 5
 
     index = Index.open(tmp_path / "index", embedder, verify=True)
-    ((mars, second),) = index.search(embedder.embed(["the red planet"], queries=True), ["the red planet"], 2)
+    ((mars, second),) = index.search(
+        embedder.embed(["the red planet"], queries=True), ["the red planet"], 2
+    )
     assert (mars.title, mars.document, mars.id) == ("Mars", "corpus.jsonl#4", "4")
     assert 1 > mars.score > second.score > -1
 
@@ -72,14 +81,17 @@ def animals_file(tmp_path: Path, embedder: MiniLM) -> Path:
 def test_files_that_do_not_belong_together_are_refused(
     animals_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM
 ) -> None:
-    """Another number or order of rows, no FAISS file, another dimension, vectors that are no numbers, and a folder of
-    several files: each is said, and nothing is left behind.
+    """Another number or order of rows, no FAISS file, another dimension, vectors that are no
+    numbers, and a folder of several files: each is said, and nothing is left behind.
     """
     folder = tmp_path / "corpora"
     folder.mkdir()
     for name in ("a", "b"):
         (folder / f"{name}.jsonl").write_bytes(corpus.read_bytes())
-    fewer, order = flashrag(tmp_path / "fewer.jsonl", ANIMALS[:4]), flashrag(tmp_path / "order.jsonl", ANIMALS[::-1])
+    fewer, order = (
+        flashrag(tmp_path / "fewer.jsonl", ANIMALS[:4]),
+        flashrag(tmp_path / "order.jsonl", ANIMALS[::-1]),
+    )
     small = flat(tmp_path / "small.faiss", np.eye(5, 8, dtype=np.float32))
     broken = flat(tmp_path / "nan.faiss", np.full((5, 384), np.nan, dtype=np.float32))
     for file, rows, said in (
@@ -95,7 +107,9 @@ def test_files_that_do_not_belong_together_are_refused(
         assert not (tmp_path / "index").exists()
 
 
-def test_an_adopted_index_is_not_built_over(animals_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM) -> None:
+def test_an_adopted_index_is_not_built_over(
+    animals_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM
+) -> None:
     """Building would embed it all again, which nobody asked for."""
     adopt_index(animals_file, corpus, tmp_path / "index", embedder)
     with pytest.raises(BadIndex, match="was adopted here; build into another folder"):

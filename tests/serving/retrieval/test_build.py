@@ -49,7 +49,9 @@ class Counting:
         return np.stack([self.vector(text) for text in texts])
 
     def vector(self, text: str) -> Vectors:
-        raw = np.frombuffer((text.encode() * 32)[:32], dtype=np.uint8)[:8].astype(np.float32) + len(text)
+        raw = np.frombuffer((text.encode() * 32)[:32], dtype=np.uint8)[:8].astype(np.float32) + len(
+            text
+        )
         return np.asarray(raw / np.linalg.norm(raw), dtype=np.float32)
 
 
@@ -67,7 +69,11 @@ def documents(tmp_path: Path) -> Path:
 def rows(tmp_path: Path) -> Path:
     """One row more than a batch holds."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"id": str(row), "text": f"row {row}"}) + "\n" for row in range(BATCH + 1)))
+    path.write_text(
+        "".join(
+            json.dumps({"id": str(row), "text": f"row {row}"}) + "\n" for row in range(BATCH + 1)
+        )
+    )
     return path
 
 
@@ -82,7 +88,9 @@ def held(out: Path, embedder: Counting) -> list[str]:
     index = Index.open(out, embedder, verify=True)
     for row in range(len(index.passages)):
         passage = index.passages[row]
-        assert index.dense.vector(row) == pytest.approx(embedder.vector(f"{passage.title}\n{passage.text}"))
+        assert index.dense.vector(row) == pytest.approx(
+            embedder.vector(f"{passage.title}\n{passage.text}")
+        )
     return [index.passages[row].text for row in range(len(index.passages))]
 
 
@@ -91,7 +99,9 @@ def counts(built: Built) -> tuple[int, int, int, int]:
 
 
 def test_only_changes_are_read_and_embedded(documents: Path, out: Path) -> None:
-    """A changed and a new file are read, a deleted one goes, and the rest is neither read nor embedded again."""
+    """A changed and a new file are read, a deleted one goes, and the rest is neither read nor
+    embedded again.
+    """
     embedder = Counting()
     assert counts(build_index([documents], out, embedder)) == (3, 3, 3, 3)
     assert counts(build_index([documents], out, embedder)) == (3, 0, 0, 3)
@@ -104,7 +114,8 @@ def test_only_changes_are_read_and_embedded(documents: Path, out: Path) -> None:
     read = ["The bee makes honey, and it can sting.", "The dog barks."]
     assert [text.partition("\n")[2] for text in embedder.texts] == read
     assert held(out, embedder) == ["The ant is an animal. It has legs.", *read]
-    os.utime(documents / "ant.txt", (1, 1))  # only touched: it is read, and every passage of it is known
+    # Only touched: it is read, and every passage of it is known
+    os.utime(documents / "ant.txt", (1, 1))
     assert counts(build_index([documents], out, embedder)) == (3, 1, 0, 3)
 
 
@@ -113,7 +124,12 @@ def test_only_the_generation_before_is_kept(documents: Path, out: Path) -> None:
     for number in range(4):
         (documents / "ant.txt").write_text(f"Ant number {number}.")
         build_index([documents], out, Counting())
-    assert sorted(path.name for path in out.iterdir()) == [".lock", "000003", "000004", "manifest.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".lock",
+        "000003",
+        "000004",
+        "manifest.json",
+    ]
 
 
 def test_another_way_of_making_it_makes_all_of_it_again(documents: Path, out: Path) -> None:
@@ -121,7 +137,9 @@ def test_another_way_of_making_it_makes_all_of_it_again(documents: Path, out: Pa
     build_index([documents], out, Counting())
     assert counts(build_index([documents], out, Counting("another"))) == (3, 3, 3, 3)
     assert counts(build_index([documents], out, Counting("another"), chunk_tokens=5))[:2] == (3, 3)
-    assert build_index([documents], out, Counting("another"), chunk_tokens=5, lexical=True).manifest.lexical
+    assert build_index(
+        [documents], out, Counting("another"), chunk_tokens=5, lexical=True
+    ).manifest.lexical
 
 
 def test_word_statistics_of_another_version_are_counted_again(documents: Path, out: Path) -> None:
@@ -129,8 +147,12 @@ def test_word_statistics_of_another_version_are_counted_again(documents: Path, o
     manifest = build_index([documents], out, Counting(), lexical=True).manifest
     files = {name.replace(LEXICAL, "lexical"): entry for name, entry in manifest.files.items()}
     (out / manifest.generation / LEXICAL).rename(out / manifest.generation / "lexical")
-    (out / MANIFEST).write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)))
-    with pytest.raises(BadIndex, match="of another version of rolegate; run `rolegate index build` again"):
+    (out / MANIFEST).write_bytes(
+        msgspec.json.encode(msgspec.structs.replace(manifest, files=files))
+    )
+    with pytest.raises(
+        BadIndex, match="of another version of rolegate; run `rolegate index build` again"
+    ):
         Index.open(out, Counting())
     assert counts(build_index([documents], out, Counting(), lexical=True)) == (3, 0, 0, 3)
     lexical = Index.open(out, Counting()).lexical
@@ -149,12 +171,17 @@ def test_documents_are_read_again_after_a_change_of_the_readers(documents: Path,
 
 
 def test_files_that_cannot_be_read_are_named_and_skipped(documents: Path, out: Path) -> None:
-    """The others are indexed; the next build tries again, and makes no generation where nothing has changed."""
+    """The others are indexed; the next build tries again, and makes no generation where nothing
+    has changed.
+    """
     embedder = Counting()
     (documents / "broken.pdf").write_bytes(b"%PDF-1.7 and no more")
     (documents / "rows.jsonl").write_text('{"id": "1", "text": "good"}\n{"id": "2"}\n')
     built = build_index([documents], out, embedder)
-    assert [entry.source.name for entry in built.skipped] == ["documents/broken.pdf", "documents/rows.jsonl"]
+    assert [entry.source.name for entry in built.skipped] == [
+        "documents/broken.pdf",
+        "documents/rows.jsonl",
+    ]
     assert "rows.jsonl:2" in built.skipped[1].error
     assert built.documents == len(held(out, embedder)) == 3
     assert build_index([documents], out, embedder) == built._replace(documents_read=0, embedded=0)
@@ -163,7 +190,9 @@ def test_files_that_cannot_be_read_are_named_and_skipped(documents: Path, out: P
 
 
 def test_nothing_to_read_changes_nothing(documents: Path, out: Path, tmp_path: Path) -> None:
-    """An unmounted folder must not empty an index; a first build that fails costs no embedding and leaves no folder."""
+    """An unmounted folder must not empty an index; a first build that fails costs no embedding
+    and leaves no folder.
+    """
     embedder, empty, corpus = Counting(), tmp_path / "empty", tmp_path / "corpus.jsonl"
     empty.mkdir()
     corpus.write_text('{"id": "a", "text": "good"}\n{"id": "b", "text": ""}\n')
@@ -183,20 +212,35 @@ def test_ids_are_unique_over_all_files(tmp_path: Path, out: Path) -> None:
     embedder, places = Counting(), [tmp_path / f"{name}.jsonl" for name in "abc"]
     for place in places:
         shared = "c" if place.stem == "c" else "same"
-        place.write_text(f'{{"id": "{place.stem}0", "text": "0"}}\n\n{{"id": "{shared}", "text": "{place.stem}"}}\n')
+        place.write_text(
+            f'{{"id": "{place.stem}0", "text": "0"}}\n\n{{"id": "{shared}", "text": '
+            f'"{place.stem}"}}\n'
+        )
     built = build_index(places, out, embedder)
     assert [entry.error for entry in built.skipped] == [
-        f"{places[1]}:3: the id 'same' is given to a.jsonl#same too; give each row an id of its own."
+        (
+            f"{places[1]}:3: the id 'same' is given to a.jsonl#same too; give each row an id "
+            "of its own."
+        )
     ]
     assert held(out, embedder) == ["0", "a", "0", "c"]
     assert build_index(places, out, embedder).manifest == built.manifest
     places[0].write_text('{"id": "a0", "text": "0"}\n')
-    assert (build_index(places, out, embedder).skipped, held(out, embedder)) == ([], ["0", "0", "b", "0", "c"])
+    assert (build_index(places, out, embedder).skipped, held(out, embedder)) == (
+        [],
+        ["0", "0", "b", "0", "c"],
+    )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(files=st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=12), min_size=1, max_size=12))
-def test_a_file_is_left_out_exactly_where_it_repeats_an_id(tmp_path: Path, files: list[list[int]]) -> None:
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    files=st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=12), min_size=1, max_size=12)
+)
+def test_a_file_is_left_out_exactly_where_it_repeats_an_id(
+    tmp_path: Path, files: list[list[int]]
+) -> None:
     """Its own, or one of a file before it that is not left out."""
     taken, kept = set[str](), list[str]()
     shutil.rmtree(tmp_path / "written", ignore_errors=True)
@@ -204,8 +248,14 @@ def test_a_file_is_left_out_exactly_where_it_repeats_an_id(tmp_path: Path, files
     with PassageWriter(tmp_path / "written") as writer:
         for ids in ([str(number) for number in numbers] for numbers in files):
             alone = len(set(ids)) == len(ids) and not taken & set(ids)
-            with nullcontext() if alone else pytest.raises(DuplicateId, match=r"^f:\d+: the id '\d+' is given to"):
-                writer.write((f"f:{line}", Passage(each, "", each)) for line, each in enumerate(ids, 1))
+            with (
+                nullcontext()
+                if alone
+                else pytest.raises(DuplicateId, match=r"^f:\d+: the id '\d+' is given to")
+            ):
+                writer.write(
+                    (f"f:{line}", Passage(each, "", each)) for line, each in enumerate(ids, 1)
+                )
             taken |= set(ids) if alone else set()
             kept += ids if alone else []
         writer.write([("f:1", Passage("last", "", "last"))])
@@ -213,7 +263,9 @@ def test_a_file_is_left_out_exactly_where_it_repeats_an_id(tmp_path: Path, files
     assert [store[row].id for row in range(len(store))] == [*kept, "last"]
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "letter.txt", "2021/letter.txt", "202112/letter.txt"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "letter.txt", "2021/letter.txt", "202112/letter.txt"]
+)
 def test_a_foreign_folder_is_left_alone(documents: Path, tmp_path: Path, name: str) -> None:
     """Neither another program's manifest nor folders of years are written over or removed."""
     other = tmp_path / "other" / name
@@ -224,10 +276,16 @@ def test_a_foreign_folder_is_left_alone(documents: Path, tmp_path: Path, name: s
     assert other.read_text() == '{"name": "an app"}'
 
 
-@pytest.mark.parametrize("name", ["dense.faiss", "passages.jsonl", "offsets.npy", "documents.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["dense.faiss", "passages.jsonl", "offsets.npy", "documents.jsonl"]
+)
 @pytest.mark.parametrize("size", [0, 20, None])
-def test_a_damaged_index_can_be_built_again(documents: Path, out: Path, name: str, size: int | None) -> None:
-    """As the message of each damage says: cut files and flipped bytes, also where no document has changed."""
+def test_a_damaged_index_can_be_built_again(
+    documents: Path, out: Path, name: str, size: int | None
+) -> None:
+    """As the message of each damage says: cut files and flipped bytes, also where no document
+    has changed.
+    """
     embedder, path = Counting(), out / "000001" / name
     build_index([documents], out, embedder)
     if size is not None:
@@ -256,7 +314,9 @@ def test_builds_that_always_fail_do_not_fill_the_disk(rows: Path, out: Path) -> 
     for _ in range(4):
         with pytest.raises(UpstreamRefused):
             build_index([rows], out, Stubborn())
-    assert [path.stat().st_size for path in out.iterdir() if path.name != ".lock"] == [BATCH * (16 + 4 * 8)]
+    assert [path.stat().st_size for path in out.iterdir() if path.name != ".lock"] == [
+        BATCH * (16 + 4 * 8)
+    ]
     assert build_index([rows], out, Counting()).embedded == 1
 
 
@@ -277,13 +337,17 @@ build_index([Path(sys.argv[1])], Path(sys.argv[2]), Killed())
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_killed_build_is_not_served_and_goes_on_where_it_was(rows: Path, out: Path, damaged: bool) -> None:
-    """After SIGKILL in the middle nothing can be opened; the next build embeds only what was not embedded yet, or what
-    a power failure has left as zeros or a torn vector.
+def test_a_killed_build_is_not_served_and_goes_on_where_it_was(
+    rows: Path, out: Path, damaged: bool
+) -> None:
+    """After SIGKILL in the middle nothing can be opened; the next build embeds only what was not
+    embedded yet, or what a power failure has left as zeros or a torn vector.
     """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
     killed = [sys.executable, "-c", KILLED_BUILD, str(rows), str(out)]
-    assert subprocess.run(killed, cwd=ROOT, env=environment, check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run(killed, cwd=ROOT, env=environment, check=False).returncode == -signal.SIGKILL
+    )
     embedder = Counting()
     for folder in (out, out / ".building"):
         with pytest.raises(BadIndex, match="no index here, or one whose build did not finish"):

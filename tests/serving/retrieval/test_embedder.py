@@ -11,15 +11,25 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from router.errors import BadConfig, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    BadConfig,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from serving.retrieval.embedder import EndpointEmbedder, MiniLM, Vectors
 
 Answer = Callable[[dict[str, Any]], web.Response]
 
 
 def test_vectors_are_unit_float32(embedder: MiniLM) -> None:
-    """(batch, 384) float32, each row of length 1; no texts give no rows. A paraphrase is nearer than something else."""
-    vectors = embedder.embed(["a kitten plays", "a young cat has fun", "a rocket engine"], queries=False)
+    """(batch, 384) float32, each row of length 1; no texts give no rows. A paraphrase is nearer
+    than something else.
+    """
+    vectors = embedder.embed(
+        ["a kitten plays", "a young cat has fun", "a rocket engine"], queries=False
+    )
     assert vectors.shape == (3, 384)
     assert vectors.dtype == np.float32
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
@@ -29,10 +39,13 @@ def test_vectors_are_unit_float32(embedder: MiniLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"something else", "not the official weights.*Reinstall"), (None, "cannot be read")]
+    ("content", "said"),
+    [(b"something else", "not the official weights.*Reinstall"), (None, "cannot be read")],
 )
 def test_other_weights_are_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
-    """Weights with another hash are never loaded; the message names the file and says what to do."""
+    """Weights with another hash are never loaded; the message names the file and says what to
+    do.
+    """
     weights = tmp_path / "model.safetensors"
     if content is not None:
         weights.write_bytes(content)
@@ -41,15 +54,22 @@ def test_other_weights_are_refused(tmp_path: Path, content: bytes | None, said: 
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    """Importing and constructing everything for retrieval loads neither torch nor FAISS nor transformers."""
+    """Importing and constructing everything for retrieval loads neither torch nor FAISS nor
+    transformers.
+    """
     program = (
         "import sys; from serving.retrieval import embedder, index, remote, searcher, services; "
         "embedder.MiniLM(); "
-        "print([name for name in ('torch', 'faiss', 'transformers', 'bm25s') if name in sys.modules])"
+        "print([name for name in ('torch', 'faiss', 'transformers', 'bm25s') if name in "
+        "sys.modules])"
     )
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, env={"PYTHONPATH": ".:protos"}, capture_output=True, check=True
+        [sys.executable, "-c", program],
+        cwd=root,
+        env={"PYTHONPATH": ".:protos"},
+        capture_output=True,
+        check=True,
     )
 
     assert done.stdout.strip() == b"[]"
@@ -57,7 +77,12 @@ def test_importing_loads_nothing_heavy() -> None:
 
 def test_a_query_has_the_same_vector_in_any_company(embedder: MiniLM) -> None:
     """To the last bit, though it is padded to the longest of its batch."""
-    queries = ["Who?", "Who makes honey?", "Which river runs past the museum of the king of the bees?", "red " * 40]
+    queries = [
+        "Who?",
+        "Who makes honey?",
+        "Which river runs past the museum of the king of the bees?",
+        "red " * 40,
+    ]
     together = embedder.embed(queries, queries=True)
     for query, vector in zip(queries, together, strict=True):
         assert np.array_equal(embedder.embed([query], queries=True)[0], vector)
@@ -83,7 +108,9 @@ async def serving(answer: Answer, **options: Any) -> AsyncIterator[EndpointEmbed
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    embedder = EndpointEmbedder(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "qwen", 2, **options)
+    embedder = EndpointEmbedder(
+        f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "qwen", 2, **options
+    )
     try:
         yield embedder
     finally:
@@ -93,7 +120,10 @@ async def serving(answer: Answer, **options: Any) -> AsyncIterator[EndpointEmbed
 
 def vectors(body: dict[str, Any]) -> web.Response:
     """The length of each text and 0, last text first."""
-    data = [{"index": number, "embedding": [float(len(text)), 0.0]} for number, text in enumerate(body["input"])]
+    data = [
+        {"index": number, "embedding": [float(len(text)), 0.0]}
+        for number, text in enumerate(body["input"])
+    ]
     return web.json_response({"object": "list", "model": body["model"], "data": data[::-1]})
 
 
@@ -109,7 +139,9 @@ async def test_queries_and_passages_carry_their_prefixes() -> None:
         bodies.append(body)
         return vectors(body)
 
-    async with serving(answer, query_prefix="Instruct: Find it\nQuery:", passage_prefix="passage: ") as embedder:
+    async with serving(
+        answer, query_prefix="Instruct: Find it\nQuery:", passage_prefix="passage: "
+    ) as embedder:
         await embed(embedder, "who?", queries=True)
         await embed(embedder, "a passage")
 
@@ -120,7 +152,9 @@ async def test_queries_and_passages_carry_their_prefixes() -> None:
 
 
 async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
-    """The server's `index` decides the order, rows are scaled to length 1, and no request exceeds the batch."""
+    """The server's `index` decides the order, rows are scaled to length 1, and no request
+    exceeds the batch.
+    """
     sizes: list[int] = []
 
     def answer(body: dict[str, Any]) -> web.Response:
@@ -143,8 +177,14 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
 @pytest.mark.parametrize(
     ("status", "content", "kind", "said"),
     [
-        *((status, "later", UpstreamUnavailable, f"HTTP {status}: later") for status in (408, 429, 500, 503)),
-        *((status, "no such model", UpstreamRefused, f"HTTP {status}: no such model") for status in (400, 401, 404)),
+        *(
+            (status, "later", UpstreamUnavailable, f"HTTP {status}: later")
+            for status in (408, 429, 500, 503)
+        ),
+        *(
+            (status, "no such model", UpstreamRefused, f"HTTP {status}: no such model")
+            for status in (400, 401, 404)
+        ),
         (200, "<html>", UpstreamProtocolError, "Not a list of embeddings"),
         (200, '{"data": []}', UpstreamProtocolError, "1 texts were sent, 0 embeddings came"),
         (
@@ -153,11 +193,18 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
             UpstreamProtocolError,
             "dimension 3 where 2 is",
         ),
-        (200, '{"data": [{"index": 0, "embedding": [0.0, 0.0]}]}', UpstreamProtocolError, "without a direction"),
+        (
+            200,
+            '{"data": [{"index": 0, "embedding": [0.0, 0.0]}]}',
+            UpstreamProtocolError,
+            "without a direction",
+        ),
     ],
 )
 async def test_failures(status: int, content: str, kind: type[UpstreamError], said: str) -> None:
-    """Overload and breakdown are worth another try; a refusal, with the endpoint's own words, and garbage are not."""
+    """Overload and breakdown are worth another try; a refusal, with the endpoint's own words,
+    and garbage are not.
+    """
     async with serving(lambda _: web.Response(status=status, text=content)) as embedder:
         with pytest.raises(kind, match=said):
             await embed(embedder, "text")

@@ -1,4 +1,6 @@
-"""Searching an index by meaning and by word, and refusing one that is damaged or another embedder's."""
+"""Searching an index by meaning and by word, and refusing one that is damaged or another
+embedder's.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,35 +28,62 @@ def ids(index: Index, embedder: MiniLM, queries: Sequence[str], top_k: int) -> l
 
 
 def test_the_nearest_passage_comes_first(index: Index, embedder: MiniLM) -> None:
-    """Passages come back whole, best first, with cosines as scores; neither the other queries of a batch nor a larger
-    `top_k` change what a query finds.
+    """Passages come back whole, best first, with cosines as scores; neither the other queries of a
+    batch nor a larger `top_k` change what a query finds.
     """
     found = index.search(embedder.embed(QUERIES, queries=True), QUERIES, 2)
     assert [passages[0].id for passages in found] == NEAREST
-    assert (found[1][0].title, found[1][0].text) == ("Mars", "Mars is the fourth planet from the Sun and looks red.")
+    assert (found[1][0].title, found[1][0].text) == (
+        "Mars",
+        "Mars is the fourth planet from the Sun and looks red.",
+    )
     assert all(1 > first.score > second.score for first, second in found)
     alone = [ids(index, embedder, [query], 2)[0] for query in QUERIES]
-    assert ids(index, embedder, QUERIES, 2) == [found[:2] for found in ids(index, embedder, QUERIES, 5)] == alone
-    assert sorted(ids(index, embedder, ["anything"], 100)[0]) == ["bee", "cat", "mars", "whale", "zx81"]
+    assert (
+        ids(index, embedder, QUERIES, 2)
+        == [found[:2] for found in ids(index, embedder, QUERIES, 5)]
+        == alone
+    )
+    assert sorted(ids(index, embedder, ["anything"], 100)[0]) == [
+        "bee",
+        "cat",
+        "mars",
+        "whale",
+        "zx81",
+    ]
 
 
-def test_copies_of_a_text_do_not_crowd_out_others(write_corpus: WriteCorpus, tmp_path: Path, embedder: MiniLM) -> None:
+def test_copies_of_a_text_do_not_crowd_out_others(
+    write_corpus: WriteCorpus, tmp_path: Path, embedder: MiniLM
+) -> None:
     """Fifteen copies of the nearest text are found once, and the next best come after it."""
-    copies = [{"id": f"copy {number}", "title": "Cat", "text": "The cat hunts mice."} for number in range(15)]
+    copies = [
+        {"id": f"copy {number}", "title": "Cat", "text": "The cat hunts mice."}
+        for number in range(15)
+    ]
     corpus = write_corpus([*copies, {"id": "dog", "title": "Dog", "text": "The dog hunts foxes."}])
     build_index([corpus], tmp_path / "index", embedder)
-    assert ids(Index.open(tmp_path / "index", embedder), embedder, ["Who hunts mice?"], 3) == [["copy 0", "dog"]]
+    assert ids(Index.open(tmp_path / "index", embedder), embedder, ["Who hunts mice?"], 3) == [
+        ["copy 0", "dog"]
+    ]
 
 
 def test_word_statistics_find_names(animals: Path, tmp_path: Path, embedder: MiniLM) -> None:
-    """With BM25 beside the vectors, an exact name and a paraphrase both come first; words of no passage do no harm."""
+    """With BM25 beside the vectors, an exact name and a paraphrase both come first; words of no
+    passage do no harm.
+    """
     assert build_index([animals], tmp_path / "index", embedder, lexical=True).manifest.lexical
     index = Index.open(tmp_path / "index", embedder, verify=True)
-    assert [found[0] for found in ids(index, embedder, ["ZX81", *QUERIES, "??"], 1)][:5] == ["zx81", *NEAREST]
+    assert [found[0] for found in ids(index, embedder, ["ZX81", *QUERIES, "??"], 1)][:5] == [
+        "zx81",
+        *NEAREST,
+    ]
 
 
 def test_only_rows_that_share_a_word_are_found(tmp_path: Path) -> None:
-    """Best first; stop words and unknown words find nothing, also where every query is of that kind."""
+    """Best first; stop words and unknown words find nothing, also where every query is of that
+    kind.
+    """
     write_lexical(tmp_path, ["red planet", "the honey of bees", "red red honey"])
     index = LexicalIndex.open(tmp_path)
     found = index.search(["bees honey", "planet", "the of", "qqq", ""], 5)
@@ -66,7 +95,12 @@ def test_words_without_spaces_are_found(tmp_path: Path) -> None:
     """Chinese and Japanese texts, and names in them, by every two letters that stand together."""
     write_lexical(
         tmp_path,
-        ["東京は日本の首都です。", "北京是中国的首都，人口很多", "The GPUサーバー of 京都大学", "Tokyo is large."],
+        [
+            "東京は日本の首都です。",
+            "北京是中国的首都，人口很多",
+            "The GPUサーバー of 京都大学",
+            "Tokyo is large.",
+        ],
     )
     index = LexicalIndex.open(tmp_path)
     found = index.search(["東京とは", "中国人口", "京都大学のサーバー", "首都", "gpu", "tokyo"], 4)
@@ -77,7 +111,9 @@ def test_words_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
     """A corpus of stop words, and a folder without statistics."""
     with pytest.raises(BadCorpus, match="no words but stop words"):
         write_lexical(tmp_path, ["the", "of it"])
-    with pytest.raises(BadIndex, match=r"of another version of rolegate; run `rolegate index build`"):
+    with pytest.raises(
+        BadIndex, match=r"of another version of rolegate; run `rolegate index build`"
+    ):
         LexicalIndex.open(tmp_path)
     write_lexical(tmp_path, ["red planet"])
     next((tmp_path / LEXICAL).glob("*.json")).unlink()
@@ -86,9 +122,20 @@ def test_words_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
 
 
 def test_words_of_one_character_are_found(tmp_path: Path) -> None:
-    """Letters and digits tell texts apart that are otherwise the same; the letter "a" is no article."""
-    names = ["Vitamin {}", "Part {} of the code", "Article 5 ({}) of the act", "Register {} of the cities"]
-    texts = [f"{name.format(one)}. A text is here, and it is about a law." for name in names for one in "ABC37"]
+    """Letters and digits tell texts apart that are otherwise the same; the letter "a" is no
+    article.
+    """
+    names = [
+        "Vitamin {}",
+        "Part {} of the code",
+        "Article 5 ({}) of the act",
+        "Register {} of the cities",
+    ]
+    texts = [
+        f"{name.format(one)}. A text is here, and it is about a law."
+        for name in names
+        for one in "ABC37"
+    ]
     write_lexical(tmp_path, texts)
     queries = [f"What does {name.format(one)} say?" for name in names for one in "ABC37"]
     found = LexicalIndex.open(tmp_path).search(queries, 1)
@@ -114,14 +161,20 @@ def test_words_of_one_character_are_found(tmp_path: Path) -> None:
     ],
 )
 def test_other_writings_of_the_same_words_are_found(tmp_path: Path, text: str, query: str) -> None:
-    """Of scripts without spaces by every two neighbours; of others by the plain form of each word."""
-    write_lexical(tmp_path, [text, "Tokyo is large.", "काम और कुछ", "北京是中国的", "น้ำตก", "부산 바다"])
+    """Of scripts without spaces by every two neighbours; of others by the plain form of each
+    word.
+    """
+    write_lexical(
+        tmp_path, [text, "Tokyo is large.", "काम और कुछ", "北京是中国的", "น้ำตก", "부산 바다"]
+    )
     (found,) = LexicalIndex.open(tmp_path).search([query], 1)
     assert [hit.row for hit in found] == [0]
 
 
 def test_a_row_scores_the_sum_of_its_reciprocal_ranks() -> None:
-    """Second in both rankings beats first in one; the scores of the rankings do not count, nor does an empty one."""
+    """Second in both rankings beats first in one; the scores of the rankings do not count, nor
+    does an empty one.
+    """
     fused = fuse([[Hit(1, 0.9), Hit(2, 0.1)], [Hit(3, 50.0), Hit(2, 49.0)]], top_k=3)
     assert [hit.row for hit in fused] == [2, 1, 3]
     assert [hit.score for hit in fused] == pytest.approx([2 / 62, 1 / 61, 1 / 61])
@@ -134,7 +187,12 @@ def test_the_manifest_describes_the_folder(index_folder: Path, embedder: MiniLM)
     assert (manifest.embedder, manifest.dimension) == (embedder.identity, 384)
     assert (manifest.passages, manifest.lexical, manifest.metric) == (5, False, "inner_product")
     assert (manifest.generation, manifest.chunk_tokens) == ("000001", 200)
-    assert set(manifest.files) == {"passages.jsonl", "offsets.npy", "dense.faiss", "documents.jsonl"}
+    assert set(manifest.files) == {
+        "passages.jsonl",
+        "offsets.npy",
+        "dense.faiss",
+        "documents.jsonl",
+    }
     assert manifest.corpus_sha256 == manifest.files["passages.jsonl"].sha256
 
 
@@ -143,7 +201,11 @@ def test_the_manifest_describes_the_folder(index_folder: Path, embedder: MiniLM)
     [
         ("manifest.json", None, "index: no index here, or one whose build did not finish"),
         ("manifest.json", b'{"form', r"manifest\.json: damaged"),
-        ("manifest.json", b'{"format":3,"all":"new"}', r"manifest\.json: .*another version.*build the index again"),
+        (
+            "manifest.json",
+            b'{"format":3,"all":"new"}',
+            r"manifest\.json: .*another version.*build the index again",
+        ),
         ("000001/offsets.npy", None, r"offsets\.npy: missing"),
         ("000001/dense.faiss", b"x", r"dense\.faiss: 1 bytes where the manifest says"),
     ],
@@ -161,7 +223,11 @@ def test_a_damaged_index_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [({"passages": 6}, "disagree on the number of passages"), ({"dimension": 768}, "dimension 768")]
+    ("change", "said"),
+    [
+        ({"passages": 6}, "disagree on the number of passages"),
+        ({"dimension": 768}, "dimension 768"),
+    ],
 )
 def test_a_manifest_of_another_index_is_refused(
     index_folder: Path, embedder: MiniLM, change: dict[str, int], said: str
@@ -174,11 +240,15 @@ def test_a_manifest_of_another_index_is_refused(
 
 
 def test_altered_passages_are_found(index_folder: Path, embedder: MiniLM) -> None:
-    """By `verify`, which reads the contents, where the size alone does not show it; else by the first look."""
+    """By `verify`, which reads the contents, where the size alone does not show it; else by the
+    first look.
+    """
     path = index_folder / "000001" / "passages.jsonl"
     path.write_bytes(path.read_bytes().replace(b'{"', b"\xff\xff"))
     index = Index.open(index_folder, embedder)
-    with pytest.raises(BadIndex, match=r"000001/passages\.jsonl: damaged \(.*\); build the index again"):
+    with pytest.raises(
+        BadIndex, match=r"000001/passages\.jsonl: damaged \(.*\); build the index again"
+    ):
         ids(index, embedder, QUERIES, 1)
     with pytest.raises(BadIndex, match=r"passages\.jsonl: altered"):
         Index.open(index_folder, embedder, verify=True)
@@ -186,5 +256,7 @@ def test_altered_passages_are_found(index_folder: Path, embedder: MiniLM) -> Non
 
 def test_another_embedder_is_refused(index_folder: Path) -> None:
     """Both are named."""
-    with pytest.raises(BadIndex, match=r"built with the embedder all-MiniLM-L6-v2@\w+ .*, opened with counting "):
+    with pytest.raises(
+        BadIndex, match=r"built with the embedder all-MiniLM-L6-v2@\w+ .*, opened with counting "
+    ):
         Index.open(index_folder, Counting())

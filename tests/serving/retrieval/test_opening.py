@@ -18,14 +18,18 @@ ON_ENGINE = EmbedderConfig(engine="embedder", model="minilm", dimension=384)
 
 @pytest.mark.engines
 async def test_an_engine_of_ours_embeds(embedder: MiniLM, animals: Path, tmp_path: Path) -> None:
-    """vLLM, started for it, gives the vectors that the same model gives in process; an index can be built of them."""
+    """vLLM, started for it, gives the vectors that the same model gives in process; an index
+    can be built of them.
+    """
     engines = {"embedder": EngineConfig(path=get_model_path(), arguments=("--runner", "pooling"))}
     texts = ["the red planet", "Honey bees live in colonies. " * 10]
     async with open_embedder(ON_ENGINE, engines, lambda _step: None, cpu_threads=2) as served:
         vectors = await asyncio.to_thread(served.embed, texts, queries=False)
         built = await asyncio.to_thread(build_index, [animals], tmp_path / "index", served)
 
-    assert np.einsum("ij,ij->i", vectors, embedder.embed(texts, queries=False)) == pytest.approx([1, 1], abs=1e-3)
+    assert np.einsum("ij,ij->i", vectors, embedder.embed(texts, queries=False)) == pytest.approx(
+        [1, 1], abs=1e-3
+    )
     assert (built.manifest.passages, built.manifest.embedder) == (5, "minilm")
 
 
@@ -34,7 +38,9 @@ async def test_a_key_that_is_not_set_is_asked_for() -> None:
     config = EmbedderConfig(
         base_url="http://127.0.0.1:9/v1", model="m", dimension=4, api_key_env="ROLEGATE_NO_SUCH_KEY"
     )
-    with pytest.raises(BadConfig, match="the environment variable ROLEGATE_NO_SUCH_KEY is not set; export it"):
+    with pytest.raises(
+        BadConfig, match="the environment variable ROLEGATE_NO_SUCH_KEY is not set; export it"
+    ):
         async with open_embedder(config, {}, lambda _step: None):
             pass
 
@@ -51,7 +57,9 @@ def config(documents: Path) -> RetrievalConfig:
     return RetrievalConfig(index=str(documents.parent / "index"), documents=(str(documents),))
 
 
-async def test_the_index_is_built_where_it_is_missing_and_brought_up_to_date(documents: Path) -> None:
+async def test_the_index_is_built_where_it_is_missing_and_brought_up_to_date(
+    documents: Path,
+) -> None:
     """At every start, so that what is served is what the documents say."""
     told: list[str] = []
     for name, text in (("cat", "The cat hunts mice."), ("bee", "The bee makes honey.")):
@@ -65,8 +73,12 @@ async def test_the_index_is_built_where_it_is_missing_and_brought_up_to_date(doc
 
 
 @pytest.mark.parametrize("writable", [True, False])
-async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(documents: Path, writable: bool) -> None:
-    """As where the folder of the documents is not mounted, or its own only to be read; the reason is told."""
+async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(
+    documents: Path, writable: bool
+) -> None:
+    """As where the folder of the documents is not mounted, or its own only to be read; the
+    reason is told.
+    """
     told: list[str] = []
     async with open_retriever(config(documents), told.append):
         pass
@@ -78,11 +90,17 @@ async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(do
         lock.mkdir()
     async with open_retriever(config(documents), told.append) as retriever:
         assert len((await retriever.search(["cat"], 3))[0]) == 1
-    assert any("served as it was, because it could not be brought up to date" in line for line in told)
+    assert any(
+        "served as it was, because it could not be brought up to date" in line for line in told
+    )
 
 
-async def test_a_new_generation_is_searched_without_a_failed_request(documents: Path, embedder: MiniLM) -> None:
-    """Searches go on, one after another, while the index is built anew; from some search on they find the new text."""
+async def test_a_new_generation_is_searched_without_a_failed_request(
+    documents: Path, embedder: MiniLM
+) -> None:
+    """Searches go on, one after another, while the index is built anew; from some search on
+    they find the new text.
+    """
     async with open_retriever(config(documents), lambda _step: None) as retriever:
         (documents / "mouse.txt").write_text("Mice eat cheese at night.")
         building = asyncio.create_task(
@@ -102,9 +120,14 @@ async def test_a_new_generation_is_searched_without_a_failed_request(documents: 
 async def test_a_generation_of_another_embedder_is_not_gone_over_to(documents: Path) -> None:
     """It is passed over, and what was served before still is."""
     with capture_logs() as logs:
-        async with open_retriever(config(documents), lambda _step: None) as retriever, asyncio.timeout(30):
+        async with (
+            open_retriever(config(documents), lambda _step: None) as retriever,
+            asyncio.timeout(30),
+        ):
             (documents / "mouse.txt").write_text("Mice eat cheese at night.")
-            await asyncio.to_thread(build_index, [documents], documents.parent / "index", Counting())
+            await asyncio.to_thread(
+                build_index, [documents], documents.parent / "index", Counting()
+            )
             while not logs:  # the retriever looks once a second
                 await retriever.search(["cheese"], 1)
 
@@ -116,6 +139,11 @@ async def test_an_index_of_another_embedder_is_refused(documents: Path, tmp_path
     """With both names, and what to do."""
     build_index([documents], tmp_path / "index", Counting())
 
-    with pytest.raises(BadIndex, match=r"built with the embedder counting .*opened with all-MiniLM.*build the index"):
-        async with open_retriever(RetrievalConfig(index=str(tmp_path / "index")), lambda _step: None):
+    with pytest.raises(
+        BadIndex,
+        match=r"built with the embedder counting .*opened with all-MiniLM.*build the index",
+    ):
+        async with open_retriever(
+            RetrievalConfig(index=str(tmp_path / "index")), lambda _step: None
+        ):
             pass

@@ -13,7 +13,9 @@ from serving.retrieval.index import Index
 from serving.retrieval.searcher import IndexSearcher
 from tests.serving.retrieval.conftest import WriteCorpus
 
-WORDS = "whale bee planet river king museum novel honey cat red city bridge born film station wrote".split()
+WORDS = (
+    "whale bee planet river king museum novel honey cat red city bridge born film station wrote"
+).split()
 
 
 class GatedEmbedder:
@@ -53,7 +55,10 @@ def gated(embedder: MiniLM) -> GatedEmbedder:
 @pytest.fixture
 def crowd(write_corpus: WriteCorpus, tmp_path: Path, embedder: MiniLM) -> Index:
     """An index of 120 passages, many of them alike."""
-    rows = [{"id": str(row), "title": WORDS[row % 10], "text": sentence(row, 4 + row % 20)} for row in range(120)]
+    rows = [
+        {"id": str(row), "title": WORDS[row % 10], "text": sentence(row, 4 + row % 20)}
+        for row in range(120)
+    ]
     build_index([write_corpus(rows)], tmp_path / "crowd", embedder)
     return Index.open(tmp_path / "crowd", embedder)
 
@@ -80,7 +85,9 @@ async def busy(searcher: IndexSearcher, gated: GatedEmbedder) -> asyncio.Task[li
 
 
 async def found(searcher: IndexSearcher, queries: Sequence[str], top_k: int) -> list[list[str]]:
-    return [[passage.id for passage in passages] for passages in await searcher.search(queries, top_k)]
+    return [
+        [passage.id for passage in passages] for passages in await searcher.search(queries, top_k)
+    ]
 
 
 async def started(*searches: asyncio.Task[list[list[str]]]) -> None:
@@ -89,7 +96,9 @@ async def started(*searches: asyncio.Task[list[list[str]]]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_event_loop_is_free_while_a_search_runs(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
+async def test_the_event_loop_is_free_while_a_search_runs(
+    searcher: IndexSearcher, gated: GatedEmbedder
+) -> None:
     """Embedding and searching happen in the searcher's thread; the loop goes on meanwhile."""
     first = await busy(searcher, gated)
     assert not first.done()
@@ -99,20 +108,28 @@ async def test_the_event_loop_is_free_while_a_search_runs(searcher: IndexSearche
 
 
 async def test_callers_share_a_batch(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
-    """What is asked while a batch is under way forms the next one; each caller gets its own, cut to its `top_k`."""
+    """What is asked while a batch is under way forms the next one; each caller gets its own,
+    cut to its `top_k`.
+    """
     first = await busy(searcher, gated)
     second = asyncio.create_task(found(searcher, ["Who makes honey?"], 1))
-    third = asyncio.create_task(found(searcher, ["Which pet hunts mice?", "largest creature ever"], 2))
+    third = asyncio.create_task(
+        found(searcher, ["Which pet hunts mice?", "largest creature ever"], 2)
+    )
     await started(second, third)
     gated.gate.set()
     assert await first == [["mars"]]
     assert await second == [["bee"]]
     assert [(passages[0], len(passages)) for passages in await third] == [("cat", 2), ("whale", 2)]
-    assert gated.batches[1:] == [["Who makes honey?", "Which pet hunts mice?", "largest creature ever"]]
+    assert gated.batches[1:] == [
+        ["Who makes honey?", "Which pet hunts mice?", "largest creature ever"]
+    ]
 
 
 async def test_who_is_cancelled_is_left_out(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
-    """A search that is cancelled before its batch starts costs nothing, and the others do not notice."""
+    """A search that is cancelled before its batch starts costs nothing, and the others do not
+    notice.
+    """
     first = await busy(searcher, gated)
     second = asyncio.create_task(found(searcher, ["Who makes honey?"], 1))
     third = asyncio.create_task(found(searcher, ["Which pet hunts mice?"], 1))
@@ -125,7 +142,9 @@ async def test_who_is_cancelled_is_left_out(searcher: IndexSearcher, gated: Gate
     assert gated.batches[1:] == [["Which pet hunts mice?"]]
 
 
-async def test_a_refused_query_fails_its_caller_only(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
+async def test_a_refused_query_fails_its_caller_only(
+    searcher: IndexSearcher, gated: GatedEmbedder
+) -> None:
     """A refused batch is tried again caller by caller."""
     first = await busy(searcher, gated)
     second = asyncio.create_task(found(searcher, ["refuse"], 1))
@@ -137,7 +156,9 @@ async def test_a_refused_query_fails_its_caller_only(searcher: IndexSearcher, ga
         await second
 
 
-async def test_a_broken_embedder_fails_the_batch(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
+async def test_a_broken_embedder_fails_the_batch(
+    searcher: IndexSearcher, gated: GatedEmbedder
+) -> None:
     """Every caller of the batch gets the error, and the searcher lives on."""
     gated.gate.set()
     with pytest.raises(UpstreamUnavailable):
@@ -163,23 +184,31 @@ async def test_each_caller_gets_as_many_as_it_wants(crowd: Index, gated: GatedEm
     await started(few, many)
     gated.gate.set()
     await first
-    assert [await few, await many] == [await found(searcher, ["a whale"], top_k) for top_k in (1, 40)]
+    assert [await few, await many] == [
+        await found(searcher, ["a whale"], top_k) for top_k in (1, 40)
+    ]
     assert gated.batches[1] == ["a whale"]
     await searcher.close()
 
 
-async def test_what_was_asked_before_is_not_embedded_again(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
+async def test_what_was_asked_before_is_not_embedded_again(
+    searcher: IndexSearcher, gated: GatedEmbedder
+) -> None:
     """However it is spaced; until the index is swapped. No queries find nothing."""
     gated.gate.set()
     assert await searcher.search([], 3) == []
     first = await searcher.search(["Who makes honey?", "Which pet hunts mice?"], 1)
-    assert await searcher.search(["  Which pet\nhunts mice? ", "Who makes honey?"], 1) == first[::-1]
+    assert (
+        await searcher.search(["  Which pet\nhunts mice? ", "Who makes honey?"], 1) == first[::-1]
+    )
     assert len(gated.batches) == 1
     await searcher.search(["Who makes honey?"], 2)
     assert len(gated.batches) == 2
 
 
-async def test_a_swapped_index_is_asked_anew(searcher: IndexSearcher, gated: GatedEmbedder, crowd: Index) -> None:
+async def test_a_swapped_index_is_asked_anew(
+    searcher: IndexSearcher, gated: GatedEmbedder, crowd: Index
+) -> None:
     """Also by whoever asked the one before while it was swapped."""
     first = await busy(searcher, gated)
     before = searcher.index_id

@@ -21,7 +21,13 @@ from rolegate.v1.retrieval_service_pb2_grpc import (
 from router.calls import Readiness
 from router.edge.grpc.interceptor import CallInterceptor
 from router.edge.http.server import HTTPServer
-from router.errors import BadRequest, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import (
+    BadRequest,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.protocol import Passage
 from router.search import Retriever
 from router.testing.retriever import FixedRetriever
@@ -31,10 +37,20 @@ from serving.retrieval.index import Index
 from serving.retrieval.opening import open_retriever
 from serving.retrieval.remote import RemoteRetriever
 from serving.retrieval.searcher import IndexSearcher
-from serving.retrieval.services import MAX_BODY_BYTES, RetrievalServicer, checked_top_k, retrieval_app
+from serving.retrieval.services import (
+    MAX_BODY_BYTES,
+    RetrievalServicer,
+    checked_top_k,
+    retrieval_app,
+)
 
-PASSAGES = [Passage(str(number), f"Title {number}", f"Text {number}", 0.5 - number / 10) for number in range(5)]
-DOCUMENTS = [{"id": str(number), "contents": f'"Title {number}"\nText {number}'} for number in range(5)]
+PASSAGES = [
+    Passage(str(number), f"Title {number}", f"Text {number}", 0.5 - number / 10)
+    for number in range(5)
+]
+DOCUMENTS = [
+    {"id": str(number), "contents": f'"Title {number}"\nText {number}'} for number in range(5)
+]
 FIXED = {"known": PASSAGES}
 
 
@@ -44,7 +60,9 @@ class FailingRetriever:
     def __init__(self, times: int) -> None:
         self.left, self.asked = times, 0
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         self.asked += 1
         self.left -= 1
         if self.left >= 0:
@@ -58,7 +76,9 @@ class StuckRetriever:
     def __init__(self) -> None:
         self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
 
-    async def search(self, queries: Sequence[str], top_k: int, document: str | None = None) -> list[list[Passage]]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
         self.asked.set()
         try:
             await asyncio.Event().wait()
@@ -72,7 +92,9 @@ async def http(retriever: Retriever, **options: Any) -> AsyncIterator[aiohttp.Cl
     """A session with a running application."""
     readiness: Readiness | None = options.pop("readiness", None)
     server = HTTPServer(retrieval_app(retriever, readiness=readiness), 0.0, **options)
-    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', '--http')}") as session:
+    async with aiohttp.ClientSession(
+        f"http://{await server.start('127.0.0.1:0', '--http')}"
+    ) as session:
         yield session
     await server.drain()
 
@@ -101,7 +123,9 @@ class ShortServicer(RetrievalServiceServicer):
     """Answers nothing to anything."""
 
     async def Search(
-        self, request: SearchRequest, context: grpc.aio.ServicerContext[SearchRequest, SearchResponse]
+        self,
+        request: SearchRequest,
+        context: grpc.aio.ServicerContext[SearchRequest, SearchResponse],
     ) -> SearchResponse:
         return SearchResponse()
 
@@ -129,7 +153,9 @@ async def remote(retriever: Retriever | None, **options: Any) -> AsyncIterator[R
     ],
 )
 async def test_both_shapes_are_answered(body: object, result: object) -> None:
-    """Search-R1's, with and without scores, and FlashRAG's; without a number, there are three documents."""
+    """Search-R1's, with and without scores, and FlashRAG's; without a number, there are three
+    documents.
+    """
     async with http(FixedRetriever(FIXED)) as session:
         assert await post(session, body) == (200, {"result": result})
 
@@ -142,7 +168,11 @@ async def test_both_shapes_are_answered(body: object, result: object) -> None:
         (b'{"queries": ["caf\xe9"]}', 400, "The body cannot be used"),
         ({"queries": "known"}, 400, "Expected `array | null`, got `str` - at `$.queries`"),
         ({"topk": 3}, 400, 'either as "queries" or as "query_list"'),
-        ({"queries": ["known"], "query_list": ["known"]}, 400, 'either as "queries" or as "query_list"'),
+        (
+            {"queries": ["known"], "query_list": ["known"]},
+            400,
+            'either as "queries" or as "query_list"',
+        ),
         ({"queries": []}, 400, "0 were sent; send 1 to 256"),
         ({"queries": ["known", ""]}, 400, "queries[1]: empty"),
         ({"query_list": ["known"], "k": 101}, 400, "top_k: 101; send 1 to 100"),
@@ -165,9 +195,14 @@ async def test_a_dead_retriever_is_503_without_internals() -> None:
 
 
 async def test_foreign_names_are_refused() -> None:
-    """A web page of elsewhere can have its own name made to lead here, and read what is found then."""
+    """A web page of elsewhere can have its own name made to lead here, and read what is found
+    then.
+    """
     async with http(FixedRetriever(FIXED), hosts=["search.example"]) as session:
-        for host, status, key in (("evil.example", 421, "error"), ("search.example:1", 200, "result")):
+        for host, status, key in (
+            ("evil.example", 421, "error"),
+            ("search.example:1", 200, "result"),
+        ):
             asked = session.post("/retrieve", json={"queries": ["known"]}, headers={"Host": host})
             async with asked as response:
                 assert (response.status, list(await response.json())) == (status, [key])
@@ -184,23 +219,35 @@ async def test_health() -> None:
 
 
 async def test_passages_come_back_unchanged() -> None:
-    """Id, title, text and score survive the wire; every query has its list, an empty one too; 0 is the default."""
+    """Id, title, text and score survive the wire; every query has its list, an empty one too; 0
+    is the default.
+    """
     fixed = FixedRetriever(FIXED)
     async with remote(fixed) as retriever:
         assert await retriever.search(["known", "unknown"], 2) == [PASSAGES[:2], []]
         assert await retriever.search([], 2) == []
     assert fixed.queries == ["known", "unknown"]
-    async with served(fixed, default_top_k=4) as address, grpc.aio.insecure_channel(address) as channel:
+    async with (
+        served(fixed, default_top_k=4) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
         response = await RetrievalServiceStub(channel).Search(SearchRequest(queries=["known"]))
     assert len(response.results[0].passages) == 4
 
 
 async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
-    """Both services find by meaning; that over gRPC for many callers at once, and with the index's identity."""
+    """Both services find by meaning; that over gRPC for many callers at once, and with the
+    index's identity.
+    """
     searcher = IndexSearcher(index, embedder)
-    async with remote(searcher, index_id=lambda: searcher.index_id) as retriever, http(searcher) as session:
+    async with (
+        remote(searcher, index_id=lambda: searcher.index_id) as retriever,
+        http(searcher) as session,
+    ):
         assert retriever.index_id is None
-        found = await asyncio.gather(*[retriever.search(["the red planet", "honey"], 1) for _ in range(8)])
+        found = await asyncio.gather(
+            *[retriever.search(["the red planet", "honey"], 1) for _ in range(8)]
+        )
         assert retriever.index_id == index.manifest.corpus_sha256
         _, body = await post(session, {"queries": ["the red planet"], "topk": 1})
     await searcher.close()
@@ -211,13 +258,23 @@ async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
 @pytest.mark.parametrize(
     ("retriever", "queries", "top_k", "kind", "said"),
     [
-        (FixedRetriever({}), ["known", ""], 3, UpstreamRefused, r"INVALID_ARGUMENT: queries\[1\]: empty"),
+        (
+            FixedRetriever({}),
+            ["known", ""],
+            3,
+            UpstreamRefused,
+            r"INVALID_ARGUMENT: queries\[1\]: empty",
+        ),
         (FixedRetriever({}), ["known"], 101, UpstreamRefused, "INVALID_ARGUMENT: top_k: 101"),
         (None, ["known"], 3, UpstreamProtocolError, "1 queries were sent, results for 0 came"),
     ],
 )
 async def test_a_failed_search_says_whose_fault_it_is(
-    retriever: Retriever | None, queries: list[str], top_k: int, kind: type[UpstreamError], said: str
+    retriever: Retriever | None,
+    queries: list[str],
+    top_k: int,
+    kind: type[UpstreamError],
+    said: str,
 ) -> None:
     """A bad request is refused with the server's words; fewer lists than queries are garbled."""
     async with remote(retriever) as client:
@@ -226,7 +283,9 @@ async def test_a_failed_search_says_whose_fault_it_is(
 
 
 async def test_an_address_without_the_service() -> None:
-    """Nobody listening is `UpstreamUnavailable`, with the address; another gRPC server would refuse another try too."""
+    """Nobody listening is `UpstreamUnavailable`, with the address; another gRPC server would
+    refuse another try too.
+    """
     server = grpc.aio.server()
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -257,7 +316,9 @@ async def test_a_slow_server_is_unavailable() -> None:
     """A search that outlasts the config's `timeout_s` is given up."""
     async with (
         served(StuckRetriever()) as address,
-        open_retriever(RetrievalConfig(address=address, timeout_s=0.2), lambda _step: None) as retriever,
+        open_retriever(
+            RetrievalConfig(address=address, timeout_s=0.2), lambda _step: None
+        ) as retriever,
     ):
         with pytest.raises(UpstreamUnavailable, match="DEADLINE_EXCEEDED"):
             await retriever.search(["known"], 3)
@@ -283,7 +344,11 @@ async def test_a_server_that_is_not_available_is_asked_again() -> None:
         (["x" * 8193], 3, r"queries\[0\]: 8193 characters"),
         (["x"], -1, "top_k: -1; send 1 to 100, or 0 for the default of 3"),
         (["x"], 101, "top_k: 101; send"),
-        (["x"] * 26, 100, "top_k: 100 passages for each of 26 queries; a search returns at most 2560"),
+        (
+            ["x"] * 26,
+            100,
+            "top_k: 100 passages for each of 26 queries; a search returns at most 2560",
+        ),
     ],
 )
 def test_searches_beyond_the_limits_are_refused(queries: list[str], top_k: int, said: str) -> None:

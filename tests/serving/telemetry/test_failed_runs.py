@@ -18,7 +18,9 @@ ADDRESSES = {"engines.backbone": "http://127.0.0.1:8000/v1", "litellm:deepseek":
 SUB_QUERY = "Who directed Heat?"
 
 
-def call(number: int, role: RoleName, outcome: Outcome = "completed", purpose: Purpose = "first") -> Call:
+def call(
+    number: int, role: RoleName, outcome: Outcome = "completed", purpose: Purpose = "first"
+) -> Call:
     """One that took a second, `number` seconds after the run's beginning."""
     return Call(
         run_id="run-1",
@@ -59,7 +61,9 @@ def run(*calls: Call, error: str = "") -> Run:
     )
 
 
-def told(ended: Run, *, private: bool = False, searches: Sequence[str | None] = ()) -> tuple[ReadableSpan, ...]:
+def told(
+    ended: Run, *, private: bool = False, searches: Sequence[str | None] = ()
+) -> tuple[ReadableSpan, ...]:
     """The spans of a run. `searches`: the errors of its searches, each a second after the other."""
     exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -80,20 +84,28 @@ def errors(spans: Sequence[ReadableSpan]) -> list[tuple[str, object]]:
 
 def test_every_attempt_has_a_span() -> None:
     """A retry or a correction stands beside what it tries again, with the times of the ledger."""
-    spans = told(run(call(0, "delegation", "unavailable"), call(1, "delegation", "refused", purpose="retry")))
+    spans = told(
+        run(call(0, "delegation", "unavailable"), call(1, "delegation", "refused", purpose="retry"))
+    )
     chats = [span for span in spans if span.name == "chat delegation-model"]
     assert [(span.start_time, span.end_time) for span in chats] == [
         (1_000_000_000_000, 1_001_000_000_000),
         (1_001_000_000_000, 1_002_000_000_000),
     ]
     assert [(span.attributes or {})["rolegate.purpose"] for span in chats] == ["first", "retry"]
-    assert errors(spans) == [("chat delegation-model", "refused"), ("chat delegation-model", "unavailable")]
+    assert errors(spans) == [
+        ("chat delegation-model", "refused"),
+        ("chat delegation-model", "unavailable"),
+    ]
 
 
 def test_a_failed_run() -> None:
-    """The workflow has the error's class and not its text; an agent without a report has the reason."""
+    """The workflow has the error's class and not its text; an agent without a report has the
+    reason.
+    """
     spans = told(
-        run(call(0, "execution"), error="UpstreamRefused: http://10.0.0.7 says no"), searches=["UpstreamProtocolError"]
+        run(call(0, "execution"), error="UpstreamRefused: http://10.0.0.7 says no"),
+        searches=["UpstreamProtocolError"],
     )
     assert errors(spans) == [
         ("invoke_agent executor", "retrieval_failed"),
@@ -108,11 +120,15 @@ def test_texts_that_must_not_be_kept(private: bool) -> None:
     """They are in no span, whatever is configured."""
     spans = told(run(call(0, "execution")), private=private, searches=[None])
     whole = "".join(span.to_json() for span in spans)
-    assert [text in whole for text in ("director of Heat", SUB_QUERY, "the film Heat")] == [not private] * 3
+    assert [text in whole for text in ("director of Heat", SUB_QUERY, "the film Heat")] == [
+        not private
+    ] * 3
 
 
 def test_where_models_are() -> None:
-    """Engines of ours are vLLM at their address; LiteLLM's models are their provider's, at an unknown one."""
+    """Engines of ours are vLLM at their address; LiteLLM's models are their provider's, at an
+    unknown one.
+    """
     spans = told(run(call(0, "delegation"), call(1, "execution")))
     named = {span.name: dict(span.attributes or {}) for span in spans}
     engine, hosted = named["chat delegation-model"], named["chat execution-model"]

@@ -38,7 +38,9 @@ def of(samples: Samples, name: str, **labels: str) -> float:
 
 
 async def test_what_is_counted(tmp_path: Path) -> None:
-    """Requests by code, runs, calls and tokens by role, searches and reports are those of what was asked."""
+    """Requests by code, runs, calls and tokens by role, searches and reports are those of what
+    was asked.
+    """
     async with watched_gateway(tmp_path, TelemetryConfig(metrics="127.0.0.1:0")) as gateway:
         answers = [await gateway.client.ask(QUESTION) for _ in range(2)]
         with pytest.raises(GatewayError):
@@ -49,7 +51,10 @@ async def test_what_is_counted(tmp_path: Path) -> None:
     assert of(samples, "rolegate_requests_total", rpc=rpc, code="INVALID_ARGUMENT") == 1
     assert of(samples, "rolegate_requests_in_flight", rpc=rpc) == 0
     assert of(samples, "rolegate_request_seconds_count", rpc=rpc) == 3
-    assert of(samples, "rolegate_runs_total", kind="answer", status="finished", outcome="answered") == 2
+    assert (
+        of(samples, "rolegate_runs_total", kind="answer", status="finished", outcome="answered")
+        == 2
+    )
     assert of(samples, "rolegate_runs_in_flight") == 0
     calls = {"model": "delegator", "purpose": "first", "outcome": "completed"}
     assert of(samples, "rolegate_calls_total", role="delegation", **calls) == 6
@@ -60,8 +65,16 @@ async def test_what_is_counted(tmp_path: Path) -> None:
     }
     for kind, tokens in booked.items():
         roles = ("delegation", "execution", "answer")
-        assert sum(of(samples, "rolegate_tokens_total", role=role, kind=kind) for role in roles) == tokens > 0
-    assert of(samples, "rolegate_searches_total", error="") == of(samples, "rolegate_search_seconds_count") == 4
+        assert (
+            sum(of(samples, "rolegate_tokens_total", role=role, kind=kind) for role in roles)
+            == tokens
+            > 0
+        )
+    assert (
+        of(samples, "rolegate_searches_total", error="")
+        == of(samples, "rolegate_search_seconds_count")
+        == 4
+    )
     assert of(samples, "rolegate_sub_queries_total", report="worked") == 4
     assert of(samples, "rolegate_breaker_state", deployment=gateway.models, state="closed") == 1
 
@@ -95,7 +108,9 @@ async def test_the_event_loop_s_lag(tmp_path: Path) -> None:
 async def test_names_by_which_metrics_are_asked_for(tmp_path: Path) -> None:
     """Those that the config lists; a web page's own name, made to lead here, is refused."""
     async with (
-        watched_gateway(tmp_path, TelemetryConfig(metrics="127.0.0.1:0"), hosts=("gateway.example",)) as gateway,
+        watched_gateway(
+            tmp_path, TelemetryConfig(metrics="127.0.0.1:0"), hosts=("gateway.example",)
+        ) as gateway,
         aiohttp.ClientSession() as session,
     ):
         for host, status in (("gateway.example:1", 200), ("evil.example", 421)):
@@ -106,7 +121,10 @@ async def test_names_by_which_metrics_are_asked_for(tmp_path: Path) -> None:
 async def test_http_requests(tmp_path: Path) -> None:
     """The OpenAI-compatible door's requests are counted by path and status."""
     telemetry = TelemetryConfig(metrics="127.0.0.1:0")
-    async with watched_gateway(tmp_path, telemetry, "127.0.0.1:0") as gateway, aiohttp.ClientSession() as session:
+    async with (
+        watched_gateway(tmp_path, telemetry, "127.0.0.1:0") as gateway,
+        aiohttp.ClientSession() as session,
+    ):
         door, metrics = gateway.listens("OpenAI"), gateway.listens("metrics")
         for path in ("models", "models/gpt", "nowhere"):
             async with session.get(f"{door}/{path}"):

@@ -27,10 +27,15 @@ class Receiver(TraceServiceServicer):
     def __init__(self) -> None:
         self.spans: list[Span] = []
 
-    async def Export(self, request: otlp.ExportTraceServiceRequest, _context: Any) -> otlp.ExportTraceServiceResponse:
+    async def Export(
+        self, request: otlp.ExportTraceServiceRequest, _context: Any
+    ) -> otlp.ExportTraceServiceResponse:
         """Keep it."""
         self.spans += [
-            span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans
+            span
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
         ]
         return otlp.ExportTraceServiceResponse()
 
@@ -50,35 +55,51 @@ async def receiving() -> AsyncIterator[tuple[Receiver, str]]:
 
 def attributes(span: Span) -> dict[str, str | int | float]:
     """By name."""
-    return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in span.attributes}
+    return {
+        pair.key: getattr(pair.value, str(pair.value.WhichOneof("value")))
+        for pair in span.attributes
+    }
 
 
-async def traced(folder: Path, metadata: Sequence[tuple[str, str]] = (), *, contents: bool = False) -> list[Span]:
+async def traced(
+    folder: Path, metadata: Sequence[tuple[str, str]] = (), *, contents: bool = False
+) -> list[Span]:
     """The spans of one answer."""
     async with receiving() as (receiver, endpoint):
         telemetry = TelemetryConfig(otlp=endpoint, contents=contents)
-        async with watched_gateway(folder, telemetry) as gateway, grpc.aio.insecure_channel(gateway.address) as channel:
+        async with (
+            watched_gateway(folder, telemetry) as gateway,
+            grpc.aio.insecure_channel(gateway.address) as channel,
+        ):
             request = AnswerRequest(question=QUESTION)
             await AnswerServiceStub(channel).Answer(request, timeout=60, metadata=tuple(metadata))
         return receiver.spans
 
 
 async def test_the_tree(tmp_path: Path) -> None:
-    """An answer is a workflow of agents and the other roles' chats; agents chat and retrieve, all within its trace and
-    in its parent's time.
+    """An answer is a workflow of agents and the other roles' chats; agents chat and retrieve, all
+    within its trace and in its parent's time.
     """
     spans = await traced(tmp_path, [("traceparent", f"00-{TRACE}-{CALLER}-01")])
     by_id = {span.span_id: span for span in spans}
 
     def path(span: Span) -> str:
-        return (f"{path(by_id[span.parent_span_id])}/" if span.parent_span_id in by_id else "") + span.name
+        return (
+            f"{path(by_id[span.parent_span_id])}/" if span.parent_span_id in by_id else ""
+        ) + span.name
 
     root, agent = "invoke_workflow rolegate", "invoke_workflow rolegate/invoke_agent executor"
     assert sorted(map(path, spans)) == sorted(
         [
             root,
             *[f"{root}/chat delegator"] * 3,
-            *[agent, f"{agent}/chat executor", f"{agent}/chat executor", f"{agent}/retrieval rolegate"] * 2,
+            *[
+                agent,
+                f"{agent}/chat executor",
+                f"{agent}/chat executor",
+                f"{agent}/retrieval rolegate",
+            ]
+            * 2,
             f"{root}/chat answerer",
         ]
     )
@@ -91,7 +112,9 @@ async def test_the_tree(tmp_path: Path) -> None:
 
 
 async def test_attributes(tmp_path: Path) -> None:
-    """Chats have the conventions' attributes with what the ledger has; no span has any text, unless that is wanted."""
+    """Chats have the conventions' attributes with what the ledger has; no span has any text,
+    unless that is wanted.
+    """
     quiet, telling = tmp_path / "quiet", tmp_path / "telling"
     quiet.mkdir()
     telling.mkdir()

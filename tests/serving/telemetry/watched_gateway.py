@@ -39,6 +39,11 @@ async def watched_gateway(
     async with played() as (models, retrieval):
         file = canned_config(folder, [models.base_url], retrieval, report_cache={"enabled": True})
         config = load_config(file)
-        config = replace(config, telemetry=telemetry, server=replace(config.server, http_hosts=hosts))
-        async with running_gateway(config, "127.0.0.1:0", told.append, http) as address, AsyncClient(address) as client:
+        config = replace(
+            config, telemetry=telemetry, server=replace(config.server, http_hosts=hosts)
+        )
+        async with (
+            running_gateway(config, "127.0.0.1:0", told.append, http) as address,
+            AsyncClient(address) as client,
+        ):
             yield WatchedGateway(address, client, models.base_url, told)

@@ -20,7 +20,9 @@ DO = Tool("web", "do", "", {})
 def faulty(start: str = "", **more: Any) -> ToolServerConfig:
     """The section of a faulty server; `start`: what is wrong from the beginning."""
     script = str(Path(__file__).with_name("faulty_server.py"))
-    return ToolServerConfig(command=(sys.executable, "-I", "-S", script, start), **{"allow": ("do",), **more})
+    return ToolServerConfig(
+        command=(sys.executable, "-I", "-S", script, start), **{"allow": ("do",), **more}
+    )
 
 
 @asynccontextmanager

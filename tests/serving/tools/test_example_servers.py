@@ -12,35 +12,57 @@ from serving.config.config import ToolServerConfig
 from tests.scripted_gateway import ROOT
 from tests.serving.tools.pools import tools_of
 
-PAGES = [{"id": "a", "title": "Ana", "text": "Ana was born in Vende."}, {"id": "b-1", "title": "Bel", "text": "Bel."}]
+PAGES = [
+    {"id": "a", "title": "Ana", "text": "Ana was born in Vende."},
+    {"id": "b-1", "title": "Bel", "text": "Bel."},
+]
 
 
 def example(program: str, *arguments: str, allow: tuple[str, ...]) -> ToolServerConfig:
     """The section of an example."""
-    return ToolServerConfig(command=(sys.executable, str(ROOT / "examples/mcp" / program), *arguments), allow=allow)
+    return ToolServerConfig(
+        command=(sys.executable, str(ROOT / "examples/mcp" / program), *arguments), allow=allow
+    )
 
 
 async def test_mini_web(tmp_path: Path) -> None:
-    """Pages by their addresses, with their titles; those that are blocked or not there are failures."""
+    """Pages by their addresses, with their titles; those that are blocked or not there are
+    failures.
+    """
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(page) + "\n" for page in PAGES), "utf-8")
-    async with tools_of(example("mini_web.py", str(corpus), "--blocked", "^b", allow=("fetch",))) as (tools, _):
+    async with tools_of(
+        example("mini_web.py", str(corpus), "--blocked", "^b", allow=("fetch",))
+    ) as (tools, _):
         (fetch,) = await tools.available()
-        assert (fetch.parameters["required"], fetch.description) == (["url"], "Read a page by its address.")
+        assert (fetch.parameters["required"], fetch.description) == (
+            ["url"],
+            "Read a page by its address.",
+        )
         page = ToolOutput("Ana was born in Vende.", "Ana", "mini://a")
         assert await tools.call(fetch, {"url": "mini://a"}) == page
         assert await tools.call(fetch, {"url": "a"}) == page
-        for url, said in (("mini://b-1", "403: mini://b-1 is blocked"), ("mini://c", "404: there is no page mini://c")):
+        for url, said in (
+            ("mini://b-1", "403: mini://b-1 is blocked"),
+            ("mini://c", "404: there is no page mini://c"),
+        ):
             with pytest.raises(ToolFailed, match=said):
                 await tools.call(fetch, {"url": url})
 
 
 async def test_replay(tmp_path: Path) -> None:
-    """A call is answered as it was, whatever the order of its arguments; others are failures, and counted."""
+    """A call is answered as it was, whatever the order of its arguments; others are failures,
+    and counted.
+    """
     calls, misses = tmp_path / "calls.jsonl", tmp_path / "misses.jsonl"
     call = {"server": "web", "tool": "look", "arguments": {"a": 1, "b": [2]}, "result": "found"}
-    calls.write_text(json.dumps(call) + "\n" + json.dumps(call | {"server": "other", "tool": "hear"}) + "\n", "utf-8")
-    config = example("replay.py", str(calls), "--server", "web", "--misses", str(misses), allow=("look", "hear"))
+    calls.write_text(
+        json.dumps(call) + "\n" + json.dumps(call | {"server": "other", "tool": "hear"}) + "\n",
+        "utf-8",
+    )
+    config = example(
+        "replay.py", str(calls), "--server", "web", "--misses", str(misses), allow=("look", "hear")
+    )
     async with tools_of(config) as (tools, _):
         (look,) = await tools.available()
         assert list(look.parameters["properties"]) == ["a", "b"]
@@ -49,4 +71,7 @@ async def test_replay(tmp_path: Path) -> None:
             with pytest.raises(ToolFailed, match=rf"miss {number}: not in calls\.jsonl"):
                 await tools.call(look, {"a": number})
     missed = [json.loads(line) for line in misses.read_text("utf-8").splitlines()]
-    assert [(miss["tool"], miss["arguments"]) for miss in missed] == [("look", {"a": 1}), ("look", {"a": 2})]
+    assert [(miss["tool"], miss["arguments"]) for miss in missed] == [
+        ("look", {"a": 1}),
+        ("look", {"a": 2}),
+    ]

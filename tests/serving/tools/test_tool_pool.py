@@ -27,18 +27,27 @@ async def test_tools_are_allowed_by_name() -> None:
         assert (tool.server, tool.name, tool.description) == ("web", "do", "Does it.")
         assert tool.parameters == {"type": "object", "properties": {"fault": {"type": "string"}}}
         assert await done(view) == "done"
-        for server, name in (("web", "secret"), ("web", "nothing"), ("idle", "do"), ("other", "do")):
+        for server, name in (
+            ("web", "secret"),
+            ("web", "nothing"),
+            ("idle", "do"),
+            ("other", "do"),
+        ):
             with pytest.raises(ToolFailed, match=r"no such tool|not among the servers"):
                 await view.call(Tool(server, name, "", {}), {})
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ("silent", "dies")])
 async def test_a_fault_is_one_call_s(fault: str) -> None:
-    """It fails at once, the calls beside it and after it do not, and the server is not started again."""
+    """It fails at once, the calls beside it and after it do not, and the server is not started
+    again.
+    """
     async with tools_of(faulty(timeout_s=15)) as (tools, readiness):
         before = await state(tools)
         began = time.monotonic()
-        *beside, failed = await asyncio.gather(*(done(tools, "slow0.1") for _ in range(3)), done(tools, fault))
+        *beside, failed = await asyncio.gather(
+            *(done(tools, "slow0.1") for _ in range(3)), done(tools, fault)
+        )
         assert failed.startswith("failed: ")
         assert time.monotonic() - began < 10
         assert beside == ["done"] * 3
@@ -69,7 +78,10 @@ async def test_a_server_that_dies() -> None:
         ends = await asyncio.gather(done(tools, "silent"), done(tools, "dies"))
         assert set(ends) == {"failed: Connection closed"}
         await until(readiness, down=True)
-        assert readiness.all["tools.web"] == ([], "Connection closed; its last words: its last words")
+        assert readiness.all["tools.web"] == (
+            [],
+            "Connection closed; its last words: its last words",
+        )
         assert (await done(tools)).startswith("failed: is down: Connection closed")
         await until(readiness, down=False)
         assert (await state(tools))["process"] != before["process"]
@@ -124,7 +136,9 @@ async def test_a_server_whose_every_list_is_a_new_one() -> None:
 
 
 async def test_outputs() -> None:
-    """As they came, tags and all; cut off where they are too long; never held against the server's own schemas."""
+    """As they came, tags and all; cut off where they are too long; never held against the
+    server's own schemas.
+    """
     async with tools_of(faulty(max_chars=1000)) as (tools, _):
         assert await done(tools, "hostile") == HOSTILE
         assert await done(tools, "wide") == "y" * 1000
@@ -157,7 +171,10 @@ async def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_server_that_repeats_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is kept out of outputs, whole or cut, failures, health, and all that is told of tools."""
     monkeypatch.setenv("A_KEY_OF_THE_SERVER", "simsalabim-sesame")
-    async with pool_of(web=faulty(env=("A_KEY_OF_THE_SERVER",), max_chars=1000)) as (pool, readiness):
+    async with pool_of(web=faulty(env=("A_KEY_OF_THE_SERVER",), max_chars=1000)) as (
+        pool,
+        readiness,
+    ):
         tools = pool.view(["web"])
         (do,) = await tools.available()
         assert (do.description, do.parameters["examples"]) == ("Does it.***", [{"***": "***"}])
@@ -184,7 +201,12 @@ def test_the_loop_of_a_gateway() -> None:
             return [*ends, await done(tools)]
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(main()) == ["done", "failed: answered too much", "failed: Connection closed", "done"]
+        assert runner.run(main()) == [
+            "done",
+            "failed: answered too much",
+            "failed: Connection closed",
+            "done",
+        ]
 
 
 @pytest.mark.parametrize("start", ["", "stays"])
@@ -201,7 +223,9 @@ async def test_calls_in_flight() -> None:
     async with pool_of(web=faulty(max_in_flight=3)) as (pool, _):
         views = [pool.view(["web"]) for _ in range(4)]
         luck = random.Random(7)
-        faults = [luck.choice(["slow0.01", "slow0.02", "fails", "error", "no result"]) for _ in range(80)]
+        faults = [
+            luck.choice(["slow0.01", "slow0.02", "fails", "error", "no result"]) for _ in range(80)
+        ]
         ends = await asyncio.gather(*(done(views[n % 4], fault) for n, fault in enumerate(faults)))
         told = await state(views[0])
     assert [end == "done" for end in ends] == [fault.startswith("slow") for fault in faults]
@@ -209,11 +233,16 @@ async def test_calls_in_flight() -> None:
 
 
 async def test_two_hundred_faults() -> None:
-    """Each call ends, in an output or a failure, and in time; beside them, those of a good server are undisturbed."""
+    """Each call ends, in an output or a failure, and in time; beside them, those of a good
+    server are undisturbed.
+    """
     luck, timeout_s = random.Random(22), 1.5
     waiting = [luck.choice([*ANSWERS, "dies", "slow0.05", ""]) for _ in range(200)]
     ends, longest, found = dict[str, set[bool]](), 0.0, list[str]()
-    async with pool_of(web=faulty(timeout_s=timeout_s, max_in_flight=6), good=faulty()) as (pool, readiness):
+    async with pool_of(web=faulty(timeout_s=timeout_s, max_in_flight=6), good=faulty()) as (
+        pool,
+        readiness,
+    ):
         view, healthy = pool.view(["web"]), pool.view(["good"])
 
         async def work() -> None:
@@ -236,7 +265,8 @@ async def test_two_hundred_faults() -> None:
         await asyncio.gather(look_after(), *(work() for _ in range(6)))
         took_s = time.monotonic() - began
     print(
-        f"\n200 faults in {took_s:.1f} s, the longest call {longest:.2f} s of {timeout_s} s; {len(found)} calls beside"
+        f"\n200 faults in {took_s:.1f} s, the longest call {longest:.2f} s of "
+        f"{timeout_s} s; {len(found)} calls beside"
     )
     assert all(ends[fault] == {True} for fault in FAULTS)
     assert all(False in ends[fault] for fault in ("hostile", "noise", "wide", ""))
@@ -260,6 +290,7 @@ async def test_workers_at_a_time() -> None:
             await asyncio.gather(*(work(places) for _ in range(40)))
             took[workers] = time.monotonic() - began
     print(
-        f"\n40 calls of 50 ms: one worker {took[1]:.2f} s, eight {took[8]:.2f} s, {took[1] / took[8]:.1f} times as fast"
+        f"\n40 calls of 50 ms: one worker {took[1]:.2f} s, eight {took[8]:.2f} s, "
+        f"{took[1] / took[8]:.1f} times as fast"
     )
     assert took[1] / took[8] > 3

@@ -36,9 +36,16 @@ class FaultyHTTP:
         match asked["method"]:
             case "initialize":
                 self.sessions += 1
-                about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "faulty", "version": "1"}}
-                text = message(id=number, result={"protocolVersion": params["protocolVersion"], **about})
-                return web.Response(text=text, headers={"Mcp-Session-Id": str(self.sessions)}, **_JSON)
+                about = {
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "faulty", "version": "1"},
+                }
+                text = message(
+                    id=number, result={"protocolVersion": params["protocolVersion"], **about}
+                )
+                return web.Response(
+                    text=text, headers={"Mcp-Session-Id": str(self.sessions)}, **_JSON
+                )
             case "tools/list" if request.headers["Mcp-Session-Id"] == str(self.sessions):
                 return web.Response(text=message(id=number, result={"tools": listed()}), **_JSON)
             case "tools/call" if request.headers["Mcp-Session-Id"] == str(self.sessions):
@@ -58,7 +65,11 @@ class FaultyHTTP:
         long = said(number, "x" * 10_000_000)
         replies: dict[str, dict[str, Any]] = {
             "long": {"text": long, **_JSON},
-            "inflated": {"body": gzip.compress(long.encode()), "headers": {"Content-Encoding": "gzip"}, **_JSON},
+            "inflated": {
+                "body": gzip.compress(long.encode()),
+                "headers": {"Content-Encoding": "gzip"},
+                **_JSON,
+            },
             "invalid": {"text": answer[:-9], **_JSON},
             "status": {"status": 500, "text": "<html>"},
             "page": {"text": "<html>", "content_type": "text/html"},
@@ -86,12 +97,18 @@ async def faulty_http(**more: Any) -> AsyncIterator[tuple[FaultyHTTP, ToolServer
 
 
 @pytest.mark.parametrize(
-    "fault", ["breaks", "long", "inflated", "invalid", "status", "page", "long event", "half an event"]
+    "fault",
+    ["breaks", "long", "inflated", "invalid", "status", "page", "long event", "half an event"],
 )
 async def test_a_fault_over_http_is_one_call_s(fault: str) -> None:
     """It fails at once, a call that is under way beside it goes on, and the connection stays."""
-    async with faulty_http(timeout_s=15) as (server, config), tools_of(config) as (tools, readiness):
-        failed, *beside = await asyncio.gather(done(tools, fault), done(tools, "event"), done(tools))
+    async with (
+        faulty_http(timeout_s=15) as (server, config),
+        tools_of(config) as (tools, readiness),
+    ):
+        failed, *beside = await asyncio.gather(
+            done(tools, fault), done(tools, "event"), done(tools)
+        )
         assert failed.startswith("failed: ")
         assert "took more" not in failed
         assert beside == ["done"] * 2
@@ -148,7 +165,9 @@ def quickstart() -> MCPServer:
 @asynccontextmanager
 async def serving_quickstart() -> AsyncIterator[str]:
     """Its address, while it is served over streamable HTTP."""
-    server = uvicorn.Server(uvicorn.Config(quickstart().streamable_http_app(), log_level="warning", ws="none"))
+    server = uvicorn.Server(
+        uvicorn.Config(quickstart().streamable_http_app(), log_level="warning", ws="none")
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         running = asyncio.create_task(server.serve([listening]))
         try:
@@ -159,7 +178,9 @@ async def serving_quickstart() -> AsyncIterator[str]:
 
 
 async def test_the_sdk_s_own_server() -> None:
-    """Its tools are listed and called; a new one is there as soon as it has said so; wrong arguments are a failure."""
+    """Its tools are listed and called; a new one is there as soon as it has said so; wrong
+    arguments are a failure.
+    """
     async with serving_quickstart() as url:
         config = ToolServerConfig(url=url, allow=("add", "learn", "subtract"), timeout_s=15)
         async with tools_of(config) as (tools, _):

@@ -1,4 +1,6 @@
-"""A gateway of scripted models with runs to look at, on a free port: `python -m tests.router.edge.pages.demo`."""
+"""A gateway of scripted models with runs to look at, on a free port: `python -m
+tests.router.edge.pages.demo`.
+"""
 
 import asyncio
 import sys
@@ -35,7 +37,8 @@ from tests.router.table.reports import discovery, executed, fill
 PEAK = Passage(
     "p1",
     "Mount Orrin",
-    "Mount Orrin rises above the valley of Sel. It was first climbed by Ada Brenn, a teacher from Kestrel. The way up "
+    "Mount Orrin rises above the valley of Sel. It was first climbed by Ada Brenn, a "
+    "teacher from Kestrel. The way up "
     "takes two days.",
     0.91,
     "mountains.pdf",
@@ -44,15 +47,27 @@ PEAK = Passage(
 BRENN = Passage(
     "p2",
     "Ada Brenn",
-    "Ada Brenn (1874–1951) taught at the school of Kestrel. She was born in Tarn, and moved to Kestrel as a child. Her "
+    "Ada Brenn (1874–1951) taught at the school of Kestrel. She was born in Tarn, and "
+    "moved to Kestrel as a child. Her "
     "diaries were found in 1962.",
     0.88,
     "people.jsonl#brenn",
 )
-KESTREL = Passage("p3", "Kestrel", "Kestrel is a town of 4,000 on the river Sel. Its school dates from 1820.", 0.71)
+KESTREL = Passage(
+    "p3",
+    "Kestrel",
+    "Kestrel is a town of 4,000 on the river Sel. Its school dates from 1820.",
+    0.71,
+)
 QUESTION = "In which town was the first climber of Mount Orrin born?"
-FIRST, BORN, WHERE = "Who first climbed Mount Orrin?", "Where was Ada Brenn born?", "In which town did Ada Brenn live?"
-SYSTEM = Message("system", "You split a question into sub-queries, and stop once their reports suffice.")
+FIRST, BORN, WHERE = (
+    "Who first climbed Mount Orrin?",
+    "Where was Ada Brenn born?",
+    "In which town did Ada Brenn live?",
+)
+SYSTEM = Message(
+    "system", "You split a question into sub-queries, and stop once their reports suffice."
+)
 EXECUTE = Message("system", "You search for one sub-query, and report what the passages say of it.")
 
 
@@ -82,27 +97,59 @@ def execution(
     )
     told = NO_EVIDENCE if outcome != "reported" else Report(answer, evidence)
     searches = (SearchRecord(sub_query, tuple(passages)),)
-    return Execution(sub_query, told, outcome, searches, Conversation(messages, (search, last)), version)
+    return Execution(
+        sub_query, told, outcome, searches, Conversation(messages, (search, last)), version
+    )
 
 
 def answered(
-    run_id: str, rounds: Sequence[Sequence[Execution]], answer: str, *, at: float = 0.0, question: str = QUESTION
+    run_id: str,
+    rounds: Sequence[Sequence[Execution]],
+    answer: str,
+    *,
+    at: float = 0.0,
+    question: str = QUESTION,
 ) -> Run:
-    """A run of these rounds; in the first one, a sub-query was begun early, one call was retried, and one wasted."""
-    calls, events, messages, outputs = list[Call](), list[Event](), [SYSTEM, Message("user", question)], []
+    """A run of these rounds; in the first one, a sub-query was begun early, one call was
+    retried, and one wasted.
+    """
+    calls, events, messages, outputs = (
+        list[Call](),
+        list[Event](),
+        [SYSTEM, Message("user", question)],
+        [],
+    )
     now, number, told = at, 0, list[int]()
 
-    def book(role: str, start: float, took: float, sub_query: int | None = None, **more: Any) -> None:
-        reasons: dict[str, Any] = {"role": role, "sub_query": sub_query, "started_at": start, "duration_s": took}
-        reasons |= {"model": {"delegation": "backbone-32b", "execution": "small-1b"}.get(role, "answerer-8b")}
-        reasons |= {"deployment": f"http://10.0.0.{len(role)}:8000/v1", "first_token_s": round(took / 4, 3)}
+    def book(
+        role: str, start: float, took: float, sub_query: int | None = None, **more: Any
+    ) -> None:
+        reasons: dict[str, Any] = {
+            "role": role,
+            "sub_query": sub_query,
+            "started_at": start,
+            "duration_s": took,
+        }
+        reasons |= {
+            "model": {"delegation": "backbone-32b", "execution": "small-1b"}.get(
+                role, "answerer-8b"
+            )
+        }
+        reasons |= {
+            "deployment": f"http://10.0.0.{len(role)}:8000/v1",
+            "first_token_s": round(took / 4, 3),
+        }
         reasons |= {"executor_version": "executor-000007" if role == "execution" else None}
         usage = Usage(620, 48, 512) if role == "delegation" else Usage(460, 40, 128, 9)
-        calls.append(call(run_id, len(calls), **{**reasons, "usage": usage, "nano_usd": 410_000, **more}))
+        calls.append(
+            call(run_id, len(calls), **{**reasons, "usage": usage, "nano_usd": 410_000, **more})
+        )
 
     for at_round, block_of in enumerate(rounds, 1):
         events.append(RoundStarted(at_round))
-        asked = Completion(block(*(one.sub_query for one in block_of)), "stop", usage=Usage(620, 48, 512))
+        asked = Completion(
+            block(*(one.sub_query for one in block_of)), "stop", usage=Usage(620, 48, 512)
+        )
         outputs.append(asked)
         messages.append(Message("assistant", asked.text))
         told.append(len(messages))
@@ -112,7 +159,15 @@ def answered(
             begun = end - 0.45 if number == 0 else end + 0.02 * number
             events.append(SubQueryDispatched(number, at_round, one.sub_query))
             if number == 1:
-                book("execution", begun, 0.3, number, outcome="unavailable", usage=None, nano_usd=None)
+                book(
+                    "execution",
+                    begun,
+                    0.3,
+                    number,
+                    outcome="unavailable",
+                    usage=None,
+                    nano_usd=None,
+                )
                 begun += 0.5
                 book("execution", begun, 0.5, number, purpose="retry", attempt=2)
             else:
@@ -129,8 +184,12 @@ def answered(
     book("delegation", now, 0.4)
     book("answer", now + 0.45, 0.7)
     executions = tuple(one for each in rounds for one in each)
-    pairs = "\n".join(f"<sub_query>{one.sub_query}</sub_query> {one.report.answer}" for one in executions)
-    wrote = Completion(f"<answer>{answer}</answer>", "stop", "Both reports agree.", Usage(300, 14, None, 5))
+    pairs = "\n".join(
+        f"<sub_query>{one.sub_query}</sub_query> {one.report.answer}" for one in executions
+    )
+    wrote = Completion(
+        f"<answer>{answer}</answer>", "stop", "Both reports agree.", Usage(300, 14, None, 5)
+    )
     result = Trajectory(
         answer,
         "answered",
@@ -138,12 +197,15 @@ def answered(
         tuple(map(len, rounds)),
         tuple(told),
         Conversation((*messages, Message("assistant", STOP)), tuple(outputs)),
-        Conversation((Message("system", "Answer from the reports."), Message("user", pairs)), (wrote,)),
+        Conversation(
+            (Message("system", "Answer from the reports."), Message("user", pairs)), (wrote,)
+        ),
     )
     result = replace(result, unsupported=not is_supported(question, result))
     settings: dict[str, RoleSetting] = {"delegation": RoleSetting("backbone-32b", "0" * 64)}
     return Run(
-        run_id, "answer", question, "finished", "", result, settings, tuple(calls), at, now + 1.2 - at,
+        run_id, "answer", question, "finished", "", result, settings, tuple(calls), at,
+        now + 1.2 - at,
         events=tuple(events), tenant="acme",
     )  # fmt: skip
 
@@ -153,23 +215,39 @@ def table(run_id: str, at: float = 0.0) -> Run:
     krurou = "Krurou: Krurou was founded in 1200 by Ana. It is old."
     script = (
         *SCRIPT,
-        (fill("krurou", "founder", attempt=2), executed("founder: Ana", "History: Ana founded Krurou.")),
-        (fill("bel", "founder", "founded", attempt=2), executed("founded: 950", "Old Bel: Bel was founded in 950.")),
-        (discovery(3), executed("- Sel\n- Tarn", "Coast: The towns Sel and Tarn are on the coast.")),
-        (fill("sel", "founder", "founded"), executed("founder: not found\nfounded: not found", krurou)),
+        (
+            fill("krurou", "founder", attempt=2),
+            executed("founder: Ana", "History: Ana founded Krurou."),
+        ),
+        (
+            fill("bel", "founder", "founded", attempt=2),
+            executed("founded: 950", "Old Bel: Bel was founded in 950."),
+        ),
+        (
+            discovery(3),
+            executed("- Sel\n- Tarn", "Coast: The towns Sel and Tarn are on the coast."),
+        ),
+        (
+            fill("sel", "founder", "founded"),
+            executed("founder: not found\nfounded: not found", krurou),
+        ),
         (fill("sel", "founder", "founded", attempt=2), executed("founder: not found", krurou)),
     )
     schema = Schema((Column("city", key=True), Column("founder"), Column("founded", "date")))
     events: list[Event] = [Planned(schema.columns)]
     for number, (ask, one) in enumerate(script):
-        events += [SubQueryDispatched(number, 1, f"{ask.kind} {number}", ask), Reported(number, one)]
+        events += [
+            SubQueryDispatched(number, 1, f"{ask.kind} {number}", ask),
+            Reported(number, one),
+        ]
     calls = [
         call(run_id, n, sub_query=n, started_at=at + 0.3 * n, model="small-1b", nano_usd=90_000)
         for n in range(len(script))
     ]
     result = TableRun(schema, (), tuple(ask for ask, _ in script), tuple(one for _, one in script))
     return Run(
-        run_id, "table", "The towns of Vorland with their founders", "finished", "", result, {}, tuple(calls), at, 3.4,
+        run_id, "table", "The towns of Vorland with their founders", "finished", "", result, {},
+        tuple(calls), at, 3.4,
         events=tuple(events), tenant="acme",
     )  # fmt: skip
 
@@ -177,9 +255,13 @@ def table(run_id: str, at: float = 0.0) -> Run:
 def runs() -> list[Run]:
     """A right answer, one lost by each role, and a table."""
     now = time.time() - 3600
-    first = execution(FIRST, (PEAK,), "Ada Brenn", "It was first climbed by Ada Brenn, a teacher from Kestrel.")
+    first = execution(
+        FIRST, (PEAK,), "Ada Brenn", "It was first climbed by Ada Brenn, a teacher from Kestrel."
+    )
     born = execution(BORN, (BRENN, KESTREL), "Tarn", "She was born in Tarn.")
-    missed = execution(BORN, (BRENN, KESTREL), "Kestrel", "Ada Brenn taught at the school of Kestrel.")
+    missed = execution(
+        BORN, (BRENN, KESTREL), "Kestrel", "Ada Brenn taught at the school of Kestrel."
+    )
     lived = execution(WHERE, (KESTREL,), "Kestrel", "Kestrel is a town of 4,000 on the river Sel.")
     nothing = execution("Where is Mount Orrin?", (), "", outcome="no_report")
     return [
@@ -196,15 +278,27 @@ async def serve() -> None:
     """Listen, print the address, and go on until the standard input ends."""
     passages = {FIRST: [PEAK], BORN: [BRENN, KESTREL], "Tarn": [BRENN]}
     deployment = Deployment(
-        ScriptedModel(lambda prompt: {2: block(FIRST), 4: block(BORN)}.get(len(prompt.messages), STOP), "backbone-32b"),
+        ScriptedModel(
+            lambda prompt: {2: block(FIRST), 4: block(BORN)}.get(len(prompt.messages), STOP),
+            "backbone-32b",
+        ),
         ScriptedModel(_executes, "small-1b"),
         ScriptedModel(lambda _prompt: "<answer>Tarn</answer>", "answerer-8b"),
         retriever=FixedRetriever(passages),
     )
-    single = {"homogeneous": Topology(deployment.search(topology="homogeneous"), deployment.roles())}
-    async with shown(deployment, runs(), retriever=FixedRetriever(passages), topologies=single) as pages:  # type: ignore[arg-type]
+    single = {
+        "homogeneous": Topology(deployment.search(topology="homogeneous"), deployment.roles())
+    }
+    async with shown(
+        deployment,
+        runs(),
+        retriever=FixedRetriever(passages),
+        topologies=single,  # type: ignore[arg-type]
+    ) as pages:
         for run_id in ("run-reading", "run-answering", "run-delegation", "run-executor"):
-            await pages.store.add_feedback(Feedback(run_id, False, None, "Tarn", "Kestrel is where she lived."))
+            await pages.store.add_feedback(
+                Feedback(run_id, False, None, "Tarn", "Kestrel is where she lived.")
+            )
         print(pages.address, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
@@ -213,7 +307,11 @@ def _executes(prompt: Any) -> str:
     sub_query = prompt.messages[1].content
     if len(prompt.messages) == 2:
         return f"<search>{sub_query}</search>"
-    return report("Ada Brenn", PEAK.text[44:106]) if sub_query == FIRST else report("Tarn", "She was born in Tarn.")
+    return (
+        report("Ada Brenn", PEAK.text[44:106])
+        if sub_query == FIRST
+        else report("Tarn", "She was born in Tarn.")
+    )
 
 
 if __name__ == "__main__":

@@ -53,8 +53,13 @@ async def shown(
     files_not_read: Mapping[str, int] | None = None,
     **versions: Any,
 ) -> AsyncIterator[Shown]:
-    """Pages that show `runs`; with `tenants`, for those who have a key. `versions`: those of `Asking`."""
-    made = {tenant: new_key(tenant or None, ASKS if tenant else frozenset(("ask", "operate"))) for tenant in tenants}
+    """Pages that show `runs`; with `tenants`, for those who have a key. `versions`: those of
+    `Asking`.
+    """
+    made = {
+        tenant: new_key(tenant or None, ASKS if tenant else frozenset(("ask", "operate")))
+        for tenant in tenants
+    }
     accounts = KeptAccounts(*(key for _, key in made.values()))
     access = Access(accounts)
     store, live = Kept(), LiveRuns()

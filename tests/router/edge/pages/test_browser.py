@@ -29,7 +29,15 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pytest.skip(f"{program} is not installed")
     folder = tmp_path_factory.mktemp("browser")
     packages = "playwright-core@1", "axe-core@4"
-    command = ["npm", "install", "--no-audit", "--no-fund", "--fetch-retries=0", "--fetch-timeout=20000", *packages]
+    command = [
+        "npm",
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--fetch-retries=0",
+        "--fetch-timeout=20000",
+        *packages,
+    ]
     installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if installed.returncode != 0:
         pytest.skip(f"npm could not install {packages}: {installed.stderr.strip()[-300:]}")
@@ -37,12 +45,14 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_an_operator_looks_around(modules: Path, tmp_path: Path) -> None:
-    """Signs in by keyboard, filters, sees a run appear, promotes a version, and signs out; no error, no barrier, and
-    nothing from elsewhere, on any page, wide or narrow, light or dark.
+    """Signs in by keyboard, filters, sees a run appear, promotes a version, and signs out; no
+    error, no barrier, and nothing from elsewhere, on any page, wide or narrow, light or dark.
     """
     async with pages(tmp_path, "", "acme", "other") as world:
         runs = await fill(world.database, ("acme", "other"))
-        wanted = [each for each in runs if "painter" in each.request and outcome_of(each) == "answered"]
+        wanted = [
+            each for each in runs if "painter" in each.request and outcome_of(each) == "answered"
+        ]
         asked = {
             "modules": str(modules),
             "chromium": shutil.which("chromium"),
@@ -53,7 +63,11 @@ async def test_an_operator_looks_around(modules: Path, tmp_path: Path) -> None:
         }
         script = Path(__file__).parent / "browse.mjs"
         browser = await asyncio.create_subprocess_exec(
-            "node", str(script), json.dumps(asked), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            "node",
+            str(script),
+            json.dumps(asked),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         assert browser.stdout is not None
         assert browser.stderr is not None
@@ -68,7 +82,11 @@ async def test_an_operator_looks_around(modules: Path, tmp_path: Path) -> None:
     steps = seen["steps"]
     assert (seen["errors"], seen["requests"]) == ([], [])
     assert [each for each in seen["violations"] if each["impact"] in ("serious", "critical")] == []
-    assert (steps["signIn"], steps["signedOut"], steps["after"]) == ("/sign-in", "/sign-in", "/sign-in")
+    assert (steps["signIn"], steps["signedOut"], steps["after"]) == (
+        "/sign-in",
+        "/sign-in",
+        "/sign-in",
+    )
     assert (steps["skip"], steps["hostile"], steps["instead"]) == ("Skip to the content", 1, 1)
     assert steps["filtered"] == len(wanted) > 20
     assert steps["told"] == f"Newest: {newest}"

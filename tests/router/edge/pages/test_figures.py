@@ -19,14 +19,18 @@ COLUMNS = [f"hour {number}" for number in range(30)]
 
 @given(st.dictionaries(NAMES, st.dictionaries(st.sampled_from(COLUMNS), st.integers(0, 10**12))))
 def test_bars(values: dict[str, dict[str, int]]) -> None:
-    """Their heights are to each other as the values are, they stay inside, and none lies on another."""
+    """Their heights are to each other as the values are, they stay inside, and none lies on
+    another.
+    """
     chart = bars(values, COLUMNS, count)
 
     total, most = sum(sum(each.values()) for each in values.values()), 0
     for column in COLUMNS:
         most = max(most, sum(each.get(column, 0) for each in values.values()))
     height = sum(bar.size for bar in chart.bars)
-    assert height == pytest.approx(total / max(1, most) * (HEIGHT - TOP - 24), abs=0.01 * len(chart.bars) + 0.01)
+    assert height == pytest.approx(
+        total / max(1, most) * (HEIGHT - TOP - 24), abs=0.01 * len(chart.bars) + 0.01
+    )
     assert len(chart.series) == min(SERIES, len(values))
     for bar in chart.bars:
         assert bar.x >= LEFT
@@ -54,8 +58,10 @@ def test_lines() -> None:
 @pytest.mark.parametrize(
     ("nano_usd", "said"),
     [
-        (None, "unknown"), (0, "$0.00"), (1, "$1.0e-09"), (99_000, "$9.9e-05"), (100_000, "$0.0001"),
-        (3_300_000, "$0.0033"), (396_000_000, "$0.396"), (1_005_000_000, "$1.00"), (1_234_567 * 10**9, "$1,234,567.00"),
+        (None, "unknown"), (0, "$0.00"), (1, "$1.0e-09"), (99_000, "$9.9e-05"), (100_000,
+        "$0.0001"),
+        (3_300_000, "$0.0033"), (396_000_000, "$0.396"), (1_005_000_000, "$1.00"),
+        (1_234_567 * 10**9, "$1,234,567.00"),
     ],
 )  # fmt: skip
 def test_money(nano_usd: int | None, said: str) -> None:
@@ -63,20 +69,35 @@ def test_money(nano_usd: int | None, said: str) -> None:
 
 
 def test_times() -> None:
-    assert [seconds(each) for each in (None, 0.34, 2.54, 200.0)] == ["unknown", "340 ms", "2.5 s", "3 min 20 s"]
+    assert [seconds(each) for each in (None, 0.34, 2.54, 200.0)] == [
+        "unknown",
+        "340 ms",
+        "2.5 s",
+        "3 min 20 s",
+    ]
     assert moment(0.0) == "1970-01-01 00:00:00"
 
 
 async def test_usage(tmp_path: Path) -> None:
-    """Sums by what was chosen, and what other models would have cost: by hand, 1000 · 0.1 + 100 · 0.4 for a million,
-    and half of it; a price that nobody knows is an error.
+    """Sums by what was chosen, and what other models would have cost: by hand, 1000 · 0.1 + 100 ·
+    0.4 for a million, and half of it; a price that nobody knows is an error.
     """
     async with pages(tmp_path) as world, browsing(world) as session:
         calls = (
-            call("run-1", 0, role="delegation", model="big", usage=Usage(1000, 100), nano_usd=280_000),
+            call(
+                "run-1", 0, role="delegation", model="big", usage=Usage(1000, 100), nano_usd=280_000
+            ),
             call("run-1", 1, model="small", usage=Usage(2222, 3), nano_usd=70_000),
             call("run-1", 2, model="small", usage=None, nano_usd=None),
-            call("run-1", 3, role="delegation", model="big", manager="web", usage=Usage(10, 1), nano_usd=0),
+            call(
+                "run-1",
+                3,
+                role="delegation",
+                model="big",
+                manager="web",
+                usage=Usage(10, 1),
+                nano_usd=0,
+            ),
         )
         await put(world.database, run("run-1", 1000.0, calls))
         time = "span=week&until=1970-01-02"
@@ -84,7 +105,10 @@ async def test_usage(tmp_path: Path) -> None:
             ("by=role", ["1,010", "2,222", "$0.00028", "$7.0e-05 and more", "1 runs"]),
             ("by=model&tenant=nobody", ["Nothing was spent in this time.", "0 runs"]),
             ("by=model", [">big</th>", ">small</th>", 'class="number">unknown</td>']),
-            ("by=tenant", ["<td>delegation</td>", '<td>delegation <span class="text">web</span></td>']),
+            (
+                "by=tenant",
+                ["<td>delegation</td>", '<td>delegation <span class="text">web</span></td>'],
+            ),
             ("instead_delegation=tiny", ["$0.00014", ">tiny</td>"]),
             ("instead_delegation=tiny*0.5", ["$7.0e-05", ">550</td>"]),
         ):
@@ -95,7 +119,12 @@ async def test_usage(tmp_path: Path) -> None:
             for until in ("1970-01-01T00:30", "1970-01-01T23:30", "1970-01-02T00:00"):
                 async with session.get(f"/usage?span={span}&until={until}") as response:
                     assert "execution: 2,225</title>" in await response.text()
-        wrong = "instead_delegation=nobody", "instead_delegation=tiny*0", "instead_answer=tiny*x", "by=x"
+        wrong = (
+            "instead_delegation=nobody",
+            "instead_delegation=tiny*0",
+            "instead_answer=tiny*x",
+            "by=x",
+        )
         for asked in ("span=x", "until=x", *(f"{time}&{each}" for each in wrong)):
             async with session.get(f"/usage?{asked}") as response:
                 assert response.status == 400
@@ -108,12 +137,20 @@ async def test_the_list_follows(tmp_path: Path) -> None:
     async with pages(tmp_path) as world, browsing(world) as session:
         await put(world.database, run("run-1", 1.0), run("run-2", 2.0, request="Who else?"))
         async with session.get("/runs?text=heat") as response:
-            address = (await response.text()).partition('hx-get="')[2].partition('"')[0].replace("&amp;", "&")
+            address = (
+                (await response.text())
+                .partition('hx-get="')[2]
+                .partition('"')[0]
+                .replace("&amp;", "&")
+            )
         assert "text=heat&seen=" in address
         headers = {"HX-Request": "true"}
         async with session.get(address, headers=headers) as response:
             assert (response.status, await response.read()) == (204, b"")
-        others = run("run-3", 3.0, request="Who made Heat?"), run("run-4", 4.0, request="Who?", result=None)
+        others = (
+            run("run-3", 3.0, request="Who made Heat?"),
+            run("run-4", 4.0, request="Who?", result=None),
+        )
         await put(world.database, *others)
         async with session.get(address, headers=headers) as response:
             text = await response.text()
@@ -125,8 +162,13 @@ async def test_the_list_follows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    "since=yesterday until=2026-99-01 least=x most=1e400 least=nan kind=x topology=x since=9999999-01-01".split(),
+    "since=yesterday until=2026-99-01 least=x most=1e400 least=nan kind=x topology=x "
+    "since=9999999-01-01".split(),
 )
 async def test_filters_that_are_none(tmp_path: Path, asked: str) -> None:
-    async with pages(tmp_path) as world, browsing(world) as session, session.get(f"/runs?{asked}") as response:
+    async with (
+        pages(tmp_path) as world,
+        browsing(world) as session,
+        session.get(f"/runs?{asked}") as response,
+    ):
         assert response.status == 400

@@ -30,12 +30,21 @@ async def test_without_keys_nobody_signs_in(tmp_path: Path) -> None:
 
 
 async def test_a_key_shows_its_tenant_s_runs(tmp_path: Path) -> None:
-    """Without one, a page leads to the sign-in, and from there to where one wanted to go, also after a wrong key."""
+    """Without one, a page leads to the sign-in, and from there to where one wanted to go, also
+    after a wrong key.
+    """
     async with pages(tmp_path, "", "acme", "other") as world:
-        await put(world.database, run("run-1", tenant="acme"), run("run-2", tenant="other", request="Who else?"))
+        await put(
+            world.database,
+            run("run-1", tenant="acme"),
+            run("run-2", tenant="other", request="Who else?"),
+        )
         async with browsing(world) as session:
             async with session.get("/runs?kind=answer") as response:
-                assert (response.url.path, response.url.query["next"]) == ("/sign-in", "/runs?kind=answer")
+                assert (response.url.path, response.url.query["next"]) == (
+                    "/sign-in",
+                    "/runs?kind=answer",
+                )
                 page = await response.text()
                 assert "Who" not in page
             action = html.unescape(page.partition('action="')[2].partition('"')[0])
@@ -56,23 +65,35 @@ async def test_a_key_shows_its_tenant_s_runs(tmp_path: Path) -> None:
             assert "Who else?" in text
 
 
-@pytest.mark.parametrize("away", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\n/evil"])
+@pytest.mark.parametrize(
+    "away", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\n/evil"]
+)
 async def test_signing_in_leads_nowhere_else(tmp_path: Path, away: str) -> None:
     async with pages(tmp_path, "") as world, browsing(world) as session:
         form = {"key": world.keys[""], "csrf": await token(session, "/sign-in")}
-        async with session.post("/sign-in", params={"next": away}, data=form, allow_redirects=False) as response:
+        async with session.post(
+            "/sign-in", params={"next": away}, data=form, allow_redirects=False
+        ) as response:
             assert (response.status, response.headers["Location"]) == (303, "/")
 
 
-@pytest.mark.parametrize(("origin", "secure"), [(None, False), ("http://{}", False), ("https://{}", True)])
+@pytest.mark.parametrize(
+    ("origin", "secure"), [(None, False), ("http://{}", False), ("https://{}", True)]
+)
 async def test_the_cookie(tmp_path: Path, origin: str | None, secure: bool) -> None:
     """No script reads it, no other site sends it, it is no key, and behind TLS it stays there."""
     async with pages(tmp_path, "") as world, browsing(world) as session:
         form = {"key": world.keys[""], "csrf": await token(session, "/sign-in")}
         headers = {"Origin": origin.format(world.address)} if origin else {}
-        async with session.post("/sign-in", data=form, headers=headers, allow_redirects=False) as response:
+        async with session.post(
+            "/sign-in", data=form, headers=headers, allow_redirects=False
+        ) as response:
             cookie = response.cookies["rolegate_session"]
-        assert (cookie["httponly"], cookie["samesite"], bool(cookie["secure"])) == (True, "Strict", secure)
+        assert (cookie["httponly"], cookie["samesite"], bool(cookie["secure"])) == (
+            True,
+            "Strict",
+            secure,
+        )
         assert int(cookie["max-age"]) == 12 * 3600
         assert world.keys[""] not in cookie.value
         assert world.keys[""].rsplit("_", maxsplit=1)[1] not in cookie.value
@@ -102,7 +123,9 @@ async def test_wrong_keys(tmp_path: Path) -> None:
         for status, wait in [(401, None)] * 10 + [(429, "60")] * 2:
             async with session.post("/sign-in", data=form) as response:
                 assert (response.status, response.headers.get("Retry-After")) == (status, wait)
-                assert "wrong" not in (await response.text()).replace('class="wrong"', "").replace("wrong keys", "")
+                assert "wrong" not in (await response.text()).replace('class="wrong"', "").replace(
+                    "wrong keys", ""
+                )
         async with session.post("/sign-in", data={**form, "key": world.keys[""]}) as response:
             assert (response.status, response.url.path) == (200, "/runs")
 
@@ -144,11 +167,17 @@ async def test_forms_of_others_are_refused(tmp_path: Path) -> None:
 ENCODING = "application/x-www-form-urlencoded"
 
 
-@pytest.mark.parametrize("path", ["/sign-in", "/sign-out", "/ask", "/runs/run-1/feedback", "/versions/promote"])
+@pytest.mark.parametrize(
+    "path", ["/sign-in", "/sign-out", "/ask", "/runs/run-1/feedback", "/versions/promote"]
+)
 @pytest.mark.parametrize(
     ("kind", "body", "expected"),
     [
-        ("multipart/form-data; boundary=x", multipart(1000), (415, f"Send the form as {ENCODING}.")),
+        (
+            "multipart/form-data; boundary=x",
+            multipart(1000),
+            (415, f"Send the form as {ENCODING}."),
+        ),
         ("text/plain", "csrf=x", (415, f"Send the form as {ENCODING}.")),
         (ENCODING, "&".join("a=b" for _ in range(17)), (400, "The form has more than 16 fields.")),
         (ENCODING, "question=" + "%41" * 50_000, (413, "body size")),
@@ -168,13 +197,26 @@ async def test_forms_that_no_page_sends(
 
 
 async def test_each_response_says_what_a_page_may_do(tmp_path: Path) -> None:
-    """Scripts and styles of this server alone, no frame, nothing kept; of errors and of what is no page, too."""
-    paths = ("/", "/runs", "/sign-in", "/nothing", "/static/pages.css", "/static/nothing", "/runs?kind=x", "/v1/models")
+    """Scripts and styles of this server alone, no frame, nothing kept; of errors and of what is
+    no page, too.
+    """
+    paths = (
+        "/",
+        "/runs",
+        "/sign-in",
+        "/nothing",
+        "/static/pages.css",
+        "/static/nothing",
+        "/runs?kind=x",
+        "/v1/models",
+    )
     async with pages(tmp_path) as world, browsing(world) as session:
         for path in paths:
             async with session.get(path, allow_redirects=False) as response:
                 told = {name: response.headers[name] for name in HEADERS}
-            assert told == HEADERS | ({"Cache-Control": told["Cache-Control"]} if path.endswith(".css") else {})
+            assert told == HEADERS | (
+                {"Cache-Control": told["Cache-Control"]} if path.endswith(".css") else {}
+            )
             assert ("no-store" in told["Cache-Control"]) is not path.endswith(".css")
 
 
@@ -184,7 +226,10 @@ async def test_errors_are_pages(tmp_path: Path) -> None:
         for path, status in (("/nothing", 404), ("/runs?kind=x", 400), ("/runs?page=x", 400)):
             async with session.get(path) as response:
                 assert (response.status, response.content_type) == (status, "text/html")
-        for path, status in (("/runs?least=1e12&most=-1e12", 200), ("/usage?instead_execution=tiny*1e308", 400)):
+        for path, status in (
+            ("/runs?least=1e12&most=-1e12", 200),
+            ("/usage?instead_execution=tiny*1e308", 400),
+        ):
             async with session.get(path) as response:
                 assert response.status == status
         async with session.get("/v1/nothing") as response:

@@ -1,4 +1,6 @@
-"""Nothing of a tenant reaches another by a page or a stream, and nothing that was said becomes more than text."""
+"""Nothing of a tenant reaches another by a page or a stream, and nothing that was said becomes
+more than text.
+"""
 
 import re
 from collections.abc import Iterator
@@ -59,14 +61,23 @@ def marked(value: Any, mark: str) -> Any:
 
 def paths(frame: Frame, run_id: str, method: str) -> Iterator[str]:
     """A path for each route that is about a run."""
-    known = {"run": run_id, "other": run_id, "agent": "execution-0", "row": "0", "column": "0", "format": "csv"}
+    known = {
+        "run": run_id,
+        "other": run_id,
+        "agent": "execution-0",
+        "row": "0",
+        "column": "0",
+        "format": "csv",
+    }
     for route in frame.routes:
         if route.method == method and "{run}" in route.path:
             yield re.sub(r"\{(\w+)\}", lambda found: known[found[1]], route.path)
 
 
 async def test_of_another_tenant_there_is_nothing() -> None:
-    """Whatever page, stream or form about a run, it is as if it were not there; beside one of one's own, too."""
+    """Whatever page, stream or form about a run, it is as if it were not there; beside one of
+    one's own, too.
+    """
     hers = [marked(msgspec.structs.replace(each, tenant="acme"), MARK) for each in runs()]
     async with (
         shown(runs=[*hers, run("run-mine", tenant="other")], tenants=["acme", "other"]) as pages,
@@ -74,13 +85,19 @@ async def test_of_another_tenant_there_is_nothing() -> None:
         browsing(pages, pages.keys["acme"]) as owner,
     ):
         for name in ("run-right", "run-table"):
-            gets, posts = list(paths(pages.frame, name, "GET")), list(paths(pages.frame, name, "POST"))
+            gets, posts = (
+                list(paths(pages.frame, name, "GET")),
+                list(paths(pages.frame, name, "POST")),
+            )
             assert len(gets) >= 7
             assert len(posts) >= 4
             for path in gets:
                 assert MARK not in await read(session, path, 404)
             for path in posts:
-                assert await posted(session, path, topology="factorized", verdict="right") == (404, "")
+                assert await posted(session, path, topology="factorized", verdict="right") == (
+                    404,
+                    "",
+                )
         await read(session, "/runs/run-mine/beside/run-right", 404)
         await read(session, "/runs/run-mine")
         for path in ("/runs", "/ask"):
@@ -105,7 +122,9 @@ async def test_forms_need_their_token() -> None:
     """Also where there are no keys: a page of elsewhere must not ask here."""
     async with shown(runs=runs()) as pages, browsing(pages) as session:
         for path in (*paths(pages.frame, "run-right", "POST"), "/ask"):
-            async with session.post(path, data={"question": "Who?", "verdict": "right"}) as response:
+            async with session.post(
+                path, data={"question": "Who?", "verdict": "right"}
+            ) as response:
                 assert response.status == 403
         assert pages.store.given == []
 
@@ -140,14 +159,19 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.add(tag)
         self.attributes.update(name for name, _ in attrs)
-        self.loaded.update(value or "" for name, value in attrs if name in ("src", "href", "action", "hx-get"))
+        self.loaded.update(
+            value or "" for name, value in attrs if name in ("src", "href", "action", "hx-get")
+        )
 
 
 async def harmless(session: aiohttp.ClientSession, path: str, like: Elements) -> str:
     """The text of a page that has the elements of a harmless one, and no others."""
     text = await read(session, path)
     page = Elements(text)
-    assert page.found <= like.found | {"li", "b", "q", "p", "em", "br", "mark"}, (path, page.found - like.found)
+    assert page.found <= like.found | {"li", "b", "q", "p", "em", "br", "mark"}, (
+        path,
+        page.found - like.found,
+    )
     assert page.attributes <= like.attributes, (path, page.attributes - like.attributes)
     assert all(re.match(r"[/#?]", each) for each in page.loaded), page.loaded
     assert not _OBEYED.search(text), path
@@ -155,7 +179,9 @@ async def harmless(session: aiohttp.ClientSession, path: str, like: Elements) ->
 
 
 async def test_whatever_is_said_is_shown_as_text() -> None:
-    """In questions, passages, titles, reports, answers, prompts, columns, cells, feedback and what is typed."""
+    """In questions, passages, titles, reports, answers, prompts, columns, cells, feedback and
+    what is typed.
+    """
     evil = [marked(each, ALL) for each in runs()]
     async with AsyncExitStack() as stack:
         tame = await stack.enter_async_context(shown(runs=runs(), retriever=FixedRetriever({})))
@@ -165,10 +191,14 @@ async def test_whatever_is_said_is_shown_as_text() -> None:
         for world in (tame, pages):
             said = ALL if world is pages else ""
             for each in runs():
-                await world.store.add_feedback(Feedback(each.id, False, None, f"Tarn{said}", f"No{said}", None))
+                await world.store.add_feedback(
+                    Feedback(each.id, False, None, f"Tarn{said}", f"No{said}", None)
+                )
         for run_id in ("run-right", "run-reading", "run-delegation", "run-table"):
             for path in paths(tame.frame, run_id, "GET"):
-                if path.endswith(("/events", ".csv")) or ("cells" in path) is not (run_id == "run-table"):
+                if path.endswith(("/events", ".csv")) or ("cells" in path) is not (
+                    run_id == "run-table"
+                ):
                     continue
                 text = await harmless(other, path, Elements(await read(one, path)))
                 assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text, path
@@ -182,7 +212,11 @@ async def test_streams_hold_text_too(evil: str) -> None:
     deployment = Deployment(
         ScriptedModel([block(f"Who{evil}?"), STOP], "backbone"),
         ScriptedModel(
-            lambda prompt: "<search>it</search>" if len(prompt.messages) == 2 else report(f"an answer {evil}", "so")
+            lambda prompt: (
+                "<search>it</search>"
+                if len(prompt.messages) == 2
+                else report(f"an answer {evil}", "so")
+            )
         ),
         retriever=FixedRetriever({"it": [Passage("p1", f"Title {evil}", f"Text {evil}")]}),
     )
@@ -193,7 +227,11 @@ async def test_streams_hold_text_too(evil: str) -> None:
             text = await response.text()
     lines = [line.partition(": ") for line in text.splitlines() if line]
     assert {name for name, _, _ in lines} == {"event", "data", "id"}
-    shown_as = [value for name, _, value in lines if name == "data" and not value.isdecimal() and value != "finished"]
+    shown_as = [
+        value
+        for name, _, value in lines
+        if name == "data" and not value.isdecimal() and value != "finished"
+    ]
     assert len(shown_as) >= 4
     assert all(re.fullmatch(r"<li>[^<>]*</li>", value) for value in shown_as)
     assert not _OBEYED.search(text.replace("\n", ""))

@@ -1,4 +1,6 @@
-"""Nobody sees on any page what is another tenant's, and what is written there by models stays text."""
+"""Nobody sees on any page what is another tenant's, and what is written there by models stays
+text.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,19 +23,29 @@ OPEN = {"/static/{name}", "/sign-in", "/sign-out", "/", "/ask"}
 """Paths that show nothing of anybody's."""
 ASKED: dict[tuple[str, str], list[str]] = {
     ("GET", "/runs"): [
-        "/runs", f"/runs?text={MARK}", "/runs?tenant=first", "/runs?tenant=second", "/runs?kind=shadow",
-        f"/runs?executor_version={MARK}", "/runs?feedback=any", "/runs?least=0", "/runs?page={page}",
-        "/runs?status=running", "/runs?seen=x",
+        "/runs",
+        f"/runs?text={MARK}",
+        "/runs?tenant=first",
+        "/runs?tenant=second",
+        "/runs?kind=shadow",
+        f"/runs?executor_version={MARK}",
+        "/runs?feedback=any",
+        "/runs?least=0",
+        "/runs?page={page}",
+        "/runs?status=running",
+        "/runs?seen=x",
     ],
     ("GET", "/usage"): [
         *(f"/usage?by={by}" for by in ("role", "model", "tenant", "executor_version")),
         *(f"/usage?span={span}" for span in ("day", "week", "month", "year")),
-        "/usage?tenant=first", "/usage?tenant=first&by=model", "/usage?instead_execution=tiny",
+        "/usage?tenant=first",
+        "/usage?tenant=first&by=model",
+        "/usage?instead_execution=tiny",
     ],
     ("GET", "/versions"): ["/versions"],
     ("POST", "/versions/promote"): ["/versions/promote"],
     ("POST", "/versions/roll-back"): ["/versions/roll-back"],
-}  # fmt: skip
+}
 """Addresses of each route that shows or changes something, as the other tenant may ask for them."""
 OPERATOR_ONLY = {"/versions", "/versions/promote", "/versions/roll-back"}
 
@@ -43,40 +55,70 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     """The first tenant has asked, was answered, and has limits; the second has one run."""
     async with pages(tmp_path, "", "first", "second") as world:
         await fill(world.database, ("first",))
-        marked = call("run-m", tenant="first", model=MARK, executor_version=MARK, started_at=world.now, nano_usd=1)
+        marked = call(
+            "run-m",
+            tenant="first",
+            model=MARK,
+            executor_version=MARK,
+            started_at=world.now,
+            nano_usd=1,
+        )
         answer = msgspec.structs.replace(ANSWER, answer=MARK)
         await put(
             world.database,
             run("run-m", world.now, [marked], tenant="first", request=MARK, result=answer),
-            run(f"run-{MARK}", world.now, tenant="first", request=MARK, result=None, status="running"),
+            run(
+                f"run-{MARK}",
+                world.now,
+                tenant="first",
+                request=MARK,
+                result=None,
+                status="running",
+            ),
             run("run-second", world.now, tenant="second", request="Who am I?"),
         )
-        await SQLArchive(world.database).add_feedback(Feedback("run-m", accepted=True, comment=MARK, tenant="first"))
+        await SQLArchive(world.database).add_feedback(
+            Feedback("run-m", accepted=True, comment=MARK, tenant="first")
+        )
         await SQLAccounts(world.database).set_tenant(Tenant("first", tokens_per_day=4242))
         yield world
 
 
 async def test_every_route_is_asked_here(world: World) -> None:
-    """A page that is added has to be added above, with its addresses; those of one run are asked elsewhere
-    (`test_nothing_gets_out`), each of them.
+    """A page that is added has to be added above, with its addresses; those of one run are asked
+    elsewhere (`test_nothing_gets_out`), each of them.
     """
-    others = [route for route in world.frame.routes if route.path not in OPEN and "{run}" not in route.path]
+    others = [
+        route
+        for route in world.frame.routes
+        if route.path not in OPEN and "{run}" not in route.path
+    ]
     known = {(route.method, route.path) for route in others}
     assert known == set(ASKED)
 
 
-async def shown(session: aiohttp.ClientSession, method: str, path: str, *, part: bool) -> tuple[int, str]:
+async def shown(
+    session: aiohttp.ClientSession, method: str, path: str, *, part: bool
+) -> tuple[int, str]:
     """Status and text of one address; a form has the session's own token."""
     headers = {"HX-Request": "true"} if part else {}
-    form = {"csrf": await token(session, "/runs"), "version": "executor-000002"} if method == "POST" else None
+    form = (
+        {"csrf": await token(session, "/runs"), "version": "executor-000002"}
+        if method == "POST"
+        else None
+    )
     address = URL(path.format(page="kstBWvTyYAAAAKJ6eg=="), encoded=True)
-    async with session.request(method, address, headers=headers, data=form, allow_redirects=False) as response:
+    async with session.request(
+        method, address, headers=headers, data=form, allow_redirects=False
+    ) as response:
         return response.status, await response.text()
 
 
 @pytest.mark.parametrize("part", [False, True])
 async def test_a_tenant_sees_nothing_of_another(world: World, part: bool) -> None:
-    """At any address; its own it sees, and the operator everything, so that the marks are where they are looked for."""
+    """At any address; its own it sees, and the operator everything, so that the marks are where
+    they are looked for.
+    """
     told = dict[str, str]()
     for reader in ("second", "first", ""):
         async with browsing(world, world.keys[reader]) as session:
@@ -86,10 +128,17 @@ async def test_a_tenant_sees_nothing_of_another(world: World, part: bool) -> Non
                     told[reader] = told.get(reader, "") + text
                     assert status == (403 if route in OPERATOR_ONLY and reader else 200), path
                     if reader == "second":
-                        for sign in (MARK, "run-m", "4,242", "executor-00000", "first</td>", "backbone-large"):
-                            assert sign not in text.replace(f'value="{MARK}"', "").replace(f"text={MARK}", "").replace(
-                                f"executor_version={MARK}", ""
-                            ), path
+                        for sign in (
+                            MARK,
+                            "run-m",
+                            "4,242",
+                            "executor-00000",
+                            "first</td>",
+                            "backbone-large",
+                        ):
+                            assert sign not in text.replace(f'value="{MARK}"', "").replace(
+                                f"text={MARK}", ""
+                            ).replace(f"executor_version={MARK}", ""), path
     assert "Who am I?" in told["second"]
     for reader in ("first", ""):
         assert told[reader].count(MARK) > 5
@@ -99,14 +148,20 @@ async def test_a_tenant_sees_nothing_of_another(world: World, part: bool) -> Non
 
 
 async def test_what_models_write_is_text(world: World) -> None:
-    """In questions, answers, reasons and addresses: no tag of it is one, and no mark turns the direction of writing."""
+    """In questions, answers, reasons and addresses: no tag of it is one, and no mark turns the
+    direction of writing.
+    """
     async with browsing(world, world.keys[""]) as session:
         for path, name in [
             *(("/runs", name) for name in ("", "text", "kind", "page", "tenant")),
             *(("/usage", name) for name in ("tenant", "span", "instead_answer")),
             *(("/versions", ""), ("/sign-in", "next"), (f"/{HOSTILE.replace('/', '')}", "")),
         ]:
-            address = URL(f"http://{world.address}").with_path(path).with_query({name: HOSTILE} if name else {})
+            address = (
+                URL(f"http://{world.address}")
+                .with_path(path)
+                .with_query({name: HOSTILE} if name else {})
+            )
             async with session.get(address) as response:
                 text = await response.text()
             assert "<script>alert" not in text
@@ -122,12 +177,19 @@ async def test_a_version_is_promoted_and_rolled_back(world: World) -> None:
     """By the operator, from a form of ours."""
     async with browsing(world, world.keys[""]) as session:
         form = {"csrf": await token(session, "/versions"), "version": "executor-000002"}
-        for path, state in (("/versions/promote", "active"), ("/versions/roll-back", "rolled_back")):
+        for path, state in (
+            ("/versions/promote", "active"),
+            ("/versions/roll-back", "rolled_back"),
+        ):
             async with session.post(path, data={**form, "csrf": "no"}) as response:
                 assert response.status == 403
             async with session.post(path, data=form) as response:
                 assert response.url.path == "/versions"
-            versions = {version.version: version.state for version, _ in await world.versions.list()}
+            versions = {
+                version.version: version.state for version, _ in await world.versions.list()
+            }
             assert versions["executor-000002"] == state
-        async with session.post("/versions/promote", data={**form, "version": "nobody"}) as response:
+        async with session.post(
+            "/versions/promote", data={**form, "version": "nobody"}
+        ) as response:
             assert response.status == 400

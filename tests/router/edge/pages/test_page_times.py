@@ -17,31 +17,57 @@ from tests.router.store.stored import call, run, run_row
 RUNS_STORED, AT_ONCE = 100_000, 1_000
 MOST_S = 0.2
 FILTERS = (
-    "", "text=word7", "text=nowhere", "outcome=answered", "outcome=no_search", "status=failed", "status=running",
-    "status=cancelled", "kind=table", "kind=answer", "topology=searcher", "tenant=tenant-3", "tenant=nobody",
-    "tenant=tenant-3&text=nowhere", "executor_version=executor-000001", "executor_version=executor-000009",
-    "feedback=good", "feedback=bad", "least=0.5", "least=0.000001&most=0.1", "until=1970-01-02T03:04&text=nowhere",
-    "since=1970-01-01T20:00&until=1970-01-02T00:00", "kind=execute&status=failed&text=word99999",
-)  # fmt: skip
+    "",
+    "text=word7",
+    "text=nowhere",
+    "outcome=answered",
+    "outcome=no_search",
+    "status=failed",
+    "status=running",
+    "status=cancelled",
+    "kind=table",
+    "kind=answer",
+    "topology=searcher",
+    "tenant=tenant-3",
+    "tenant=nobody",
+    "tenant=tenant-3&text=nowhere",
+    "executor_version=executor-000001",
+    "executor_version=executor-000009",
+    "feedback=good",
+    "feedback=bad",
+    "least=0.5",
+    "least=0.000001&most=0.1",
+    "until=1970-01-02T03:04&text=nowhere",
+    "since=1970-01-01T20:00&until=1970-01-02T00:00",
+    "kind=execute&status=failed&text=word99999",
+)
 
 
 Rows = list[dict[str, Any]]
 
 
 def made(first: int) -> tuple[Rows, Rows, Rows]:
-    """Runs of ten tenants, one a second, each with five calls; some have failed, some have feedback."""
+    """Runs of ten tenants, one a second, each with five calls; some have failed, some have
+    feedback.
+    """
     rows, calls, said = Rows(), Rows(), Rows()
     for number in range(first, first + AT_ONCE):
         run_id, at = f"run-{number:06}", float(number)
         status: RunStatus = "failed" if number % 50 == 0 else "finished"
-        five = [call(run_id, index, started_at=at, tenant=f"tenant-{number % 10}") for index in range(5)]
+        five = [
+            call(run_id, index, started_at=at, tenant=f"tenant-{number % 10}") for index in range(5)
+        ]
         request = f"Which word{number} was it, and who said so in the year {number % 2000}? " * 2
-        row = run_row(run(run_id, at, five, tenant=f"tenant-{number % 10}", request=request, status=status))
+        row = run_row(
+            run(run_id, at, five, tenant=f"tenant-{number % 10}", request=request, status=status)
+        )
         rows.append({**row, "trace": bytes(5000)})
         calls += map(call_row, five)
         if number % 100 == 0:
             texts = {"score": None, "right_answer": "", "comment": ""}
-            said.append({"feedback_id": run_id, "run_id": run_id, "given_at": at, "accepted": True, **texts})
+            said.append(
+                {"feedback_id": run_id, "run_id": run_id, "given_at": at, "accepted": True, **texts}
+            )
     return rows, calls, said
 
 
@@ -53,7 +79,9 @@ def insert(connection: Connection, made: tuple[Rows, Rows, Rows]) -> None:
 @pytest.mark.slow
 @pytest.mark.timing
 async def test_the_list_of_many_runs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With 100,000 runs in the store, each filter's page is there within 200 ms, and so is one far back."""
+    """With 100,000 runs in the store, each filter's page is there within 200 ms, and so is one
+    far back.
+    """
     database = await Database.open(url)
     for first in range(0, RUNS_STORED, AT_ONCE):
         await database.write(partial(insert, made=made(first)))

@@ -14,11 +14,20 @@ from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
 from tests.router.edge.pages.shown import shown
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
 PAGES = (
-    "/runs/run-reading", "/runs/run-delegation", "/runs/run-reading/agents/execution-2", "/runs/run-table",
-    "/runs/run-reading/beside/run-right", "/runs/run-table/cells/1/2", "/ask", "/ask/run-right",
-)  # fmt: skip
+    "/runs/run-reading",
+    "/runs/run-delegation",
+    "/runs/run-reading/agents/execution-2",
+    "/runs/run-table",
+    "/runs/run-reading/beside/run-right",
+    "/runs/run-table/cells/1/2",
+    "/ask",
+    "/ask/run-right",
+)
 
 
 @pytest.fixture
@@ -32,15 +41,25 @@ async def tab() -> AsyncIterator[Tab]:
 async def test_asked_watched_judged_and_run_again(tab: Tab) -> None:
     """From the box to two runs side by side, with what happens in between told as it happens."""
     # Each run has a delegator's decision at once, and its stop once it is let.
-    held = HeldModel(ScriptedModel([block("Who directed Heat?"), STOP, block("Who directed Heat?"), STOP]), free=1)
-    deployment = Deployment(held, answerer=ScriptedModel(lambda _prompt: "<answer>Michael Mann</answer>"))
-    single = {"homogeneous": Topology(deployment.search(topology="homogeneous"), deployment.roles())}
+    held = HeldModel(
+        ScriptedModel([block("Who directed Heat?"), STOP, block("Who directed Heat?"), STOP]),
+        free=1,
+    )
+    deployment = Deployment(
+        held, answerer=ScriptedModel(lambda _prompt: "<answer>Michael Mann</answer>")
+    )
+    single = {
+        "homogeneous": Topology(deployment.search(topology="homogeneous"), deployment.roles())
+    }
     async with shown(deployment, topologies=single) as pages:  # type: ignore[arg-type]
         await tab.open(f"http://{pages.address}/ask")
         await tab.evaluate("document.querySelector('#question').value = 'Who directed Heat?'")
         await tab.leave("document.querySelector('.ask button').click()")
         await tab.until("document.querySelectorAll('.events li').length == 5")
-        await tab.leave("[...document.querySelectorAll('a')].find(one => one.text == 'How it was found').click()")
+        await tab.leave(
+            "[...document.querySelectorAll('a')].find(one => one.text == 'How it was "
+            "found').click()"
+        )
         await tab.until("document.querySelector('#lane-execution-0 .asked b')")
         await tab.until("document.querySelectorAll('.events li').length == 5")
         held.let.set()
@@ -68,9 +87,9 @@ async def test_a_cell_is_opened_beside_its_table(tab: Tab) -> None:
         await tab.evaluate("document.querySelector('td.conflict a').click()")
         await tab.until("document.querySelector('#cell .state.bad')")
         await tab.evaluate("document.querySelector('#cell details summary').click()")
-        assert await tab.evaluate("document.querySelector('#cell details[open] mark').innerText") == (
-            "Bel was founded in 900."
-        )
+        assert await tab.evaluate(
+            "document.querySelector('#cell details[open] mark').innerText"
+        ) == ("Bel was founded in 900.")
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -76,7 +76,10 @@ async def test_an_unsupported_answer_has_a_badge_and_a_filter() -> None:
     async with shown(runs=[good, doubtful]) as pages, browsing(pages) as session:
         assert 'class="state unsupported"' in await read(session, "/runs/run-doubtful")
         assert 'class="state unsupported"' not in await read(session, "/runs/run-good")
-        whole, chosen = await read(session, "/runs"), await read(session, "/runs?unsupported=unsupported")
+        whole, chosen = (
+            await read(session, "/runs"),
+            await read(session, "/runs?unsupported=unsupported"),
+        )
     assert (whole.count('class="state unsupported"'), "run-good" in whole) == (1, True)
     assert ("run-doubtful" in chosen, "run-good" in chosen) == (True, False)
 
@@ -87,14 +90,22 @@ async def test_the_way_of_each_sub_query_to_its_report() -> None:
         text = await read(session, "/runs/run-right")
         agent = unescape(await read(session, "/runs/run-right/agents/execution-2"))
     assert re.findall('id="lane-([^"]+)"', text) == [
-        "delegation", "execution-0", "execution-1", "execution-2", "answer",
-    ]  # fmt: skip
+        "delegation",
+        "execution-0",
+        "execution-1",
+        "execution-2",
+        "answer",
+    ]
     assert "Where was Ada Brenn born? <b>→ Tarn</b>" in text
     assert "3 calls (1 again)" in text
     assert "(500 wasted)" in text
-    assert {name: len(re.findall(f'<rect class="{name}" x="[0-9.]+"', text)) for name in ("wasted", "failed")} == {
-        "wasted": 2, "failed": 2,
-    }  # fmt: skip
+    assert {
+        name: len(re.findall(f'<rect class="{name}" x="[0-9.]+"', text))
+        for name in ("wasted", "failed")
+    } == {
+        "wasted": 2,
+        "failed": 2,
+    }
     assert agent.count('<p class="figures"') == 3
     assert "<search>Where was Ada Brenn born?</search>" in agent
     assert "460 in (128 cached), 40 out (9 reasoning)" in agent
@@ -119,7 +130,9 @@ async def test_a_shared_report_names_the_run_that_paid_for_it() -> None:
 
 @pytest.mark.parametrize("kept", [run_with_tools("run-1"), redacted(run_with_tools("run-1"))])
 async def test_calls_of_tools_are_summed(kept: Run) -> None:
-    """By server and tool, over all who called, also where texts are not kept; elsewhere nothing is said of tools."""
+    """By server and tool, over all who called, also where texts are not kept; elsewhere nothing
+    is said of tools.
+    """
     async with shown(runs=[kept, DEMO["run-right"]]) as pages, browsing(pages) as session:
         text = await read(session, "/runs/run-1")
         assert "Calls of tools" not in await read(session, "/runs/run-right")
@@ -129,43 +142,59 @@ async def test_calls_of_tools_are_summed(kept: Run) -> None:
 
 
 async def test_the_newest_agents_are_shown() -> None:
-    """The earlier ones have pages of their own, as all of them would be too much for each second."""
+    """The earlier ones have pages of their own, as all of them would be too much for each
+    second.
+    """
     dispatched = tuple(SubQueryDispatched(number, 1, f"query {number}") for number in range(250))
     whole = run("run-1", result=None, status="running", events=dispatched)
     async with shown(runs=[whole]) as pages, browsing(pages) as session:
-        texts = [await read(session, f"/runs/run-1{query}") for query in ("", "?lane=50", "?lane=0")]
+        texts = [
+            await read(session, f"/runs/run-1{query}") for query in ("", "?lane=50", "?lane=0")
+        ]
         await read(session, "/runs/run-1?lane=x", 400)
     lanes = [re.findall('id="lane-execution-([^"]+)"', text) for text in texts]
     assert [(one[0], one[-1]) for one in lanes] == [("150", "249"), ("50", "149"), ("0", "99")]
     assert [("Agents before" in text, "Agents after" in text) for text in texts] == [
-        (True, False), (True, True), (False, True),
-    ]  # fmt: skip
+        (True, False),
+        (True, True),
+        (False, True),
+    ]
     assert 'hx-get="/runs/run-1?lane=50"' in texts[1]
 
 
 @pytest.mark.parametrize(
     ("run_id", "lost_by"),
     [
-        ("run-reading", "the executor"), ("run-answering", "the answerer"), ("run-delegation", "delegation"),
+        ("run-reading", "the executor"),
+        ("run-answering", "the answerer"),
+        ("run-delegation", "delegation"),
         ("run-executor", "an executor, or delegation"),
     ],
-)  # fmt: skip
+)
 async def test_who_lost_a_wrong_answer(run_id: str, lost_by: str) -> None:
-    """Once somebody has told the right one; where no passage of the run has it, the documents are asked."""
+    """Once somebody has told the right one; where no passage of the run has it, the documents
+    are asked.
+    """
     async with (
         shown(runs=runs(), retriever=FixedRetriever({"Tarn": [BRENN]})) as pages,
         browsing(pages) as session,
     ):
         assert "Why is this wrong?" not in await read(session, f"/runs/{run_id}")
-        assert await posted(session, f"/runs/{run_id}/feedback", verdict="wrong") == (303, f"/runs/{run_id}#feedback")
+        assert await posted(session, f"/runs/{run_id}/feedback", verdict="wrong") == (
+            303,
+            f"/runs/{run_id}#feedback",
+        )
         assert "Tell the right answer" in await read(session, f"/runs/{run_id}")
-        await posted(session, f"/runs/{run_id}/feedback", right_answer=" Tarn ", comment="She moved later.")
+        await posted(
+            session, f"/runs/{run_id}/feedback", right_answer=" Tarn ", comment="She moved later."
+        )
         text = await read(session, f"/runs/{run_id}")
     assert f"Lost by <b>{lost_by}</b>" in text
     assert "She moved later." in text
     assert pages.store.given == [
-        Feedback(run_id, False), Feedback(run_id, None, None, "Tarn", "She moved later."),
-    ]  # fmt: skip
+        Feedback(run_id, False),
+        Feedback(run_id, None, None, "Tarn", "She moved later."),
+    ]
 
 
 async def test_the_answers_told_last_are_looked_for() -> None:
@@ -178,15 +207,22 @@ async def test_the_answers_told_last_are_looked_for() -> None:
 @pytest.mark.parametrize(
     ("not_read", "said"),
     [
-        ({".xlsx": 4, ".pptx": 3, "": 2}, "9 files not read: .xlsx 4, .pptx 3, without a suffix 2."),
+        (
+            {".xlsx": 4, ".pptx": 3, "": 2},
+            "9 files not read: .xlsx 4, .pptx 3, without a suffix 2.",
+        ),
         ({".eml": 1}, "1 file not read: .eml 1."),
         ({}, "All files were read."),
         (None, "How many files were not read is not known here"),
     ],
 )
 @pytest.mark.parametrize("run_id", ["run-executor", "run-delegation"])
-async def test_an_answer_that_no_document_holds(run_id: str, not_read: Mapping[str, int] | None, said: str) -> None:
-    """Neither an executor without a report nor the delegator could have found it; a file not read may have it."""
+async def test_an_answer_that_no_document_holds(
+    run_id: str, not_read: Mapping[str, int] | None, said: str
+) -> None:
+    """Neither an executor without a report nor the delegator could have found it; a file not
+    read may have it.
+    """
     retriever = FixedRetriever({"Tarn": [Passage("p9", "Sel", "Sel is a town on the coast.")]})
     async with (
         shown(runs=runs(), retriever=retriever, files_not_read=not_read) as pages,
@@ -199,16 +235,22 @@ async def test_an_answer_that_no_document_holds(run_id: str, not_read: Mapping[s
 
 
 async def test_a_failing_retriever_leaves_it_open() -> None:
-    async with shown(runs=runs(), retriever=FixedRetriever({})) as pages, browsing(pages) as session:
+    async with (
+        shown(runs=runs(), retriever=FixedRetriever({})) as pages,
+        browsing(pages) as session,
+    ):
         await posted(session, "/runs/run-delegation/feedback", right_answer="Tarn")
         assert "Lost by <b>the documents</b>" in await read(session, "/runs/run-delegation")
     async with shown(runs=runs()) as pages, browsing(pages) as session:
         await posted(session, "/runs/run-delegation/feedback", right_answer="Tarn")
-        assert "Lost by <b>delegation or retrieval</b>" in await read(session, "/runs/run-delegation")
+        assert "Lost by <b>delegation or retrieval</b>" in await read(
+            session, "/runs/run-delegation"
+        )
 
 
 @pytest.mark.parametrize(
-    ("form", "status"), [({}, 400), ({"verdict": "perhaps"}, 400), ({"right_answer": "x" * 5001}, 400)]
+    ("form", "status"),
+    [({}, 400), ({"verdict": "perhaps"}, 400), ({"right_answer": "x" * 5001}, 400)],
 )
 async def test_feedback_that_is_none(form: Mapping[str, str], status: int) -> None:
     async with shown(runs=[run("run-1")]) as pages, browsing(pages) as session:
@@ -260,7 +302,9 @@ async def stream(response: aiohttp.ClientResponse, until: str) -> list[tuple[str
 
 
 async def test_a_live_run() -> None:
-    """Its events come as they happen, its page has what there is, and what follows an event is told again by number."""
+    """Its events come as they happen, its page has what there is, and what follows an event is
+    told again by number.
+    """
     deployment, held = live()
     async with shown(deployment) as pages, browsing(pages) as session:
         run_id = await begun(session)
@@ -268,7 +312,9 @@ async def test_a_live_run() -> None:
             assert response.content_type == "text/event-stream"
             lines = [
                 data
-                for name, data in await stream(response, "<li>← 1. the answer to Who directed Heat?</li>")
+                for name, data in await stream(
+                    response, "<li>← 1. the answer to Who directed Heat?</li>"
+                )
                 if name == "line"
             ]
             page = await read(session, f"/runs/{run_id}")
@@ -280,18 +326,24 @@ async def test_a_live_run() -> None:
             held.let.set()
             told = await stream(response, "done")
         assert lines == [
-            "<li>round 1</li>", "<li>→ 1. Who directed Heat?</li>", "<li>searched “Who directed Heat?”: Heat</li>",
+            "<li>round 1</li>",
+            "<li>→ 1. Who directed Heat?</li>",
+            "<li>searched “Who directed Heat?”: Heat</li>",
             "<li>← 1. the answer to Who directed Heat?</li>",
-        ]  # fmt: skip
+        ]
         assert told[-1] == ("done", "finished")
         await pages.store.next()
         async with session.get(f"/runs/{run_id}", headers={"HX-Request": "true"}) as response:
             assert (response.status, response.headers["HX-Refresh"]) == (204, "true")
-        async with session.get(f"/runs/{run_id}/events", headers={"Last-Event-ID": "5"}) as response:
+        async with session.get(
+            f"/runs/{run_id}/events", headers={"Last-Event-ID": "5"}
+        ) as response:
             told = await stream(response, "done")
         assert [name for name, _ in told if name == "line"] == ["line"]
         for number in ("x", "9" * 5000):
-            async with session.get(f"/runs/{run_id}/events", headers={"Last-Event-ID": number}) as response:
+            async with session.get(
+                f"/runs/{run_id}/events", headers={"Last-Event-ID": number}
+            ) as response:
                 assert response.status == 400
 
 
@@ -313,7 +365,8 @@ async def test_a_stream_ends_with_its_key() -> None:
 
 async def test_a_reader_of_events_that_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Its connection is closed before it has everything, and that is no failure of ours."""
-    events = tuple(SubQueryDispatched(number, 1, "x" * 1_000_000) for number in range(30))  # more than sockets hold
+    # More than sockets hold
+    events = tuple(SubQueryDispatched(number, 1, "x" * 1_000_000) for number in range(30))
     with capture_logs() as logs:
         async with (
             shown(runs=[run("run-1", events=events)], limits=Limits(reading_s=0.0)) as pages,
@@ -342,7 +395,10 @@ def single(deployment: Deployment) -> dict[TopologyName, Topology]:
 async def test_again_side_by_side() -> None:
     """By another topology, with nothing of other runs, booked to whoever asks."""
     deployment = Deployment()
-    async with shown(deployment, [run("run-1")], topologies=single(deployment)) as pages, browsing(pages) as session:
+    async with (
+        shown(deployment, [run("run-1")], topologies=single(deployment)) as pages,
+        browsing(pages) as session,
+    ):
         status, path = await posted(session, "/runs/run-1/again", topology="homogeneous")
         assert (status, path[:18]) == (303, "/runs/run-1/beside")
         made = await pages.store.next()
@@ -376,7 +432,9 @@ async def test_the_operator_chooses_a_version() -> None:
     versions, wanted = Versions(), list[str]()
 
     class Noting(Executor):
-        async def run(self, sub_query: str, index: int, context: RunContext, *_: Any, **__: Any) -> Execution:
+        async def run(
+            self, sub_query: str, index: int, context: RunContext, *_: Any, **__: Any
+        ) -> Execution:
             wanted.append(context.executor)
             return await super().run(sub_query, index, context)
 
@@ -385,7 +443,9 @@ async def test_the_operator_chooses_a_version() -> None:
     noting = Noting(roles["execution"], deployment.retriever, ExecutorLimits())
     ways = single(deployment) | {"factorized": Topology(deployment.search(executor=noting), roles)}
     async with (
-        shown(deployment, [run("run-1")], topologies=ways, versions=versions, executors=versions) as pages,
+        shown(
+            deployment, [run("run-1")], topologies=ways, versions=versions, executors=versions
+        ) as pages,
         browsing(pages) as session,
     ):
         assert "<option>executor-1</option>" in await read(session, "/runs/run-1")
@@ -395,7 +455,8 @@ async def test_the_operator_chooses_a_version() -> None:
         assert (versions.required, wanted) == (["executor-1"], ["executor-1"])
         for version in ("executor-2", "executor-3"):
             assert (await posted(session, "/runs/run-1/again", **form, executor=version))[0] == 400
-        form = {"topology": "homogeneous", "executor": "executor-1"}  # whose executor has no versions
+        # Whose executor has no versions
+        form = {"topology": "homogeneous", "executor": "executor-1"}
         assert (await posted(session, "/runs/run-1/again", **form))[0] == 400
         assert versions.required == ["executor-1", "executor-2"]
 
@@ -422,7 +483,8 @@ async def test_texts_that_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"status": "failed", "error": "UpstreamRefused: http://10.0.0.1 says no", "result": None}]
+    "fields",
+    [{"status": "failed", "error": "UpstreamRefused: http://10.0.0.1 says no", "result": None}],
 )
 async def test_a_failed_run(fields: Mapping[str, Any]) -> None:
     """Its error names addresses to the operator alone."""
@@ -436,7 +498,13 @@ async def test_a_failed_run(fields: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/runs/none", "/runs/run-1/agents/execution-9", "/runs/run-1/table.md", "/runs/run-1/beside/none"]
+    "path",
+    [
+        "/runs/none",
+        "/runs/run-1/agents/execution-9",
+        "/runs/run-1/table.md",
+        "/runs/run-1/beside/none",
+    ],
 )
 async def test_pages_that_are_not_there(path: str) -> None:
     async with shown(runs=[run("run-1")]) as pages, browsing(pages) as session:

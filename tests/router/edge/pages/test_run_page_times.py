@@ -17,7 +17,10 @@ from tests.router.edge.pages.world import browsing, pages
 from tests.router.store.stored import call, put, run
 
 ROUNDS, OF_EACH, MOST_S = 4, 24, 0.5
-SENTENCE = "In the year {} the town of Kestrel on the river Sel had a school, whose teacher was number {} of many. "
+SENTENCE = (
+    "In the year {} the town of Kestrel on the river Sel had a school, whose teacher was "
+    "number {} of many. "
+)
 
 
 def passage(number: int) -> Passage:
@@ -29,51 +32,83 @@ def passage(number: int) -> Passage:
 def execution(number: int) -> Execution:
     """Two searches of five passages each, and a report on three sentences."""
     searches = tuple(
-        SearchRecord(f"query {number} {each}", tuple(passage(number * 10 + each * 5 + at) for at in range(5)))
+        SearchRecord(
+            f"query {number} {each}", tuple(passage(number * 10 + each * 5 + at) for at in range(5))
+        )
         for each in range(2)
     )
     shown = [" ".join(one.text for one in search.passages) for search in searches]
-    outputs = tuple(Completion(f"<search>query {number} {each}</search>", "stop", "So.") for each in range(3))
+    outputs = tuple(
+        Completion(f"<search>query {number} {each}</search>", "stop", "So.") for each in range(3)
+    )
     talk = [Message("system", "Search. " * 100), Message("user", f"sub-query {number}")]
     for output, text in zip(outputs, (*shown, ""), strict=True):
         talk += [Message("assistant", output.text), Message("user", text)]
     evidence = tuple(SENTENCE.format(1800 + each, number * 100 + each).strip() for each in range(3))
     report = Report(f"teacher {number}", evidence)
-    return Execution(f"sub-query {number}", report, "reported", searches, Conversation(tuple(talk), outputs), "v1")
+    return Execution(
+        f"sub-query {number}",
+        report,
+        "reported",
+        searches,
+        Conversation(tuple(talk), outputs),
+        "v1",
+    )
 
 
 def large() -> Run:
-    """300 calls: 96 executors of three each, five of the delegator, some retried, and the answerer's."""
+    """300 calls: 96 executors of three each, five of the delegator, some retried, and the
+    answerer's.
+    """
     executions, numbers, calls = tuple(map(execution, range(ROUNDS * OF_EACH))), count(), []
     events: list[Event] = []
     for number in range(len(executions)):
         at = 1000 + 10 * (number // OF_EACH)
         if number % OF_EACH == 0:
             events.append(RoundStarted(number // OF_EACH + 1))
-            calls.append(call("run-1", next(numbers), role="delegation", sub_query=None, started_at=at))
+            calls.append(
+                call("run-1", next(numbers), role="delegation", sub_query=None, started_at=at)
+            )
         events.append(SubQueryDispatched(number, number // OF_EACH + 1, f"sub-query {number}"))
         calls += [
-            call("run-1", next(numbers), sub_query=number, started_at=at + 1 + 2 * each, usage=Usage(1800, 60, 900))
+            call(
+                "run-1",
+                next(numbers),
+                sub_query=number,
+                started_at=at + 1 + 2 * each,
+                usage=Usage(1800, 60, 900),
+            )
             for each in range(3)
         ]
     while len(calls) < 300:
         calls.append(call("run-1", next(numbers), role="answer", sub_query=None, started_at=1040.0))
     talk = Conversation((Message("user", "Which teacher?" * 500),), (Completion("…", "stop"),))
-    result = Trajectory("Number 7", "answered", executions, (OF_EACH,) * ROUNDS, (1,) * ROUNDS, talk, talk)
+    result = Trajectory(
+        "Number 7", "answered", executions, (OF_EACH,) * ROUNDS, (1,) * ROUNDS, talk, talk
+    )
     return run("run-1", 1000.0, calls, result=result, events=tuple(events), duration_s=45.0)
 
 
 @pytest.mark.slow
 @pytest.mark.timing
 async def test_a_run_of_300_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Within 500 ms from the store, with the trace of a wrong answer, too; so is each of its agents."""
+    """Within 500 ms from the store, with the trace of a wrong answer, too; so is each of its
+    agents.
+    """
     whole, medians = large(), dict[str, float]()
     assert len(whole.calls) == 300
     async with pages(tmp_path) as world, browsing(world) as session:
         await put(world.database, whole, run("run-2", calls=(call("run-2"),)))
-        for path in ("/runs/run-1", "/runs/run-1?wrong", "/runs/run-1/agents/execution-95", "/runs/run-2"):
+        for path in (
+            "/runs/run-1",
+            "/runs/run-1?wrong",
+            "/runs/run-1/agents/execution-95",
+            "/runs/run-2",
+        ):
             if path.endswith("wrong"):
-                await SQLArchive(world.database).add_feedback(Feedback("run-1", False, None, "number 958"))
+                await SQLArchive(world.database).add_feedback(
+                    Feedback("run-1", False, None, "number 958")
+                )
             took, size, spent = list[float](), 0, time.process_time()
             for _ in range(7):
                 begun = time.perf_counter()

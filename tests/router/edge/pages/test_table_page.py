@@ -27,11 +27,16 @@ async def test_cells_tell_their_states() -> None:
     """By words, and not by colours alone."""
     async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
         text = unescape(re.sub(r"\s+", " ", await read(session, "/runs/run-1")))
-    cells = re.findall(r'<td class="cell (\w+)">.*?>([^<]*)</(?:a|span)> <small>([^<]*)</small>', text)
+    cells = re.findall(
+        r'<td class="cell (\w+)">.*?>([^<]*)</(?:a|span)> <small>([^<]*)</small>', text
+    )
     assert cells == [
-        ("single", "Krurou", "1 report"), ("agreed", "Ana", "✓ agreed"), ("single", "1200", "1 report"),
-        ("single", "Bel", "1 report"), ("single", "Bo", "1 report"), ("conflict", "900", "≠ conflict"),
-        ("single", "Sel", "1 report"), ("not_found", "", "∅ not found"), ("not_found", "", "∅ not found"),
+        ("single", "Krurou", "1 report"), ("agreed", "Ana", "✓ agreed"), ("single", "1200",
+        "1 report"),
+        ("single", "Bel", "1 report"), ("single", "Bo", "1 report"), ("conflict", "900",
+        "≠ conflict"),
+        ("single", "Sel", "1 report"), ("not_found", "", "∅ not found"), ("not_found", "",
+        "∅ not found"),
         ("single", "Tarn", "1 report"), ("missing", "", "–"), ("missing", "", "–"),
     ]  # fmt: skip
     assert "4 rows" in text
@@ -68,7 +73,12 @@ async def test_holes_are_asked_for_again() -> None:
     assert (status, path) == (303, f"/runs/{made.id}")
     assert isinstance(TABLE.result, TableRun)
     assert (request.question, request.columns) == (TABLE.request, TABLE.result.schema.columns)
-    assert request.rows == (("Krurou", "Ana", "1200"), ("Bel", "Bo", "900"), ("Sel", "", ""), ("Tarn", "", ""))
+    assert request.rows == (
+        ("Krurou", "Ana", "1200"),
+        ("Bel", "Bo", "900"),
+        ("Sel", "", ""),
+        ("Tarn", "", ""),
+    )
     assert request.closed
 
 
@@ -78,7 +88,10 @@ async def test_exports() -> None:
         for kind in ("md", "csv", "json"):
             async with session.get(f"/runs/run-1/table.{kind}") as response:
                 told[kind] = await response.text()
-                assert response.headers["Content-Disposition"] == f'attachment; filename="run-1.{kind}"'
+                assert (
+                    response.headers["Content-Disposition"]
+                    == f'attachment; filename="run-1.{kind}"'
+                )
         await read(session, "/runs/run-1/table.exe", 404)
     assert told["md"].splitlines()[2] == "| Krurou | Ana | 1200 |"
     assert list(csv.reader(io.StringIO(told["csv"])))[2] == ["Bel", "Bo", "900"]
@@ -88,15 +101,26 @@ async def test_exports() -> None:
 @pytest.mark.parametrize(
     ("name", "exported"),
     [
-        ('=HYPERLINK("x")', "'=HYPERLINK(\"x\")"), ("+1+cmd|' /C calc'!A0", "'+1+cmd|' /C calc'!A0"), ("-2+3", "'-2+3"),
-        ("@SUM(1)", "'@SUM(1)"), ("-12.5", "-12.5"), ("+1,200", "+1,200"), ("-1e3", "-1e3"), ("Krurou", "Krurou"),
+        ('=HYPERLINK("x")', "'=HYPERLINK(\"x\")"), ("+1+cmd|' /C calc'!A0",
+        "'+1+cmd|' /C calc'!A0"), ("-2+3", "'-2+3"),
+        ("@SUM(1)", "'@SUM(1)"), ("-12.5", "-12.5"), ("+1,200", "+1,200"), ("-1e3", "-1e3"),
+        ("Krurou", "Krurou"),
     ],
 )  # fmt: skip
 async def test_an_exported_value_is_no_formula(name: str, exported: str) -> None:
-    found = TableRun(Schema((Column("city", key=True), Column("@now"))), ((name, "x"), ("Bel", name)))
-    async with shown(runs=[replace(TABLE, result=found, events=())]) as pages, browsing(pages) as session:
+    found = TableRun(
+        Schema((Column("city", key=True), Column("@now"))), ((name, "x"), ("Bel", name))
+    )
+    async with (
+        shown(runs=[replace(TABLE, result=found, events=())]) as pages,
+        browsing(pages) as session,
+    ):
         text = await read(session, "/runs/run-1/table.csv")
-    assert list(csv.reader(io.StringIO(text))) == [["city", "'@now"], [exported, "x"], ["Bel", exported]]
+    assert list(csv.reader(io.StringIO(text))) == [
+        ["city", "'@now"],
+        [exported, "x"],
+        ["Bel", exported],
+    ]
 
 
 async def test_exports_with_sources() -> None:
@@ -115,17 +139,25 @@ async def test_exports_with_sources() -> None:
 async def test_an_export_in_markdown_is_text() -> None:
     evil = "<img src=x> ![x](http://evil.example/q.png) | [click](javascript:alert(1))"
     found = TableRun(Schema((Column("city", key=True), Column(evil))), ((evil, "x"),))
-    async with shown(runs=[replace(TABLE, result=found, events=())]) as pages, browsing(pages) as session:
+    async with (
+        shown(runs=[replace(TABLE, result=found, events=())]) as pages,
+        browsing(pages) as session,
+    ):
         text = await read(session, "/runs/run-1/table.md")
     tokens = MarkdownIt("gfm-like").parse(text)
-    assert not {"link_open", "image", "html_inline"} & {one.type for token in tokens for one in token.children or ()}
+    assert not {"link_open", "image", "html_inline"} & {
+        one.type for token in tokens for one in token.children or ()
+    }
     assert sum(token.type in ("th_open", "td_open") for token in tokens) == 4
 
 
 async def test_a_given_value_that_a_source_contradicts_is_marked() -> None:
     assert isinstance(TABLE.result, TableRun)
     found = replace(TABLE.result, given=(("Bel", "", "899"), ("Krurou", "", "1200")))
-    async with shown(runs=[replace(TABLE, result=found, events=())]) as pages, browsing(pages) as session:
+    async with (
+        shown(runs=[replace(TABLE, result=found, events=())]) as pages,
+        browsing(pages) as session,
+    ):
         text = await read(session, "/runs/run-1")
     assert re.findall(r">(\d+)</a> <small>(given[^<]*)</small>", text) == [
         ("899", "given, ≠ a source"),
@@ -137,9 +169,15 @@ async def test_a_long_table_has_pages() -> None:
     """Rows have the same addresses on all of them."""
     names = "\n".join(f"- City {number}" for number in range(250))
     found = TableRun(
-        Schema((Column("city", key=True), Column("founder"))), (), (discovery(1),), (executed(names, "Register: x"),)
+        Schema((Column("city", key=True), Column("founder"))),
+        (),
+        (discovery(1),),
+        (executed(names, "Register: x"),),
     )
-    async with shown(runs=[replace(TABLE, result=found, events=())]) as pages, browsing(pages) as session:
+    async with (
+        shown(runs=[replace(TABLE, result=found, events=())]) as pages,
+        browsing(pages) as session,
+    ):
         for first, rows in ((0, 100), (100, 100), (200, 50)):
             text = await read(session, f"/runs/run-1?row={first}")
             assert text.count("</tr>") == rows + 1
@@ -151,7 +189,9 @@ async def test_a_long_table_has_pages() -> None:
 async def test_a_table_as_it_grows() -> None:
     async with shown() as pages, browsing(pages) as session:
         pages.tables.let.clear()
-        run_id = await begun(session, "A table of the cities of Vorland. Columns: city, founder, founded")
+        run_id = await begun(
+            session, "A table of the cities of Vorland. Columns: city, founder, founded"
+        )
         await pages.tables.waiting.wait()
         text = await read(session, f"/runs/{run_id}")
         assert "Krurou" in text

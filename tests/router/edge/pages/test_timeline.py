@@ -20,7 +20,9 @@ RUNS = {each.id: each for each in runs()}
 
 
 def test_lanes_in_the_order_of_the_work() -> None:
-    """The delegator, executors by number, the answerer; executors without a call of their own, too."""
+    """The delegator, executors by number, the answerer; executors without a call of their own,
+    too.
+    """
     shared = run("run-1", calls=(call("run-1", 0, role="delegation", sub_query=None),))
     assert [lane.name for lane in lanes(shared)] == ["Delegator", "Executor 1", "Executor 2"]
     assert [lane.agent.path for lane in lanes(RUNS["run-right"])] == [
@@ -35,7 +37,12 @@ def test_lanes_in_the_order_of_the_work() -> None:
 
 def test_what_was_begun_before_the_delegator_had_ended_is_early() -> None:
     """Of an answer; a table's delegator works beside its executors."""
-    early = [(lane.agent.path, bar.early) for lane in lanes(RUNS["run-right"]) for bar in lane.bars if bar.early]
+    early = [
+        (lane.agent.path, bar.early)
+        for lane in lanes(RUNS["run-right"])
+        for bar in lane.bars
+        if bar.early
+    ]
     assert early == [("execution-0", True), ("execution-2", True)]
     assert not any(bar.early for lane in lanes(RUNS["run-table"]) for bar in lane.bars)
 
@@ -48,11 +55,16 @@ def test_kinds_of_bars() -> None:
 @given(st.lists(st.tuples(st.floats(-5, 50), st.floats(0, 50)), max_size=8), st.floats(0, 20))
 def test_no_bar_leaves_its_lane(times: list[tuple[float, float]], duration_s: float) -> None:
     """Whatever clocks say, and each is wide enough to be seen."""
-    calls = [call("run-1", n, started_at=1000.0 + at, duration_s=took) for n, (at, took) in enumerate(times)]
+    calls = [
+        call("run-1", n, started_at=1000.0 + at, duration_s=took)
+        for n, (at, took) in enumerate(times)
+    ]
     shown = run("run-1", calls=calls, duration_s=duration_s)
     bars = [bar for lane in lanes(shown) for bar in lane.bars]
     assert len(bars) == len(calls)
-    assert all(bar.start >= 0 and bar.width >= 2.9 and bar.start + bar.width <= SCALE + 0.2 for bar in bars)
+    assert all(
+        bar.start >= 0 and bar.width >= 2.9 and bar.start + bar.width <= SCALE + 0.2 for bar in bars
+    )
     assert ticks(shown)[-1] >= duration_s
 
 
@@ -61,7 +73,9 @@ OUTCOMES = st.sampled_from(("completed", "wasted", "unavailable", "cancelled"))
 
 @given(st.lists(OUTCOMES, max_size=8), st.integers(0, 6))
 def test_each_call_and_each_output_stands_once(outcomes: list[Outcome], outputs: int) -> None:
-    """In order, the last outputs beside the last completed calls: the first ones another run has paid for."""
+    """In order, the last outputs beside the last completed calls: the first ones another run
+    has paid for.
+    """
     calls = [call("run-1", number, outcome=outcome) for number, outcome in enumerate(outcomes)]
     said = [Completion(f"turn {number}", "stop") for number in range(outputs)]
     messages = [Message("user", "0")]
@@ -70,7 +84,9 @@ def test_each_call_and_each_output_stands_once(outcomes: list[Outcome], outputs:
     found = turns(Conversation(tuple(messages), tuple(said)), calls)
     assert [turn.call for turn in found if turn.call] == calls
     assert [turn.output for turn in found if turn.output] == said
-    assert [message.content for turn in found for message in turn.shown] == [str(n) for n in range(outputs + 1)]
+    assert [message.content for turn in found for message in turn.shown] == [
+        str(n) for n in range(outputs + 1)
+    ]
     paired = [turn for turn in found if turn.call and turn.output]
     assert len(paired) == min(outputs, outcomes.count("completed"))
     assert all(turn.call is not None and turn.call.outcome == "completed" for turn in paired)
@@ -79,7 +95,9 @@ def test_each_call_and_each_output_stands_once(outcomes: list[Outcome], outputs:
 def test_turns_of_what_is_not_told() -> None:
     """Calls alone."""
     calls: list[Call] = [call("run-1", 0), call("run-1", 1)]
-    assert [(turn.call, turn.output) for turn in turns(None, calls)] == [(one, None) for one in calls]
+    assert [(turn.call, turn.output) for turn in turns(None, calls)] == [
+        (one, None) for one in calls
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +129,9 @@ def test_a_table_s_executors() -> None:
 
 
 def managed() -> Run:
-    """A step that a manager gave to two workers, after another manager had named it, and one without a manager."""
+    """A step that a manager gave to two workers, after another manager had named it, and one
+    without a manager.
+    """
     said = Conversation((Message("user", "step"),), (Completion("…", "stop"),))
     first, second = (
         Execution(f"fact {number}", Report(answer, ("so",)), "reported", (), said, "v1")
@@ -119,24 +139,52 @@ def managed() -> Run:
     )
     work = Trajectory("", "answered", (first, second), (2,), delegation=said)
     before = Execution(
-        "step", NO_EVIDENCE, "escalated", (), Conversation(()), manager="files", work=replace(work, executions=())
+        "step",
+        NO_EVIDENCE,
+        "escalated",
+        (),
+        Conversation(()),
+        manager="files",
+        work=replace(work, executions=()),
     )
-    asked = Execution("step", Report("Kestrel", ()), "reported", (), Conversation(()), "", (), "web", work, before)
+    asked = Execution(
+        "step", Report("Kestrel", ()), "reported", (), Conversation(()), "", (), "web", work, before
+    )
     plain = Execution("other", Report("no", ()), "reported", (), said, "v2")
     calls = [
         call("run-1", 0, role="delegation", sub_query=None, started_at=1000.0, duration_s=1.0),
-        call("run-1", 1, role="delegation", sub_query=0, manager="files", started_at=1001.0, duration_s=1.0),
-        call("run-1", 2, role="delegation", sub_query=0, manager="web", started_at=1002.0, duration_s=1.0),
+        call(
+            "run-1",
+            1,
+            role="delegation",
+            sub_query=0,
+            manager="files",
+            started_at=1001.0,
+            duration_s=1.0,
+        ),
+        call(
+            "run-1",
+            2,
+            role="delegation",
+            sub_query=0,
+            manager="web",
+            started_at=1002.0,
+            duration_s=1.0,
+        ),
         call("run-1", 3, sub_query=0, manager="web", worker=0, started_at=1002.5),
         call("run-1", 4, sub_query=0, manager="web", worker=1, started_at=1003.5),
         call("run-1", 5, sub_query=1, started_at=1004.0),
     ]
-    result = Trajectory("Kestrel", "answered", (asked, plain), (2,), delegation=said, answering=said)
+    result = Trajectory(
+        "Kestrel", "answered", (asked, plain), (2,), delegation=said, answering=said
+    )
     return run("run-1", calls=calls, result=result, events=())
 
 
 def test_managers_stand_before_their_workers() -> None:
-    """Each with its own calls and conversation; a worker is early before its manager's turn has ended."""
+    """Each with its own calls and conversation; a worker is early before its manager's turn has
+    ended.
+    """
     found = lanes(managed())
     assert [(lane.name, lane.agent.path, len(lane.bars)) for lane in found] == [
         ("Delegator", "delegation", 1),

@@ -25,12 +25,23 @@ HOSTILE = (
 ACTIVE, CANDIDATE = "executor-000001", "executor-000002"
 QUESTIONS = (
     "When was the director of Heat born?",
-    "Which river flows through the capital of the country where the painter of The Night Watch died?",
-    "In which year did the founder of the university that Ada Lovelace's daughter's husband attended become a bishop?",
+    (
+        "Which river flows through the capital of the country where the painter of The Night "
+        "Watch died?"
+    ),
+    (
+        "In which year did the founder of the university that Ada Lovelace's daughter's "
+        "husband attended become a bishop?"
+    ),
     "Who wrote it?",
 )
 ROLES: tuple[dict[str, Any], ...] = (
-    {"role": "delegation", "model": "backbone-large", "executor_version": None, "nano_usd": 2_400_000},
+    {
+        "role": "delegation",
+        "model": "backbone-large",
+        "executor_version": None,
+        "nano_usd": 2_400_000,
+    },
     {"role": "execution", "model": "mini", "executor_version": ACTIVE, "nano_usd": 110_000},
     {"role": "execution", "model": "mini", "executor_version": CANDIDATE, "nano_usd": 90_000},
     {"role": "answer", "model": "answerer", "executor_version": None, "nano_usd": 700_000},
@@ -39,21 +50,44 @@ ROLES: tuple[dict[str, Any], ...] = (
 
 def _calls(run_id: str, tenant: str, at: float, luck: random.Random) -> list[Call]:
     return [
-        call(run_id, number, tenant=tenant, started_at=at, usage=Usage(luck.randint(200, 4000), 90, 100), **fields)
+        call(
+            run_id,
+            number,
+            tenant=tenant,
+            started_at=at,
+            usage=Usage(luck.randint(200, 4000), 90, 100),
+            **fields,
+        )
         for number, fields in enumerate(ROLES)
     ]
 
 
 async def fill(database: Database, tenants: tuple[str, ...]) -> list[Run]:
-    """Runs of the last day, one of them hostile, with feedback, quotas, and a version on trial; newest first."""
+    """Runs of the last day, one of them hostile, with feedback, quotas, and a version on trial;
+    newest first.
+    """
     luck, now, runs = random.Random(0), time.time(), list[Run]()
     for number in range(120):
-        run_id, tenant, at = f"run-{number:04}", tenants[number % len(tenants)], now - 60 - number * 700
-        fields: dict[str, Any] = {"request": QUESTIONS[number % len(QUESTIONS)], "duration_s": 1 + 9 * luck.random()}
+        run_id, tenant, at = (
+            f"run-{number:04}",
+            tenants[number % len(tenants)],
+            now - 60 - number * 700,
+        )
+        fields: dict[str, Any] = {
+            "request": QUESTIONS[number % len(QUESTIONS)],
+            "duration_s": 1 + 9 * luck.random(),
+        }
         if number % 9 == 4:
-            fields |= {"status": "failed", "result": None, "error": "UpstreamUnavailable: …", "events": ()}
+            fields |= {
+                "status": "failed",
+                "result": None,
+                "error": "UpstreamUnavailable: …",
+                "events": (),
+            }
         if number % 7 == 3:
-            fields |= {"result": msgspec.structs.replace(ANSWER, answer="not found", outcome="not_found")}
+            fields |= {
+                "result": msgspec.structs.replace(ANSWER, answer="not found", outcome="not_found")
+            }
         if number == 2:
             hostile = msgspec.structs.replace(ANSWER, answer=HOSTILE)
             fields |= {"request": HOSTILE, "result": hostile, "request_id": HOSTILE}
@@ -63,7 +97,9 @@ async def fill(database: Database, tenants: tuple[str, ...]) -> list[Run]:
     for number in (1, 5, 6, 10):
         await archive.add_feedback(Feedback(f"run-{number:04}", number != 5, comment=HOSTILE))
     for tenant in tenants:
-        await accounts.set_tenant(Tenant(tenant, tokens_per_day=2_000_000, nano_usd_per_month=50_000_000_000))
+        await accounts.set_tenant(
+            Tenant(tenant, tokens_per_day=2_000_000, nano_usd_per_month=50_000_000_000)
+        )
     for number, tenant in enumerate(tenants):
         day, month = (time.strftime(form, time.gmtime(now)) for form in ("%Y-%m-%d", "%Y-%m"))
         rows = [
@@ -89,10 +125,17 @@ async def _try(book: SQLVersionBook, luck: random.Random, now: float) -> None:
     """The candidate is canary, and better, which is not certain yet."""
     for name, state, share in ((ACTIVE, "active", 0.0), (CANDIDATE, "canary", 0.2)):
         version = ExecutorVersion(name, state, share, now - 80_000, now - 90_000)  # type: ignore[arg-type]
-        await book.add(version, VersionDecision(name, "register", None, state, "operator", now - 90_000, HOSTILE))  # type: ignore[arg-type]
+        await book.add(
+            version,
+            VersionDecision(name, "register", None, state, "operator", now - 90_000, HOSTILE),  # type: ignore[arg-type]
+        )
     for number in range(110):
         run_id, served = f"run-{number:04}", number % 2 == 0
         sides = Side("a", luck.random() < 0.02, 700), Side("b", luck.random() < 0.1, 1000)
-        await book.add_trial(Trial(run_id, CANDIDATE, ACTIVE, "canary", served, *sides, now - 70_000 + number))
+        await book.add_trial(
+            Trial(run_id, CANDIDATE, ACTIVE, "canary", served, *sides, now - 70_000 + number)
+        )
         if number % 3:
-            await book.judge(run_id, Judgement(luck.random() < 0.8, luck.random() < 0.6, "operator"))
+            await book.judge(
+                run_id, Judgement(luck.random() < 0.8, luck.random() < 0.6, "operator")
+            )

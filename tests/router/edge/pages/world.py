@@ -52,9 +52,13 @@ class World:
 
 @asynccontextmanager
 async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
-    """Pages; with `tenants`, for those who have a key. `store`: a folder for one, or its address."""
+    """Pages; with `tenants`, for those who have a key. `store`: a folder for one, or its
+    address.
+    """
     async with AsyncExitStack() as stack:
-        database = await Database.open(store if isinstance(store, str) else f"sqlite:///{store}/runs.db")
+        database = await Database.open(
+            store if isinstance(store, str) else f"sqlite:///{store}/runs.db"
+        )
         stack.push_async_callback(database.close)
         accounts, keys = SQLAccounts(database), dict[str, str]()
         for tenant in tenants:
@@ -87,7 +91,9 @@ class Addressed(Protocol):
 
 
 @asynccontextmanager
-async def browsing(world: Addressed, key: str | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+async def browsing(
+    world: Addressed, key: str | None = None
+) -> AsyncIterator[aiohttp.ClientSession]:
     """A session of a browser, signed in with a key."""
     jar = aiohttp.CookieJar(unsafe=True)  # which keeps those of IP addresses
     async with aiohttp.ClientSession(f"http://{world.address}", cookie_jar=jar) as session:

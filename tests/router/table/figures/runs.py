@@ -25,8 +25,12 @@ from tests.router.table.test_filling import filled, result, values
 MINI = Path(__file__).parents[4] / "serving/models/mini-backbone"
 
 
-async def run_of(folder: Path, world: World, executor: Any = None, delegator: Any = None, **terms: Any) -> Run:
-    """A run, whose cells and rows with the overhead cost what its calls have spent, to the last token."""
+async def run_of(
+    folder: Path, world: World, executor: Any = None, delegator: Any = None, **terms: Any
+) -> Run:
+    """A run, whose cells and rows with the overhead cost what its calls have spent, to the last
+    token.
+    """
     run = await filled(folder, world, executor, delegator, max_tokens=1024, **terms)
     cost = table_cost(table_of(result(run)), result(run).asks, run.calls)
     assert sum(amount.tokens for amount in (*cost.rows, cost.overhead)) == sum(tokens(run).values())
@@ -43,11 +47,15 @@ def tokens(run: Run) -> dict[str, int]:
 
 
 def with_prompts(run: Run) -> dict[str, int]:
-    """The same, had each call the system prompt that is shipped for large models instead of a word."""
+    """The same, had each call the system prompt that is shipped for large models instead of a
+    word.
+    """
     spent = tokens(run)
     for call in run.calls:
         if call.usage:
-            spent[call.role] += read_tokens([system(call.role)]) - read_tokens([Message("system", call.role)])
+            spent[call.role] += read_tokens([system(call.role)]) - read_tokens(
+                [Message("system", call.role)]
+            )
     return spent
 
 
@@ -61,7 +69,11 @@ def system(role: RoleName) -> Message:
 def right(world: World, run: Run) -> int:
     """Cells that are as they should be, keys and blank ones included."""
     gold = {row[0]: row for row in world.rows()}
-    return sum(cell == wanted for row in values(run) for cell, wanted in zip(row, gold.get(row[0], ()), strict=False))
+    return sum(
+        cell == wanted
+        for row in values(run)
+        for cell, wanted in zip(row, gold.get(row[0], ()), strict=False)
+    )
 
 
 async def item_f1(world: World, run: Run) -> float:
@@ -86,7 +98,9 @@ class _Counting(ScriptedModel):
     """Counts as the demo's engines do."""
 
     async def count(self, prompt: Prompt, text: str) -> Usage:
-        return Usage(read_tokens(prompt.messages), len(_served().completion(Completion(text, "stop"))))
+        return Usage(
+            read_tokens(prompt.messages), len(_served().completion(Completion(text, "stop")))
+        )
 
 
 class CountingLead(_Counting):
@@ -99,7 +113,8 @@ class CountingLead(_Counting):
 class CountingReader(Reader, _Counting):
     """A reader, in the mini model's tokens.
 
-    Of its executors a share `fails`: it is refused at its first turn, or at its report, when tokens are spent already.
+    Of its executors a share `fails`: it is refused at its first turn, or at its report, when tokens
+    are spent already.
     """
 
     def __init__(self, *, fails: float = 0.0, **knobs: Any) -> None:
@@ -110,7 +125,11 @@ class CountingReader(Reader, _Counting):
         written, asked = super()._write(prompt), html.unescape(prompt.messages[1].content)
         luck = random.Random(f"{self._seed}/{asked}/{self.asked[asked]}/fails")
         fails, at = luck.random() < self._failing, luck.choice((2, 4))
-        return UpstreamRefused("no", endpoint=self.endpoint) if fails and len(prompt.messages) == at else written
+        return (
+            UpstreamRefused("no", endpoint=self.endpoint)
+            if fails and len(prompt.messages) == at
+            else written
+        )
 
 
 def spread(found: Sequence[float]) -> str:
@@ -120,9 +139,19 @@ def spread(found: Sequence[float]) -> str:
 
 def show(title: str, rows: Sequence[dict[str, object]]) -> None:
     """Print figures as a Markdown table, which `pytest -s` lets through."""
-    lines = [[*rows[0]], ["---"] * len(rows[0]), *([_shown(value) for value in row.values()] for row in rows)]
+    lines = [
+        [*rows[0]],
+        ["---"] * len(rows[0]),
+        *([_shown(value) for value in row.values()] for row in rows),
+    ]
     print(f"\n\n{title}\n", *(f"| {' | '.join(line)} |" for line in lines), sep="\n")
 
 
 def _shown(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )

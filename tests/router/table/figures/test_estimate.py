@@ -20,18 +20,24 @@ Names = Callable[[random.Random, int, int], Iterator[list[int]]]
 
 def independent(chance: float) -> Names:
     """Each row with the same probability, whatever others name."""
-    return lambda luck, rows, times: ([row for row in range(rows) if luck.random() < chance] for _ in range(times))
+    return lambda luck, rows, times: (
+        [row for row in range(rows) if luck.random() < chance] for _ in range(times)
+    )
 
 
 def uneven(chance: float) -> Names:
-    """A half of the rows as likely as that, the others half as likely: some are known better than others."""
+    """A half of the rows as likely as that, the others half as likely: some are known better
+    than others.
+    """
     return lambda luck, rows, times: (
         [row for row in range(rows) if luck.random() < chance / (1 + row % 2)] for _ in range(times)
     )
 
 
 def one_index(chance: float) -> Names:
-    """A share of the rows is within reach of no discovery, as where all search one index; the others independently."""
+    """A share of the rows is within reach of no discovery, as where all search one index; the
+    others independently.
+    """
     return lambda luck, rows, times: (
         [row for row in range(rows) if row % 5 and luck.random() < chance] for _ in range(times)
     )
@@ -44,15 +50,17 @@ def parts(luck: random.Random, rows: int, times: int) -> Iterator[list[int]]:
 
 
 def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, float, bool, float]]:
-    """Of runs of all sizes that are given an estimate: its error, that of the count of known rows, whether the upper
-    bound holds, and the share of namings that are of a row that is named again.
+    """Of runs of all sizes that are given an estimate: its error, that of the count of known rows,
+    whether the upper bound holds, and the share of namings that are of a row that is named again.
     """
     for rows in _SIZES:
         for run in range(_RUNS):
             luck = random.Random(f"{seed}/{rows}/{run}")
             named = [*names(luck, rows, times)]
             asks = [discovery(number) for number in range(1, times + 1)]
-            told = [executed("\n".join(f"- City {row}" for row in one) or "not found") for one in named]
+            told = [
+                executed("\n".join(f"- City {row}" for row in one) or "not found") for one in named
+            ]
             found = completeness(assemble(SCHEMA, [], zip(asks, told, strict=True)), {*asks})
             if found.estimated_rows is None or found.estimated_rows_at_most is None:
                 continue
@@ -65,16 +73,23 @@ def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, floa
 
 
 def test_the_estimate() -> None:
-    """Is within 15 % at the median where a discovery names each row at least half of the time. Where it names fewer,
-    where some rows are out of reach, it says little; and nothing where discoveries ask for parts.
+    """Is within 15 % at the median where a discovery names each row at least half of the time.
+    Where it names fewer, where some rows are out of reach, it says little; and nothing where
+    discoveries ask for parts.
     """
     ways = {f"p = {chance}": independent(chance) for chance in (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)}
-    ways |= {"p = 0.5 or 0.25": uneven(0.5), "p = 0.5, a fifth out of reach": one_index(0.5), "parts": parts}
+    ways |= {
+        "p = 0.5 or 0.25": uneven(0.5),
+        "p = 0.5, a fifth out of reach": one_index(0.5),
+        "parts": parts,
+    }
     rows, errors = list[dict[str, object]](), dict[tuple[str, int], float]()
     for name, names in ways.items():
         for times in (3, 5, 8):
             runs = [*estimated(names, times, times)]
-            rows.append({"discoveries name a row with": name, "discoveries": times, "runs": len(runs)})
+            rows.append(
+                {"discoveries name a row with": name, "discoveries": times, "runs": len(runs)}
+            )
             if not runs:
                 continue
             wrong, without, held, again = zip(*runs, strict=True)
@@ -87,4 +102,6 @@ def test_the_estimate() -> None:
             rows[-1] |= {"upper bound holds": fmean(held), "named again": fmean(again)}
     assert not any(row["runs"] for row in rows[-3:])  # of parts
     show(f"|estimate - N| / N, N = {_SIZES}, {_RUNS} runs each", rows)
-    assert all(errors[f"p = {chance}", times] <= 0.15 for chance in (0.5, 0.7, 0.9) for times in (3, 5, 8))
+    assert all(
+        errors[f"p = {chance}", times] <= 0.15 for chance in (0.5, 0.7, 0.9) for times in (3, 5, 8)
+    )

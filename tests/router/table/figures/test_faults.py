@@ -11,7 +11,15 @@ import pytest
 
 from router.models import Prompt
 from router.table import TableRequest, table_of
-from tests.router.table.figures.runs import CountingLead, CountingReader, item_f1, run_of, show, spread, tokens
+from tests.router.table.figures.runs import (
+    CountingLead,
+    CountingReader,
+    item_f1,
+    run_of,
+    show,
+    spread,
+    tokens,
+)
 from tests.router.table.small_world import COLUMNS, QUESTION, World
 from tests.router.table.test_filling import result, values
 
@@ -21,7 +29,9 @@ _SEEDS = range(8)
 
 
 def world() -> World:
-    """Sixty rows. Some founders no page states; some cities have an old name, whose page names another founder."""
+    """Sixty rows. Some founders no page states; some cities have an old name, whose page names
+    another founder.
+    """
     return World(60, unstated=3, renamed=3)
 
 
@@ -47,7 +57,9 @@ async def test_fabrication(tmp_path: Path) -> None:
     rows, every = list[dict[str, object]](), dict[bool, Counter[str]]()
     for seed in _SEEDS:
         supports: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
-        run = await run_of(tmp_path / f"{seed}", world(), Inventive(world(), 0.1, seed=seed), CountingLead(world()))
+        run = await run_of(
+            tmp_path / f"{seed}", world(), Inventive(world(), 0.1, seed=seed), CountingLead(world())
+        )
         gold = {row[0]: row for row in world().rows()}
         for row in table_of(result(run)).rows:
             for cell, wanted in [*zip(row.cells, gold[row.cells[0].value], strict=True)][1:]:
@@ -56,9 +68,17 @@ async def test_fabrication(tmp_path: Path) -> None:
                     supports[claim.value not in stated][claim.support] += 1
         for invented, found in supports.items():
             every.setdefault(invented, Counter()).update(found)
-        shares = {f"{name}, unsupported": found["unsupported"] / found.total() for name, found in _named(supports)}
-        rows.append({"seed": seed, **{name: found.total() for name, found in _named(supports)}, **shares})
-    shares = {f"{name}, unsupported": found["unsupported"] / found.total() for name, found in _named(every)}
+        shares = {
+            f"{name}, unsupported": found["unsupported"] / found.total()
+            for name, found in _named(supports)
+        }
+        rows.append(
+            {"seed": seed, **{name: found.total() for name, found in _named(supports)}, **shares}
+        )
+    shares = {
+        f"{name}, unsupported": found["unsupported"] / found.total()
+        for name, found in _named(every)
+    }
     rows.append({"seed": "all", **{name: found.total() for name, found in _named(every)}, **shares})
     show("A tenth of the cells invented: claims by what is their support", rows)
     assert every[True]["unsupported"] >= 0.95 * every[True].total() > 0
@@ -83,10 +103,15 @@ class Rambling(CountingReader):
 
 
 async def test_failing_executors(tmp_path: Path) -> None:
-    """A fifth of them: the table loses at most a point of item F1, and costs at most 1.35 times as much. They are asked
-    again one by one, where a second run of everything would cost twice as much.
+    """A fifth of them: the table loses at most a point of item F1, and costs at most 1.35 times as
+    much. They are asked again one by one, where a second run of everything would cost twice as
+    much.
     """
-    rows, scores, costs = list[dict[str, object]](), dict[str, list[float]](), dict[str, list[float]]()
+    rows, scores, costs = (
+        list[dict[str, object]](),
+        dict[str, list[float]](),
+        dict[str, list[float]](),
+    )
     for seed in _SEEDS:
         readers = {
             "none": CountingReader(seed=seed),
@@ -99,15 +124,35 @@ async def test_failing_executors(tmp_path: Path) -> None:
             costs.setdefault(name, []).append(sum(tokens(run).values()))
             if name != "none":
                 failed = sum(one.outcome != "reported" for one in result(run).executions)
-                rows.append({"seed": seed, "how": name, "executors": len(result(run).executions), "failed": failed})
+                rows.append(
+                    {
+                        "seed": seed,
+                        "how": name,
+                        "executors": len(result(run).executions),
+                        "failed": failed,
+                    }
+                )
                 rows[-1] |= {"item F1": scores[name][-1], "without": scores["none"][-1]}
                 rows[-1] |= {"tokens to without": costs[name][-1] / costs["none"][-1]}
-    ratios = {name: [one / own for one, own in zip(found, costs["none"], strict=True)] for name, found in costs.items()}
+    ratios = {
+        name: [one / own for one, own in zip(found, costs["none"], strict=True)]
+        for name, found in costs.items()
+    }
     for name in ("refused", "rambling"):
-        rows.append({"seed": "all", "how": name, "executors": "", "failed": "", "item F1": spread(scores[name])})
+        rows.append(
+            {
+                "seed": "all",
+                "how": name,
+                "executors": "",
+                "failed": "",
+                "item F1": spread(scores[name]),
+            }
+        )
         rows[-1] |= {"without": spread(scores["none"]), "tokens to without": spread(ratios[name])}
     show(
-        "A fifth of the executors failing: refused by their endpoint, half of them with a report due; or rambling", rows
+        "A fifth of the executors failing: refused by their endpoint, half of them with "
+        "a report due; or rambling",
+        rows,
     )
     for name in ("refused", "rambling"):
         assert fmean(scores[name]) >= fmean(scores["none"]) - 1
@@ -115,30 +160,57 @@ async def test_failing_executors(tmp_path: Path) -> None:
 
 
 async def test_holes(tmp_path: Path) -> None:
-    """Three tenths of a finished table's cells removed and sent back: the asks are for these alone, the others stay as
-    they are.
+    """Three tenths of a finished table's cells removed and sent back: the asks are for these alone,
+    the others stay as they are.
     """
     rows = list[dict[str, object]]()
     for seed in _SEEDS:
-        first = await run_of(tmp_path / f"{seed}", world(), CountingReader(seed=seed), CountingLead(world()))
+        first = await run_of(
+            tmp_path / f"{seed}", world(), CountingReader(seed=seed), CountingLead(world())
+        )
         luck, whole = random.Random(seed), values(first)
-        cells = [(at, column) for at, row in enumerate(whole) for column in range(1, len(row)) if row[column]]
+        cells = [
+            (at, column)
+            for at, row in enumerate(whole)
+            for column in range(1, len(row))
+            if row[column]
+        ]
         removed = {*luck.sample(cells, round(0.3 * len(cells)))}
         sent = [
-            tuple("" if (at, to) in removed else cell for to, cell in enumerate(row)) for at, row in enumerate(whole)
+            tuple("" if (at, to) in removed else cell for to, cell in enumerate(row))
+            for at, row in enumerate(whole)
         ]
         request = TableRequest(QUESTION, COLUMNS, tuple(sent), closed=True)
         reader = CountingReader(seed=seed + 100)
-        then = await run_of(tmp_path / f"{seed}-then", world(), reader, CountingLead(world()), request=request)
+        then = await run_of(
+            tmp_path / f"{seed}-then", world(), reader, CountingLead(world()), request=request
+        )
         holes = {
-            (row[0].lower(), column.name) for row in sent for cell, column in zip(row, COLUMNS, strict=True) if not cell
+            (row[0].lower(), column.name)
+            for row in sent
+            for cell, column in zip(row, COLUMNS, strict=True)
+            if not cell
         }
-        asked = {(key, name) for ask in result(then).asks for key in ask.row or ("",) for name in ask.columns}
+        asked = {
+            (key, name)
+            for ask in result(then).asks
+            for key in ask.row or ("",)
+            for name in ask.columns
+        }
         assert asked == holes
         assert values(then) == whole
         spent = [sum(tokens(run).values()) for run in (first, then)]
         rows.append(
-            {"seed": seed, "cells": len(cells), "removed": len(removed), "blank before": len(holes) - len(removed)}
+            {
+                "seed": seed,
+                "cells": len(cells),
+                "removed": len(removed),
+                "blank before": len(holes) - len(removed),
+            }
         )
-        rows[-1] |= {"cells asked for": len(asked), "others changed": 0, "tokens to the whole run": spent[1] / spent[0]}
+        rows[-1] |= {
+            "cells asked for": len(asked),
+            "others changed": 0,
+            "tokens to the whole run": spent[1] / spent[0],
+        }
     show("A finished table with three tenths of its cells removed, sent back", rows)

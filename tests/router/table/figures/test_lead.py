@@ -29,7 +29,9 @@ _SEEDS = range(5)
 
 
 class Overlapping(World):
-    """Registers that each name a city with a probability of their own, so that many name the same."""
+    """Registers that each name a city with a probability of their own, so that many name the
+    same.
+    """
 
     def __init__(self, cities: int, registers: int, chance: float, seed: int) -> None:
         super().__init__(cities)
@@ -39,8 +41,9 @@ class Overlapping(World):
 
 
 async def test_asks_a_turn(tmp_path: Path) -> None:
-    """More of them find more rows at as many turns, up to sixteen: the lead's prompt does not fill with reports, where
-    that of WideSeek-R1's base model does, whose score falls at ten (its Fig. 4). A tenth of the executors fail.
+    """More of them find more rows at as many turns, up to sixteen: the lead's prompt does not fill
+    with reports, where that of WideSeek-R1's base model does, whose score falls at ten (its Fig.
+    4). A tenth of the executors fail.
     """
     rows, turns = list[dict[str, object]](), 4
     found_by = dict[int, list[int]]()
@@ -60,53 +63,76 @@ async def test_asks_a_turn(tmp_path: Path) -> None:
             cell.append(sum(tokens(run).values()) / right(world, run))
         found_by[a_turn] = found
         expected = 120 * (1 - 0.95 ** (a_turn * turns))
-        rows.append({"asks a turn": a_turn, "rows found": spread(found), "rows to be expected": expected})
+        rows.append(
+            {"asks a turn": a_turn, "rows found": spread(found), "rows to be expected": expected}
+        )
         rows[-1] |= {
             "item F1": spread(scores),
             "lead's last prompt": fmean(prompts),
             "tokens a right cell": spread(cell),
         }
-    show(f"Of 120 rows, {turns} turns of the lead, {len(_SEEDS)} seeds, registers that overlap", rows)
+    show(
+        f"Of 120 rows, {turns} turns of the lead, {len(_SEEDS)} seeds, registers that overlap", rows
+    )
     means = [fmean(found) for found in found_by.values()]
     assert means == sorted(means)
 
 
 async def test_the_prompt_of_the_lead(tmp_path: Path) -> None:
-    """Hardly grows from 10 to 500 rows, where it asks as many questions. What does grow are its own questions, if a
-    larger table takes more of them.
+    """Hardly grows from 10 to 500 rows, where it asks as many questions. What does grow are its own
+    questions, if a larger table takes more of them.
     """
     rows, sizes, bare = list[dict[str, object]](), dict[int, int](), dict[int, int]()
     for size in (10, 20, 50, 100, 500):
         leads = list[CountingLead]()
-        for world, a_turn in ((World(size, unstated=5, a_part=size // 5), 2), (World(size, unstated=5, a_part=10), 10)):
+        for world, a_turn in (
+            (World(size, unstated=5, a_part=size // 5), 2),
+            (World(size, unstated=5, a_part=10), 10),
+        ):
             leads.append(CountingLead(world, a_turn))
             folder = tmp_path / f"{size}-{a_turn}"
             run = await run_of(folder, world, CountingReader(slow=0), leads[-1])
             assert len(values(run)) == size
         same, more = (lead.prompts[-1].messages[1:] for lead in leads)
         sizes[size], bare[size] = read_tokens([system("delegation"), *same]), read_tokens(same)
-        rows.append({"rows": size, "five questions": sizes[size], "to 10 rows": sizes[size] / sizes[10]})
+        rows.append(
+            {"rows": size, "five questions": sizes[size], "to 10 rows": sizes[size] / sizes[10]}
+        )
         rows[-1] |= {"no system prompt": bare[size], "to 10 rows then": bare[size] / bare[10]}
-        rows[-1] |= {"a question for ten rows, no system prompt": read_tokens(more), "in turns": len(leads[1].prompts)}
+        rows[-1] |= {
+            "a question for ten rows, no system prompt": read_tokens(more),
+            "in turns": len(leads[1].prompts),
+        }
     show("Tokens of the lead's last prompt, by the rows of the table", rows)
     assert sizes[500] < 1.2 * sizes[10]
     assert bare[500] < 1.2 * bare[20], "of 10 rows it is not shown as many names"
 
 
 async def test_tokens_by_role(tmp_path: Path) -> None:
-    """At least four fifths are the executors', where the lead asks ten or more questions a turn: as each of its turns
-    reads all those before, few at a time cost it more. Cells and rows with the overhead come to all that was spent.
+    """At least four fifths are the executors', where the lead asks ten or more questions a turn: as
+    each of its turns reads all those before, few at a time cost it more. Cells and rows with the
+    overhead come to all that was spent.
     """
     rows = list[dict[str, object]]()
     for size in (8, 25, 55, 150):
         for a_turn in (4, 10, 20):
             world = World(size, unstated=size // 20, renamed=size // 20)
-            run = await run_of(tmp_path / f"{size}-{a_turn}", world, CountingReader(), CountingLead(world, a_turn))
+            run = await run_of(
+                tmp_path / f"{size}-{a_turn}", world, CountingReader(), CountingLead(world, a_turn)
+            )
             spent = sum(tokens(run).values())
             rows.append(
-                {"rows": size, "asks a turn": a_turn, "turns": sum(call.role == "delegation" for call in run.calls)}
+                {
+                    "rows": size,
+                    "asks a turn": a_turn,
+                    "turns": sum(call.role == "delegation" for call in run.calls),
+                }
             )
-            rows[-1] |= {"tokens": spent, "a right cell": spent / right(world, run), "a row": spent / size}
+            rows[-1] |= {
+                "tokens": spent,
+                "a right cell": spent / right(world, run),
+                "a row": spent / size,
+            }
             cost = table_cost(table_of(result(run)), result(run).asks, run.calls)
             rows[-1] |= {"overhead": cost.overhead.tokens / spent}
             for name, by_role in (("of a word", tokens(run)), ("as shipped", with_prompts(run))):

@@ -1,7 +1,8 @@
-"""Time that a table takes with more executors at a time, and without a barrier: ratios, of runs in turn on one machine.
+"""Time that a table takes with more executors at a time, and without a barrier: ratios, of runs in
+turn on one machine.
 
-Models write over HTTP at a pace, 100 ms to the first token and then 200 tokens a second, as much more slowly as an ask
-draws; 40 rows of 3 columns take 10 discoveries and 40 fills.
+Models write over HTTP at a pace, 100 ms to the first token and then 200 tokens a second, as much
+more slowly as an ask draws; 40 rows of 3 columns take 10 discoveries and 40 fills.
 """
 
 import asyncio
@@ -37,7 +38,9 @@ Around = Callable[[Executes], Executes]
 
 
 class Paced:
-    """The text and the pace of each reply: that of executors is drawn from a log-normal distribution by their ask."""
+    """The text and the pace of each reply: that of executors is drawn from a log-normal
+    distribution by their ask.
+    """
 
     def __init__(self, sigma: float = 0.0, seed: int = 0) -> None:
         self._sigma, self._seed, self._reader = sigma, seed, Reader()
@@ -55,7 +58,9 @@ class Paced:
 
 
 class Held:
-    """Executors whose reports wait for those of all others that are at work, as a lead waits for its turn's."""
+    """Executors whose reports wait for those of all others that are at work, as a lead waits
+    for its turn's.
+    """
 
     def __init__(self, executor: Executes, of: Callable[[str], bool]) -> None:
         """`of`: whether a sub-query is one of those."""
@@ -131,12 +136,18 @@ async def test_slots(tmp_path: Path, server: OpenAIServer) -> None:
             found.append(taken)
             tables.add(table)
     sooner = {
-        width: [one / other for one, other in zip(seconds[1], found, strict=True)] for width, found in seconds.items()
+        width: [one / other for one, other in zip(seconds[1], found, strict=True)]
+        for width, found in seconds.items()
     }
     show(
         f"{len(WORLD.cities)} rows x 3 columns by slots, 3 runs each: {len(tables)} table",
         [
-            {"slots": width, "times as soon as with one": median(ratios), "least": min(ratios), "most": max(ratios)}
+            {
+                "slots": width,
+                "times as soon as with one": median(ratios),
+                "least": min(ratios),
+                "most": max(ratios),
+            }
             for width, ratios in sooner.items()
         ],
     )
@@ -145,10 +156,14 @@ async def test_slots(tmp_path: Path, server: OpenAIServer) -> None:
 
 
 async def test_barrier(tmp_path: Path, server: OpenAIServer) -> None:
-    """Where executors take as long as a log-normal distribution of sigma 1 says, a turn that waits for all of its own
-    takes at least 1.3 times as long.
+    """Where executors take as long as a log-normal distribution of sigma 1 says, a turn that waits
+    for all of its own takes at least 1.3 times as long.
     """
-    variants: dict[str, Around] = {"no": lambda one: one, "turn": every_turn, "discoveries": discoveries_first}
+    variants: dict[str, Around] = {
+        "no": lambda one: one,
+        "turn": every_turn,
+        "discoveries": discoveries_first,
+    }
     rows, tables = list[dict[str, object]](), set[bytes]()
     longer: dict[str, list[float]] = {name: [] for name in variants}
     for seed in range(5):
@@ -161,6 +176,10 @@ async def test_barrier(tmp_path: Path, server: OpenAIServer) -> None:
             found.append(seconds[name] / seconds["no"])
         rows.append({"seed": seed, **{name: found[-1] for name, found in longer.items()}})
     rows.append({"seed": "median", **{name: median(found) for name, found in longer.items()}})
-    show("Time with a barrier to without, 8 slots, sigma 1: of every turn; of discoveries before fills", rows)
+    show(
+        "Time with a barrier to without, 8 slots, sigma 1: of every turn; of discoveries "
+        "before fills",
+        rows,
+    )
     assert len(tables) == 1
     assert median(longer["turn"]) >= 1.3
