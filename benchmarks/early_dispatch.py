@@ -36,7 +36,10 @@ _EXECUTORS = {"fast": 150.0, "usual": 75.0, "slow": 30.0}
 """Tokens a second."""
 _ENGINES: dict[Literal["shared", "alone"], int] = {"shared": 2, "alone": 1000}
 """Calls of a question that are written at full speed."""
-_THINKS_S, _ANSWERS_PER_S, _FIRST_TOKEN_S, _SEARCHES_TWICE = 10.0, 100.0, 0.05, 0.4
+_THINKS_S = 10.0
+_ANSWERS_PER_S = 100.0
+_FIRST_TOKEN_S = 0.05
+_SEARCHES_TWICE = 0.4
 _ROLES = {role: {"max_tokens": 4096} for role in MODELS}
 _TOLD = re.compile(r"(\w+)=([\w.]+)")
 _QUERY = "<search>what is to be known of this in the passages that there are</search>"
@@ -105,10 +108,8 @@ async def measure(options: Options) -> Figures:
         Setting(4, 50.0, 0.0, executors, engine) for engine in _ENGINES for executors in _EXECUTORS
     ]
     settings += [Setting(4, 50.0, _THINKS_S, executors) for executors in _EXECUTORS]
-    replaced, each = (
-        msgspec.structs.replace,
-        product(dict.fromkeys(settings), options.tokens_per_event),
-    )
+    replaced = msgspec.structs.replace
+    each = product(dict.fromkeys(settings), options.tokens_per_event)
     settings = [replaced(setting, tokens_per_event=tokens) for setting, tokens in each]
     asked = [setting for setting in settings for _ in range(options.questions)]
     async with AsyncExitStack() as stack:
@@ -116,7 +117,8 @@ async def measure(options: Options) -> Figures:
         models, retrieval = await stack.enter_async_context(played(_Paced()))
         clients = []
         for early in (False, True):
-            own, search = folder / str(early), {"early_dispatch": early}
+            own = folder / str(early)
+            search = {"early_dispatch": early}
             config = canned_config(own, [models.base_url], retrieval, _ROLES, search=search)
             process = await stack.enter_async_context(gateway(config))
             clients.append(await stack.enter_async_context(AsyncClient(process.words[0])))
@@ -154,7 +156,8 @@ class _Paced:
             self._under_way.subtract(runs)
 
     def _reply(self, asked: ChatRequest, runs: list[str]) -> Reply:
-        told, turns = dict(_TOLD.findall(asked.texts[1])), len(asked.texts)
+        told = dict(_TOLD.findall(asked.texts[1]))
+        turns = len(asked.texts)
         per_event = int(told["tokens_per_event"])
         if asked.model == "answerer":
             return _written("<answer>in 1943</answer>", _ANSWERS_PER_S, per_event)
@@ -169,10 +172,8 @@ class _Paced:
         self._under_way[asked.run_id] += 1
         twice = random.Random(f"{told['number']}-{told['item']}").random() < _SEARCHES_TWICE
         text = _QUERY if turns <= (4 if twice else 2) else _REPORT
-        engine, speed = (
-            _ENGINES["alone" if told["engine"] == "alone" else "shared"],
-            _EXECUTORS[told["executors"]],
-        )
+        engine = _ENGINES["alone" if told["engine"] == "alone" else "shared"]
+        speed = _EXECUTORS[told["executors"]]
         return Reply(
             _tokens(text),
             (),

@@ -132,7 +132,8 @@ async def measure(options: Options) -> Figures | NoiseFigures:
     if options.noise:
         with work_folder(options.work) as work:
             return await _against_gold(config, work, options)
-    student, arms = Path(config.engines["executor"].path), dict.fromkeys((BASE, *_ARMS), 0)
+    student = Path(config.engines["executor"].path)
+    arms = dict.fromkeys((BASE, *_ARMS), 0)
     with work_folder(options.work) as work:
         async with mini_deployment(config, teacher=True) as mini:
             gold = [
@@ -146,7 +147,8 @@ async def measure(options: Options) -> Figures | NoiseFigures:
             await _step("filter", *rolled_out, "--mix", mix, "--out", work / "filtered")
             _write_gold(work / "gold", gold)
             for arm in _ARMS:
-                data, trained = work / f"{arm}-data", work / f"{arm}-trained"
+                data = work / f"{arm}-data"
+                trained = work / f"{arm}-trained"
                 await _step("dataset", work / arm, "--model", student, "--out", data)
                 await _step(
                     "train", data, "--model", student, "--recipe", options.recipe, "--out", trained
@@ -260,7 +262,8 @@ async def _against_gold(config: Config, work: Path, options: Options) -> NoiseFi
     gold: dict[str, SubQuery] = {}
     async with mini_deployment(config, teacher=True) as mini:
         for seed in options.worlds:
-            folder, world = work / f"unseen-{seed}", World(seed, "test")
+            folder = work / f"unseen-{seed}"
+            world = World(seed, "test")
             asked = [
                 Question(one.id, one.text, (one.answer,))
                 for one in _export(folder, world, options.questions)
@@ -308,7 +311,8 @@ def kept_of(
 
     strata: tuple[Stratum, ...] = ("student_single", "teacher_single", "teacher_multi")
     for stratum in strata:
-        candidates, passed = known(everything, stratum), known(kept, stratum)
+        candidates = known(everything, stratum)
+        passed = known(kept, stratum)
         good = [key for key, is_good in candidates if is_good]
         keys = {key for key, _ in passed}
         yield Kept(

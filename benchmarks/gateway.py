@@ -56,7 +56,8 @@ def canned(asked: ChatRequest) -> str:
     """The text of a role's turn; sub-queries and queries repeat the question, so that no two
     questions share any.
     """
-    about, turns = asked.texts[1] if len(asked.texts) > 1 else "", len(asked.texts)
+    about = asked.texts[1] if len(asked.texts) > 1 else ""
+    turns = len(asked.texts)
     match asked.model:
         case "delegator" if turns > 4:
             return "<stop/>Enough evidence<stop>"
@@ -163,7 +164,8 @@ class TimedJournal:
 
     def __init__(self, journal: Journal, took_s: list[float]) -> None:
         """`took_s`: gets the seconds of each call."""
-        self._journal, self._took_s = journal, took_s
+        self._journal = journal
+        self._took_s = took_s
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._journal, name)
@@ -176,14 +178,16 @@ class TimedJournal:
 
 
 async def _serve(config: Path, doubles: Sequence[str]) -> None:
-    told, took_s = list[str](), list[float]()
+    told = list[str]()
+    took_s = list[float]()
 
     def journal(usual: Journal) -> Journal:
         if "timed" in doubles:
             return cast(Journal, TimedJournal(usual, took_s))
         return NoJournal() if "no-store" in doubles else usual
 
-    retriever, log = OnePassage() if "retriever" in doubles else None, told.append
+    retriever = OnePassage() if "retriever" in doubles else None
+    log = told.append
     opened = running_gateway(
         load_config(config), _ANY, log, _ANY, retriever=retriever, journal=journal
     )

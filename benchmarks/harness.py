@@ -144,7 +144,9 @@ async def watching(process: psutil.Process, before: int | None = None) -> AsyncI
     """Measure what a process uses while this is open. `before`: what its memory is compared with,
     in bytes; None for what it has now.
     """
-    used, begun_s, before = Used(), cpu_s(process), own_bytes(process) if before is None else before
+    used = Used()
+    begun_s = cpu_s(process)
+    before = own_bytes(process) if before is None else before
 
     async def look() -> None:
         while True:

@@ -51,8 +51,10 @@ async def at_rate(
     seed: int = 0,
 ) -> list[Result]:
     """Ask of each item, so many a second on average, as independent callers do."""
-    chance, clock = random.Random(seed), asyncio.get_running_loop().time
-    due, tasks = clock(), []
+    chance = random.Random(seed)
+    clock = asyncio.get_running_loop().time
+    due = clock()
+    tasks = []
     async with asyncio.TaskGroup() as group:
         for item in items:
             due += chance.expovariate(per_s)
@@ -138,7 +140,9 @@ async def ask_until(
     is the client's own, not the gateway's. `columns`: of the table that is wanted; empty for an
     answer.
     """
-    begun, wait_s, rows = time.perf_counter(), deadline_s + (0.0 if hurried else _BEYOND_S), ""
+    begun = time.perf_counter()
+    wait_s = deadline_s + (0.0 if hurried else _BEYOND_S)
+    rows = ""
     try:
         if columns:
             answer: Any = (await client.table(text, columns, (), wait_s, request_id=text)).message
@@ -181,7 +185,8 @@ class Outcomes(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, ended: Sequence[Ended]) -> "Outcomes":
         """Sum them up."""
-        took, counts = [one.took_s for one in ended], Counter(one.outcome for one in ended)
+        took = [one.took_s for one in ended]
+        counts = Counter(one.outcome for one in ended)
         latest_ms = max((one.late_s for one in ended), default=0.0) * 1000
         return cls(
             len(ended),

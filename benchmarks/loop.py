@@ -93,7 +93,8 @@ class Asking:
     """Clients that ask, and tell the right answers."""
 
     def __init__(self, client: AsyncClient, at_once: int) -> None:
-        self._client, self._at_once = client, at_once
+        self._client = client
+        self._at_once = at_once
 
     async def all(self, stage: Stage, questions: Iterable[Question], *, feedback: bool) -> Asked:
         """Ask all questions of a stage; their sums."""
@@ -233,7 +234,8 @@ def publish_degraded(versions: Path, version: str) -> str:
     import torch
     from safetensors.torch import load_file, save_file
 
-    manifest, chance = verified(versions / version), torch.Generator().manual_seed(0)
+    manifest = verified(versions / version)
+    chance = torch.Generator().manual_seed(0)
 
     def noisy(weight: torch.Tensor) -> torch.Tensor:
         noise = _NOISE * weight.float().std() * torch.randn(weight.shape, generator=chance)

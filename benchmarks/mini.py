@@ -103,7 +103,9 @@ class Asked:
         not judged.
         """
         answers = iter([result.answer for result in self.run.results])
-        gold_before, before, right = "", "", 0
+        gold_before = ""
+        before = ""
+        right = 0
         for number, block in enumerate(self.question.rounds):
             expected = [
                 one.text.replace(gold_before, before) if before else one.text for one in block

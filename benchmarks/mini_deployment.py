@@ -44,7 +44,9 @@ class MiniDeployment(msgspec.Struct, frozen=True):
                 role, engine=None, base_url=self.engines[role.engine or ""]
             )
 
-        roles, teacher, retrieval = self.of.roles, self.of.distillation.teacher, self.of.retrieval
+        roles = self.of.roles
+        teacher = self.of.distillation.teacher
+        retrieval = self.of.retrieval
         if self.retrieval:
             retrieval = msgspec.structs.replace(
                 retrieval, address=self.retrieval, index=None, documents=()

@@ -120,8 +120,12 @@ _FIGURES: dict[Part, list[Wanted]] = {
 _PACES: dict[Part, Pace] = {"paced": "paced", "tokens": "tokens", "pages": "paced"}
 _EACH = 1_000_000
 """Question numbers that a round may use."""
-_AT_ONCE, _STREAMS, _CALLS, _ONE_BY_ONE = 64, 16, 256, 64
-_SYNCS, _RECORD = 20, b"x" * 200
+_AT_ONCE = 64
+_STREAMS = 16
+_CALLS = 256
+_ONE_BY_ONE = 64
+_SYNCS = 20
+_RECORD = b"x" * 200
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -260,7 +264,8 @@ async def measure(options: Options) -> Figures:
         options = replace(
             options, rounds=2, questions=5, rate=40.0, in_flight=(2, 8), token_s=0.001
         )
-    figures, variants = list[Figure](), list[Variant]()
+    figures = list[Figure]()
+    variants = list[Variant]()
     parts = {
         "paced": _paced,
         "cpu": _cpu,
@@ -348,7 +353,8 @@ async def _proxy(bench: Bench, options: Options) -> Rounds:
 
 
 async def _tokens(bench: Bench, options: Options) -> Rounds:
-    begun, order = await bench.start("role", "aiohttp"), Order(0, _STREAMS, at_once=_STREAMS)
+    begun = await bench.start("role", "aiohttp")
+    order = Order(0, _STREAMS, at_once=_STREAMS)
     variants = {
         name: _rounds(await bench.measure(process), order) for name, process in begun.items()
     }
@@ -360,8 +366,10 @@ async def _tokens(bench: Bench, options: Options) -> Rounds:
 
 
 async def _load(bench: Bench, options: Options) -> Rounds:
-    process, levels = (await bench.start("by_address"))["by_address"], options.in_flight
-    measure, memory = await bench.measure(process, max(levels)), list[Round]()
+    process = (await bench.start("by_address"))["by_address"]
+    levels = options.in_flight
+    measure = await bench.measure(process, max(levels))
+    memory = list[Round]()
     await measure(Order(0, options.questions, at_once=min(levels)))
     idle = own_bytes(process.watched)
 
@@ -382,16 +390,15 @@ async def _load(bench: Bench, options: Options) -> Rounds:
 
 
 async def _pages(bench: Bench, options: Options) -> Rounds:
-    process, seen = (
-        (await bench.start("by_address"))["by_address"],
-        dict[str, list[Round]](requests=[], events=[]),
-    )
+    process = (await bench.start("by_address"))["by_address"]
+    seen = dict[str, list[Round]](requests=[], events=[])
     browser = await bench.stack.enter_async_context(child("benchmarks.pages", process.words[1]))
     asked = _rounds(await bench.measure(process), Order(0, options.questions, per_s=options.rate))
 
     async def opened(number: int) -> Round:
         await browser.answer(str(options.pages).encode())
-        found, counts = await asked(number), _counts(await browser.answer(b"0"))
+        found = await asked(number)
+        counts = _counts(await browser.answer(b"0"))
         for name, rounds in seen.items():
             rounds.append(Round([counts.get(name, 0)]))
         return found

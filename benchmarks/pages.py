@@ -28,14 +28,16 @@ _POLLED = re.compile(r'hx-get="([^"]+)" hx-trigger="every (\d+)s"')
 _THROTTLED = re.compile(r'hx-get="([^"]+)" hx-trigger="sse:changed throttle:(\d+)s"')
 _RUN = re.compile(r'<a id="([^"]+)"')
 _Kind = Callable[[], Coroutine[Any, Any, Any]]
-_LOOKED_AT_S, _NONE_YET_S = 3.0, 0.5
+_LOOKED_AT_S = 3.0
+_NONE_YET_S = 0.5
 
 
 class Browser:
     """Its open pages."""
 
     def __init__(self, session: aiohttp.ClientSession, seed: int = 0) -> None:
-        self._session, self._chance = session, random.Random(seed)
+        self._session = session
+        self._chance = random.Random(seed)
         self.seen: Counter[str] = Counter()
 
     async def get(self, path: str, of: str = "") -> str:
@@ -64,7 +66,8 @@ class Browser:
                 await asyncio.sleep(_NONE_YET_S)
                 continue
             page = f"{under}/{(run_id := self._chance.choice(running))}"
-            throttled, changed_at = _THROTTLED.search(await self.get(page)), 0.0
+            throttled = _THROTTLED.search(await self.get(page))
+            changed_at = 0.0
             self.seen["requests"] += 1
             async with self._session.get(f"/runs/{run_id}/events") as events:
                 async for line in events.content:
@@ -87,7 +90,8 @@ async def _browse(address: str) -> None:
         address, raise_for_status=True, timeout=aiohttp.ClientTimeout(None)
     ) as session:
         browser = Browser(session)
-        run, asked = partial(browser.follow, "/runs"), partial(browser.follow, "/ask")
+        run = partial(browser.follow, "/runs")
+        asked = partial(browser.follow, "/ask")
         kinds: tuple[_Kind, ...] = (browser.list, run, run, partial(browser.get, "/usage"), asked)
         tasks: list[asyncio.Task[Any]] = []
         print("ready", flush=True)

@@ -44,8 +44,12 @@ from serving.retrieval.searcher import IndexSearcher
 from serving.terminal import progress_bar
 
 CUTS = (1, 3, 5, 10)
-WHOLE, AS_MANY, SUB_QUESTIONS = "question", "question, as many passages", "gold sub-questions"
-_TURNS, _LONE, _TOP_K = 4, 32, 3
+WHOLE = "question"
+AS_MANY = "question, as many passages"
+SUB_QUESTIONS = "gold sub-questions"
+_TURNS = 4
+_LONE = 32
+_TOP_K = 3
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -119,8 +123,14 @@ async def measure(options: Options) -> Figures:
     """Measure. Raises `BadRequest`, `BadCorpus`, `BadIndex` and what the embedder raises."""
     if options.data is None and not options.load:
         raise BadRequest("nothing to measure; give --data DIR, --load N, or both.")
-    embedder, passages, asked, found = MiniLM(), None, None, list[Found]()
-    indexed, ranked, loads, checks = None, None, list[Load](), list[Check]()
+    embedder = MiniLM()
+    passages = None
+    asked = None
+    found = list[Found]()
+    indexed = None
+    ranked = None
+    loads = list[Load]()
+    checks = list[Check]()
     with tempfile.TemporaryDirectory() as scratch:
         if options.data:
             questions = read_questions(
@@ -130,13 +140,15 @@ async def measure(options: Options) -> Figures:
             )
             folder = options.index or Path(scratch) / "index"
             index, indexed = _indexed(options.data / "corpus.jsonl", folder, embedder)
-            passages, asked = len(index.passages), len(questions)
+            passages = len(index.passages)
+            asked = len(questions)
             found, ranked = _ranked(
                 index, embedder, questions, sub_questions=options.gold_sub_questions
             )
         drawing = RandomEmbedder()
         for number in options.load:
-            corpus, folder = Path(scratch) / "corpus.jsonl", Path(scratch) / str(number)
+            corpus = Path(scratch) / "corpus.jsonl"
+            folder = Path(scratch) / str(number)
             corpus.write_bytes(msgspec.json.Encoder().encode_lines(mini_world_passages(number)))
             build_index([corpus], folder, drawing)
             rows, different = await searched(Index.open(folder, drawing), drawing, options)
@@ -226,13 +238,15 @@ def _found(
         SUB_QUESTIONS: lambda found, k: {one for each in found[1:] for one in each[:k]},
     }
     for query in kinds if any(len(each) > 1 for each in ranked) else (WHOLE,):
-        hit, recall = {}, {}
+        hit = {}
+        recall = {}
         for k in CUTS:
             shares = [
                 fmean(document in kinds[query](found, k) for document in set(question.supporting))
                 for question, found in zip(questions, ranked, strict=True)
             ]
-            hit[k], recall[k] = fmean(share == 1 for share in shares), fmean(shares)
+            hit[k] = fmean(share == 1 for share in shares)
+            recall[k] = fmean(shares)
         yield Found(query, ranking, hit, recall)
 
 
@@ -248,7 +262,8 @@ async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[
     else. Raises what the embedder raises.
     """
     asked = _queries(index, options.queries + _LONE)
-    lone, asked = asked[:_LONE], asked[_LONE:]
+    lone = asked[:_LONE]
+    asked = asked[_LONE:]
     sizes = 1, options.batch
     ways = [IndexSearcher(index, embedder, most=most, cache=0) for most in sizes]
     found: list[dict[str, list[Passage]]] = [{} for _ in ways]
@@ -274,7 +289,8 @@ async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[
             await way.close()
     rows = []
     for most, waited, elapsed, alone in zip(sizes, waited_s, elapsed_s, lone_s, strict=True):
-        median_ms, p99_ms = 1000 * statistics.median(waited), 1000 * quantile(waited, 0.99)
+        median_ms = 1000 * statistics.median(waited)
+        p99_ms = 1000 * quantile(waited, 0.99)
         rows.append(
             Load(len(index.passages), most, len(waited) / elapsed, median_ms, p99_ms, 1000 * alone)
         )
@@ -311,7 +327,8 @@ def mini_world_passages(number: int | None = None) -> Iterator[Passage]:
 
 def _queries(index: Index, number: int) -> list[str]:
     """Different ones, of three to twelve words of a passage each."""
-    rng, queries = random.Random(0), dict[str, None]()
+    rng = random.Random(0)
+    queries = dict[str, None]()
     while len(queries) < number:
         passage = index.passages[rng.randrange(len(index.passages))]
         words = passage.text.split()

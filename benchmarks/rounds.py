@@ -9,7 +9,8 @@ import msgspec
 from benchmarks.load import quantile
 from serving.terminal import progress_bar
 
-_DRAWS, _SEED = 1000, 0
+_DRAWS = 1000
+_SEED = 0
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -86,7 +87,9 @@ def figure(wanted: Wanted, found: Mapping[str, Sequence[Round]]) -> Figure:
     """A figure with its spread, by a bootstrap over the rounds, which are drawn alike for both
     sides of a ratio.
     """
-    of, to, chance = found[wanted.of], found.get(wanted.to), random.Random(_SEED)
+    of = found[wanted.of]
+    to = found.get(wanted.to)
+    chance = random.Random(_SEED)
 
     def of_rounds(chosen: Sequence[int]) -> float:
         part = wanted.metric([of[number] for number in chosen])
@@ -94,13 +97,16 @@ def figure(wanted: Wanted, found: Mapping[str, Sequence[Round]]) -> Figure:
         return part / whole if whole else 0.0
 
     every = range(len(of))
-    value, drawn = (
-        of_rounds(every),
-        [of_rounds(chance.choices(every, k=len(of))) for _ in range(_DRAWS)],
-    )
-    low, high, bound, held = quantile(drawn, 0.025), quantile(drawn, 0.975), "", None
+    value = of_rounds(every)
+    drawn = [of_rounds(chance.choices(every, k=len(of))) for _ in range(_DRAWS)]
+    low = quantile(drawn, 0.025)
+    high = quantile(drawn, 0.975)
+    bound = ""
+    held = None
     if wanted.most is not None:
-        bound, held = f"≤ {wanted.most:g}", value <= wanted.most
+        bound = f"≤ {wanted.most:g}"
+        held = value <= wanted.most
     elif wanted.least is not None:
-        bound, held = f"≥ {wanted.least:g}", value >= wanted.least
+        bound = f"≥ {wanted.least:g}"
+        held = value >= wanted.least
     return Figure(wanted.figure, value, low, high, bound, held)

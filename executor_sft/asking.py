@@ -21,7 +21,8 @@ async def in_flight(
     """Ask of each item, `at_once` at a time; the results in the items' order. The first error
     ends all.
     """
-    results, left = dict[int, Result](), enumerate(items)
+    results = dict[int, Result]()
+    left = enumerate(items)
 
     async def keep_asking() -> None:
         for number, item in left:

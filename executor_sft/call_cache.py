@@ -105,8 +105,11 @@ class CachedModel:
     def __init__(
         self, model: Model, cache: CallCache, role: RoleName, variant: object = None
     ) -> None:
-        self._model, self._cache, self._role = model, cache, role
-        self.name, self.endpoint = model.name, model.endpoint
+        self._model = model
+        self._cache = cache
+        self._role = role
+        self.name = model.name
+        self.endpoint = model.endpoint
         self._variant = msgspec.json.encode((model.name, variant), order="deterministic")
 
     async def complete(self, prompt: Prompt) -> Completion:

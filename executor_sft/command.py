@@ -94,7 +94,8 @@ def _add(parser: argparse.ArgumentParser, field: Field) -> None:
     kinds = field.type.types if isinstance(field.type, UnionType) else (field.type,)
     (annotated,) = (kind for kind in kinds if not isinstance(kind, NoneType))
     assert isinstance(annotated, Metadata), f"{field.name} has no description"
-    kind, text = annotated.type, (annotated.extra_json_schema or {}).get("description", "")
+    kind = annotated.type
+    text = (annotated.extra_json_schema or {}).get("description", "")
     positional = "positional" in (annotated.extra or {})
     how: dict[str, Any] = {} if positional else {"required": field.required}
     if isinstance(kind, BoolType) and field.default is False:

@@ -136,7 +136,8 @@ class ServedTokens:
             raise BadConfig(
                 f"{model}: its tokenizer has no chat template; add chat_template.jinja."
             )
-        self._model, self._system_role = model, system_role
+        self._model = model
+        self._system_role = system_role
         self._switch = {} if thinking is None else {"enable_thinking": thinking}
         self._thinks = "<think>" in self._tokenizer.chat_template if thinking is None else thinking
 
@@ -161,7 +162,8 @@ class ServedTokens:
         they are where these are the same text, in whichever tokens: it may have told none, or those
         of another model.
         """
-        made, told = TokenIds(self.prompt(messages), self.completion(output)), output.tokens
+        made = TokenIds(self.prompt(messages), self.completion(output))
+        told = output.tokens
         if told is msgspec.UNSET:
             return made, False
         ended = (
@@ -318,8 +320,10 @@ def training_row(
     ids: TokenIds, messages: Sequence[dict[str, str | bool]], *about: Any
 ) -> TrainingRow:
     """The row of a prompt and a turn. `about`: its further fields, from `turn` on."""
-    before, turn = len(ids.prompt), len(ids.completion)
-    labels, masks = (NO_LOSS,) * before + ids.completion, (0,) * before + (1,) * turn
+    before = len(ids.prompt)
+    turn = len(ids.completion)
+    labels = (NO_LOSS,) * before + ids.completion
+    masks = (0,) * before + (1,) * turn
     return TrainingRow(
         ids.prompt + ids.completion, labels, masks, (1,) * (before + turn), tuple(messages), *about
     )

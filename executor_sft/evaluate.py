@@ -75,7 +75,8 @@ def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0)
     if not new or len(new) != len(old):
         raise ValueError(f"{len(new)} and {len(old)} scores cannot be paired")
     differences = np.asarray(new, np.float64) - np.asarray(old, np.float64)
-    rng, count = np.random.default_rng(seed), len(differences)
+    rng = np.random.default_rng(seed)
+    count = len(differences)
     block = max(1, _DRAWN_AT_ONCE // count)
     means = [
         differences[rng.integers(0, count, (min(block, _RESAMPLES - done), count))].mean(axis=1)
@@ -190,10 +191,8 @@ def evaluation_of(
 def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
     runs = [run for one in answered for run in one.executions]
     judged = any(one.accepted is not None for one in answered)
-    right, tokens = (
-        sum(one.exact_match for one in answered),
-        sum(one.executor_tokens for one in answered),
-    )
+    right = sum(one.exact_match for one in answered)
+    tokens = sum(one.executor_tokens for one in answered)
     return Scores(
         executor,
         fmean(one.exact_match for one in answered),

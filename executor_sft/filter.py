@@ -153,7 +153,8 @@ def filtered(
     rejected: Counter[str] = Counter()
     seen: set[tuple[Stratum, bool, str]] = set()
     for rollout in rollouts:
-        question, candidates = rollout.question, list(_candidates(rollout, none=none))
+        question = rollout.question
+        candidates = list(_candidates(rollout, none=none))
         asked = {work.sub_query for _, work, _, _ in candidates if isinstance(work, Execution)}
         leaked = _leaked(question.text, asked, held_out) if held_out else None
         for stratum, work, flaw, ask in candidates:

@@ -25,8 +25,10 @@ class JsonlFile(Generic[_Line]):
         """Open, or make. `kind`, `advice`: as of `read_jsonl`. Raises `BadConfig` where another
         process has it open.
         """
-        self.path, self._file = path, path.open("a+b", buffering=0)
-        self._kind, self._advice = kind, advice
+        self.path = path
+        self._file = path.open("a+b", buffering=0)
+        self._kind = kind
+        self._advice = advice
         os.fchmod(self._file.fileno(), 0o600)  # of an earlier release, perhaps
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,7 +93,8 @@ def read_jsonl(
     still being written. Raises `BadConfig` naming file and line of one that is not of this kind,
     with `advice`.
     """
-    file, decoder = path / name if path.is_dir() else path, msgspec.json.Decoder(kind)
+    file = path / name if path.is_dir() else path
+    decoder = msgspec.json.Decoder(kind)
     try:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):

@@ -101,7 +101,8 @@ async def select(
     `wanted` leaves out tenants that have opted out. `evaluation`: what to leave out. `judge`:
     whether somebody can tell right answers that no feedback tells. Raises `StoreFailed`.
     """
-    counts, chosen = Counts(), list[tuple[Question, tuple[Call, ...], str]]()
+    counts = Counts()
+    chosen = list[tuple[Question, tuple[Call, ...], str]]()
     asked: set[str] = set()
     worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
@@ -138,7 +139,8 @@ async def select(
                     (question, run.calls, run.tenant if by_client and wanted.tenant is None else "")
                 )
     kept = within_share(chosen, lambda one: one[2])
-    counts.selected, counts.over_share = len(kept), len(chosen) - len(kept)
+    counts.selected = len(kept)
+    counts.over_share = len(chosen) - len(kept)
     return Selection([question for question, _, _ in kept], counts), [
         call for _, calls, _ in kept for call in calls
     ]
@@ -181,7 +183,8 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterat
             except StoreFailed as error:
                 if not isinstance(error.__cause__, zlib.error | msgspec.DecodeError):
                     raise
-                counts.read, counts.unreadable = counts.read + 1, counts.unreadable + 1
+                counts.read = counts.read + 1
+                counts.unreadable = counts.unreadable + 1
                 continue
             counts.read += 1
             yield run
@@ -213,7 +216,8 @@ def estimate(
             if total.role == role and (known := total.attempts - total.attempts_without_usage):
                 prompt += times * total.attempts / known * total.prompt_tokens
                 completion += times * total.attempts / known * total.completion_tokens
-        usage, price = Usage(round(prompt), round(completion)), prices[name]
+        usage = Usage(round(prompt), round(completion))
+        price = prices[name]
         dollars = None if price is None else price.cost(usage) / 1e9
         tokens = {
             "prompt_tokens": usage.prompt_tokens,
@@ -254,12 +258,11 @@ async def _selected(config: Config, options: Options) -> Selection | None:
         end=time_argument(options.until).timestamp() if options.until else None,
         training=True,
     )
-    roles, teacher = config.roles, teacher_config(config)
+    roles = config.roles
+    teacher = teacher_config(config)
     held_out = [Path(config.versions.held_out)] if config.versions.held_out else []
-    evaluation, judge = (
-        HeldOut.read([*options.evaluation, *held_out]),
-        config.distillation.judge is not None,
-    )
+    evaluation = HeldOut.read([*options.evaluation, *held_out])
+    judge = config.distillation.judge is not None
     async with opened_store(argparse.Namespace(config=options.config, preset=None)) as database:
         with Console(stderr=True).status("reading logged runs"):
             archive = SQLArchive(database)

@@ -106,7 +106,8 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
                     "another folder."
                 )
             files[name.removeprefix(f"{MODEL}/")] = digest
-    recipe, figures = manifest.origin.settings, manifest.figures
+    recipe = manifest.origin.settings
+    figures = manifest.figures
     rank = recipe["rank"] if figures["kind"] == "adapter" else None
     check_engine(f"{trained}", config, figures["base_sha256"], rank)
     folder = Path(config.versions.folder)

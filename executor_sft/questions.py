@@ -172,7 +172,8 @@ class HeldOut:
         words = _words(text)
         if 2 * sum(len(word) == 1 for word in words) > len(words):
             text = joined
-        triples, numbers = _triples(text), _numbers(text)
+        triples = _triples(text)
+        numbers = _numbers(text)
         alike = (
             held
             for triple in self._telling(triples)
@@ -244,14 +245,16 @@ class TableReports:
     """
 
     def __init__(self, question: Question, run: TableRun) -> None:
-        table, self._schema = table_of(run), run.schema
+        table = table_of(run)
+        self._schema = run.schema
         self._right = {row_key(run.schema, row): self._forms(row) for row in question.rows}
         filled = {row.key: self._forms([cell.value for cell in row.cells]) for row in table.rows}
         self.right: bool | None = filled == self._right if question.rows else None
         """Whether the table is the right one; None where that is not known."""
         self._settled: dict[RowKey, Sequence[str | None]] = {}
         for row in table.rows:
-            keys, known = (row.key, *row.aliases), zip(row.cells, filled[row.key], strict=True)
+            keys = (row.key, *row.aliases)
+            known = zip(row.cells, filled[row.key], strict=True)
             settled = [
                 form if cell.state in ("given", "agreed", "single") else None
                 for cell, form in known

@@ -94,7 +94,8 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     """Run the steps one after the other: name and status of each, and another reason not to go
     on, if there is one.
     """
-    work, role = options.work, config.roles.execution
+    work = options.work
+    role = config.roles.execution
     mining = mine.Options(
         config=options.config,
         out=work / "mined",

@@ -49,7 +49,9 @@ from serving.json_lines import write_json_lines
 from serving.terminal import complain, progress_bar
 from serving.topologies import executor_limits
 
-ROLLOUTS, CALLS, TRAJECTORIES = "rollouts.jsonl", "calls.jsonl", "trajectories.jsonl"
+ROLLOUTS = "rollouts.jsonl"
+CALLS = "calls.jsonl"
+TRAJECTORIES = "trajectories.jsonl"
 ADVICE = "remove this line, and it is rolled out again"
 """For a line that is no rollout."""
 _TEMPERATURE = 0.7
@@ -236,7 +238,8 @@ class RolloutWorker:
         trajectory = run.trajectory
         assert isinstance(trajectory, Trajectory)
         block = list(trajectory.block(number))
-        context, first = self.context(), sum(trajectory.rounds[:number])
+        context = self.context()
+        first = sum(trajectory.rounds[:number])
         execution = await executor.run(block[place].sub_query, first + place, context)
         check_execution(execution, first + place, context)
         if execution.report == block[place].report:
@@ -253,7 +256,8 @@ class RolloutWorker:
         their work stay among the samples, and cost nothing else, unless there are no others.
         """
         assert self.wide
-        limits, context = self.wide.limits, self.context(self.wide.limits.timeout_s)
+        limits = self.wide.limits
+        context = self.context(self.wide.limits.timeout_s)
         found = await self.wide.run(table.checked(limits), context)
         check_some(found.executions, context.failures)
         check_failures(found, len(found.executions), context)
@@ -270,7 +274,8 @@ class RolloutWorker:
             return Sample(execution, execution.report.answer, Verdict(right))
 
         async def work(number: int) -> SubQueryRollout:
-            teacher, student = await sample(number), await sample(number, self.student)
+            teacher = await sample(number)
+            student = await sample(number, self.student)
             needless = teacher.verdict.exact_match is False or len(teacher.execution.searches) < 2
             tries = [
                 await sample(number, executor) for executor in (() if needless else self.capped)
@@ -312,7 +317,8 @@ class GroupWorker:
         runs = []
         for seed in range(self.size):
             sampled = self.runtime.sampled(seed, self.temperature)
-            topology, context = sampled.topology("factorized"), sampled.context()
+            topology = sampled.topology("factorized")
+            context = sampled.context()
             found = await topology.loop.run(question.text, context)
             check_failures(found, 0, context)
             more = settings_of(topology.roles), tuple(context.ledger.calls), 0.0, 0.0
@@ -329,7 +335,8 @@ def teacher_config(config: Config) -> RoleConfig:
     """The teacher's role. Raises `BadConfig` where the config names none, or one with a prompt
     of its own.
     """
-    teacher, student = config.distillation.teacher, config.roles.execution
+    teacher = config.distillation.teacher
+    student = config.roles.execution
     if teacher is None:
         raise BadConfig(
             "distillation.teacher: is not set; add a table [distillation.teacher] with "
@@ -363,7 +370,8 @@ def rollout_worker(
     first, *others = [teaching(one.role("execution", config)) for one in again]
     tries = [runtime.executor(role, once) for role in (first, *others)]
     executor = runtime.executor(first)
-    search, wide = runtime.search(executor), runtime.wide_search(executor)
+    search = runtime.search(executor)
+    wide = runtime.wide_search(executor)
     return RolloutWorker(search, runtime.executor(), tries, runtime.judge, runtime.context, wide)
 
 
@@ -410,7 +418,9 @@ def search_counts(searches: Iterable[int]) -> dict[str, float]:
     more (TBSS Table 4). `searches`: of each run.
     """
     counts = list(searches)
-    runs, none, one = len(counts), counts.count(0), counts.count(1)
+    runs = len(counts)
+    none = counts.count(0)
+    one = counts.count(1)
     average = sum(counts) / max(1, runs)
     return {
         "invocations": runs,
@@ -535,7 +545,8 @@ async def _teach(options: RolloutOptions, questions: Sequence[Question]) -> dict
 
 
 async def _group(options: Options, questions: Sequence[Question]) -> dict[str, Any]:
-    executors, delegators = named_adapters([options.executor]), named_adapters([options.delegator])
+    executors = named_adapters([options.executor])
+    delegators = named_adapters([options.delegator])
     opened = partial(open_runtime, load_config(options.config), complain, cache=options.out / CALLS)
     async with opened(adapters=executors, delegators=delegators) as runtime:
         asking = {

@@ -48,7 +48,8 @@ from serving.topologies import (
     role_configs,
 )
 
-BASE, TEACHER = "base", "teacher"
+BASE = "base"
+TEACHER = "teacher"
 """Models of the config, and no adapters."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 

@@ -18,9 +18,11 @@ from router.errors import BadConfig
 from serving.config.config import Config, RoleConfig
 from serving.files import sha256_of, write_atomically
 
-_BEGUN, MANIFEST = "begun.json", "manifest.json"
+_BEGUN = "begun.json"
+MANIFEST = "manifest.json"
 _ADVICE = "was it written by another release? Name another folder"
-_MAX_CHANGES, _MAX_VALUE = 5, 80
+_MAX_CHANGES = 5
+_MAX_VALUE = 80
 """Differences that a refusal names, and characters of each."""
 
 
@@ -52,12 +54,10 @@ class Step:
     """A step under way, in a folder of its own."""
 
     def __init__(self, folder: Path, origin: Origin, inputs: Mapping[str, Path]) -> None:
-        self.folder, self._origin, self._inputs, self._begun = (
-            folder,
-            origin,
-            inputs,
-            time.monotonic(),
-        )
+        self.folder = folder
+        self._origin = origin
+        self._inputs = inputs
+        self._begun = time.monotonic()
 
     @classmethod
     def begin(

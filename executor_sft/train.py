@@ -30,10 +30,12 @@ from serving.dependencies import need
 from serving.engines.versions import WEIGHTS, base_sha256
 from serving.files import flush, write_atomically
 
-MODEL, LOSS = "model", "loss.jsonl"
+MODEL = "model"
+LOSS = "loss.jsonl"
 NEEDED = ("accelerate", "datasets", "peft", "torch", "trl")
 """Modules that are loaded late, so that `--help` can do without."""
-_CHECKPOINTS, _STATE = "checkpoints", "trainer_state.json"
+_CHECKPOINTS = "checkpoints"
+_STATE = "trainer_state.json"
 _SHIPPED = Path(__file__).resolve().parent / "recipes"
 _Count = Annotated[int, Meta(ge=1)]
 _Share = Annotated[float, Meta(ge=0, lt=1)]
@@ -143,7 +145,8 @@ def run(options: Options) -> int:
 
 
 def _train(step: Step, options: Options, recipe: Recipe, devices: int) -> None:
-    rows, base = read_rows(options.dataset / ROWS), options.model
+    rows = read_rows(options.dataset / ROWS)
+    base = options.model
     checkpoints = step.folder / _CHECKPOINTS
     trainer = _trainer(rows, base, recipe, checkpoints, devices)
     trainer.train(resume_from_checkpoint=_last_checkpoint(checkpoints))

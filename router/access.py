@@ -137,7 +137,8 @@ def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> 
             f"tenant {tenant!r}: what it costs to try executors is booked on this name; "
             "take another one."
         )
-    key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    key_id = secrets.token_hex(4)
+    secret = secrets.token_urlsafe(32)
     return f"rg_{key_id}_{secret}", Key(
         key_id, tenant, frozenset(scopes), label, _sha256(secret), time.time()
     )
@@ -148,7 +149,8 @@ class Access:
 
     def __init__(self, accounts: Accounts, extra: Key | None = None) -> None:
         """`extra`: a key that is good here, and kept nowhere."""
-        self._accounts, self._extra = accounts, [extra] if extra else []
+        self._accounts = accounts
+        self._extra = [extra] if extra else []
         self._keys: dict[str, Key] = {}
         self._required = False
         self._read_at: float | None = None
@@ -225,7 +227,8 @@ class Access:
                         await self._read()
 
     async def _read(self) -> None:
-        now, stored = asyncio.get_running_loop().time(), await self._accounts.keys()
+        now = asyncio.get_running_loop().time()
+        stored = await self._accounts.keys()
         good = (key for key in (*stored, *self._extra) if key.revoked_at is None)
         self._keys = {key.key_id: key for key in good}
         self._required |= bool(stored)

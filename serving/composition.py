@@ -74,7 +74,8 @@ from serving.topologies import (
 )
 
 _UPSTREAM_CONNECTIONS = 1000
-_GATE_ERROR, _GATE_TRIALS = 0.05, 10_000
+_GATE_ERROR = 0.05
+_GATE_TRIALS = 10_000
 """In each stage of a trial, the probability of a wrong decision, and the most trials."""
 
 
@@ -227,12 +228,11 @@ async def _open_runs(
     """
     admission = Admission(config.admission)
     watched = Watched(admission, upstream.endpoints, upstream.deployments)
-    live, book = LiveRuns(), SQLVersionBook(database)
+    live = LiveRuns()
+    book = SQLVersionBook(database)
     async with AsyncExitStack() as stack:
-        say, keep_days = (
-            partial(upstream.readiness.say, "store", ["store"]),
-            config.server.keep_days,
-        )
+        say = partial(upstream.readiness.say, "store", ["store"])
+        keep_days = config.server.keep_days
         writing = LogJournal.writing(
             database, run_log, on_cancel=live.cancel, keep_days=keep_days, on_health=say
         )
@@ -244,7 +244,8 @@ async def _open_runs(
             ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
         )
         versions, executors = await _open_versions(config, database, upstream, retriever, log)
-        settings, timeout_s = settings_of(upstream.roles), config.server.timeout_s
+        settings = settings_of(upstream.roles)
+        timeout_s = config.server.timeout_s
         lifecycle = RunLifecycle(
             around(journal),
             archive,
@@ -301,7 +302,8 @@ def _gateway(
     lifecycle: RunLifecycle,
     trials: Trials,
 ) -> Gateway:
-    roles, words = upstream.roles, config.search.vocabulary
+    roles = upstream.roles
+    words = config.search.vocabulary
     baselines = {
         name: new_topology(name, config, roles, role, retriever)
         for name, role in upstream.baselines.items()
@@ -338,7 +340,9 @@ async def _open_versions(
     """Versions, of which one is active, and the executors that work as those. Raises
     `BadConfig`.
     """
-    gate, model, book = config.versions.gate, config.roles.execution.model, SQLVersionBook(database)
+    gate = config.versions.gate
+    model = config.roles.execution.model
+    book = SQLVersionBook(database)
     loading = Loading(config, upstream.engines, upstream.session)
     limits = gate.max_tokens_ratio, _GATE_TRIALS, gate.least_right
     rule = GateRule(gate.margin, _GATE_ERROR, *limits) if gate.enabled else None
@@ -380,7 +384,8 @@ def _new_executor(
     config: Config, upstream: _Upstream, retriever: Retriever, version: str
 ) -> Executor:
     """The executor of a version: what is configured, but for the model's name."""
-    execution, role = config.roles.execution, upstream.roles["execution"]
+    execution = config.roles.execution
+    role = upstream.roles["execution"]
     if version != execution.model:
         made = upstream.new_role(
             "execution", msgspec.structs.replace(execution, model=version), price=role.price
@@ -393,7 +398,8 @@ def _shared(config: Config, executors: VersionRouting, index: Callable[[], str |
     """The executors, shared by all who ask the same, unless that is switched off, or decoding
     is random.
     """
-    execution, cache = config.roles.execution, config.report_cache
+    execution = config.roles.execution
+    cache = config.report_cache
     if not cache.enabled or (execution.temperature > 0 and execution.seed is None):
         return executors
     return ReportCache(executors, index, keep_s=cache.keep_s, across_tenants=cache.across_tenants)
@@ -412,7 +418,9 @@ async def _listening(
     log: Log,
 ) -> AsyncIterator[str]:
     """The servers, and what goes on beside them; where gRPC listens."""
-    gateway, readiness, observers = runs.gateway, upstream.readiness, runs.observers
+    gateway = runs.gateway
+    readiness = upstream.readiness
+    observers = runs.observers
     tls = config.server.tls
     tables = TableServicer(gateway, runs.stored, access)
     server = Server(
@@ -488,7 +496,8 @@ async def _recover(config: Config, upstream: _Upstream, executors: VersionRoutin
     """
     down: set[str] = set()
     async for _ in upstream.readiness.changes():
-        up, down = down - upstream.readiness.all.keys(), set(upstream.readiness.all)
+        up = down - upstream.readiness.all.keys()
+        down = set(upstream.readiness.all)
         for source in up & {f"engines.{name}" for name in config.engines}:
             upstream.endpoints.endpoint(source).breaker = Breaker()
             if source == f"engines.{config.roles.execution.engine}":

@@ -31,8 +31,11 @@ async def all_roles(
     """The three roles, those that set baselines apart, and managers', which do not share the health
     of what they stand for.
     """
-    usual, own, managing = config.roles.by_name, role_configs(config), manager_configs(config)
-    prices, own_prices = await prices_of(usual, config.prices), await prices_of(own, config.prices)
+    usual = config.roles.by_name
+    own = role_configs(config)
+    managing = manager_configs(config)
+    prices = await prices_of(usual, config.prices)
+    own_prices = await prices_of(own, config.prices)
     managers_prices = await prices_of(managing, config.prices)
     roles = {name: new(name, role, price=prices[name]) for name, role in usual.items()}
     baselines = {

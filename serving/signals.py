@@ -8,7 +8,9 @@ from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 
 import structlog
 
-_YOUNG, _MIDDLE, _OLD = 10_000, 5, 2
+_YOUNG = 10_000
+_MIDDLE = 5
+_OLD = 2
 """Python's own first threshold, 700 objects, is passed by a single question. Older ones are few
 here, and soon looked through: what a question leaves behind is not to wait for thousands of others.
 """

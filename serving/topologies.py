@@ -48,7 +48,8 @@ def role_configs(config: Config) -> dict[TopologyName, RoleConfig]:
     much as the delegator or the answerer. So may the homogeneous executor, which has the executor's
     prompt.
     """
-    roles, topologies = config.roles, config.topologies
+    roles = config.roles
+    topologies = config.topologies
 
     def as_well(other: RoleConfig, prompt: str, **changes: bool) -> RoleConfig:
         max_tokens = max(roles.delegation.max_tokens, other.max_tokens)
@@ -56,7 +57,8 @@ def role_configs(config: Config) -> dict[TopologyName, RoleConfig]:
             roles.delegation, prompt=prompt, max_tokens=max_tokens, fallbacks=(), **changes
         )
 
-    single, alone = topologies.single_agent.prompt, topologies.no_retrieval.prompt
+    single = topologies.single_agent.prompt
+    alone = topologies.no_retrieval.prompt
     found: dict[TopologyName, RoleConfig] = {
         "single_agent": as_well(roles.answer, single or str(_PROMPTS / "agent.txt")),
         "no_retrieval": as_well(roles.answer, alone or str(_PROMPTS / "no_retrieval.txt")),
@@ -112,10 +114,8 @@ def new_host(
     """Three layers: a delegator, managers, whose roles are `own`, and their workers, as for
     `new_managers`.
     """
-    hosted, own = (
-        {**roles, "delegation": _with_managers(config, roles["delegation"])},
-        _with_others(config, own),
-    )
+    hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
+    own = _with_others(config, own)
     search = new_search(
         config.search, hosted, new_managers(config, own, workers, with_tools=with_tools), "host"
     )
@@ -167,7 +167,8 @@ def new_topology(
     """A baseline. `roles`: delegation and answer at least. `own`: made of its config in
     `role_configs`.
     """
-    search, limits = config.search, executor_limits(config.search)
+    search = config.search
+    limits = executor_limits(config.search)
     if ROLE_OF[name] == "delegation":
         agent_limits = single_agent_limits(limits, search.max_rounds, search.max_sub_queries)
         searched = retriever if name == "single_agent" else None
@@ -204,11 +205,10 @@ def new_worker(
     to know the others.
     """
     others = _others(config, manager) if manager else ""
-    limits, own = (
-        limits or executor_limits(config.search),
-        _in_tables(role, config.roles.table_execution),
-    )
-    role, own = _told_besides(role, others), _told_besides(own, others)
+    limits = limits or executor_limits(config.search)
+    own = _in_tables(role, config.roles.table_execution)
+    role = _told_besides(role, others)
+    own = _told_besides(own, others)
     limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
     tabular = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
@@ -224,10 +224,8 @@ def new_wide_search(
     """The way to fill a table by the roles of the search; `managers` stand before the executor,
     if there are any.
     """
-    role, early = (
-        _in_tables(roles["delegation"], config.roles.table_delegation),
-        config.search.early_dispatch,
-    )
+    role = _in_tables(roles["delegation"], config.roles.table_delegation)
+    early = config.search.early_dispatch
     role = _with_managers(config, role) if managers else role
     lead = Delegator(role, config.table.discoveries, STOP, managed=managers is not None)
     names = managers.names if managers else ()
@@ -249,8 +247,11 @@ def new_tables(
     those to compare with, which have as many turns and executors, or as many turns and searches as
     all of these.
     """
-    search, limits, own = config.search, config.table, config.topologies
-    early, needed = search.early_dispatch, search.require_evidence
+    search = config.search
+    limits = config.table
+    own = config.topologies
+    early = search.early_dispatch
+    needed = search.require_evidence
     execution = _in_tables(roles["execution"], config.roles.table_execution)
     in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
@@ -261,10 +262,8 @@ def new_tables(
         new_managers(config, managing, executor, parse_table_turn, with_tools) if managing else None
     )
     wide = new_wide_search(config, roles, executor, managers)
-    rounds, a_round = (
-        min(limits.max_rounds, limits.max_tasks),
-        max(1, limits.max_tasks // limits.max_rounds),
-    )
+    rounds = min(limits.max_rounds, limits.max_tasks)
+    a_round = max(1, limits.max_tasks // limits.max_rounds)
     shown = _in_tables(roles["delegation"], own.wide_written_delegation, "wide_written_delegation")
     writer = _in_tables(roles["answer"], own.wide_written_answer, "wide_written_answer")
     written = FactorizedSearch(
@@ -313,7 +312,8 @@ def _in_tables(role: Role, config: TableRoleConfig, prompt: str = "") -> Role:
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:
     """Limits of an executor, by a config."""
-    access_k, chars = search.access_k if search.access else 0, search.access_chars
+    access_k = search.access_k if search.access else 0
+    chars = search.access_chars
     return ExecutorLimits(
         search.max_turns, search.max_searches, search.top_k, access_k=access_k, access_chars=chars
     )

@@ -33,7 +33,8 @@ class Tab:
     """A page of a browser."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket, self._numbers = socket, count(1)
+        self._socket = socket
+        self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._loaded = asyncio.Event()
         self.complaints: list[str] = []

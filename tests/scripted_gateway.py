@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[1]
 QUESTION = "When was the director of Heat born?"
 DEAD_QUESTION = "Who answers when no model does?"
 LONGEST_QUESTION = 200
-DIRECTOR, BORN = "Who directed Heat?", "When was Michael Mann born?"
+DIRECTOR = "Who directed Heat?"
+BORN = "When was Michael Mann born?"
 PASSAGES = {
     DIRECTOR: [Passage("p1", "Heat", "Heat is a film by Michael Mann. It [sic] is long.", 0.9)],
     BORN: [Passage("p2", "Michael Mann", "Michael Mann was born in 1943.", 0.8)],

@@ -47,8 +47,10 @@ from typing import Any, NamedTuple
 
 _HERE = Path(__file__).resolve()
 _ROOT = Path.cwd() if __name__ == "__main__" else _HERE.parents[1]
-_EVERY_S, _TICK_S = 0.003, 0.001
-_PATIENCE_S, _ENDING_S = float(os.environ.get("STALL_PATIENCE_S", "60")), 30
+_EVERY_S = 0.003
+_TICK_S = 0.001
+_PATIENCE_S = float(os.environ.get("STALL_PATIENCE_S", "60"))
+_ENDING_S = 30
 _REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -101,7 +103,8 @@ async def scene() -> AsyncIterator[Served]:
     from tests.router.table.small_world import World, gateway
 
     async with AsyncExitStack() as stack:
-        folder, world = Path(stack.enter_context(tempfile.TemporaryDirectory())), World(4)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        world = World(4)
         filling, archive = await stack.enter_async_context(gateway(folder, world))
         runs = Runs(archive, LiveRuns())
         server = Server(
@@ -112,7 +115,8 @@ async def scene() -> AsyncIterator[Served]:
         )
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
-        frame, asking = Frame(), Asking(filling)
+        frame = Frame()
+        asking = Asking(filling)
         stack.push_async_callback(asking.detached.drain, 0)
         add_runs(frame, runs)
         add_asking(frame, asking)
@@ -206,7 +210,8 @@ class _Loop:
 async def _serve(name: str) -> None:
     from serving.signals import tune_interpreter
 
-    loop, out = _Loop(), sys.stdout
+    loop = _Loop()
+    out = sys.stdout
     following = asyncio.create_task(loop.follow())
     with redirect_stdout(sys.stderr):  # which carries the log meanwhile
         async with resolve_name(name)() as served:
@@ -230,13 +235,15 @@ async def _control() -> None:
 
 
 def _watch(*addresses: str) -> None:
-    ending, longest = threading.Event(), dict.fromkeys(addresses, 0.0)
+    ending = threading.Event()
+    longest = dict.fromkeys(addresses, 0.0)
 
     def ask(address: str) -> None:
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port))) as connection:
             while not ending.is_set():
-                begun, answered = time.monotonic(), False
+                begun = time.monotonic()
+                answered = False
                 with suppress(OSError):
                     connection.sendall(_REQUEST)
                     answered = connection.recv(65536).startswith(b"HTTP/1.1 200")

@@ -35,9 +35,13 @@ from tests.router.table.small_world import ENOUGH, gateway, written
 from tests.stall import Input, Served
 
 SCENE = "tests.table_stalls:scene"
-ROWS, WIDE, LISTED, VIEWERS = 2000, 64, 5000, 20
+ROWS = 2000
+WIDE = 64
+LISTED = 5000
+VIEWERS = 20
 _LIMIT = [("grpc.max_receive_message_length", 1 << 30)]
-_CITY, _LIST = re.compile(r"City (\d+)"), re.compile(r"list (\d+)")
+_CITY = re.compile(r"City (\d+)")
+_LIST = re.compile(r"list (\d+)")
 
 
 class Register:
@@ -128,7 +132,8 @@ async def scene() -> AsyncIterator[Served]:
         server = Server(filling, None, RunServicer(runs), tables=TableServicer(filling, runs))
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
-        frame, asking = Frame(), Asking(filling, tables=filling)
+        frame = Frame()
+        asking = Asking(filling, tables=filling)
         stack.push_async_callback(asking.detached.drain, 0)
         add_runs(frame, runs)
         add_asking(frame, asking)
@@ -163,7 +168,8 @@ def filled(request: pb.FillTableRequest, viewers: str = "") -> Input:
     """Fill a table to its end. `viewers`: what 20 of them look at meanwhile, or after its end."""
 
     async def send(served: Served) -> str:
-        cpu, begun = _cpu(served)[0], time.monotonic()
+        cpu = _cpu(served)[0]
+        begun = time.monotonic()
         views = 0
         async with (
             grpc.aio.insecure_channel(served.grpc, _LIMIT) as channel,
@@ -197,7 +203,8 @@ def filled(request: pb.FillTableRequest, viewers: str = "") -> Input:
                 )
                 views = VIEWERS
         after = _cpu(served)
-        whole, spent = time.monotonic() - begun, after[0] - cpu
+        whole = time.monotonic() - begun
+        spent = after[0] - cpu
         return (
             f"{took:.1f} s, {views} views, all {whole:.1f} s, CPU {spent:.1f} s, {after[1]:.0f} MB"
         )

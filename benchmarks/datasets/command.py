@@ -181,7 +181,8 @@ def _questions(
 
 def _checked(corpus: Path, questions: Sequence[BenchmarkQuestion]) -> tuple[int, int]:
     """The number of passages, and of those that questions name and are not there."""
-    wanted, passages = {passage for question in questions for passage in question.supporting}, 0
+    wanted = {passage for question in questions for passage in question.supporting}
+    passages = 0
     for _, passage in read_rows(corpus):
         passages += 1
         wanted.discard(passage.id)

@@ -65,7 +65,8 @@ def _repeated(same: Sequence[BenchmarkQuestion]) -> RepeatedQuestion:
     conflicting = any(
         one.isdisjoint(other) for at, one in enumerate(normal) for other in normal[:at]
     )
-    first, answers = same[0], tuple(question.answers for question in same)
+    first = same[0]
+    answers = tuple(question.answers for question in same)
     return RepeatedQuestion(
         first.dataset, first.question, tuple(each.id for each in same), answers, conflicting
     )

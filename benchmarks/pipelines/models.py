@@ -64,10 +64,15 @@ class _Connection(asyncio.Protocol):
         self, pace: str, token_s: float, spans: defaultdict[int, list[tuple[float, float]]]
     ) -> None:
         """`spans`: of the calls, by the number of their question."""
-        self._pace, self._token_s, self._spans = pace, token_s, spans
-        self._parser, self._body = httptools.HttpRequestParser(self), list[bytes]()
-        self._loop, self._pieces = asyncio.get_running_loop(), deque[bytes]()
-        self._number, self._begun = -1, 0.0
+        self._pace = pace
+        self._token_s = token_s
+        self._spans = spans
+        self._parser = httptools.HttpRequestParser(self)
+        self._body = list[bytes]()
+        self._loop = asyncio.get_running_loop()
+        self._pieces = deque[bytes]()
+        self._number = -1
+        self._begun = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -123,7 +128,8 @@ class _Connection(asyncio.Protocol):
 
 
 async def _play(pace: str, token_s: str) -> None:
-    spans, loop = defaultdict[int, list[tuple[float, float]]](list), asyncio.get_running_loop()
+    spans = defaultdict[int, list[tuple[float, float]]](list)
+    loop = asyncio.get_running_loop()
     server = await loop.create_server(
         lambda: _Connection(pace, float(token_s), spans), "127.0.0.1", 0, backlog=4096
     )

@@ -43,7 +43,8 @@ from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
 from serving.signals import tune_interpreter
 
-DRIVEN, TOKENS = "driven", 400
+DRIVEN = "driven"
+TOKENS = 400
 """The line of a process that is told what to ask, and the tokens of a long stream."""
 _TOP_K = 3
 

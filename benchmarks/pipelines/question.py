@@ -79,7 +79,8 @@ class RunLog:
 
     async def _sync(self) -> None:
         while self._waiting:
-            waiting, self._waiting = self._waiting, []
+            waiting = self._waiting
+            self._waiting = []
             await asyncio.get_running_loop().run_in_executor(None, os.fdatasync, self._fd)
             for each in waiting:
                 if not each.done():
@@ -92,7 +93,9 @@ class Pipeline:
 
     def __init__(self, call: Call, search: Search, log: RunLog | None = None) -> None:
         """`log`: None keeps nothing."""
-        self._call, self._search, self._log = call, search, log
+        self._call = call
+        self._search = search
+        self._log = log
         self._numbers = itertools.count()
         self._prompts = {
             role: (_PROMPTS / f"{role}.txt").read_text("utf-8").strip() for role in MODELS
@@ -102,14 +105,13 @@ class Pipeline:
         """Delegate, search, and answer from the reports; on disk when this returns. Raises
         `RolegateError`.
         """
-        begun, run = time.monotonic_ns(), AnswerResponse(run_id=f"run-{next(self._numbers):016x}")
+        begun = time.monotonic_ns()
+        run = AnswerResponse(run_id=f"run-{next(self._numbers):016x}")
         used = {
             role: run.usage.add(role=_ROLES[role], model=model) for role, model in MODELS.items()
         }
-        told, pairs = (
-            self._opening("delegation", prompts.request(question)),
-            list[tuple[str, Report]](),
-        )
+        told = self._opening("delegation", prompts.request(question))
+        pairs = list[tuple[str, Report]]()
         while sub_queries := _sub_queries(
             said := await self._ask(run.run_id, used, "delegation", told)
         ):
@@ -137,17 +139,16 @@ class Pipeline:
     async def _execute(
         self, run_id: str, used: dict[str, RoleUsage], sub_query: str
     ) -> SubQueryResult:
-        report, told = (
-            SubQueryResult(sub_query=sub_query),
-            self._opening("execution", prompts.request(sub_query)),
-        )
+        report = SubQueryResult(sub_query=sub_query)
+        told = self._opening("execution", prompts.request(sub_query))
         while query := _inside("search", said := await self._ask(run_id, used, "execution", told)):
             report.search_queries.append(query)
             passages = await self._search(query)
             told += _turn(
                 said, prompts.documents(passages, last=len(report.search_queries) == _SEARCHES)
             )
-        report.answer, report.outcome = _found("answer", said), EXECUTION_OUTCOME_REPORTED
+        report.answer = _found("answer", said)
+        report.outcome = EXECUTION_OUTCOME_REPORTED
         report.evidence.append(EvidencePoint(text=_found("evidence", said)))
         return report
 

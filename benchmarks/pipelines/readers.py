@@ -21,7 +21,8 @@ _STREAMED = {
     "stream": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
-_DATA, _DONE = b"data: ", b"data: [DONE]"
+_DATA = b"data: "
+_DONE = b"data: [DONE]"
 
 
 class _Usage(msgspec.Struct):
@@ -55,7 +56,9 @@ def _chunks(events: Iterable[bytes]) -> list[_Chunk]:
 
 
 def _said(chunks: Iterable[Any]) -> Said:
-    texts, usage, finish_reason = list[str](), _Usage(), None
+    texts = list[str]()
+    usage = _Usage()
+    finish_reason = None
     for chunk in chunks:
         usage = getattr(chunk, "usage", None) or usage
         for choice in chunk.choices:
@@ -70,12 +73,15 @@ class AiohttpCalls:
     """
 
     def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
-        self._session, self._url = session, f"{base_url}/chat/completions"
+        self._session = session
+        self._url = f"{base_url}/chat/completions"
         self._timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
 
     async def __call__(self, body: dict[str, Any], name: str) -> Said:
         """Make a call. Raises `aiohttp.ClientError`."""
-        data, chunks, rest = msgspec.json.encode(body | _STREAMED), list[_Chunk](), b""
+        data = msgspec.json.encode(body | _STREAMED)
+        chunks = list[_Chunk]()
+        rest = b""
         headers = {"Content-Type": "application/json", REQUEST_ID: name}
         async with self._session.post(
             self._url, data=data, headers=headers, timeout=self._timeout, raise_for_status=True
@@ -92,11 +98,9 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self) -> None:
-        self._parser, self._body, self._kept = (
-            httptools.HttpResponseParser(self),
-            list[bytes](),
-            True,
-        )
+        self._parser = httptools.HttpResponseParser(self)
+        self._body = list[bytes]()
+        self._kept = True
         self._reply: asyncio.Future[bytes] | None = None
 
     @property
@@ -106,7 +110,8 @@ class _Connection(asyncio.Protocol):
     async def send(self, request: bytes) -> bytes:
         """The body of the reply. Raises `RolegateError`."""
         loop = asyncio.get_running_loop()
-        self._reply, self._body = loop.create_future(), []
+        self._reply = loop.create_future()
+        self._body = []
         timer = loop.call_later(_TIMEOUT_S, self.transport.abort)
         self.transport.write(request)
         try:
@@ -132,7 +137,8 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._kept = self._parser.should_keep_alive()  # which is known here only
-        body, status = b"".join(self._body), self._parser.get_status_code()
+        body = b"".join(self._body)
+        status = self._parser.get_status_code()
         if self._reply and not self._reply.done():
             if status == 200:
                 self._reply.set_result(body)
@@ -145,7 +151,8 @@ class PushCalls:
 
     def __init__(self, base_url: str) -> None:
         where = urlsplit(base_url)
-        self._place, self._idle = (where.hostname or "", where.port or 80), list[_Connection]()
+        self._place = (where.hostname or "", where.port or 80)
+        self._idle = list[_Connection]()
         self._head = (
             f"POST {where.path}/chat/completions HTTP/1.1\r\nHost: {where.netloc}\r\n"
             "Accept: */*\r\n"
@@ -180,7 +187,8 @@ class LiteLLMCalls:
     """Calls by LiteLLM's SDK."""
 
     def __init__(self, base_url: str, *, streamed: bool) -> None:
-        self._litellm, self._streamed = load_litellm(), streamed
+        self._litellm = load_litellm()
+        self._streamed = streamed
         self._fixed: dict[str, Any] = {"api_base": base_url, "api_key": "none", "num_retries": 0}
         if streamed:
             self._fixed |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -192,7 +200,8 @@ class LiteLLMCalls:
         )
         if self._streamed:
             return _said([chunk async for chunk in reply])
-        choice, usage = reply.choices[0], reply.usage
+        choice = reply.choices[0]
+        usage = reply.usage
         return Said(
             choice.message.content,
             choice.finish_reason,

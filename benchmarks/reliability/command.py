@@ -71,9 +71,12 @@ from router.testing.postgres import Server, running_postgres
 from serving.terminal import complain
 
 Part = Literal["faults", "kills", "tables", "vllm", "replica", "gateways"]
-_PACE, _TABLE_S = 100.0, 120.0
+_PACE = 100.0
+_TABLE_S = 120.0
 """Tokens a second, and the longest that a table may take."""
-_LATE_S, _GROWTH, _SLOWER = 0.1, 0.1, 0.1
+_LATE_S = 0.1
+_GROWTH = 0.1
+_SLOWER = 0.1
 _EVERY_S = 0.5
 _DEATHS: tuple[State, ...] = "gone", "silent"
 _TIMES = 3
@@ -142,7 +145,9 @@ async def measure(options: Options) -> Figures:
             "stop": 5.0,
         }
         options = msgspec.structs.replace(options, **few)
-    checks, parts, on_postgres = list[Check](), list[PartFigures](), options.store == "postgres"
+    checks = list[Check]()
+    parts = list[PartFigures]()
+    on_postgres = options.store == "postgres"
     run: dict[str, _Work] = {
         "faults": _faults,
         "kills": _kills,
@@ -199,10 +204,8 @@ def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
     """Compare the second quarter, when all is warm, with the last one."""
     quarter = len(samples) // 4
     if quarter:
-        first, last = (
-            statistics.median(samples[quarter : 2 * quarter]),
-            statistics.median(samples[-quarter:]),
-        )
+        first = statistics.median(samples[quarter : 2 * quarter])
+        last = statistics.median(samples[-quarter:])
         yield Check(
             f"{name} within 10 %", last <= first * (1 + _GROWTH), f"{first:.1f}, then {last:.1f}"
         )
@@ -281,7 +284,8 @@ async def _replica(folder: Path, store: str, options: Options) -> _Found:
                 by_state[state] += [one for one in asked if one]
         wanted = select(CALLS.c.run_id).distinct().where(CALLS.c.deployment == name)
         called = await stand.read(lambda connection: set(connection.scalars(wanted)))
-        usual_s, checks = quantile(_untouched(by_state["well"], called), 0.99), list[Check]()
+        usual_s = quantile(_untouched(by_state["well"], called), 0.99)
+        checks = list[Check]()
         for state in _DEATHS:
             others_s = _untouched(by_state[state], called)
             p99_s = quantile(others_s, 0.99)
@@ -322,7 +326,9 @@ async def _gateways(
             booked = max(
                 (each.tokens for each in await SQLAccounts(database).spending("default")), default=0
             )
-    spent, left, of = stand.spent, shared.left or [0], options.quota
+    spent = stand.spent
+    left = shared.left or [0]
+    of = options.quota
     seen = f"{len(shared.left):,} refusals; left of it at the first {left[0]:,}, at half of them "
     seen += f"{statistics.median(left):,.0f} or more, in the end {of - spent:,}"
     told = f"{spent:,} of {of:,}; booked as {booked:,}"
@@ -338,16 +344,16 @@ class _Shared:
     """
 
     def __init__(self, stand: Stand, options: Options, server: Server, number: int) -> None:
-        self.stand, self.connections = stand, AsyncExitStack()
-        self.begun, self.over = asyncio.Event(), asyncio.Event()
+        self.stand = stand
+        self.connections = AsyncExitStack()
+        self.begun = asyncio.Event()
+        self.over = asyncio.Event()
         self.left: list[int] = []
         """The part of the quota that is left at each refusal, by the upstreams' own count."""
-        self._options, self._server, self._number, self._chance = (
-            options,
-            server,
-            number,
-            stand.chance,
-        )
+        self._options = options
+        self._server = server
+        self._number = number
+        self._chance = stand.chance
         self._clients: dict[psutil.Process, AsyncClient] = {}
         """By the gateways that live."""
         self._stopped: set[psutil.Process] = set()

@@ -44,14 +44,18 @@ from router.trace.call import WHOLE
 from serving.config.file import load_config, preset
 
 Value = TypeVar("Value")
-BACKBONES, EXECUTORS = 2, 3
+BACKBONES = 2
+EXECUTORS = 3
 CUT: tuple[Fault, ...] = ("cut",)
 """Leaves the upstream's own count comparable with the ledger."""
 _AGAIN_SHARE = 0.5
 """The share of the cut questions that are asked again."""
-_HURRIED_SHARE, _LEAST_S = 0.2, 0.5
+_HURRIED_SHARE = 0.2
+_LEAST_S = 0.5
 _PAUSE_S = 0.5
-_WORLD, _WORLD_QUESTIONS, _WORLD_S = 31, 20_000, 60.0
+_WORLD = 31
+_WORLD_QUESTIONS = 20_000
+_WORLD_S = 60.0
 
 
 class Accounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +204,8 @@ class Stand:
         found = await self.read(
             lambda connection: compared(connection, self.ended, seen, counted, shown)
         )
-        name, ended = self.config.parent.name, Outcomes.of(self.ended)
+        name = self.config.parent.name
+        ended = Outcomes.of(self.ended)
         return PartFigures(name, ended, self.lag_s * 1000, dict(faults.most_common()), found)
 
 
@@ -257,7 +262,8 @@ async def canned(
             folder, urls[:BACKBONES], address, roles, server=settings, table=table
         )
         plans = [*([searching] if faults == FAULTS else []), *(proxy.plan for proxy in proxies)]
-        deployments, texts = dict(zip(urls, proxies, strict=True)), map(question, count())
+        deployments = dict(zip(urls, proxies, strict=True))
+        texts = map(question, count())
         chance = random.Random(seed)
         stand = Stand(
             config, deployments, plans, timeout_s, chance, store, texts, models, columns=columns
@@ -274,7 +280,8 @@ def tabular(asked: ChatRequest) -> str:
     """The text of a turn on a table of `COLUMNS`; names and values repeat the numbers of what
     is asked.
     """
-    about, turns = asked.texts[1], len(asked.texts)
+    about = asked.texts[1]
+    turns = len(asked.texts)
     numbers = re.findall(r"\d+", about)[:4]
     name = "-".join(numbers)
     if "<columns>" in about and turns > 4:
@@ -296,7 +303,8 @@ def tabular(asked: ChatRequest) -> str:
 @asynccontextmanager
 async def deployed(folder: Path, store: str, seed: int) -> AsyncIterator[Stand]:
     """The demo's models on real vLLM over a world that they have not seen, behind fault proxies."""
-    world, replace = folder / "world", msgspec.structs.replace
+    world = folder / "world"
+    replace = msgspec.structs.replace
     texts = dict.fromkeys(
         one.text for one in export(World(_WORLD, "test"), world, _WORLD_QUESTIONS)
     )
@@ -304,10 +312,8 @@ async def deployed(folder: Path, store: str, seed: int) -> AsyncIterator[Stand]:
         mini_deployment(over(load_config(preset("mini")), world)) as mini,
         fault_proxies(list(mini.engines.values()), seed, CUT) as proxies,
     ):
-        deployments, plans = (
-            {proxy.base_url: proxy for proxy in proxies},
-            [proxy.plan for proxy in proxies],
-        )
+        deployments = {proxy.base_url: proxy for proxy in proxies}
+        plans = [proxy.plan for proxy in proxies]
         engines = dict(zip(mini.engines, deployments, strict=True))
         config = replace(mini, engines=engines).config(file := folder / "rolegate.toml")
         write_config(
@@ -329,10 +335,8 @@ def ended_and_booked(
     ended: Sequence[Ended], late: Sequence[Ended], found: Accounts, *, shared: bool = False
 ) -> Iterator[Check]:
     """Checks that hold wherever questions are asked. `shared`: as for `Stand`."""
-    untyped, answered = (
-        [one.outcome for one in ended if not one.typed],
-        sum(one.outcome == ANSWERED for one in ended),
-    )
+    untyped = [one.outcome for one in ended if not one.typed]
+    answered = sum(one.outcome == ANSWERED for one in ended)
     yield Check("none ends 100 ms after its deadline", not late, f"{len(late)} of {len(ended)}")
     yield Check("each ends in an answer or a typed error", not untyped, named(untyped))
     yield Check("some are answered", answered > 0, f"{answered} of {len(ended)}")
@@ -372,10 +376,8 @@ def compared(
     """`seen`: request ids by deployment, as the ledger names it. By those, `counted` and
     `shown` to upstreams.
     """
-    came, whole = (
-        Counter(chain.from_iterable(seen.values())),
-        (*WHOLE, "refused", "content_refused", "protocol_error"),
-    )
+    came = Counter(chain.from_iterable(seen.values()))
+    whole = (*WHOLE, "refused", "content_refused", "protocol_error")
     rows = {f"{row.run_id}-{row.number}": row for row in connection.execute(select(CALLS))}
     runs = {
         run.id: run

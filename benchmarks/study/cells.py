@@ -53,7 +53,8 @@ class Cell(msgspec.Struct, frozen=True):
         """The roles that work in it, in the order of their work, and then managers' as
         `managers.NAME`.
         """
-        roles, topology = dict[str, RoleConfig](self.config.roles.by_name.items()), self.topology
+        roles = dict[str, RoleConfig](self.config.roles.by_name.items())
+        topology = self.topology
         if topology == "factorized":
             return roles
         if topology == "host":
@@ -80,7 +81,8 @@ class Cell(msgspec.Struct, frozen=True):
         """Everything that makes its calls what they are, as JSON. `weights`: `weights_of`,
         remembered.
         """
-        roles, config = self.roles_and_judge, self.config
+        roles = self.roles_and_judge
+        config = self.config
         engines = {
             name: config.engines[role.engine].path for name, role in roles.items() if role.engine
         }

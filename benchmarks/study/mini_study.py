@@ -102,11 +102,11 @@ def write_study(options: Options) -> Path:
     """Write the worlds, their config and the sweep; the sweep's file. Raises `BadConfig` where
     a model is missing.
     """
-    config, models, largest = load_config(preset("mini")), options.models.resolve(), SIZES[-1]
-    parameters, backbone = (
-        {size: _parameters(models / size) for size in SIZES},
-        config.engines["backbone"],
-    )
+    config = load_config(preset("mini"))
+    models = options.models.resolve()
+    largest = SIZES[-1]
+    parameters = {size: _parameters(models / size) for size in SIZES}
+    backbone = config.engines["backbone"]
     engines = {
         size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES
     }

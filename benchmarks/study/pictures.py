@@ -14,7 +14,8 @@ from benchmarks.study.scores import metrics_of, micro, pareto_front
 from benchmarks.study.tables import executor_tokens
 from serving.files import replacing
 
-_EXECUTION, _DELEGATION = "#2166ac", "#b2182b"
+_EXECUTION = "#2166ac"
+_DELEGATION = "#b2182b"
 _INTERVAL = 1.96
 """Standard errors to each side."""
 Picture = tuple[Path, str]
@@ -30,7 +31,8 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
     """Fig. 2: how much a score moves when one role grows and the other stays: the smallest executor
     stays while backbones grow, the largest backbone while executors do.
     """
-    delegations, executions = study.sweeps(backbones=True), study.sweeps(backbones=False)
+    delegations = study.sweeps(backbones=True)
+    executions = study.sweeps(backbones=False)
     both = (
         (one, other)
         for one in executions

@@ -145,7 +145,8 @@ def _resolved(plan: Plan, base: Path) -> Plan:
         )
         for name, model in plan.models.items()
     }
-    questions, config = tuple(map(absolute, plan.questions)), plan.config and absolute(plan.config)
+    questions = tuple(map(absolute, plan.questions))
+    config = plan.config and absolute(plan.config)
     return msgspec.structs.replace(plan, questions=questions, config=config, models=models)
 
 
@@ -153,7 +154,9 @@ def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
     """Read the questions of all files, each once, the first `limit` of each data set; no two have
     the same id. Raises `BadCorpus`, naming file and line.
     """
-    seen, ids, of_dataset = set[tuple[str, str]](), Counter[str](), Counter[str]()
+    seen = set[tuple[str, str]]()
+    ids = Counter[str]()
+    of_dataset = Counter[str]()
     chosen: list[BenchmarkQuestion] = []
     for entry in (entry for file in plan.questions for entry in read_entries(Path(file))):
         question = entry.question

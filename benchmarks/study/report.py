@@ -132,7 +132,8 @@ def measure(options: Options) -> Figures:
     from benchmarks.study.pictures import pictures  # they need matplotlib
     from benchmarks.study.tables import published_tables, tables_of
 
-    study, folder = read_study(options.results), options.out
+    study = read_study(options.results)
+    folder = options.out
     folder.mkdir(parents=True, exist_ok=True)
     ours = tables_of(study)
     write_json(folder / "report.json", ours)
@@ -158,7 +159,8 @@ def measure(options: Options) -> Figures:
 
 
 def _lead(study: Study) -> str:
-    count, rows = len(study.plan.question_ids), sum(len(cell.rows) for cell in study.cells)
+    count = len(study.plan.question_ids)
+    rows = sum(len(cell.rows) for cell in study.cells)
     configurations = (
         f"{len(study.cells)} configurations, {count:,} questions, mean@{study.plan.rollouts}"
     )

@@ -18,7 +18,8 @@ from executor_sft.step import write_json
 from router.errors import BadConfig
 from router.trace.call import RoleTotal
 
-RESULTS, PLAN = "results.jsonl", "plan.json"
+RESULTS = "results.jsonl"
+PLAN = "plan.json"
 _ADVICE = "remove this line, and the same sweep makes it again"
 Loss = Literal["delegation", "retrieval", "reading", "answering"]
 

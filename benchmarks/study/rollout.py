@@ -45,15 +45,20 @@ class Asker:
         """Ask once, and judge the answer. Raises `UpstreamError`, `OutOfTime` and `StoreFailed`: an
         endpoint that fails says nothing of a model.
         """
-        seeded, cell = self.bench.sampled(seed, self.temperature), self.cell
+        seeded = self.bench.sampled(seed, self.temperature)
+        cell = self.cell
         executor = self._executor(seeded)
-        context, begun = seeded.context(), time.monotonic()
+        context = seeded.context()
+        begun = time.monotonic()
         result = await seeded.topology(cell.topology, executor).loop.run(question.question, context)
         latency_s = time.monotonic() - begun
         check_failures(result, 0, context)
-        judging, tracing, attribution = seeded.context(), seeded.context(), None
+        judging = seeded.context()
+        tracing = seeded.context()
+        attribution = None
         accepted = await self._accepted(question, result.answer, judging.ledger)
-        matched, calls = exact_match(result.answer, question.answers), context.ledger.calls
+        matched = exact_match(result.answer, question.answers)
+        calls = context.ledger.calls
         right = matched if accepted is None else accepted
         if (
             self.attributes

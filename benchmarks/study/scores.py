@@ -45,7 +45,8 @@ def micro(rows: Iterable[Row], metric: str) -> Score:
 
 def compared(new: Iterable[Row], old: Iterable[Row], metric: str) -> Difference | None:
     """Compare two cells over the questions that both have answered; None where there are none."""
-    one, other = _by_question(new, metric), _by_question(old, metric)
+    one = _by_question(new, metric)
+    other = _by_question(old, metric)
     both = [question for question in one if question in other]
     if not both:
         return None

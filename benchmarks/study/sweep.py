@@ -39,7 +39,9 @@ from serving.engines.engine import Log
 from serving.terminal import complain, progress_bar
 
 _NOTHING = 0.0, 0.0, 0.0
-CELLS, CALLS, JUDGEMENTS = "cells", "calls.jsonl", "judgements.jsonl"
+CELLS = "cells"
+CALLS = "calls.jsonl"
+JUDGEMENTS = "judgements.jsonl"
 Settings = Mapping[str, Mapping[str, object]]
 """By cell, everything that makes its calls what they are."""
 Task = tuple[BenchmarkQuestion, int]
@@ -140,11 +142,9 @@ def estimates(done: Mapping[str, Sequence[Row]], left: Mapping[str, int]) -> lis
         for one in (
             merged(one for row in rows for one in (*row.spent, *row.checking)) if count else ()
         ):
-            key, known, cost = (
-                (one.role, one.model),
-                one.attempts - one.attempts_without_usage,
-                dollars([one]),
-            )
+            key = (one.role, one.model)
+            known = one.attempts - one.attempts_without_usage
+            cost = dollars([one])
             scale = count / len(rows)
             counted = scale * one.attempts / known if known else nan
             money = nan if cost is None else scale * cost

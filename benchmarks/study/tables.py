@@ -95,8 +95,10 @@ def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
     the paper's are, or else by exact match; then micro averages over all.
     """
     rows = [row for one in cells for row in one.rows]
-    names, datasets = metrics_of(rows), sorted({row.dataset for row in rows})
-    by, each = "Judge" if "Judge" in names else "EM", _Row()
+    names = metrics_of(rows)
+    datasets = sorted({row.dataset for row in rows})
+    by = "Judge" if "Judge" in names else "EM"
+    each = _Row()
     for dataset in datasets if len(datasets) > 1 else ():
         own = [row for row in cell.rows if row.dataset == dataset]
         each[f"{dataset} {by.replace('Judge', 'judge')}"] = micro(own, by) if own else None
@@ -123,11 +125,9 @@ def _scores(study: Study) -> Iterator[_Row]:
 def _costs(study: Study) -> Iterator[_Row]:
     """In money, tokens and time, for each question."""
     for cell in study.cells:
-        money, spent, right = (
-            dollars(cell.spent),
-            tokens(cell.spent),
-            sum(row.right for row in cell.rows),
-        )
+        money = dollars(cell.spent)
+        spent = tokens(cell.spent)
+        right = sum(row.right for row in cell.rows)
         known_s = [row.latency_s for row in cell.rows if row.latency_s is not None]
         cuts = quantiles(known_s, n=20, method="inclusive") if len(known_s) > 1 else [None] * 19
         yield {
@@ -205,7 +205,8 @@ def _table_4(study: Study) -> Iterator[_Row]:
 
 def _table_5(study: Study) -> Iterator[_Row]:
     """Executors that stand under several backbones."""
-    pairs, places = [cell for cell in study.cells if cell.pair], study.places
+    pairs = [cell for cell in study.cells if cell.pair]
+    places = study.places
     under: dict[tuple[str, int], set[str]] = {}
     for cell in pairs:
         under.setdefault((cell.executor, cell.max_turns), set()).add(cell.backbone)

@@ -55,12 +55,14 @@ def official_score(metric: Metric, response: str, target: str, criterion: Criter
     """
     match metric:
         case "number_near":
-            found, wanted = _number(response), _number(target)
+            found = _number(response)
+            wanted = _number(target)
             if found is None or wanted is None:
                 return float(found is wanted and response == target)
             return float(abs(found - wanted) <= abs(wanted) * float(criterion or 0))
         case "date_near":
-            day, gold = _parsed(response), _parsed(target)
+            day = _parsed(response)
+            gold = _parsed(target)
             return float(
                 day is gold if day is None or gold is None else abs((day - gold).days) <= _MOST_DAYS
             )

@@ -47,7 +47,8 @@ _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
 """Reasons of a gateway that say something of what was asked: no table came of it, and another
 try would be unfair.
 """
-PAGE, PICTURE = "report.md", "report.png"
+PAGE = "report.md"
+PICTURE = "report.png"
 _METRICS = [name for name in Scores.__struct_fields__ if name != "why"]
 _DRAWN = {"success": "#1b7837", "row_f1": "#b2182b", "item_f1": "#2166ac"}
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
@@ -113,7 +114,8 @@ async def measure(options: Options) -> Figures:
     if not (options.address or options.responses):
         raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
     need("widesearch", "dateparser", "matplotlib", "pandas")
-    tasks, out = read_tasks(options.tasks), options.out
+    tasks = read_tasks(options.tasks)
+    out = options.out
     out.mkdir(parents=True, exist_ok=True)
     file = options.responses or out / f"responses.{options.topology}.jsonl"
     if options.address:
@@ -279,10 +281,12 @@ def token_tables(scored: Sequence[ScoredResponse]) -> list[ReportTable]:
     known of none.
     """
     known = [one for one in scored if one.tokens]
-    roles, lines = sorted({role for one in known for role in one.tokens}), list[dict[str, Cell]]()
+    roles = sorted({role for one in known for role in one.tokens})
+    lines = list[dict[str, Cell]]()
     for group, tasks in _grouped(known).items():
         own = [one for each in tasks.values() for one in each]
-        spent, right = Counter[str](), sum(one.right_cells for one in own)
+        spent = Counter[str]()
+        right = sum(one.right_cells for one in own)
         for one in own:
             spent.update(one.tokens)
         line: dict[str, Cell] = {"tasks": group, "responses": len(own)}
@@ -319,13 +323,12 @@ def _draw(path: Path, title: str, tables: Mapping[str, ReportTable]) -> None:
 
     figure = new_figure(11, 4.2)
     for panel, rules in enumerate(get_args(RuleSet), 1):
-        average, best = tables[f"{rules}-Avg"], tables[f"{rules}-Max"]
+        average = tables[f"{rules}-Avg"]
+        best = tables[f"{rules}-Max"]
         axes = figure.add_subplot(1, 2, panel, title=average.title, ylabel="points")
         for place, (metric, color) in enumerate(_DRAWN.items()):
-            column, at = (
-                average.columns.index(metric),
-                [_BAR * place + group for group in range(len(average.rows))],
-            )
+            column = average.columns.index(metric)
+            at = [_BAR * place + group for group in range(len(average.rows))]
             axes.bar(
                 at,
                 [100 * row[column].mean for row in average.rows],

@@ -21,7 +21,8 @@ from router.ledger import Ledger
 RuleSet = Literal["official", "strict"]
 Row = dict[str, str]
 """Cells by column."""
-_LEAST, _SHOWN = 1e-9, 500
+_LEAST = 1e-9
+_SHOWN = 500
 
 
 @dataclass(slots=True)
@@ -58,10 +59,10 @@ class Judge:
     async def _asked(self, prompt: str, shown: object) -> dict[str, object]:
         if self.role is None:
             return {}
-        role, text = (
-            replace(self.role, system=Path(__file__).with_name(prompt).read_text("utf-8").strip()),
-            "",
+        role = replace(
+            self.role, system=Path(__file__).with_name(prompt).read_text("utf-8").strip()
         )
+        text = ""
         with suppress(ContextTooLong):  # the response is
             text = (
                 await role.ask(role.opening(msgspec.json.encode(shown).decode()), (), self._ledger)
@@ -133,7 +134,8 @@ async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -
         same = await judge.aligned([row[name] for row in ours], [row[name] for row in theirs])
         ours = [row | {name: same.get(row[name], row[name])} for row in ours]
     if strict:
-        ours, theirs = _unique(ours, key), _unique(theirs, key)
+        ours = _unique(ours, key)
+        theirs = _unique(theirs, key)
     by_key: dict[Hashable, list[Row]] = defaultdict(list)
     for row in theirs:
         by_key[key(row)].append(row)
@@ -206,6 +208,7 @@ def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[Row]:
 
 def _ratios(right: float, ours: int, theirs: int) -> tuple[float, float, float]:
     """Precision, recall and F1."""
-    precision, recall = right / ours if ours else 0.0, right / theirs if theirs else 0.0
+    precision = right / ours if ours else 0.0
+    recall = right / theirs if theirs else 0.0
     both = precision + recall
     return precision, recall, 2 * precision * recall / both if both > _LEAST else 0.0

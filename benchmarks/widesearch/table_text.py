@@ -9,7 +9,8 @@ from itertools import takewhile
 
 Table = dict[str, list[str]]
 """Cells by column; all columns are equally long."""
-_MOST_CELLS, _MOST_COLUMNS = 1_000_000, 1_000
+_MOST_CELLS = 1_000_000
+_MOST_COLUMNS = 1_000
 """Of a table with its missing cells filled in: a megabyte may name many columns, and begin as
 many rows.
 """

@@ -113,10 +113,8 @@ def _whole(task: Task, where: str, folder: Path) -> Task:
         raise BadCorpus(
             f"{path}: has no rows under {', '.join(missing)}; add them, as {where} requires them."
         )
-    rules, gold = (
-        {name: rules[name] for name in told.required},
-        {name: gold[name] for name in told.required},
-    )
+    rules = {name: rules[name] for name in told.required}
+    gold = {name: gold[name] for name in told.required}
     return msgspec.structs.replace(task, keys=told.unique_columns, rules=rules, gold=gold)
 
 

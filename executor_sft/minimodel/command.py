@@ -93,7 +93,8 @@ def run(options: Options) -> int:
 
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    role, system = options.role, RolePrompts.served()
+    role = options.role
+    system = RolePrompts.served()
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else mini_tokenizer(system)
     if options.start:
         model = Qwen3ForCausalLM.from_pretrained(options.start, dtype=torch.float32)

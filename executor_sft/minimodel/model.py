@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 VOCABULARY = 1280
-END_OF_TURN, END_OF_TEXT = "<|end|>", "<|endoftext|>"
+END_OF_TURN = "<|end|>"
+END_OF_TEXT = "<|endoftext|>"
 _ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 _TAGS = (
     *(

@@ -27,7 +27,8 @@ CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
 GENERALIST_WORLDS_PER_STAGE = 10
 """Fewer, as their training is shorter."""
-ROW_TOKENS, BATCH_TOKENS = 512, 4096
+ROW_TOKENS = 512
+BATCH_TOKENS = 4096
 _WAITING = 64
 Encoded = tuple[list[int], list[bool]]
 """Token ids of a conversation, and which of them the model writes."""

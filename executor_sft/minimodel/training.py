@@ -62,10 +62,12 @@ def train(
         for batch in itertools.islice(source, step, schedule.steps):
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(step)
-            share, (first, last) = step / schedule.steps, schedule.context_weight
+            share = step / schedule.steps
+            (first, last) = schedule.context_weight
             weight = first * (1 - share) + last * share
             with torch.autocast("cpu", torch.bfloat16, enabled=computes_in_bf16()):
-                weights, attention = _weights(batch, weight), batch.attention()
+                weights = _weights(batch, weight)
+                attention = batch.attention()
                 loss, own = losses(
                     model,
                     batch.tokens,

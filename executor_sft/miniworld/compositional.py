@@ -25,7 +25,9 @@ class CompositionalWorld:
     def __init__(
         self, seed: int, side: Side, questions: int = 400, prefix: str = "compositional"
     ) -> None:
-        self.seed, self.side, self._prefix = seed, side, prefix
+        self.seed = seed
+        self.side = side
+        self._prefix = prefix
         self._rng = random.Random(f"{seed}/{side}/compositional")
         self._names, self._phrasing, self._shapes = (
             Names(self._rng, side),
@@ -48,12 +50,14 @@ class CompositionalWorld:
         """The passages that a search for `gold` finds: itself first, and others, mostly of the
         same names.
         """
-        at, steps = int(gold.rpartition("-")[2]), (0, *self._rng.sample(range(1, 7), count - 1))
+        at = int(gold.rpartition("-")[2])
+        steps = (0, *self._rng.sample(range(1, 7), count - 1))
         return [self.passages[(at + step) % len(self.passages)] for step in steps]
 
     def _question(self, number: int) -> Question:
         wanted = self._rng.choice(sorted(set(map(size, self._shapes))))
-        text, known = "", self._phrasing.novel
+        text = ""
+        known = self._phrasing.novel
         while not text or (self.side == "test" and self._phrasing.novel == known):
             tree = self._tree(
                 self._rng.choice([shape for shape in self._shapes if size(shape) == wanted])
@@ -85,10 +89,8 @@ class CompositionalWorld:
         subjects = [self._find(subject, rounds) for subject in tree.subjects]
         sub_query = self._fact(tree.relation, subjects)
         rounds[tree.height - 1].append(sub_query)
-        value, kinds = (
-            sub_query.report.answer,
-            (*(tree.relation.subject for _ in subjects), tree.relation.value),
-        )
+        value = sub_query.report.answer
+        kinds = (*(tree.relation.subject for _ in subjects), tree.relation.value)
         for name, kind in zip((*subjects, value), kinds, strict=True):
             others = [one for one in RELATIONS[1] if one.subject == kind]
             # Which no question asks for
@@ -100,8 +102,10 @@ class CompositionalWorld:
         """The sub-query for a fact; its passage is written when it is first asked for."""
         about = f"the {relation.name} of {' and '.join(subjects)}"
         if about not in self._facts:
-            value, identity = self._names.word(), f"{self._prefix}-{len(self.passages):05d}"
-            sentence, text = f"T{about[1:]} is {value}.", f"What is {about}?"
+            value = self._names.word()
+            identity = f"{self._prefix}-{len(self.passages):05d}"
+            sentence = f"T{about[1:]} is {value}."
+            text = f"What is {about}?"
             self.passages.append(Passage(identity, " and ".join(subjects), sentence))
             found = Report(value, (sentence,))
             self._facts[about] = SubQuery(text, (text,), (identity,), found, "plain", relation.name)

@@ -92,7 +92,8 @@ class DialogueWriter:
         self, world: World | CompositionalWorld, system: RolePrompts, library: Library | None = None
     ) -> None:
         """`library`: the pages of the world, if they are written already."""
-        self._world, self._system = world, system
+        self._world = world
+        self._system = system
         self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
         self._pages: dict[str, list[Passage]] = {}
         self._mentions: dict[str, list[Passage]] = {}

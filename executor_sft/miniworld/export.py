@@ -91,7 +91,9 @@ def export_tables(wide: WideWorld, folder: Path) -> None:
     in registers that do not belong.
     """
     (folder / "gold").mkdir(parents=True, exist_ok=True)
-    tasks, questions, reaches = [], [], []
+    tasks = []
+    questions = []
+    reaches = []
     for task in wide.tasks:
         rules = {name: _YEAR if name == "year" else _TEXT for name in task.columns}
         evaluation = json.dumps(

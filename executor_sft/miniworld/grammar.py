@@ -59,7 +59,8 @@ _ASIDES = {
     "end": "{text}; {opener} {aside}",
 }
 _OPENERS = ("not", "unlike", "rather than", "apart from", "instead of", "let alone")
-_MOST_RELATIONS, _MOST_ROUNDS = 3, 3
+_MOST_RELATIONS = 3
+_MOST_ROUNDS = 3
 Shape = tuple["Shape", ...]
 """How relations nest: a name is (), a relation the shapes of its subjects."""
 
@@ -105,7 +106,8 @@ class Phrasing:
     """Words trees at random, in training by what is not held out."""
 
     def __init__(self, rng: random.Random, side: Side) -> None:
-        self._rng, self._side = rng, side
+        self._rng = rng
+        self._side = side
         self.novel = 0
         """Held-out wordings that were used so far."""
 
@@ -127,7 +129,8 @@ class Phrasing:
             self._phrase(subject, {} if number else placed)
             for number, subject in enumerate(tree.subjects)
         ]
-        nouns, (first, *_) = (tree.relation.name, tree.relation.synonym), phrases
+        nouns = (tree.relation.name, tree.relation.synonym)
+        (first, *_) = phrases
         short = not first.startswith("the ") and "(" not in first
         noun, form = self._chosen(
             product(nouns, (form for form in _FORMS[len(phrases)] if short or "'" not in form))

@@ -63,7 +63,8 @@ def generalist_lessons(
     writer: DialogueWriter, rng: random.Random, passages: int, mixture: str
 ) -> Iterator[Dialogue]:
     """Conversations of all roles, mixed, endlessly; each search finds so many `passages`."""
-    backbone, executing = writer.backbone(), writer.executor(two_searches=True, passages=passages)
+    backbone = writer.backbone()
+    executing = writer.executor(two_searches=True, passages=passages)
     shares = _MIXTURES[mixture]
     while True:
         draw = rng.random()

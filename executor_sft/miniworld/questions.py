@@ -69,7 +69,8 @@ class Examiner:
     """Asks questions about one world, endlessly and reproducibly."""
 
     def __init__(self, world: World, library: Library) -> None:
-        self._world, self._library = world, library
+        self._world = world
+        self._library = library
         self._rng = random.Random(f"{world.seed}/{world.side}/questions")
         self._by_kind: dict[str, list[Entity]] = {}
         for entity in world.entities:
@@ -90,7 +91,8 @@ class Examiner:
     ) -> SubQuery:
         """The gold sub-query for one fact; `by_alias` asks for the entity by its other name."""
         named = _named(entity, by_alias)
-        text, key = wording.format(x=named), (entity.mention, relation.name)
+        text = wording.format(x=named)
+        key = (entity.mention, relation.name)
         fact = self._world.facts[key]
         if named != entity.mention:  # an alias is used with plainly stated facts only
             steps = [(text, self._library.aliases[named])]

@@ -37,7 +37,8 @@ def _relation(
 ) -> Relation:
     """A relation of subject, name and value, whose wordings are written with ` | ` between them."""
     subject, name, value = parts.split()
-    asked, told = tuple(ask.split(" | ")), tuple(tell.split(" | "))
+    asked = tuple(ask.split(" | "))
+    told = tuple(tell.split(" | "))
     kinds = msgspec.convert((subject, value), tuple[Kind, Value])
     return Relation(name, *kinds, f"the {noun or name} of {{x}}", asked, told, anonymous, shared)
 

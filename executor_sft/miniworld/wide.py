@@ -27,7 +27,9 @@ ROWS: dict[Size, range] = {"small": range(5, 13), "medium": range(15, 41), "larg
 """About 8, 25 and 55."""
 MOST_NAMES = 6
 """Of a register, and of a report."""
-_YEARS, _OWNERS, _EVERY = range(900, 2000, 10), 20, 10**6
+_YEARS = range(900, 2000, 10)
+_OWNERS = 20
+_EVERY = 10**6
 
 
 class Knobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +119,8 @@ class EntitySet:
         """Questions of the lead's turn `turn`, from 0: about so many registers, and about own
         pages.
         """
-        form, places = FORMS[self.kind], range(turn * registers, (turn + 1) * registers)
+        form = FORMS[self.kind]
+        places = range(turn * registers, (turn + 1) * registers)
         year = form.years[turn % len(form.years)]
         asked = [f"Which {self.noun} are in register {_letter(place)}?" for place in places]
         return [*asked, f"Which {self.noun} were {form.verb} about {year}?"]
@@ -137,7 +140,9 @@ class EntitySet:
         """The answer that passages give to a question about the set: six names at most, none
         twice.
         """
-        asked, known, found = self.register_in(question), set[str](), list[Stated]()
+        asked = self.register_in(question)
+        known = set[str]()
+        found = list[Stated]()
         for identity in passages if asked is None else set(asked).intersection(passages):
             names, sentence = self.stated.get(identity, ((), ""))
             if new := [name for name in names if name not in known][: MOST_NAMES - len(known)]:
@@ -196,7 +201,8 @@ class WideWorld:
     """A world with registers and `tasks` of each size, or as many as there are."""
 
     def __init__(self, seed: int, side: Side, knobs: Knobs, *, tasks: int = 20) -> None:
-        self.world, self._knobs = World(seed, side, knobs.hubs), knobs
+        self.world = World(seed, side, knobs.hubs)
+        self._knobs = knobs
         self.unstated: list[tuple[Entity, Relation]] = []
         self._take_out(self._rng("unstated"))
         self.library = Library(self.world)
@@ -233,7 +239,8 @@ class WideWorld:
 
     def reach(self, task: TableTask) -> list[list[Reach]]:
         """The place at which each cell of each gold row is found, the key first."""
-        table, listed = list[list[Reach]](), self.listed(task)
+        table = list[list[Reach]]()
+        listed = self.listed(task)
         for row in task.rows:
             facts = [self.world.facts.get((row.mention, one.name)) for one in task.relations]
             table.append(["register" if row.mention in listed else "own_page"])
@@ -250,7 +257,8 @@ class WideWorld:
         facts = self.world.facts
         needed = {(fact.via, fact.relation.name) for fact in facts.values()}
         for key, fact in list(facts.items()):
-            kind, relation = fact.subject.kind, fact.relation
+            kind = fact.subject.kind
+            relation = fact.relation
             free = (
                 kind in FORMS and relation in _COLUMNS[kind] and relation.name != FORMS[kind].link
             )
@@ -286,10 +294,8 @@ class WideWorld:
                 if sum(len(one.members) for one in any_) in rows
             ]
             for chosen in rng.sample(fitting, min(number, len(fitting))):
-                identity, columns = (
-                    f"mini_wide_{self.world.seed}_{len(tasks) + 1:03d}",
-                    _COLUMNS[chosen[0].kind],
-                )
+                identity = f"mini_wide_{self.world.seed}_{len(tasks) + 1:03d}"
+                columns = _COLUMNS[chosen[0].kind]
                 shown = rng.sample(columns, rng.randint(2, len(columns)))
                 relations = tuple(one for one in columns if one in shown)
                 *names, last = map(column_name, relations)
@@ -314,7 +320,9 @@ class WideWorld:
         """Write the registers of a set, and note its members' own pages that say that they
         belong to it.
         """
-        facts, knobs, number = self.world.facts, self._knobs, len(one.members)
+        facts = self.world.facts
+        knobs = self._knobs
+        number = len(one.members)
         plain = [
             row
             for row in one.members
@@ -361,7 +369,9 @@ class WideWorld:
             for one in _COLUMNS[row.kind]
         ]
         for fact in (fact for fact in facts if fact and not fact.detour):
-            draw, name, tell = rng.random(), fact.subject.mention, rng.choice(fact.relation.tell)
+            draw = rng.random()
+            name = fact.subject.mention
+            tell = rng.choice(fact.relation.tell)
             if draw < self._knobs.conflict:
                 others = [
                     one.value for one in self.world.facts.values() if one.relation is fact.relation

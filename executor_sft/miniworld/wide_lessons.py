@@ -24,7 +24,8 @@ from router.protocol import Passage, Report, prompts
 from router.protocol.turns import MOST_POINTS
 from router.table.table_delegation import MOST_HOLES, MOST_KEYS, opening
 
-_LISTS, _UNSTATED = 0.7, 0.1
+_LISTS = 0.7
+_UNSTATED = 0.1
 """Shares of an executor's lessons; the rest are fills."""
 _FAILING = 0.1
 """Of discoveries, those that find nothing though there is something."""
@@ -54,7 +55,8 @@ class TableLessons:
     """
 
     def __init__(self, seed: int, system: RolePrompts) -> None:
-        self._system, self._rng = system, random.Random(f"{seed}/lessons in tables")
+        self._system = system
+        self._rng = random.Random(f"{seed}/lessons in tables")
         shares = {name: self._rng.uniform(0, 0.3) for name in ("stale", "twice", "conflict")}
         knobs = Knobs(
             hubs=self._rng.choice((5, 5, 8, 20)),
@@ -84,7 +86,8 @@ class TableLessons:
                 for one in task.sets
             }
             # So that conversations stay short
-            seen, most = Counter[str](), self._rng.choice((5, 10, MOST_KEYS))
+            seen = Counter[str]()
+            most = self._rng.choice((5, 10, MOST_KEYS))
             for turn in itertools.count():
                 turns.append(Turn("delegate", turn_text(task, turn)))
                 before = len(seen)
@@ -163,10 +166,8 @@ class TableLessons:
         """Passages such as a search for members finds: mostly the register that is asked for,
         others of this set and of sets of its kind, and pages of members and of others.
         """
-        library, kin = (
-            self._wide.library,
-            [other for other in self._wide.sets if other.kind == one.kind],
-        )
+        library = self._wide.library
+        kin = [other for other in self._wide.sets if other.kind == one.kind]
         others = [page for other in kin for page in (*other.registers, *other.stated)]
         found = dict.fromkeys(
             (one.register_in(question) or ()) if self._rng.random() > _FAILING else ()

@@ -53,11 +53,19 @@ class Names:
 
 
 Detour = Literal["redirect", "shared"]
-FIRST_YEAR, GENERATION_YEARS = 1640, 30
+FIRST_YEAR = 1640
+GENERATION_YEARS = 30
 _COUPLES = 130
 """Of each of the three generations of persons."""
-_CITIES, _COUNTRIES, _BOOKS, _FILMS, _COMPANIES = 120, 20, 150, 150, 100
-_ALIAS_SHARE, _REDIRECT_SHARE, _SHARED_SHARE, _NAMESAKE_SHARE = 0.40, 0.14, 0.14, 0.05
+_CITIES = 120
+_COUNTRIES = 20
+_BOOKS = 150
+_FILMS = 150
+_COMPANIES = 100
+_ALIAS_SHARE = 0.40
+_REDIRECT_SHARE = 0.14
+_SHARED_SHARE = 0.14
+_NAMESAKE_SHARE = 0.05
 
 
 @dataclass(slots=True)
@@ -100,7 +108,9 @@ class World:
         likewise publishers the books, directors the films, and seats the companies; None: everyone
         has their share.
         """
-        self.seed, self.side, self._hubs = seed, side, hubs
+        self.seed = seed
+        self.side = side
+        self._hubs = hubs
         self._rng = random.Random(f"{seed}/{side}")
         self.names = Names(self._rng, side)
         self.countries = [Entity("country", self.names.word()) for _ in range(_COUNTRIES)]
@@ -180,7 +190,8 @@ class World:
                 if one.name.split()[-1] != other.name.split()[-1]
             ]
             for one, other in couples:
-                one.values["spouse"], other.values["spouse"] = other, one
+                one.values["spouse"] = other
+                other.values["spouse"] = one
             everyone += people
             parents = couples
         self._make_namesakes(everyone)

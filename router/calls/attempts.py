@@ -30,12 +30,14 @@ from router.ledger.ledger import Attempt, Caller
 from router.models import Completion, Delta, Model, Prompt
 from router.trace.call import Purpose
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 8.0
 _LONGEST_WAIT_S = 30.0
 """The longest pause that an endpoint may ask for; a caller that is told of a longer one in time
 can go elsewhere.
 """
-_LEAST_TOKENS, _LEAST_SHARE = 64, 4
+_LEAST_TOKENS = 64
+_LEAST_SHARE = 4
 """Where the rest of a budget has room for fewer tokens to write than these, and than the fourth
 part of what the role may write, a call is not worth it.
 """
@@ -127,11 +129,9 @@ class Attempts:
         its tokens, or of fewer tokens to write.
         """
         async with self.health:
-            replica, bound, most = (
-                await self._chosen(),
-                self.caller.prompt_bound,
-                self.caller.max_tokens,
-            )
+            replica = await self._chosen()
+            bound = self.caller.prompt_bound
+            most = self.caller.max_tokens
             self._made += 1
             try:
                 try:
@@ -139,10 +139,8 @@ class Attempts:
                     completion = await self._booked(replica, bound, most, worst, waits=False)
                 except BudgetExhausted:
                     tokens = await prompt_tokens(replica.model, self.prompt, self.health.counts)
-                    call, worst_of = (
-                        partial(self._booked, replica, tokens),
-                        partial(self.worst, tokens),
-                    )
+                    call = partial(self._booked, replica, tokens)
+                    worst_of = partial(self.worst, tokens)
                     completion = await affordable(call, worst_of, most)
             except UpstreamError as error:
                 # But not with this prompt
@@ -202,7 +200,8 @@ class Attempts:
             request_id=attempt.request_id,
             unstopped=replica.endpoint.unstopped or self._unstopped,
         )
-        on_text, on_delta = self.on_text() if self.on_text and self.streams else None, self.on_delta
+        on_text = self.on_text() if self.on_text and self.streams else None
+        on_delta = self.on_delta
         began = asyncio.get_running_loop().time()
 
         def take(delta: Delta) -> None:
@@ -258,7 +257,8 @@ async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> i
     """Return the most tokens that `prompt` can have, by its tokenizer, or by earlier counts and
     its bytes.
     """
-    usage, bound = await model.count(prompt, ""), counts.bound(prompt.texts)
+    usage = await model.count(prompt, "")
+    bound = counts.bound(prompt.texts)
     if usage is None:
         return bound
     if usage.estimated:
@@ -279,7 +279,8 @@ async def affordable(
     """Return `take(tokens, worst(tokens), waits=…)` for `max_tokens` to write or, where the budget
     has no room for as many, for as many as it has room for. Raises `BudgetExhausted`.
     """
-    least, waits = least_tokens(max_tokens), True
+    least = least_tokens(max_tokens)
+    waits = True
     while True:
         try:
             return await take(max_tokens, worst(max_tokens), waits=waits)

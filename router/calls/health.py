@@ -63,7 +63,8 @@ class Readiness:
 
 
 _EVERY_S = 0.5
-_FIRST_S, _LONGEST_S = 1.0, 30.0
+_FIRST_S = 1.0
+_LONGEST_S = 30.0
 NEEDS: dict[RoleName, Need] = {
     "delegation": "delegation",
     "execution": "execution",
@@ -80,7 +81,9 @@ async def watch_role(
     health is bad, `probe` does, as soon as a breaker lets a call through, and after pauses that
     double.
     """
-    loop, pause_s, due = asyncio.get_running_loop(), _FIRST_S, 0.0
+    loop = asyncio.get_running_loop()
+    pause_s = _FIRST_S
+    due = 0.0
     while True:
         models = (role, *role.fallbacks)
         taken = [each for each in models if each.health.works]
@@ -92,7 +95,8 @@ async def watch_role(
         readiness.say(f"roles.{name}", [NEEDS[name]], None if works else "all its calls fail")
         waits_s = [replica.endpoint.breaker.wait_s for each in models for replica in each.replicas]
         if works:
-            pause_s, due = _FIRST_S, 0.0
+            pause_s = _FIRST_S
+            due = 0.0
         elif loop.time() >= due and not min(waits_s):
             pause_s, due = min(2 * pause_s, _LONGEST_S), loop.time() + pause_s
             with errors_logged(_log, "role.probe_failed", role=name):

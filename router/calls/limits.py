@@ -13,7 +13,8 @@ from cachetools import LRUCache
 from router.models import Message
 
 _SHARE = 0.2
-_RESERVE, _MOST = 10.0, 100.0
+_RESERVE = 10.0
+_MOST = 100.0
 
 
 class RetryBudget:
@@ -41,7 +42,8 @@ class RetryBudget:
         return allowed
 
 
-_TEMPLATE_TOKENS, MESSAGE_TOKENS = 128, 16
+_TEMPLATE_TOKENS = 128
+MESSAGE_TOKENS = 16
 """What chat templates add: texts of their own, and what stands around each message."""
 
 
@@ -111,7 +113,8 @@ class PromptCounts:
         )
 
 
-_MOST_FAILURES, _FAILING_S = 5, 2.0
+_MOST_FAILURES = 5
+_FAILING_S = 2.0
 """As many in a row open a breaker, which is an endpoint's and may have other roles' successes
 between them.
 """
@@ -125,7 +128,8 @@ class RoleHealth:
     def __init__(self, max_in_flight: int | None = None) -> None:
         """`max_in_flight`: attempts under way at a time, over all replicas; None for any number."""
         self._places = asyncio.Semaphore(max_in_flight) if max_in_flight else None
-        self.retries, self.counts = RetryBudget(), PromptCounts()
+        self.retries = RetryBudget()
+        self.counts = PromptCounts()
         self.in_flight = self.waiting = 0
         self.fallbacks = 0
         """Calls that went to a fallback."""

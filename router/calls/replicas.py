@@ -14,7 +14,8 @@ from router.models import Model
 from router.trace import RoleName
 
 _IN_A_ROW = 5
-_FIRST_S, _LONGEST_S = 1.0, 30.0
+_FIRST_S = 1.0
+_LONGEST_S = 30.0
 _PROBING_S = 0.25
 """When to ask again while a probe is under way."""
 
@@ -52,7 +53,8 @@ class Breaker:
     def end(self, good: bool | None, *, probe: bool) -> None:
         """A call has ended. `good`: None where that tells nothing of the endpoint."""
         if probe and good:
-            self.state, self._open_s = "closed", _FIRST_S
+            self.state = "closed"
+            self._open_s = _FIRST_S
         elif probe and good is None:
             self.state = "open"  # and due, for another probe
         elif probe:
@@ -64,7 +66,8 @@ class Breaker:
 
     def open(self) -> None:
         """Let nothing through for a while."""
-        self.state, self.openings = "open", self.openings + 1
+        self.state = "open"
+        self.openings = self.openings + 1
         self._until = asyncio.get_running_loop().time() + self._open_s
         self._open_s = min(2 * self._open_s, _LONGEST_S)
         self._in_a_row = 0

@@ -102,12 +102,15 @@ class Role:
                     _log.warning(
                         "role.fallback", role=self.name, model=role.model.name, error=str(first)
                     )
-                    self.health.fallbacks, purpose = self.health.fallbacks + 1, "fallback"
+                    self.health.fallbacks = self.health.fallbacks + 1
+                    purpose = "fallback"
                 prompt = msgspec.structs.replace(
                     role._prompt(messages, stop, pattern), tools=tools, raw=raw
                 )
                 attempts = role._attempts(prompt, sub_query, ledger, purpose)
-                attempts.until, attempts.on_text, attempts.on_delta = until, on_text, on_delta
+                attempts.until = until
+                attempts.on_text = on_text
+                attempts.on_delta = on_delta
                 try:
                     output = await attempts.completion()
                     ledger.turn(agent, messages, output)
@@ -124,11 +127,9 @@ class Role:
     def _attempts(
         self, prompt: Prompt, sub_query: int | None, ledger: Ledger, purpose: Purpose
     ) -> Attempts:
-        bound, most, at = (
-            self._in_context(prompt_bound(prompt.texts)),
-            self.sampling.max_tokens,
-            self.replicas,
-        )
+        bound = self._in_context(prompt_bound(prompt.texts))
+        most = self.sampling.max_tokens
+        at = self.replicas
         caller = Caller(
             self.name,
             self.model.name,

@@ -22,7 +22,8 @@ _OF_SEVERAL = re.compile(
     r"|年|月|日期|时间|季|届|类|奖项|榜单|排名",
     re.IGNORECASE,
 )
-_MOST_PLACES, _LONGEST_LIST = 8, 4000
+_MOST_PLACES = 8
+_LONGEST_LIST = 4000
 """Places that may name columns, and characters read after each: the time is linear in the
 question.
 """
@@ -50,7 +51,8 @@ def table_asked_for(question: str) -> TableRequest | None:
 
 def _names(text: str) -> list[str]:
     """The names at the beginning of a text: in one line, or one a line up to a blank one."""
-    first, lines = text.split("\n", maxsplit=1)[0], _END.split(text, maxsplit=1)[0].split("\n")
+    first = text.split("\n", maxsplit=1)[0]
+    lines = _END.split(text, maxsplit=1)[0].split("\n")
     one = _END.split(first, maxsplit=1)[0]
     parts = (
         one.split("|")

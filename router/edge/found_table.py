@@ -50,7 +50,9 @@ class FoundTable:
         self, table: Table, asks: Sequence[Ask], executions: Mapping[int, Execution]
     ) -> None:
         """`asks`: by the numbers of their sub-queries."""
-        self.table, self.asks, self.executions = table, asks, executions
+        self.table = table
+        self.asks = asks
+        self.executions = executions
 
     @cached_property
     def completeness(self) -> Completeness:
@@ -65,12 +67,14 @@ class _Fold:
     """The table of one run as far as it was looked at: what happens later is added to it."""
 
     def __init__(self) -> None:
-        self._told, self._taken = TableEvents(), 0
+        self._told = TableEvents()
+        self._taken = 0
         self._found: FoundTable | None = None
 
     def of(self, run: Run) -> FoundTable:
         """The table by what the run came to, or, while it goes on, by its events."""
-        result, events = run.result, run.events[self._taken :]
+        result = run.result
+        events = run.events[self._taken :]
         if isinstance(result, TableRun):
             found = self._found or FoundTable(
                 table_of(result), result.asks, dict(enumerate(result.executions))
@@ -119,6 +123,7 @@ def is_of(claim: Claim, value: str, column: Column) -> bool:
     """True for a claim of this value: all names of a row are, and a date that is as precise as
     it, or less, or more.
     """
-    form, other = canonical(column, value), claim.canonical
+    form = canonical(column, value)
+    other = claim.canonical
     dates = column.type == "date" and (form.startswith(f"{other}-") or other.startswith(f"{form}-"))
     return column.key or form == other or dates

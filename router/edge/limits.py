@@ -6,7 +6,8 @@ from google.protobuf.message import Message
 
 from router.errors import BadRequest
 
-_LONGEST_NAME, _MOST_REPEATED = 1024, 1024
+_LONGEST_NAME = 1024
+_MOST_REPEATED = 1024
 _MOST = {"rows": 10_000, "values": 64}
 """Entries of given rows, and of one of them."""
 LARGE = 1 << 16

@@ -68,7 +68,8 @@ def _naming(setting: str, path: str, wanted: str) -> Iterator[None]:
 
 _log = structlog.get_logger("edge")
 _LAST_PORT = 65_535
-_BUSY_TRIES, _BUSY_PAUSE_S = 10, 0.5
+_BUSY_TRIES = 10
+_BUSY_PAUSE_S = 0.5
 
 
 def is_address(text: str) -> bool:

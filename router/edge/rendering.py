@@ -128,10 +128,14 @@ async def cited_answer(run: Run) -> CitedAnswer:
     if isinstance(result, Conversation):
         return CitedAnswer(run.id, "completed", without_thinking(output_of(run)).strip(), (), ())
     if isinstance(result, Trajectory):
-        executions, searches, answer = result.executions, result.searches, result.answer
+        executions = result.executions
+        searches = result.searches
+        answer = result.answer
     else:
         assert isinstance(result, Execution)
-        executions, searches, answer = (result,), (), result.report.answer
+        executions = (result,)
+        searches = ()
+        answer = result.report.answer
     citations: dict[Citation, None] = {}
     for execution in executions:
         for cited in await in_worker(execution.citations, execution.report.evidence):

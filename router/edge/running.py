@@ -46,7 +46,8 @@ class Running(Generic[Item, Result]):
             self._news.clear()
             ended = self._task.done()
             if self._told:
-                told, self._told = self._told, []
+                told = self._told
+                self._told = []
                 yield told
             if ended:
                 return

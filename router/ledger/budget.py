@@ -32,7 +32,8 @@ class Allowance:
 
     def __init__(self, budget: Budget = UNLIMITED) -> None:
         self._budget = budget
-        self._taken, self._held = NOTHING, NOTHING
+        self._taken = NOTHING
+        self._held = NOTHING
         self._by_role: Counter[RoleName] = Counter()
         self._under_way = 0
 
@@ -68,17 +69,17 @@ class Allowance:
         that still is.
         """
         self._check("answer", amount, self._taken + amount)
-        before, self._held = self._held, amount
+        before = self._held
+        self._held = amount
         return before
 
     def _check(self, role: RoleName, amount: Amount, wanted: Amount) -> None:
         """`amount`: what is new. `wanted`: all that would then be taken or held."""
-        budget, of_role = self._budget, self._by_role[role] + amount.tokens
-        cap, tokens, nano_usd = (
-            budget.role_tokens.get(role),
-            budget.max_total_tokens,
-            budget.max_nano_usd,
-        )
+        budget = self._budget
+        of_role = self._by_role[role] + amount.tokens
+        cap = budget.role_tokens.get(role)
+        tokens = budget.max_total_tokens
+        nano_usd = budget.max_nano_usd
         limits: tuple[tuple[Literal["tokens", "nano_usd"], str, int | None, int | None], ...] = (
             ("tokens", f"role_budgets: {cap} tokens for {role}", cap, of_role),
             ("tokens", f"max_total_tokens: {tokens} tokens", tokens, wanted.tokens),

@@ -33,11 +33,13 @@ from router.trace.turns import DELEGATOR, Agent, Asked, Decided, Searched
 from router.trace.values import SearchRecord
 
 _log = structlog.get_logger("ledger")
-_FIRST_WAIT_S, _LATER_WAIT_S = 10.0, 1.0
+_FIRST_WAIT_S = 10.0
+_LATER_WAIT_S = 1.0
 """How long a run waits for others' reservations: before its first call, when it may well wait, and
 later, when it holds something that others may be waiting for.
 """
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
 Granted = TypeVar("Granted")
 
 
@@ -77,7 +79,9 @@ class Attempt:
     """
 
     def __init__(self, opened: OpenedCall, price: Price | None = None) -> None:
-        self.opened, self.request_id, self.price = opened, opened.request_id, price
+        self.opened = opened
+        self.request_id = opened.request_id
+        self.price = price
         self.usage: Usage | None = None
         """As the engine tells it."""
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
@@ -96,14 +100,16 @@ class Attempt:
     def take(self, delta: Delta) -> None:
         """Note a piece of the output."""
         if self.first_token_s is None and (delta.text or delta.reasoning):
-            self.first_token_s, self._wrote = self.duration_s, True
+            self.first_token_s = self.duration_s
+            self._wrote = True
             self.spoke()
         self._texts += delta.reasoning, delta.text
         self.usage = largest(self.usage, delta.usage)
 
     def take_whole(self, completion: Completion) -> None:
         """Note an output that came at once."""
-        self._wrote, self.usage = bool(completion.text or completion.reasoning), completion.usage
+        self._wrote = bool(completion.text or completion.reasoning)
+        self.usage = completion.usage
 
     def end(self, outcome: Outcome) -> None:
         """Note that it is over."""
@@ -164,11 +170,14 @@ class Ledger:
         done. Without a journal, nothing is written down. `resumed`: the run that is gone on with,
         which has spent a part of the budget.
         """
-        self.run_id, self.tenant = run_id, tenant
+        self.run_id = run_id
+        self.tenant = tenant
         self._journal: Journal = journal or NoJournal()
         self._allowance = allowance or Allowance()
-        self._tenant_limited, self._shadow = limited, shadow
-        self._books, self._resumed = _Books(), resumed.turns if resumed else ()
+        self._tenant_limited = limited
+        self._shadow = shadow
+        self._books = _Books()
+        self._resumed = resumed.turns if resumed else ()
         self._lead = DELEGATOR
         """The agent whose ledger it is: the delegator, or a manager."""
         self._run: Ledger | None = None
@@ -180,7 +189,8 @@ class Ledger:
         workers. It decides nothing early, and keeps nothing back for an answer, which is the run's.
         """
         ledger = copy(self)
-        ledger._lead, ledger._run = Agent("delegation", sub_query, manager), self
+        ledger._lead = Agent("delegation", sub_query, manager)
+        ledger._run = self
         return ledger
 
     @property
@@ -243,7 +253,8 @@ class Ledger:
             raise
         finally:
             attempt.end(outcome)
-            first, sub_query = self._books.early_from, caller.sub_query
+            first = self._books.early_from
+            sub_query = caller.sub_query
             early = first is not None and sub_query is not None and sub_query >= first
             # By the model's tokenizer
             countable = attempt.count is not None and attempt.first_token_s is not None
@@ -353,7 +364,8 @@ class Ledger:
         """Count what cut streams spent, as far as the models' tokenizers tell within `within_s`
         seconds.
         """
-        cuts, self._books.cut = self._books.cut, []
+        cuts = self._books.cut
+        self._books.cut = []
         usages: list[Usage | None] = [None] * len(cuts)
 
         async def count(index: int, cut: Attempt) -> None:
@@ -403,7 +415,8 @@ class Ledger:
     ) -> Granted:
         """What `ask` returns, asked again while only what is under way stands in its way."""
         wait_s = (_LATER_WAIT_S if self._books.opened else _FIRST_WAIT_S) if waits else 0.0
-        until, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
+        until = time.monotonic() + wait_s
+        pause_s = _FIRST_PAUSE_S
         while True:
             try:
                 return await ask()
@@ -428,7 +441,8 @@ class Ledger:
             self._settle(attempt, attempt.believed)
 
     def _settle(self, attempt: Attempt, usage: Usage | None) -> None:
-        opened, price = attempt.opened, attempt.price
+        opened = attempt.opened
+        price = attempt.price
         if (
             usage is not None
             and attempt.outcome not in (*WHOLE, "content_refused")

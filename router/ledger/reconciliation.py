@@ -110,7 +110,9 @@ class Reconciler:
         """`deployments`: as the ledger names them, each with the base URL of its engine; None
         for a provider's.
         """
-        self._deployments, self._engines, self._ledger = deployments, engines, ledger
+        self._deployments = deployments
+        self._engines = engines
+        self._ledger = ledger
 
     async def reconcile(self) -> list[Reconciliation]:
         """One comparison for each deployment. Raises `StoreFailed`."""

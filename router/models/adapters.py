@@ -40,7 +40,8 @@ class Adapters:
         self, session: aiohttp.ClientSession, base_url: str, api_key: str | None = None
     ) -> None:
         """`base_url`: as of `OpenAIHTTP`."""
-        self._session, self._base_url = session, base_url.rstrip("/")
+        self._session = session
+        self._base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def load(self, name: str, folder: Path) -> bool:

@@ -22,14 +22,18 @@ IDLE_S = 4.0
 """vLLM's server closes connections after 5 idle seconds; a call that is sent at that moment is
 lost.
 """
-_CONNECT_S, _NEXT_ADDRESS_S = 5.0, 0.25
-_MOST_HEAD, _STEP = 64 << 10, 16 << 10
+_CONNECT_S = 5.0
+_NEXT_ADDRESS_S = 0.25
+_MOST_HEAD = 64 << 10
+_STEP = 16 << 10
 """Bytes that may come without any of a body, and bytes of a reply that are read in one turn of
 the event loop.
 """
 _DEFLATED = 32 + zlib.MAX_WBITS
 """Either of zlib's formats."""
-_MOST_HELD, _MUCH, _END = 32, 2 << 10, b"\r\n\r\n"
+_MOST_HELD = 32
+_MUCH = 2 << 10
+_END = b"\r\n\r\n"
 _ENDS = _END, b"[DONE]\n\n\r\n"
 """What the last piece of a body in chunks ends with, and the last event of one."""
 
@@ -74,7 +78,9 @@ class Target:
         if parsed.scheme not in ("http", "https") or not parsed.raw_host or not parsed.port:
             raise aiohttp.InvalidURL(url)
         self.url = parsed
-        self.host, self.port, self.secure = parsed.raw_host, parsed.port, parsed.scheme == "https"
+        self.host = parsed.raw_host
+        self.port = parsed.port
+        self.secure = parsed.scheme == "https"
         if parsed.user is not None:
             pair = f"{parsed.user}:{parsed.password or ''}"
             headers = {"Authorization": f"Basic {b64encode(pair.encode()).decode()}", **headers}
@@ -150,7 +156,8 @@ class ConnectionPool:
         self._timer = loop.call_later(IDLE_S / 4, self._sweep) if any(self._idle.values()) else None
 
     async def _connected(self, target: Target) -> "_Connection":
-        loop, where = asyncio.get_running_loop(), f"cannot connect to {target.host}:{target.port}"
+        loop = asyncio.get_running_loop()
+        where = f"cannot connect to {target.host}:{target.port}"
         try:
             async with asyncio.timeout(_CONNECT_S):
                 sock = await start_connection(
@@ -195,7 +202,8 @@ class _Connection(asyncio.Protocol):
     _ended: asyncio.Future[None]
 
     def __init__(self) -> None:
-        self.free, self.since = True, 0.0
+        self.free = True
+        self.since = 0.0
         """Whether the reply of the last call has come to its end; when that call was over, in
         the loop's time.
         """
@@ -214,8 +222,10 @@ class _Connection(asyncio.Protocol):
     async def exchange(self, request: Callable[[], bytes], reader: Reader) -> None:
         """See `ConnectionPool.post`."""
         self.transport.write(request())
-        self._reader, self._run = reader, copy_context().run
-        self._parser, self._headers = httptools.HttpResponseParser(self), dict[str, str]()
+        self._reader = reader
+        self._run = copy_context().run
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers = dict[str, str]()
         self._status = self._bare = 0
         self._begun = self._chunked = self.free = False
         self._ended = asyncio.get_running_loop().create_future()
@@ -225,7 +235,8 @@ class _Connection(asyncio.Protocol):
             self._parse()  # what was held back counts
             raise
         finally:
-            self._reader, self._patient = None, False
+            self._reader = None
+            self._patient = False
 
     def close(self) -> None:
         """Leave at once, upon which the engine drops what it was asked."""
@@ -339,7 +350,8 @@ class _Connection(asyncio.Protocol):
                 self._ended.set_exception(error)
             else:
                 self._ended.set_result(None)
-        self._reader, self._patient = None, False
+        self._reader = None
+        self._patient = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._status:  # others follow a body

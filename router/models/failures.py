@@ -78,7 +78,8 @@ _MOST_READ = 4096
 """Characters of what a server says that are looked at."""
 
 _TOO_LARGE = 413
-_BROKEN, _THROTTLED = 500, 429
+_BROKEN = 500
+_THROTTLED = 429
 _UNAVAILABLE = frozenset(
     {408, 425, _THROTTLED, _BROKEN, 502, 503, 504, 520, 521, 522, 523, 524, 529}
 )
@@ -178,7 +179,8 @@ class Upstream:
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
         """`extra_body`: what is sent beside the prompt, which an endpoint may repeat."""
-        self._model, self._endpoint = model, without_userinfo(address)
+        self._model = model
+        self._endpoint = without_userinfo(address)
         self._secrets = Secrets(api_key, extra_body, address)
 
     def from_status(

@@ -47,11 +47,15 @@ _NOT_THERE = frozenset({401, 403, 404, 405, 501})
 _TOKENIZING_S = 5.0
 _NOTHING = Prompt((), Sampling())
 _DONE = b"[DONE]"
-_KEEPS_METHOD, _MOST_HOPS = frozenset({307, 308}), 3
+_KEEPS_METHOD = frozenset({307, 308})
+_MOST_HOPS = 3
 _EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
 """The beginning of a stream of events."""
 _RETURNS = "return_token_ids"
-_MOST_BYTES, _MOST_STREAMED, _MOST_SAID, _MOST_A_TOKEN = 8 << 20, 64 << 20, 64 << 10, 2 << 10
+_MOST_BYTES = 8 << 20
+_MOST_STREAMED = 64 << 20
+_MOST_SAID = 64 << 10
+_MOST_A_TOKEN = 2 << 10
 """Bytes of a whole reply, of a stream with all that stands around its pieces, of what a server says
 of a failure, and of a stream for each token. No model writes as much, and what does not end must
 not be kept.
@@ -124,18 +128,22 @@ class OpenAIHTTP:
         parameters that are left out of requests, as the endpoint does not take them; stop strings
         end the output all the same.
         """
-        base_url, api_key = base_url.rstrip("/"), api_key and api_key.strip()
-        self._pool, self._thinking, self._extra, self._interval = (
-            pool,
-            thinking,
-            extra_body,
-            interval,
-        )
-        self._structures, self._tokenizes, self._options = not thinking, True, 0
-        self._omit, self._opened = omit, thinking is True
-        self.name, self.endpoint = model, without_userinfo(base_url)
+        base_url = base_url.rstrip("/")
+        api_key = api_key and api_key.strip()
+        self._pool = pool
+        self._thinking = thinking
+        self._extra = extra_body
+        self._interval = interval
+        self._structures = not thinking
+        self._tokenizes = True
+        self._options = 0
+        self._omit = omit
+        self._opened = thinking is True
+        self.name = model
+        self.endpoint = without_userinfo(base_url)
         self._upstream = Upstream(model, base_url, api_key, extra_body)
-        self._base_url, self._headers = base_url, {"Content-Type": "application/json"}
+        self._base_url = base_url
+        self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
@@ -167,10 +175,8 @@ class OpenAIHTTP:
     async def _tokens(self, asked: dict[str, Any]) -> int | None:
         if not self._tokenizes:
             return None
-        reply, body = (
-            _Reply(self._upstream, StreamedReply(_NOTHING)),
-            msgspec.json.encode({"model": self.name, **asked}),
-        )
+        reply = _Reply(self._upstream, StreamedReply(_NOTHING))
+        body = msgspec.json.encode({"model": self.name, **asked})
         with suppress(*_FOREIGN, *JSON_ERRORS, UpstreamError, TimeoutError):
             target = Target(f"{self._base_url.removesuffix('/v1')}/tokenize", self._headers)
             async with asyncio.timeout(_TOKENIZING_S):
@@ -335,15 +341,15 @@ class _Reply:
     def __init__(
         self, upstream: Upstream, streamed: StreamedReply, max_tokens: int = 0, *, live: bool = True
     ) -> None:
-        self._upstream, self.streamed, self._max_tokens, self._live = (
-            upstream,
-            streamed,
-            max_tokens,
-            live,
-        )
+        self._upstream = upstream
+        self.streamed = streamed
+        self._max_tokens = max_tokens
+        self._live = live
         self.status = 0
         self.headers: Mapping[str, str] = {}
-        self.body, self._size, self._most = bytearray(), 0, 0
+        self.body = bytearray()
+        self._size = 0
+        self._most = 0
         self.events: EventReader | None = None
         """Of a stream, once it has begun."""
 

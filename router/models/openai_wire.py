@@ -132,7 +132,8 @@ class MessageReply(msgspec.Struct, frozen=True, gc=False):
 
 _THINKING = re.compile("think|reason|thought")
 """In the type of a content's part that is no text."""
-CALL_BEGIN, CALL_END = '<call tool="', "</call>"
+CALL_BEGIN = '<call tool="'
+CALL_END = "</call>"
 _CALL = re.compile(r'<call tool="([^"<>]*)">([^<]*)</call>')
 
 
@@ -177,7 +178,8 @@ class Calls:
         if len(self._calls) == _MOST_CALLS:
             return
         function = piece.function or FunctionReply()
-        name, arguments = function.name or "", function.arguments or ""
+        name = function.name or ""
+        arguments = function.arguments or ""
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments)
         index = "" if piece.index is None else f"index {piece.index}"
@@ -535,7 +537,8 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self._line, self._data = bytearray(), bytearray()
+        self._line = bytearray()
+        self._data = bytearray()
         self._returned = False
         """Whether the last byte was a carriage return, which ends a line with or without a line
         feed behind it.
@@ -574,7 +577,8 @@ class EventReader:
         """Take one line; the event's data where the line is blank and so ends it."""
         line = self._line
         if not line:
-            event, self._data = bytes(self._data[:-1]), bytearray()
+            event = bytes(self._data[:-1])
+            self._data = bytearray()
             return event
         field, _, value = line.removeprefix(BOM_UTF8).partition(b":")
         if field == b"data":

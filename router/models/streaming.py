@@ -78,8 +78,10 @@ class StreamedReply:
         """`thinks`: False for a model whose thinking is switched off; what its engine took for
         reasoning is then the output, and comes with the last delta. `opened`: as for `Thoughts`.
         """
-        self._stop, self._max_tokens = prompt.stop, prompt.sampling.max_tokens
-        self._on_delta, self._thinks = on_delta, thinks
+        self._stop = prompt.stop
+        self._max_tokens = prompt.sampling.max_tokens
+        self._on_delta = on_delta
+        self._thinks = thinks
         self._stops = bool(prompt.stop) and not prompt.unstopped
         self._cut = StopCut(prompt.stop)
         self._thoughts = None if prompt.raw else Thoughts(opened=opened)
@@ -150,10 +152,12 @@ class StreamedReply:
         if choice is None or self._finish_reason is not None:
             return
         if choice.finish_reason:
-            self._finish_reason, self._matched = choice.ended, choice.matched
+            self._finish_reason = choice.ended
+            self._matched = choice.matched
         if self._wrote and choice.message is not None and not choice.delta:
             return  # the whole once more, at the end of its pieces
-        said, cut = choice.said, self._cut
+        said = choice.said
+        cut = self._cut
         written, thought = self._read(said)
         if written:
             self._wrote = True
@@ -177,7 +181,8 @@ class StreamedReply:
 
     def _read(self, said: MessageReply) -> tuple[str, str]:
         """Return the text and the reasoning of a piece, in whole characters."""
-        written, thought = said.content or "", said.reasoning or said.reasoning_content or ""
+        written = said.content or ""
+        thought = said.reasoning or said.reasoning_content or ""
         if not isinstance(written, str) or not (written or thought):
             written, thought, refusal = said.parts
             self._refusal += refusal
@@ -198,7 +203,8 @@ class StreamedReply:
         told = chunk.told
         counted = (told and told.completion_tokens) or 0
         if self._usage is None or counted >= self._most_counted:  # it only grows
-            self._usage, self._most_counted = told, counted
+            self._usage = told
+            self._most_counted = counted
 
     def take_whole(self, reply: ChatReply) -> None:
         """Note a reply that is no stream. Without a finish reason, it has stopped."""
@@ -218,7 +224,8 @@ class StreamedReply:
     def tell(self, usage: Usage | None = None) -> None:
         """Pass on what was noted since the last time."""
         new = slice(self._told, None)
-        text, reasoning = "".join(self._texts[new]), "".join(self._reasoning[new])
+        text = "".join(self._texts[new])
+        reasoning = "".join(self._reasoning[new])
         self._told = len(self._texts)
         if text or reasoning or usage:
             self._on_delta(Delta(text, reasoning, usage))
@@ -228,7 +235,9 @@ class StreamedReply:
         with the usage.
         """
         finish_reason = self._finish_reason or ""
-        rest, thought, within = "", "", False
+        rest = ""
+        thought = ""
+        within = False
         if self._thoughts:
             rest, thought = self._thoughts.end(cut=finish_reason == "length")
             within = self._thoughts.open
@@ -244,7 +253,8 @@ class StreamedReply:
         unclosed &= self._stops and finish_reason == "stop" and not self._cut.met
         unclosed &= not any(string in rest for string in self._stop)
         if self._exceeded:
-            text, finish_reason = "", "length"
+            text = ""
+            finish_reason = "length"
         elif not self._thinks and not self._wrote and not self._calls:
             rest = "".join(self._reasoning)
             text, finish_reason = end_at_stop(rest, self._stop, finish_reason, self._matched)
@@ -288,8 +298,10 @@ class StreamedReply:
         self._chars += more
         if self._over or self._chars > self._room:
             left = 0 if self._over else self._room - self._chars + more
-            text, reasoning = text[: max(0, left - len(reasoning))], reasoning[:left]
-            self._finish_reason, self._exceeded = "length", True
+            text = text[: max(0, left - len(reasoning))]
+            reasoning = reasoning[:left]
+            self._finish_reason = "length"
+            self._exceeded = True
         elif self._chars >= self._check_at:  # no earlier can more have been counted
             self._over = self._max_tokens < self._most_counted <= self._chars * _BYTES_A_CHARACTER
             self._check_at = (
@@ -299,7 +311,8 @@ class StreamedReply:
         self._reasoning.append(reasoning)
 
 
-_CHARACTERS_A_TOKEN, _CHARACTERS_MORE = 32, 256
+_CHARACTERS_A_TOKEN = 32
+_CHARACTERS_MORE = 256
 """No output has as many: words have six, and long tokens, of spaces or dashes, are evened out
 by others.
 """

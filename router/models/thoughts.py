@@ -55,13 +55,16 @@ _ALL_WORDS = (
 )
 _PART = re.compile(r"(?:[<◁][^<>◁▷]{0,109}|\[/?[A-Z ]{0,20})\Z", re.IGNORECASE)
 """The beginning of a mark."""
-_LONGEST, _LONGEST_IN_WORDS, _LINE = 110, 32, 200
+_LONGEST = 110
+_LONGEST_IN_WORDS = 32
+_LINE = 200
 _MOST_MARKS = 256
 """Marks of one output that are looked at; no model writes as many."""
 _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
 """In the head of a message."""
 _MENTION = re.compile(r"[^\s>][ \t]+\Z")
-_BEFORE, _AFTER = "\"'`“‘«(*", "\"'`”’»)*"
+_BEFORE = "\"'`“‘«(*"
+_AFTER = "\"'`”’»)*"
 
 
 class Thoughts:

@@ -80,9 +80,11 @@ _BEFORE_BODY = re.compile(r"<[^>]*+>\s*+(?:```[a-z]*+\s*+)?+", re.IGNORECASE)
 _ITEM = re.compile(r"[-*+•–]\s|\(?\d{1,2}[.)]\s")
 _MARK = re.compile("""["'”\\]}\n>]""")
 _ASKED = re.compile("""[?？؟]["'”]\\s*+\\Z""")
-_IN_A_LIST, _IN_LINES = ', "query": "x y"', "\n- x y?\n"
+_IN_A_LIST = ', "query": "x y"'
+_IN_LINES = "\n- x y?\n"
 _MORE = "x"
-_LONGEST_BLOCK, _MOST_READ = 20_000, 50_000
+_LONGEST_BLOCK = 20_000
+_MOST_READ = 50_000
 """Characters of a block that is read early, and of all looks at it together: beyond, the end of the
 turn is waited for, so that the time is linear in the text whatever it holds.
 """
@@ -102,8 +104,10 @@ class EarlyReader:
         """`limit`: as for `parse_decision`. `tell` gets all that are certain whenever there are
         more.
         """
-        self._limit, self._tell = limit, tell
-        self._tail, self._block = "", ""
+        self._limit = limit
+        self._tell = tell
+        self._tail = ""
+        self._block = ""
         self._thoughts = Thoughts()
         self._over = False
         self._known = self._read = 0

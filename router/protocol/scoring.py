@@ -39,7 +39,8 @@ def holds(texts: Iterable[str], answer: str) -> bool:
     """Return whether all words of `answer` stand in a row in any text, once folded, or a text
     is an exact match.
     """
-    wanted, normal = sought(answer), normal_answer(answer)
+    wanted = sought(answer)
+    normal = normal_answer(answer)
     return any(
         (wanted and wanted in fold(text)) or (normal and normal == normal_answer(text))
         for text in texts
@@ -52,5 +53,6 @@ def _f1(answer: str, gold: str) -> float:
     common = sum((Counter(answer.split()) & Counter(gold.split())).values())
     if common == 0:
         return 0.0
-    precision, recall = common / len(answer.split()), common / len(gold.split())
+    precision = common / len(answer.split())
+    recall = common / len(gold.split())
     return 2 * precision * recall / (precision + recall)

@@ -48,10 +48,12 @@ def quoted_strings(text: str) -> Iterator[QuotedString]:
     escapes.
     """
     text = "\n" + text
-    position, key = 0, ""
+    position = 0
+    key = ""
     while (opening := _OPENING.search(text, position)) is not None:
         if opening["quote"] is None:
-            position, key = opening.end(), ""
+            position = opening.end()
+            key = ""
             continue
         end, exact = _end(text, opening.end(), opening["quote"])
         string = _decoded(text[opening.end() : end])
@@ -244,7 +246,8 @@ _CLOSING_TAG = "</search>"
 _FIRST_TAG = re.compile(
     r"<\s{0,9}+/?+\s{0,9}+(?:search|stop|answer|evidence|escalate)\b", re.IGNORECASE
 )
-_FURTHEST_TAG, _LONGEST_OWN = 200_000, 20_000
+_FURTHEST_TAG = 200_000
+_LONGEST_OWN = 20_000
 """Characters: where the first tag stands at the latest, and how much is read from there on; far
 more than any decision or report has, and so little that no text takes longer than some
 milliseconds.
@@ -296,13 +299,16 @@ def _read(block: Block, *, ended: bool) -> SearchBlock:
     """A block that another tag ended is often a mere mention of the tag, so it is read as a
     partial one.
     """
-    body, ended = block.body, ended or block.closed
+    body = block.body
+    ended = ended or block.closed
     other = _OTHER_TAG.search(body)
     if other is not None and (not block.closed or other.start() == 0):
-        body, ended = body[: other.start()], False
+        body = body[: other.start()]
+        ended = False
     tail = "".join(body[body.rfind("<") :].split()).casefold() if "<" in body[-20:] else ""
     if len(tail) > 1 and _CLOSING_TAG.startswith(tail):
-        body, ended = body[: body.rfind("<")], True
+        body = body[: body.rfind("<")]
+        ended = True
     return SearchBlock(
         block.start, not body.strip(), tuple(read_questions(body, partial=not ended)), block.named
     )

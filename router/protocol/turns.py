@@ -88,7 +88,8 @@ _HAND = re.compile(
     re.IGNORECASE,
 )
 _HAND_END = re.compile(r"<\s{0,9}/\s{0,9}(?:access|call)\s{0,9}>", re.IGNORECASE)
-_FURTHEST_HAND, _LONGEST_BODY = 200_000, 20_000
+_FURTHEST_HAND = 200_000
+_LONGEST_BODY = 20_000
 """Characters: where the first one begins at the latest, and how long it is at most."""
 
 
@@ -108,7 +109,8 @@ def parse_hands(
     end = _HAND_END.search(visible, hand.end(), hand.end() + _LONGEST_BODY)
     if end is None and (cut or len(visible) - hand.end() > _LONGEST_BODY):
         return Malformed("the call was cut off")
-    name, body = one_line(hand[3]), visible[hand.end() : end.start() if end else None].strip()
+    name = one_line(hand[3])
+    body = visible[hand.end() : end.start() if end else None].strip()
     if not hand[1]:
         # Quotes in JSON are not unescaped, which would end its strings.
         for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):

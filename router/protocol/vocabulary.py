@@ -31,7 +31,8 @@ class Vocabulary:
         written = _WORD.findall(question)
         folded = [word.casefold() for word in written]
         strange: list[str] = []
-        named, at = False, 0
+        named = False
+        at = 0
         while at < len(folded):
             length = self._name_at(folded, at)
             if length:

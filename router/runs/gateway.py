@@ -29,7 +29,8 @@ from router.trace.identity import SHADOW
 from router.trace.table import Schema, TableTopologyName
 from router.trace.values import NOT_FOUND, OnEvent, TableRun, TopologyName
 
-_PROBE_TOKENS, _PROBE_S = 16, 10.0
+_PROBE_TOKENS = 16
+_PROBE_S = 10.0
 """Models that think refuse to write less."""
 _REPORTING_SHARE = 0.05
 """How much of an execution's time is kept, so that one that takes too long can say so."""
@@ -86,10 +87,15 @@ class Gateway:
         `on_answered` gets every question that was answered here, unless its texts must not be kept
         or nothing may be learnt from it.
         """
-        self._topologies, self._executor, self._roles = topologies, executor, roles
-        self._tables, self._table_limits = tables, table_limits or TableLimits()
-        self._lifecycle, self._max_question_chars = lifecycle, max_question_chars
-        self._vocabulary, self._on_answered = vocabulary, on_answered
+        self._topologies = topologies
+        self._executor = executor
+        self._roles = roles
+        self._tables = tables
+        self._table_limits = table_limits or TableLimits()
+        self._lifecycle = lifecycle
+        self._max_question_chars = max_question_chars
+        self._vocabulary = vocabulary
+        self._on_answered = on_answered
 
     @property
     def topologies(self) -> tuple[TopologyName, ...]:
@@ -109,7 +115,8 @@ class Gateway:
         """
         if options.resume:
             before, options = await self._lifecycle.going_on("answer", options)
-            question, topology = before.request, cast(TopologyName, before.topology)
+            question = before.request
+            topology = cast(TopologyName, before.topology)
         question = self.readable("question", question)
         chosen = self._topology(topology)
         self._check_prices(options, chosen.roles)
@@ -163,7 +170,8 @@ class Gateway:
             )
         chosen = self._tables[request.topology]
         self._check_prices(options, chosen.roles)
-        settings, topology = settings_of(chosen.roles), request.topology
+        settings = settings_of(chosen.roles)
+        topology = request.topology
         opened = RunRequest(
             "table", question, request, settings, _FOLDING_SHARE, topology, limits.timeout_s
         )

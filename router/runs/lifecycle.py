@@ -34,7 +34,8 @@ from router.trace.values import AnswerWritten, OnEvent, RunStarted
 _log = structlog.get_logger("gateway")
 _POLL_S = 0.2
 """How often a run of another process is looked at."""
-_STORING_SHARE, _LONGEST_STORING_S = 0.05, 0.5
+_STORING_SHARE = 0.05
+_LONGEST_STORING_S = 0.5
 """How much of a request's time is kept for storing the run and sending the answer."""
 _COUNTING_S = 0.25
 """How long counting the tokens of cut streams may take."""
@@ -141,9 +142,13 @@ class RunLifecycle:
         its defaults. `conditions`: all that turns depend on beside models and prompts, by name.
         """
         self._further = conditions
-        self._journal, self._archive, self._live = journal, archive, live
-        self._settings, self._timeout_s = dict(settings), timeout_s
-        self._admission, self._observer = admission or Admission(), observer or Observers()
+        self._journal = journal
+        self._archive = archive
+        self._live = live
+        self._settings = dict(settings)
+        self._timeout_s = timeout_s
+        self._admission = admission or Admission()
+        self._observer = observer or Observers()
 
     @asynccontextmanager
     async def open(
@@ -241,7 +246,9 @@ class RunLifecycle:
         executor: str,
     ) -> OpenRun:
         """The run with its ledger and its clock."""
-        limited, resumed, shadow = began.limited, began.resumed, start.kind == "shadow"
+        limited = began.limited
+        resumed = began.resumed
+        shadow = start.kind == "shadow"
         if resumed:  # also where nobody has named it
             start = replace(start, resumes=resumed.start.id)
         budget = Allowance(start.budget)
@@ -254,7 +261,8 @@ class RunLifecycle:
             shadow=shadow,
             resumed=resumed,
         )
-        left_s, share = deadline - asyncio.get_running_loop().time(), request.answering_share
+        left_s = deadline - asyncio.get_running_loop().time()
+        share = request.answering_share
         sharing = _sharing(start, began)
         context = RunContext.lasting(
             left_s, live.on_event, ledger, answering_share=share, sharing=sharing, executor=executor
@@ -325,7 +333,8 @@ class RunLifecycle:
         except asyncio.CancelledError as cancelled:
             run.status, run.failure = "cancelled", run.live.reason(cancelled)
         except Exception as error:
-            run.status, run.failure = "failed", error
+            run.status = "failed"
+            run.failure = error
         try:
             run.ended = await run.live.until_ended(self._store(run), ends_at)
         except TimeoutError:
@@ -354,7 +363,8 @@ class RunLifecycle:
         finally:
             self._observer.run_ended(stored, private=run.private)
         run.live.end(stored)
-        calls, duration_s = len(stored.calls), round(stored.duration_s, 3)
+        calls = len(stored.calls)
+        duration_s = round(stored.duration_s, 3)
         _log.info(
             "run.stored", kind=stored.kind, status=stored.status, calls=calls, duration_s=duration_s
         )

@@ -26,11 +26,15 @@ class LiveRun:
         """`task`: the one that works on it. `on_event`: hears of its events beside those who
         watch.
         """
-        self.run_id, self.kind, self.tenant, self._on_event = run_id, kind, tenant, on_event
+        self.run_id = run_id
+        self.kind = kind
+        self.tenant = tenant
+        self._on_event = on_event
         self.events: list[Event] = []
         self.ended: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
         """The stored run; None where it could not be stored."""
-        self._task, self._cancelled = task, False
+        self._task = task
+        self._cancelled = False
         self._ending: asyncio.Future[Any] | None = None
         self._news: asyncio.Event | None = None
         """Set by what happens next; None while nobody watches."""
@@ -68,7 +72,8 @@ class LiveRun:
         run over.
         """
         self._ending = future = asyncio.ensure_future(ending)
-        loop, cancelled = asyncio.get_running_loop(), None
+        loop = asyncio.get_running_loop()
+        cancelled = None
         while not future.done() and (left_s := until - loop.time()) > 0:
             try:
                 # Unlike awaiting the future, this never cancels it

@@ -74,7 +74,8 @@ class ObservedRetriever:
     """A retriever whose searches are observed."""
 
     def __init__(self, retriever: IndexRetriever, observer: Observer) -> None:
-        self._retriever, self._observer = retriever, observer
+        self._retriever = retriever
+        self._observer = observer
 
     @property
     def index_id(self) -> str | None:
@@ -85,9 +86,12 @@ class ObservedRetriever:
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
         """See `Retriever.search`."""
-        began_at, begun, error = time.time(), time.monotonic(), "CancelledError"
+        began_at = time.time()
+        begun = time.monotonic()
+        error = "CancelledError"
         try:
-            found, error = await self._retriever.search(queries, top_k, document), ""
+            found = await self._retriever.search(queries, top_k, document)
+            error = ""
         except Exception as raised:
             error = type(raised).__name__
             raise

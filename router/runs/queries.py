@@ -20,7 +20,8 @@ from router.trace.run import MAX_CHARS, Feedback
 _AFTER_EVENTS = 2
 """What is told after a run's own events: the tokens, and the answer."""
 
-_LARGE, _KEPT_S = 200, 30.0
+_LARGE = 200
+_KEPT_S = 30.0
 """Calls of an ended run that is kept when it was read, and how long; for those who look at it."""
 
 Heard = Callable[[Feedback], Awaitable[None]]
@@ -35,7 +36,9 @@ class Runs:
 
     def __init__(self, archive: Archive, live: LiveRuns, heard: Heard = _ignore) -> None:
         """`heard` is told of all feedback, once it is kept; raises nothing."""
-        self._archive, self._live, self._heard = archive, live, heard
+        self._archive = archive
+        self._live = live
+        self._heard = heard
         self._ended: TTLCache[str, Run] = TTLCache(4, _KEPT_S)
         self._loading = WeakValueDictionary[str, asyncio.Lock]()
         """Of the runs that are being read: by one, while all others who want the same wait."""

@@ -15,7 +15,8 @@ of unspaced scripts.
 """
 _STRANGE_SHARE = 0.25
 """Share of other words that stand nowhere, from which on an answer is unsupported."""
-_DATE, _NUMBER = Column("", "date"), Column("", "number")
+_DATE = Column("", "date")
+_NUMBER = Column("", "number")
 _FIGURE = re.compile(
     r"\d|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|[mb]illion|thousand)", re.IGNORECASE
 )

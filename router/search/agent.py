@@ -99,7 +99,8 @@ class ContextWindow:
     """One model's conversation as it grows, with what its searches found."""
 
     def __init__(self, opening: tuple[Message, ...], form: Form) -> None:
-        self.messages, self._form = opening, form
+        self.messages = opening
+        self._form = form
         self.outputs: list[Completion] = []
         self.searches: list[SearchRecord] = []
         self.report: Report | None = None
@@ -155,10 +156,8 @@ class ContextWindow:
     def offer(self, tools: dict[str, tuple[Tool, Function]], text: str) -> None:
         """Let the model call these, of which the system prompt tells with `text`."""
         system, *others = self.messages
-        self.tools, self.messages = (
-            tools,
-            (Message("system", f"{system.content}\n\n{text}".strip()), *others),
-        )
+        self.tools = tools
+        self.messages = (Message("system", f"{system.content}\n\n{text}".strip()), *others)
 
     def named(self, name: str) -> str | None:
         """The document of that name or title which a search has found; None where there is none."""
@@ -240,13 +239,11 @@ class Agent:
         self._hands = bool(form.search_first) and bool(tools or limits.access_k)
         if self._hands:
             form = _with_hands(form, tools=tools is not None)
-        self.role, self.limits, self.form, self._retriever, self._tools = (
-            role,
-            limits,
-            form,
-            retriever,
-            tools,
-        )
+        self.role = role
+        self.limits = limits
+        self.form = form
+        self._retriever = retriever
+        self._tools = tools
 
     def begin(self, text: str) -> ContextWindow:
         """A conversation about a question or sub-query."""
@@ -342,7 +339,8 @@ class Agent:
         """Open a document; what makes it too long are the passages that fit worst."""
         assert self._retriever is not None
         (found,) = await self._retriever.search([text], self.limits.access_k, document)
-        left, fitting = self.limits.access_chars, set[str]()
+        left = self.limits.access_chars
+        fitting = set[str]()
         for passage in sorted(found, key=lambda each: -each.score):
             left -= len(passage.text)
             fitting |= {passage.id} if left >= 0 else set()
@@ -360,7 +358,9 @@ class Agent:
         arguments = tool.arguments(text) if tool else None
         if tool is None or arguments is None:
             return SearchRecord(query, (), call=ToolCall("", "", text, error="no tool takes it"))
-        began, passages, error = time.monotonic(), tuple[Passage, ...](), None
+        began = time.monotonic()
+        passages = tuple[Passage, ...]()
+        error = None
         try:
             output = await self._tools.call(tool, arguments)
             passages = passages_of(tool, query, output, self.limits.access_chars)
@@ -381,7 +381,8 @@ class Agent:
         """Let the model write. Passages give way, one at a time, until its context holds the
         rest.
         """
-        role, form = self.role, self.form
+        role = self.role
+        form = self.form
         # No stop string in a correction: one that was met while the model was thinking would be met
         # again. But a raw turn must not go on to invent results.
         stop = form.stop if form.raw or not work.corrected else ()

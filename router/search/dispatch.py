@@ -37,8 +37,12 @@ class Dispatching:
         work in `group`. `most`: of those begun early; None for any number. `width`: of those at
         work at a time.
         """
-        self._executor, self._number, self._first, self._group = executor, number, first, group
-        self._most, self._slots = most, asyncio.Semaphore(width)
+        self._executor = executor
+        self._number = number
+        self._first = first
+        self._group = group
+        self._most = most
+        self._slots = asyncio.Semaphore(width)
         self._outer = context
         self._texts: list[str] = []
         self._tasks: list[asyncio.Task[Execution]] = []

@@ -141,7 +141,8 @@ class Executor:
         except UpstreamError as error:
             outcome = "model_failed" if error.role else "retrieval_failed"
             context.failures[index] = error
-        role, report = agent.role, NO_EVIDENCE
+        role = agent.role
+        report = NO_EVIDENCE
         if work.report is not None:
             outcome = "escalated" if work.report.escalate_to else "reported"
             report = work.report

@@ -50,9 +50,14 @@ class FactorizedSearch:
         is; not in runs with a budget, which are not to spend on guesses. `topology`: what the
         trajectories are to say of whose model the executor is. `width`: executors at a time.
         """
-        self._delegator, self._executor, self._answerer = delegator, executor, answerer
-        self._max_rounds, self._require_evidence = max_rounds, require_evidence
-        self._early_dispatch, self._topology, self._width = early_dispatch, topology, width
+        self._delegator = delegator
+        self._executor = executor
+        self._answerer = answerer
+        self._max_rounds = max_rounds
+        self._require_evidence = require_evidence
+        self._early_dispatch = early_dispatch
+        self._topology = topology
+        self._width = width
 
     def run(self, question: str, context: RunContext) -> Coroutine[Any, Any, Trajectory]:
         """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails,

@@ -55,7 +55,8 @@ class Manager:
         """Look, and report. Nothing is raised that an executor does not raise. What ends the work
         early leaves a report of what workers have found by then.
         """
-        inner, now = _inside(index, self.name, context), asyncio.get_running_loop().time()
+        inner = _inside(index, self.name, context)
+        now = asyncio.get_running_loop().time()
         inner.draft.result = Trajectory(
             "", "rounds_exhausted", delegation=self.delegator.open(sub_query)
         )
@@ -98,10 +99,8 @@ class Manager:
         if report is not None:
             outcome = "escalated" if report.escalate_to else "reported"
         elif error := error or next(iter(inner.failures.values()), None):
-            outcome, context.failures[index] = (
-                "model_failed" if error.role else "retrieval_failed",
-                error,
-            )
+            outcome = "model_failed" if error.role else "retrieval_failed"
+            context.failures[index] = error
         return Execution(
             sub_query,
             report or NO_EVIDENCE,
@@ -149,7 +148,8 @@ async def _report(delegator: Delegator, found: Trajectory, context: RunContext) 
     none, unless it, or else a worker, says who could find something.
     """
     assert delegator.report and found.delegation
-    grounds, conversation = _grounds(found, context), found.delegation
+    grounds = _grounds(found, context)
+    conversation = found.delegation
     if conversation.outputs and conversation.messages[-1].role == "assistant":
         said = delegator.report(
             conversation.outputs[-1].text, conversation.outputs[-1].finish_reason == "length"

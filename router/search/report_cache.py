@@ -95,7 +95,9 @@ class ReportCache:
         """`index`: what identifies the index that is searched now; None where that is not known,
         and then only runs at the same time share.
         """
-        self._executor, self._index, self._across_tenants = executor, index, across_tenants
+        self._executor = executor
+        self._index = index
+        self._across_tenants = across_tenants
         self._flights: dict[_Key, _Flight] = {}
         self._kept: TTLCache[_Key, _Shared] = TTLCache(
             _MOST, keep_s, lambda: asyncio.get_running_loop().time()
@@ -153,7 +155,8 @@ class ReportCache:
         self, flight: _Flight, key: _Key, sub_query: str, index: int, context: RunContext
     ) -> Execution:
         """Work on it, from where the last one who led has stopped."""
-        payer, turns = _Payer(context.ledger.tenant, context.ledger.run_id), flight.unfinished.turns
+        payer = _Payer(context.ledger.tenant, context.ledger.run_id)
+        turns = flight.unfinished.turns
         _tell(flight.unfinished.searches, index, context)
         try:
             execution = await self._executor.run(sub_query, index, context, flight.unfinished)

@@ -34,7 +34,8 @@ class IndexRetriever(Retriever, Protocol):
 
 
 _WITHIN_S = 5.0
-_EVERY_S, _SOON_S = 5.0, 1.0
+_EVERY_S = 5.0
+_SOON_S = 1.0
 """Pauses after a probe: where all is well, and at least."""
 
 
@@ -43,7 +44,8 @@ class WatchedRetriever:
 
     def __init__(self, retriever: IndexRetriever, readiness: Readiness) -> None:
         """`readiness`: hears that it is down."""
-        self._retriever, self._readiness = retriever, readiness
+        self._retriever = retriever
+        self._readiness = readiness
         self._doubt = asyncio.Event()
 
     @property

@@ -47,10 +47,8 @@ class SingleAgent:
         `NOT_FOUND`. Without a retriever, nothing is required.
         """
         self._agent = Agent(role, retriever, limits, form)
-        self._searches, self._require_evidence = (
-            retriever is not None,
-            require_evidence and retriever is not None,
-        )
+        self._searches = retriever is not None
+        self._require_evidence = require_evidence and retriever is not None
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
         """Answer `question`. What ends the search early, be it time, budget or a context that is

@@ -15,7 +15,8 @@ from router.models.model import Function
 from router.protocol import Passage
 from router.protocol.tags import encodable
 
-_MOST_DESCRIPTION, _MOST_PARAMETERS = 1000, 10_000
+_MOST_DESCRIPTION = 1000
+_MOST_PARAMETERS = 10_000
 """Characters of a tool's description, of which the rest is cut, and of its schema as JSON, without
 which it is not offered.
 """
@@ -52,11 +53,10 @@ class Tool(msgspec.Struct, frozen=True):
             given = msgspec.json.decode(text or "{}", type=dict[str, Any])
         except JSON_ERRORS:
             return None
-        known, required = self.parameters.get("properties"), self.parameters.get("required")
-        known, required = (
-            known if isinstance(known, dict) else {},
-            required if isinstance(required, list) else [],
-        )
+        known = self.parameters.get("properties")
+        required = self.parameters.get("required")
+        known = known if isinstance(known, dict) else {}
+        required = required if isinstance(required, list) else []
         closed = self.parameters.get("additionalProperties") is False
         if any(name not in list(given) for name in required) or (
             closed and given.keys() - known.keys()

@@ -63,7 +63,9 @@ class SQLArchive:
         other. `searched`: the runs that one page is looked for in, where no index finds those that
         are wanted; there may be a next page then, however few are found.
         """
-        self._database, self._calls, self._searched = database, calls, searched
+        self._database = database
+        self._calls = calls
+        self._searched = searched
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
         """A run; one that runs here has the calls that have ended by then. Raises `NotFound`."""
@@ -135,7 +137,8 @@ def _list(
     connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str], searched: int
 ) -> RunPage:
     newest_first = RUNS.c.started_at.desc(), RUNS.c.run_id.desc()
-    conditions, last = [*_conditions(wanted), before > _POSITION], None
+    conditions = [*_conditions(wanted), before > _POSITION]
+    last = None
     if _search(wanted):
         window = select(RUNS.c.started_at, RUNS.c.run_id).where(
             *_indexed(wanted), before > _POSITION
@@ -236,7 +239,8 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
 @lru_cache(maxsize=256)
 def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     """Conditions that runs are looked through for."""
-    columns, text = RUNS.c, storable(wanted.text)
+    columns = RUNS.c
+    text = storable(wanted.text)
     said = columns.request.icontains(text, autoescape=True) | columns.answer.icontains(
         text, autoescape=True
     )
@@ -290,7 +294,8 @@ def _place(page: str) -> tuple[float, str]:
             base64.urlsafe_b64decode(page), type=tuple[float, str]
         )
     except (ValueError, msgspec.DecodeError):
-        started_at, run_id = math.nan, ""
+        started_at = math.nan
+        run_id = ""
     if not math.isfinite(started_at):
         raise BadRequest("page_token: no list gave this; leave it empty for the first page.")
     return started_at, storable(run_id)

@@ -43,7 +43,8 @@ _OWNER_ALONE = 0o600
 """The mode of files that hold questions and answers."""
 COPY = "copy"
 """Name, among the logs of a copied database, of the place that its log had when it was copied."""
-_ON_DISK, _NOTED = "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL"
+_ON_DISK = "PRAGMA synchronous=FULL"
+_NOTED = "PRAGMA synchronous=NORMAL"
 _SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
 
 
@@ -126,7 +127,8 @@ def _sqlite(address: URL) -> Engine:
 
 def _begin(connection: Connection) -> None:
     options = connection.get_execution_options()
-    writes, notes = options.get("writes"), options.get("notes")
+    writes = options.get("writes")
+    notes = options.get("notes")
     if connection.dialect.name == "postgresql":
         # Others wait for a writer's locks, though its process may be stopped.
         statements = [
@@ -252,11 +254,10 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._writing, self._noting = (
-            engine.execution_options(**WRITES),
-            engine.execution_options(**NOTES),
-        )
-        self._writer, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(_READERS)
+        self._writing = engine.execution_options(**WRITES)
+        self._noting = engine.execution_options(**NOTES)
+        self._writer = ThreadPoolExecutor(1)
+        self._readers = ThreadPoolExecutor(_READERS)
         self._files = {file: identity(file) for file in _files_of(engine)}
         self._lost = False
         self.caught_up: Callable[[], Awaitable[None]] | None = None

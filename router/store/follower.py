@@ -35,7 +35,8 @@ _READING_S = 5.0
 """How long a reader waits for the database to have what was acknowledged."""
 _BACKLOG = 64 << 20
 """Bytes that wait for the database, beyond which no run may begin."""
-_WAIT_S, _LOOK_S = 10.0, 0.05
+_WAIT_S = 10.0
+_LOOK_S = 0.05
 """How long a command waits for a gateway's database to have what the log has, and how often it
 looks.
 """
@@ -48,13 +49,16 @@ class Follower:
         """`commits`: where gateways share the database, and runs do not begin and end without
         it.
         """
-        self._database, self._log, self._commits = database, log, commits
+        self._database = database
+        self._log = log
+        self._commits = commits
         self.name = log.name if database.shared else _SQLITE
         """The name of the log in the database."""
         self._changes: deque[Change] = deque()
         """Those that the database does not have."""
         self._news = commits.news if commits else asyncio.Event()
-        self._hurry, self._written = asyncio.Event(), asyncio.Condition()
+        self._hurry = asyncio.Event()
+        self._written = asyncio.Condition()
         self._refused: set[str] = set()
         """Runs that are not to be acknowledged, as others had closed them, or they cannot be
         written.
@@ -178,7 +182,8 @@ class Follower:
 
         Raises `StoreFailed`, and `BadConfig` where the log cannot be read.
         """
-        place, fold = await self._database.read(partial(place_of, log=self.name)), Fold()
+        place = await self._database.read(partial(place_of, log=self.name))
+        fold = Fold()
         every = read_all(self._log.folder)
         try:
             while segment := await asyncio.to_thread(next, every, None):
@@ -246,7 +251,9 @@ class Follower:
                 for change in batch:
                     await self._write([change])
                 return
-            start, run, why = batch[0].start, batch[0].run, type(error.__cause__).__name__
+            start = batch[0].start
+            run = batch[0].run
+            why = type(error.__cause__).__name__
             _log.error("store.refused", run_id=start.id, error=why)
             self._refused.add(start.id)
             if run and (run.calls or run.events):

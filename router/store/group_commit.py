@@ -35,7 +35,8 @@ from router.store.quotas import (
 )
 from router.store.records import Change
 
-_AHEAD, _LEFT_FOR_OTHERS = 16, 8
+_AHEAD = 16
+_LEFT_FOR_OTHERS = 8
 """A lease is larger than what is asked for: by so many times that, but no more than this part
 of what is left.
 """
@@ -77,7 +78,10 @@ class GroupCommit:
     """
 
     def __init__(self, database: Database, members: Members, quotas: Quotas, log: str) -> None:
-        self._database, self._members, self._quotas, self._log = database, members, quotas, log
+        self._database = database
+        self._members = members
+        self._quotas = quotas
+        self._log = log
         self.news = asyncio.Event()
         """Set where something waits, so that `commit` is to be called."""
         self._begins: list[_Begin] = []
@@ -121,8 +125,10 @@ class GroupCommit:
         """Write changes and all that waits; the runs among them that others had closed. Raises
         `StoreFailed`.
         """
-        begins, self._begins = [each for each in self._begins if not each.answer.done()], []
-        wishes, self._wishes = self._wishes, []
+        begins = [each for each in self._begins if not each.answer.done()]
+        self._begins = []
+        wishes = self._wishes
+        self._wishes = []
         return (
             await self._commit(begins, wishes, changes)
             if begins or wishes or changes or self._idle
@@ -132,7 +138,8 @@ class GroupCommit:
     async def _commit(
         self, begins: Sequence[_Begin], wishes: Sequence[_Wish], changes: Sequence[Change]
     ) -> set[str]:
-        sizes, self._idle = self._sizes(wishes), set()
+        sizes = self._sizes(wishes)
+        self._idle = set()
         work = partial(
             self._write, epoch=self._members.epoch, begins=begins, sizes=sizes, changes=changes
         )
@@ -210,12 +217,11 @@ class GroupCommit:
         }
 
     def _size(self, key: Period, of: str, asked: Sequence[Amount]) -> _Size:
-        tenant, tally = self._quotas.tenant(key[0]), self._quotas.tallies[key]
-        used, amounts, limit = (
-            tally.used(of),
-            [getattr(each, of) or 0 for each in asked],
-            limit_of(tenant, of, key[1]),
-        )
+        tenant = self._quotas.tenant(key[0])
+        tally = self._quotas.tallies[key]
+        used = tally.used(of)
+        amounts = [getattr(each, of) or 0 for each in asked]
+        limit = limit_of(tenant, of, key[1])
         if asked:
             wanted = max(sum(amounts), tally.free(of))  # what is free by now may be used meanwhile
             return _Size(used + min(amounts), used + wanted, sum(amounts), limit)
@@ -258,7 +264,8 @@ def _locked(connection: Connection, keys: Sequence[Period]) -> dict[Period, Tall
     """What is spent, locked in one order by all, so that nobody else begins, ends or leases for
     these tenants.
     """
-    tenants, of = [key[0] for key in keys], [key[1] for key in keys]
+    tenants = [key[0] for key in keys]
+    of = [key[1] for key in keys]
     rows = connection.exec_driver_sql(_LOCK, {"tenants": tenants, "periods": of})
     return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
 
@@ -266,7 +273,8 @@ def _locked(connection: Connection, keys: Sequence[Period]) -> dict[Period, Tall
 def _leases(connection: Connection, log: str, sizes: _Sizes, spent: dict[Period, Tally]) -> _Leases:
     """Give leases the sizes that they are to have, as far as what is left suffices."""
     asked = {"tenants": [key[0] for key in sizes], "periods": [key[1] for key in sizes]}
-    own, others = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    own = Counter[tuple[str, str, str]]()
+    others = Counter[tuple[str, str, str]]()
     for tenant, period, holder, *sums in connection.exec_driver_sql(_HELD, asked):
         for of, lease in zip(LIMITED, sums, strict=True):
             (own if holder == log else others)[tenant, period, of] += lease

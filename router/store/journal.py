@@ -47,7 +47,9 @@ from router.trace.redaction import redacted
 from router.trace.turns import Agent, Asked, Decided, Searched
 
 _log = structlog.get_logger("store")
-_WATCH_S, _SELDOM, _DATABASE_TIMEOUT_S = 0.5, 4, 5.0
+_WATCH_S = 0.5
+_SELDOM = 4
+_DATABASE_TIMEOUT_S = 5.0
 """How often settings and disks are looked at, after how many times of that the database is, and the
 longest that it may take until it counts as down.
 """
@@ -68,9 +70,12 @@ class LogJournal:
         on_cancel: Callable[[str], None],
         on_health: Callable[[str | None], None],
     ) -> None:
-        self._database, self._log = database, log
-        self._on_cancel, self._on_health = on_cancel, on_health
-        self._accounts, self._names = SQLAccounts(database), RequestNames(database)
+        self._database = database
+        self._log = log
+        self._on_cancel = on_cancel
+        self._on_health = on_health
+        self._accounts = SQLAccounts(database)
+        self._names = RequestNames(database)
         self._quotas = Quotas(shared=database.shared)
         self._members = Members(database, log.name) if database.shared else None
         """The gateways that share a PostgreSQL; None where this one is alone."""
@@ -107,7 +112,8 @@ class LogJournal:
         `BadConfig` and `StoreFailed`.
         """
         log = log or own_log(database)
-        journal, done = cls(database, log, on_cancel, on_health), False
+        journal = cls(database, log, on_cancel, on_health)
+        done = False
         try:
             async with (
                 journal._members.joined(journal._give_up_all) if journal._members else nullcontext()
@@ -156,7 +162,8 @@ class LogJournal:
             raise BadRequest(
                 f"run_id {start.resumes!r}: cannot be gone on with: {why}; ask the question anew."
             )
-        before, began = self._unfinished.pop(start.resumes, None), None
+        before = self._unfinished.pop(start.resumes, None)
+        began = None
         try:
             began = await self._begin(start, before)
         finally:
@@ -181,7 +188,8 @@ class LogJournal:
         begun = Begun(
             replace(start, request="", content="") if tenant.redact else start, tenant.redact
         )
-        run, payload = RecordedRun(begun), encode(begun)
+        run = RecordedRun(begun)
+        payload = encode(begun)
         run.segment = (before or self._log.end).segment
         try:
             if self._commits and (earlier := await self._commits.begin(run.start, run.redact)):
@@ -301,7 +309,8 @@ class LogJournal:
         leased = True
         while True:
             run = self._running(run_id)
-            begun, tenant = run.start.started_at, self._quotas.tenant(run.start.tenant)
+            begun = run.start.started_at
+            tenant = self._quotas.tenant(run.start.tenant)
             freed = run.kept if answers else NOTHING
             try:
                 self._quotas.check(tenant, at, wanted, run, answers=answers)

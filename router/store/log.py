@@ -37,11 +37,13 @@ from router.errors import StoreFailed, StoreInUse
 _log = structlog.get_logger("store")
 _HEADER = struct.Struct("<4sIIQI")
 _SYNCED = struct.Struct("<Q")
-SEGMENT_BYTES, SEGMENT_S = 64 << 20, 3600.0
+SEGMENT_BYTES = 64 << 20
+SEGMENT_S = 3600.0
 """When the next segment is begun: texts stay in the log no longer than their runs, and this."""
 _STEP = 4 << 20
 """Room is taken from the disk in such pieces."""
-_KEPT, _KEPT_A_RUN = 1 << 20, 48 << 10
+_KEPT = 1 << 20
+_KEPT_A_RUN = 48 << 10
 """Room that is kept for the ends of runs, in all and for each, before another one may begin."""
 _LEAST_FREE = 64 << 20
 """Bytes below which a disk counts as full before it is."""
@@ -104,8 +106,11 @@ class Segment:
 
 def read_segment(path: Path) -> Segment:
     """Read a segment. Raises `OSError`."""
-    segment, data = Segment(number_of(path), path), path.read_bytes()
-    salt, at, start = bytes.fromhex(path.stem.split("-")[1]), 0, 0
+    segment = Segment(number_of(path), path)
+    data = path.read_bytes()
+    salt = bytes.fromhex(path.stem.split("-")[1])
+    at = 0
+    start = 0
     while (start := data.find(salt, start)) != -1:
         if (frame := _frame(data, start, salt, segment.number)) is None:
             start += 1
@@ -139,7 +144,8 @@ def _frame(data: bytes, start: int, salt: bytes, segment: int) -> Frame | None:
     if (begins := start + _HEADER.size) > len(data):
         return None
     _, length, checksum, run, number = _HEADER.unpack_from(data, start)
-    payload, end = data[begins : begins + length], begins + length
+    payload = data[begins : begins + length]
+    end = begins + length
     if end > len(data) or checksum != _checksum(salt, length, run, number, payload):
         return None
     return Frame(run, number, payload, Position(segment, end))
@@ -167,13 +173,18 @@ class RunLog:
         """`lock`: the descriptor of the file whose lock says who owns the folder. `open` makes
         one.
         """
-        self.folder, self._lock = folder, lock
+        self.folder = folder
+        self._lock = lock
         self.failed: str | None = None
         """The reason why nothing is taken any more; None while all is well."""
         last = segments(folder)
         self._number = number_of(last[-1]) if last else 0
-        self._file, self._path, self._offset, self._room = -1, folder, 0, 0
-        self._salt, self._begun = b"", 0.0
+        self._file = -1
+        self._path = folder
+        self._offset = 0
+        self._room = 0
+        self._salt = b""
+        self._begun = 0.0
         self.durable = Position()
         """The place up to which it is on disk."""
         self._buffer: list[bytes] = []
@@ -233,7 +244,8 @@ class RunLog:
         """Begin a segment, with a number above `after`, too. Raises `StoreFailed`."""
         if self._file != -1:
             self.append(NOBODY, _LAST, _SYNCED.pack(self.end.offset))
-        number, salt = max(self._number, after) + 1, secrets.token_bytes(4)
+        number = max(self._number, after) + 1
+        salt = secrets.token_bytes(4)
         path = self.folder / f"{number:08}-{salt.hex()}.log"
         with _explained(self.folder):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -247,8 +259,14 @@ class RunLog:
             with suppress(OSError):
                 os.ftruncate(self._file, self._offset)  # the rest of its room is not needed
             self._unsynced.append(self._file)
-        self._number, self._salt, self._file, self._path, self._new = number, salt, file, path, True
-        self._offset, self._room, self._begun = 0, _STEP, time.monotonic()
+        self._number = number
+        self._salt = salt
+        self._file = file
+        self._path = path
+        self._new = True
+        self._offset = 0
+        self._room = _STEP
+        self._begun = time.monotonic()
 
     def rotate(self) -> None:
         """Begin the next segment where this one is large or old enough."""
@@ -409,10 +427,15 @@ class RunLog:
     def _sync(self) -> None:
         with suppress(StoreFailed):
             self._flush()
-        waiting, self._waiting = self._waiting, []
-        earlier, self._unsynced = self._unsynced, []
-        folder, self._new = self._new, False
-        number, end, self._syncing = self._number, self._offset, True
+        waiting = self._waiting
+        self._waiting = []
+        earlier = self._unsynced
+        self._unsynced = []
+        folder = self._new
+        self._new = False
+        number = self._number
+        end = self._offset
+        self._syncing = True
         work = asyncio.get_running_loop().run_in_executor(
             self._thread, self._sync_files, earlier, self._file, folder
         )
@@ -462,12 +485,16 @@ class RunLog:
 
 
 def _in_use(folder: Path) -> StoreInUse:
-    who, address, advice = "another process", "", "try again soon"
+    who = "another process"
+    address = ""
+    advice = "try again soon"
     with suppress(OSError, msgspec.DecodeError):
         owner = msgspec.json.decode((folder / "owner").read_bytes(), type=Owner)
-        who, address = f"process {owner.pid}, a gateway that starts or a command", owner.address
+        who = f"process {owner.pid}, a gateway that starts or a command"
+        address = owner.address
     if address:
-        who, advice = f"the gateway at {address}", "ask that one"
+        who = f"the gateway at {address}"
+        advice = "ask that one"
     said = f"server.store: is in use by {who} ({folder}); {advice}, or name another store."
     return StoreInUse(said, address=address)
 

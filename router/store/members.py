@@ -34,7 +34,8 @@ cannot be reached.
 """
 _GRACE_S = 5.0
 """The time between a lock that is seen to be free and the fence."""
-_BEGINS_S, _OPENS_S = _GRACE_S - 2.0, _GRACE_S - 1.0
+_BEGINS_S = _GRACE_S - 2.0
+_OPENS_S = _GRACE_S - 1.0
 """The time since the session was last known to be good, in which runs may begin and calls may
 be made.
 """
@@ -60,7 +61,8 @@ class Members:
         self.epoch = 0
         self.done = False
         """Whether nothing is under way any more, so that it may go, with its leases."""
-        self._database, self._log = database, log
+        self._database = database
+        self._log = log
         self._thread = ThreadPoolExecutor(1, "session")
         self._session: Any = None
         self._locked = False
@@ -108,7 +110,8 @@ class Members:
         """Become a member with a new epoch, in place of whoever wrote this log before. Raises
         `StoreFailed`.
         """
-        self._locked, self._good = False, -math.inf
+        self._locked = False
+        self._good = -math.inf
         self.epoch = await self._database.write(partial(_join, log=self._log))
         if not await self._look() or self._good == -math.inf:
             raise StoreFailed("PostgreSQL gives this gateway no session of its own; try again.")
@@ -170,7 +173,8 @@ class Members:
         return {(epoch, session): held for epoch, session, held in rows}
 
     def _end_session(self) -> None:
-        session, self._session = self._session, None
+        session = self._session
+        self._session = None
         if session is not None:
             session.close()
 

@@ -82,7 +82,8 @@ class RequestNames:
 
     async def earlier(self, start: RunStart) -> Named | None:
         """The run that has the name of a request; None where none has. Raises `StoreFailed`."""
-        name, stored = name_of(start), None
+        name = name_of(start)
+        stored = None
         if name not in self._runs and (self._database.shared or name in self._used):
             stored = await self._database.read(partial(_stored, name=name), behind=True)
         return self._runs.get(name) or stored

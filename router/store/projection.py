@@ -59,7 +59,9 @@ def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[
     one's place; none that were written before. The runs that others had closed meanwhile: these
     stay as they are, but for their calls.
     """
-    place, last, closed = place_of(connection, log), changes[-1].position, set[str]()
+    place = place_of(connection, log)
+    last = changes[-1].position
+    closed = set[str]()
     if connection.dialect.name == "postgresql":
         changes = list(_as_they_stand(connection, changes, place, closed))
     else:
@@ -85,7 +87,8 @@ def _as_they_stand(
     )
     rows = {row.run_id: row for row in connection.execute(wanted)}
     for change in changes:
-        row, run = rows.get(change.start.id), change.run
+        row = rows.get(change.start.id)
+        run = change.run
         if change.forgotten and row and row.status == "running":
             yield change
         if run is None:
@@ -110,7 +113,8 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
                 spent[change.start.tenant, period].requests += -1 if change.forgotten else 1
     calls = [call for change in changes if change.run for call in change.run.calls]
     add_spent(spent, calls)
-    rows, dialect = _run_rows(changes, log), connection.dialect.name
+    rows = _run_rows(changes, log)
+    dialect = connection.dialect.name
     _do(
         connection,
         _RELEASE,
@@ -211,7 +215,8 @@ def _run_rows(changes: Sequence[Change], log: str) -> list[Row]:
     rows: dict[str, Row] = {}
     owners: dict[Name, str] = {}
     for change in changes:
-        name, run_id = name_of(change.start), change.start.id
+        name = name_of(change.start)
+        run_id = change.start.id
         if change.forgotten:
             rows.pop(run_id, None)
             continue
@@ -225,7 +230,8 @@ def _run_rows(changes: Sequence[Change], log: str) -> list[Row]:
 
 
 def _run_row(change: Change, log: str) -> Row:
-    start, run = change.start, change.run
+    start = change.start
+    run = change.run
     if run and change.redact:
         run = redacted(run)
     return {
@@ -243,7 +249,8 @@ def _run_row(change: Change, log: str) -> Row:
     }
 
 
-_SPENDING, _LEASE = SPENDING.c.keys(), LEASES.c.keys()
+_SPENDING = SPENDING.c.keys()
+_LEASE = LEASES.c.keys()
 _OF_LEASE = (LEASES.c[name] == bindparam(f"_{name}") for name in ("tenant", "period", "log"))
 _REST = {
     name: func.greatest(literal_column("0"), LEASES.c[name] - bindparam(f"_{name}"))
@@ -267,7 +274,8 @@ def _inserting(table: Table, dialect: str) -> Any:
 @cache
 def _put(table: Table, dialect: str) -> Any:
     """A statement that inserts rows, or writes them over those of the same key."""
-    insert, keys = _inserting(table, dialect), list(table.primary_key.columns)
+    insert = _inserting(table, dialect)
+    keys = list(table.primary_key.columns)
     values = {
         column.name: insert.excluded[column.name] for column in table.c if not column.primary_key
     }

@@ -127,16 +127,15 @@ class Quotas:
                         "call's model is not known; give it in [prices] of the config, "
                         "or limit tokens instead."
                     )
-                left, own = limit - getattr(tally, of), getattr(kept, of) or 0
+                left = limit - getattr(tally, of)
+                own = getattr(kept, of) or 0
                 free = left - getattr(tally, f"reserved_{of}")
                 free = min(free, tally.free(of)) if self._shared else free
                 now = Remaining(of, free + own if answers and period in kept_in else free)
                 if now.holds(amount):
                     continue
-                said, alone = (
-                    f"tenant {tenant.name}: {name} is {limit}",
-                    Remaining(of, left if answers else left - own),
-                )
+                said = f"tenant {tenant.name}: {name} is {limit}"
+                alone = Remaining(of, left if answers else left - own)
                 if not alone.holds(amount):
                     raise _used_up(said, unit, at, alone, f": {alone.against(amount)}")
                 said += (

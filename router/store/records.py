@@ -81,7 +81,8 @@ class RecordedRun:
     """A run as its records tell it."""
 
     def __init__(self, begun: Begun) -> None:
-        self.start, self.redact = begun.start, begun.redact
+        self.start = begun.start
+        self.redact = begun.redact
         self.key = run_key(begun.start.id)
         """By which frames name it."""
         self.records = 1
@@ -157,7 +158,8 @@ class RecordedRun:
         """The run as it is closed where no record tells its end: calls in flight are charged
         with their worst case.
         """
-        calls, begun = (*self.calls, *self.cut()), self.start.started_at
+        calls = (*self.calls, *self.cut())
+        begun = self.start.started_at
         ended_at = max((call.started_at + call.duration_s for call in calls), default=begun)
         known = {"calls": calls, "duration_s": max(0.0, ended_at - begun), "redacted": self.redact}
         return self.start.ended(
@@ -214,7 +216,8 @@ class Fold:
         if isinstance(record, Begun):
             begun = self.running[frame.run] = RecordedRun(record)
             begun.before = self.interrupted.pop(record.start.resumes, None)
-            begun.end, begun.segment = frame.end, (begun.before or frame.end).segment
+            begun.end = frame.end
+            begun.segment = (begun.before or frame.end).segment
             return Change(record.start, record.redact, position=frame.end)
         run = self.running.get(frame.run)
         if run is None:
@@ -223,7 +226,8 @@ class Fold:
                 return None
         else:
             run.gaps += frame.number - run.records
-            run.records, run.end = frame.number, frame.end
+            run.records = frame.number
+            run.end = frame.end
             run.apply(record)
         if not isinstance(record, Ended | Forgotten):
             return None
@@ -256,7 +260,8 @@ class Fold:
 
     def _salvaged(self, key: int) -> RecordedRun | None:
         """A run whose beginning is lost, from what its other records say of it."""
-        numbered, start = self._headless.pop(key), None
+        numbered = self._headless.pop(key)
+        start = None
         for _, record in numbered:
             if isinstance(record, Ended):
                 run = record.run

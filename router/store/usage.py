@@ -49,7 +49,8 @@ class SQLUsages:
         """`under_way`: the calls of runs that have not ended: those that have, and those that
         have not.
         """
-        self._database, self._under_way = database, under_way
+        self._database = database
+        self._under_way = under_way
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and
@@ -86,8 +87,10 @@ def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
             "start_time is not before end_time; leave one of them out, or exchange them."
         )
     begin_snapshot(connection)
-    start, end = query.start or 0.0, _FOREVER if query.end is None else query.end
-    first, last = -int(-start // _HOUR_S), int(end // _HOUR_S)
+    start = query.start or 0.0
+    end = _FOREVER if query.end is None else query.end
+    first = -int(-start // _HOUR_S)
+    last = int(end // _HOUR_S)
     pieces = [(start, first * _HOUR_S), (last * _HOUR_S, end)] if first <= last else [(start, end)]
     hours = USAGE_HOURS.c
     whole = select(*(hours[name] for name in _COLUMNS)).where(
@@ -149,7 +152,8 @@ def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
     """Raise `BadRequest` where calls of that hour have been deleted, so that a part of it
     cannot be summed.
     """
-    start, hours = hour * _HOUR_S, (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
+    start = hour * _HOUR_S
+    hours = (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
     if not _all_kept(connection, hours, _ended(tenants, start, start + _HOUR_S)):
         begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start))
         raise BadRequest(
@@ -176,7 +180,8 @@ def _summed(
     connection: Connection, query: UsageQuery, parts: list[Select[Any]]
 ) -> dict[tuple[Any, ...], UsageRow]:
     """The sums of rows as `_COLUMNS`, by time and what they are grouped by."""
-    columns, rows = union_all(*parts).subquery().c, dict[tuple[Any, ...], UsageRow]()
+    columns = union_all(*parts).subquery().c
+    rows = dict[tuple[Any, ...], UsageRow]()
     groups: list[ColumnElement[Any]] = [columns[name] for name in query.by]
     if query.bucket is not None:
         length = literal_column(str(_BUCKET_HOURS[query.bucket]), Integer)

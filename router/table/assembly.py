@@ -70,18 +70,21 @@ def read_report(
     ]
     if ask.row is None:
         listed, lost = read_rows(answer, columns)
-        rows, keys = [], set[RowKey]()
+        rows = []
+        keys = set[RowKey]()
         for row in listed:
             key = row_key(Schema(tuple(columns)), row)
             if key in keys or len(keys) <= max_rows:
                 keys.add(key)
                 rows.append((key, row))
     else:
-        rows, lost = [(ask.row, read_values(answer, schema, columns, ask.row))], 0
+        rows = [(ask.row, read_values(answer, schema, columns, ask.row))]
+        lost = 0
     looked = ask.row is not None and execution.looked
     found = list[Found]()
     for key, row in rows:
-        names, claims = shown.also_named(names_of(schema, key)), dict[str, Claim]()
+        names = shown.also_named(names_of(schema, key))
+        claims = dict[str, Claim]()
         for column, value in zip(columns, map(plain, row), strict=True):
             if not is_blank(value, column):
                 form = canonical(column, value)
@@ -123,7 +126,9 @@ class Assembly:
         after so many executors that looked for a cell, nothing is to be found. `max_rows`: rows of
         the table.
         """
-        self._schema, self._asks_per_cell, self._max_rows = schema, asks_per_cell, max_rows
+        self._schema = schema
+        self._asks_per_cell = asks_per_cell
+        self._max_rows = max_rows
         self._given = {row_key(schema, values): tuple(values) for values in given}
         self._places: dict[RowKey, _Place] = {
             key: ((-1,), number) for number, key in enumerate(self._given)
@@ -135,7 +140,8 @@ class Assembly:
         """By keys, and then by rank."""
         self._parts: dict[RowKey, tuple[str, ...]] = {}
         """Folded parts of keys."""
-        self._names, self._ties = set[str](), set[Tie]()
+        self._names = set[str]()
+        self._ties = set[Tie]()
         self._groups: dict[RowKey, list[RowKey]] = {}
         """The keys of each row, by the first of them, its home."""
         self._homes: dict[RowKey, RowKey] = {}
@@ -153,7 +159,8 @@ class Assembly:
     def add(self, ask: Ask, execution: Execution) -> Reading:
         """Take the report of an ask, as it is read; of each ask one."""
         reading = read_report(self._schema, ask, execution, self._max_rows)
-        rank, moved = ask.rank, dict[RowKey, _Place | None]()
+        rank = ask.rank
+        moved = dict[RowKey, _Place | None]()
         for at, each in enumerate(reading.found):
             insort(self._found.setdefault(each.key, []), ((rank, at), each), key=itemgetter(0))
             before = self._places.get(each.key)
@@ -177,7 +184,8 @@ class Assembly:
 
     def changed(self) -> Iterator[Row]:
         """Make the rows that have changed since the last time, one by one, in their order."""
-        changed, self._changed = self._changed, {}
+        changed = self._changed
+        self._changed = {}
         last = self._order[self._max_rows - 1][0] if self.overflows else None
         for home in sorted(changed.keys() & self._groups.keys(), key=self._places.__getitem__):
             before = self._rows.pop(home, None)
@@ -216,7 +224,8 @@ class Assembly:
             if other not in (names := same.get(one, frozenset((one,)))):
                 names |= same.get(other, {other})
                 same |= dict.fromkeys(names, names)
-        before, first = self._groups, dict[tuple[str | frozenset[str], ...], RowKey]()
+        before = self._groups
+        first = dict[tuple[str | frozenset[str], ...], RowKey]()
         self._groups = {}
         for key in sorted(self._places, key=self._places.__getitem__):
             form = tuple(
@@ -238,7 +247,9 @@ class Assembly:
         """Make a row. `before`: the same, where reports have come for `columns` alone since it
         was made.
         """
-        given, cells, parts = self._given.get(home), list[Cell](), iter(home)
+        given = self._given.get(home)
+        cells = list[Cell]()
+        parts = iter(home)
         for at, column in enumerate(self._schema.columns):
             if before and not column.key and column.name not in columns:
                 cells.append(before.cells[at])
@@ -318,10 +329,8 @@ def _documents(claims: Iterable[Claim]) -> set[str]:
 
 def _finer(forms: Iterable[str]) -> dict[str, str]:
     """For each date that is stated less precisely than another: that one, if there is one only."""
-    dates, finer = (
-        sorted((form for form in forms if len(form) in (4, 7, 10)), key=len),
-        dict[str, str](),
-    )
+    dates = sorted((form for form in forms if len(form) in (4, 7, 10)), key=len)
+    finer = dict[str, str]()
     for form in dates:
         longer = [other for other in dates if other.startswith(f"{form}-")]
         if longer and all(longer[-1].startswith(other) for other in longer):

@@ -154,7 +154,9 @@ def _dates(text: str) -> Iterator[tuple[str, str]]:
     """Each date in a folded text, as written and in ISO 8601."""
     for found in _DATE.finditer(text):
         parts = {name[0]: part for name, part in found.groupdict().items() if part}
-        year, month, day = parts["y"], parts.get("m", ""), parts.get("d", "")
+        year = parts["y"]
+        month = parts.get("m", "")
+        day = parts.get("d", "")
         # 2011/12, a season
         if found[0][4:5] == "/" and not day and int(month) == (int(year) + 1) % 100:
             continue

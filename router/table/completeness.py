@@ -34,7 +34,8 @@ class Completeness(msgspec.Struct, frozen=True):
 def completeness(table: Table, occasions: Collection[Ask]) -> Completeness:
     """Count and estimate. `occasions`: the discoveries whose report is nobody else's."""
     cells = [cell for row in table.rows for cell in row.cells]
-    known, keys = len(table.rows), len(table.rows) * len(table.schema.keys)
+    known = len(table.rows)
+    keys = len(table.rows) * len(table.schema.keys)
     named = Counter(sum(ask in occasions for ask in row.found_by) for row in table.rows)
     estimate, at_most = chao1(known - named[0], named[1], named[2])
     tells = len(occasions) > 1 and 2 * named[1] <= sum(

@@ -49,7 +49,8 @@ def table_cost(table: Table, asks: Sequence[Ask], calls: Iterable[Call]) -> Tabl
     rows: list[list[Amount]] = [[] for _ in table.rows]
     overhead = spent.pop(None, [])
     for number, amounts in spent.items():
-        ask, places = asks[number or 0], list[Place]()
+        ask = asks[number or 0]
+        places = list[Place]()
         if ask.row in homes:
             places = [(homes[ask.row], columns[name]) for name in ask.columns if name in columns]
         named = [row for row, _ in places] or first.get(ask, [])
@@ -70,7 +71,8 @@ def _split(amount: Amount, ways: int) -> tuple[Amount, Amount]:
     """One of equal shares, and what is left over."""
     if not ways:
         return NOTHING, amount
-    tokens, money = amount.tokens, amount.nano_usd
+    tokens = amount.tokens
+    money = amount.nano_usd
     share = Amount(tokens // ways, None if money is None else money // ways)
     return share, Amount(tokens % ways, None if money is None else money % ways)
 

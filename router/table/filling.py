@@ -172,8 +172,11 @@ class WideSearch:
         """`early_dispatch`: as for `FactorizedSearch`. `managers`: the names of those that the
         executor is made of; a cell that one has not settled goes to the next one.
         """
-        self.delegator, self.executor, self.limits = delegator, executor, limits
-        self.early_dispatch, self.managers = early_dispatch, managers
+        self.delegator = delegator
+        self.executor = executor
+        self.limits = limits
+        self.early_dispatch = early_dispatch
+        self.managers = managers
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
         """Fill the table of a checked request. What ends the work early, be it time, a budget or a
@@ -197,7 +200,9 @@ class _Filling:
     """One table on its way."""
 
     def __init__(self, search: WideSearch, request: TableRequest, context: RunContext) -> None:
-        self._search, self._request, self._limits = search, request, search.limits
+        self._search = search
+        self._request = request
+        self._limits = search.limits
         self._context = dataclasses.replace(context, tabular=True)
         self._group: asyncio.TaskGroup
         self._schema = Schema(request.columns)
@@ -219,7 +224,8 @@ class _Filling:
         self._executions: dict[int, Execution] = {}
         self._queue: list[tuple[float, int, tuple[Any, ...], Ask]] = []
         self._at_work: dict[asyncio.Task[Execution], int] = {}
-        self._asked, self._looked = Counter[tuple[RowKey, str]](), Counter[tuple[RowKey, str]]()
+        self._asked = Counter[tuple[RowKey, str]]()
+        self._looked = Counter[tuple[RowKey, str]]()
         """For each cell, the last attempt, and the number of executors that looked for it."""
         self._filled: set[RowKey] = set()
         """Keys whose cells have been asked for."""
@@ -241,7 +247,8 @@ class _Filling:
 
     async def fill(self, group: asyncio.TaskGroup) -> None:
         """Do all there is to do. Executors work in `group`."""
-        self._group, closed = group, self._request.closed
+        self._group = group
+        closed = self._request.closed
         opening = table_delegation.opening(self._request.question, self._schema)
         if self._request.rows:
             await in_worker(self._plan, "")
@@ -263,7 +270,8 @@ class _Filling:
     def _plan(self, text: str) -> None:
         """Take the delegator's wordings."""
         self._schema = table_delegation.planned(Schema(self._request.columns), text)
-        given, most = self._request.rows, self._limits.asks_per_cell
+        given = self._request.rows
+        most = self._limits.asks_per_cell
         self._assembly = Assembly(
             self._schema, given, asks_per_cell=most, max_rows=self._request.max_rows
         )
@@ -279,11 +287,14 @@ class _Filling:
 
     async def _turn(self) -> bool:
         """Let the delegator write its next turn; True where it looks for more rows."""
-        search, context, first = self._search, self._context, self._round == 1
+        search = self._search
+        context = self._context
+        first = self._round == 1
         context.on_event(RoundStarted(self._round))
         if not first:
             self._delegation = told(self._delegation, await in_worker(self._status))
-        most, closed = self._limits.width, self._request.closed
+        most = self._limits.width
+        closed = self._request.closed
         early = Dispatching(
             search.executor, self._round, len(self._asks), context, self._group, most=most
         )
@@ -304,10 +315,8 @@ class _Filling:
                 questions = list(zip(decision.sub_queries, managers, strict=True))
                 self._not_dispatched = decision.over_limit
             elif first and isinstance(decision, Malformed) and not closed:
-                self._outcome, context.failures[None] = (
-                    "no_search",
-                    search.delegator.role.malformed(),
-                )
+                self._outcome = "no_search"
+                context.failures[None] = search.delegator.role.malformed()
             elif first and not self._request.rows:
                 self._outcome = "no_search"
         except TimeoutError:
@@ -317,7 +326,8 @@ class _Filling:
         except UpstreamError as error:
             if first and not self._request.rows:
                 raise
-            self._outcome, context.failures[None] = "delegation_failed", error
+            self._outcome = "delegation_failed"
+            context.failures[None] = error
         if first:
             await in_worker(
                 self._plan, self._delegation.outputs[-1].text if self._delegation.outputs else ""
@@ -329,7 +339,8 @@ class _Filling:
         """Go on with what was begun early of a turn's questions, each with its manager, and put the
         others into the queue; True where there are new ones.
         """
-        new, asks = dict[tuple[str, str], str](), list[Ask]()
+        new = dict[tuple[str, str], str]()
+        asks = list[Ask]()
         names = self._search.managers
         for text, manager in questions:
             asked = normal_question(text), manager if manager in names else "".join(names[:1])
@@ -362,7 +373,8 @@ class _Filling:
                 continue
             done, _ = await asyncio.wait(self._at_work, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                number, execution = self._at_work.pop(task), task.result()
+                number = self._at_work.pop(task)
+                execution = task.result()
                 if _size(execution) > _LARGE:
                     await in_worker(self._take, number, execution)
                 else:
@@ -422,8 +434,10 @@ class _Filling:
 
     def _take(self, number: int, execution: Execution) -> None:
         """Take a report, and ask again for what it does not hold."""
-        ask, self._executions[number] = self._asks[number], execution
-        reading, limits = self._assembly.add(ask, execution), self._limits
+        ask = self._asks[number]
+        self._executions[number] = execution
+        reading = self._assembly.add(ask, execution)
+        limits = self._limits
         if execution.outcome == "budget_exhausted":
             self._end("budget_exhausted")
         elif execution.outcome == "timed_out":

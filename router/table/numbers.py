@@ -41,7 +41,8 @@ _POWERS = {
 """Words and characters for powers of ten. What is one in one language and something else in
 another, such as "mil", is none.
 """
-_LARGE, _SMALL = "万萬만亿億억兆조", "十拾십百佰백千仟천"
+_LARGE = "万萬만亿億억兆조"
+_SMALL = "十拾십百佰백千仟천"
 _DIGITS = {
     digit: value
     for value, digits in enumerate(
@@ -100,7 +101,9 @@ thb dollar dollars us$ euro euros pound pounds yen yuan won rupee rupees rs fran
 字 以 明 명 개 원 년 월 일 세 층 대 회 위 인 곳 건 점 달 유 엔 킬 미 톤
 """).split()
 )
-_MOST_DIGITS, _MOST_PARTS, _EXACT = 60, 24, Context(prec=200)
+_MOST_DIGITS = 60
+_MOST_PARTS = 24
+_EXACT = Context(prec=200)
 
 
 def number_text(text: str) -> str:
@@ -155,7 +158,8 @@ def _decimal(written: str) -> Decimal | None:
     if len(digits) > _MOST_DIGITS or (several and not grouped):
         return None
     at = len(digits) if grouped else max(digits.rfind("."), digits.rfind(",")) % (len(digits) + 1)
-    whole, part = re.sub("[.,]", "", digits[:at]), digits[at + 1 :]
+    whole = re.sub("[.,]", "", digits[:at])
+    part = digits[at + 1 :]
     return Decimal(f"{whole}.{part}").scaleb(int(scale or 0), _EXACT)
 
 

@@ -16,7 +16,8 @@ from router.trace.table import Column
 
 _START = re.compile(r"^(?:[-*] |\d{1,4}\. )?[ \t]*(?=[\[{])|[\[,:]\s*(?=[\[{])", re.MULTILINE)
 _JSON = JSONDecoder(parse_float=str, parse_int=str, strict=False)
-_MOST_FAILURES, _MOST_DEPTH = 5, 6
+_MOST_FAILURES = 5
+_MOST_DEPTH = 6
 _MARKS = (
     (re.compile(r"(?i)</?(?:tr|table|thead|tbody|tfoot)\b[^<>]*>"), "\n"),
     (re.compile(r"(?i)<t[dh]\b[^<>]*>"), "|"),
@@ -85,7 +86,8 @@ def _records(
         case [list() as header, *rows]:
             named = [normal_name(str(name)) for name in header]
             if not {*named} & {*names}:
-                named, rows = [*names], value
+                named = [*names]
+                rows = value
             yield from (
                 dict(zip(named, row, strict=False)) for row in rows if isinstance(row, list)
             )

@@ -76,10 +76,8 @@ def _defect(column: Column, keys: Sequence[Column]) -> str:
         )
     if column.key or not column.ask:
         return ""
-    usable, named = (
-        {normal_name(key.name): f"{{{key.name}}}" for key in keys},
-        _PLACEHOLDER.findall(column.ask),
-    )
+    usable = {normal_name(key.name): f"{{{key.name}}}" for key in keys}
+    named = _PLACEHOLDER.findall(column.ask)
     if strange := [name for name in named if normal_name(name) not in usable]:
         return (
             f"its ask names {{{strange[0]}}}, which is no key column; use "

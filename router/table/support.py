@@ -32,7 +32,8 @@ _TIE = re.compile(
     r"|(?:又|亦|也|旧|古|原|简|全|别|俗|曾|现|更|改) (?:用 )?"
     r"(?:称|名|叫)(?: (?:为|是|作))?|即)(?= )"
 )
-_MOST_WORDS, _MOST_CHARS = 12, 200
+_MOST_WORDS = 12
+_MOST_CHARS = 200
 """Of a name."""
 _MOST_TIES = 64
 """Of a passage."""
@@ -120,7 +121,8 @@ class Shown:
         """The support of a value, with a sentence of each passage that gives it. `form`: its
         canonical form; `names`: folded names of its row.
         """
-        wanted, kind = sought(value), Column("", column.type, unit=column.unit)
+        wanted = sought(value)
+        kind = Column("", column.type, unit=column.unit)
         typed = self._values(kind)
 
         def worth(excerpt: str, folded: str) -> int:
@@ -129,7 +131,8 @@ class Shown:
             )
             return 2 * said + any(name in folded for name in names)
 
-        stated, held = list[Citation](), list[Citation]()
+        stated = list[Citation]()
+        held = list[Citation]()
         for passage, reading, title, values in zip(
             self._passages, self._readings, self._titles, typed, strict=True
         ):

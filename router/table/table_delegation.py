@@ -19,7 +19,9 @@ from router.trace.table import Ask, CellState, Column, Row, Schema
 
 STOP = ("<table",)
 """The status that would come next, from models that go on to invent it."""
-MOST_KEYS, MOST_HOLES, _MOST_CHARS = 20, 5, 100
+MOST_KEYS = 20
+MOST_HOLES = 5
+_MOST_CHARS = 100
 """Rows and holes that it is shown, and characters of each: its context is bounded, whatever the
 table holds.
 """

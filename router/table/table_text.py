@@ -40,7 +40,8 @@ _DITTO = re.compile(r"""\s*(?:"|''|〃|″|”|同上)\s*""")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~—…⋮〃″”同])|<br\s{0,4}/?>", re.IGNORECASE)
 _BULLET = re.compile(r"\s*(?:[-*+•–]|\(?\d{1,4}[.)、])\s+")
 _BULLETED = re.compile(r"^(?:[-*+•–]|\d{1,4}[.)])\s+(?=[^\s|-])")
-_BOLD, _FIRST_PART = re.compile(r"\*\*([^*]+)\*\*"), re.compile(r"(.+?)(?:[:：]\s|\s[-–—]\s|$)")
+_BOLD = re.compile(r"\*\*([^*]+)\*\*")
+_FIRST_PART = re.compile(r"(.+?)(?:[:：]\s|\s[-–—]\s|$)")
 _OPENING_WORDS = re.compile(
     r"""
     here(?:'s|\ (?:is|are)\ (?:the|a|all|my))\b|below\ (?:is|are)\b
@@ -93,13 +94,15 @@ def read_rows(text: str, columns: Sequence[Column], *, cut: bool = False) -> Tab
         return _usable(_listed(lines, columns), columns, lost)
     named: list[list[str]] = []
     placed: list[list[str]] = []
-    order, before = list[int](), 0
+    order = list[int]()
+    before = 0
     for table in tables:
         header, rows = _parts(table, columns)
         width = len(header or rows[0]) if header or rows else 0
         found = _order(header, columns)
         if found or (order and not header and width == before):
-            order, before = found or order, width
+            order = found or order
+            before = width
             named += _ordered(rows, width, order)
         elif width == len(columns):
             placed += _ordered(rows, width, range(width))
@@ -338,7 +341,8 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
         isinstance(turn, ReportTurn) and turn.report.escalate_to and not turn.report.evidence
     ):
         return turn
-    cut, visible = cut or len(text) > _MOST_READ, without_thinking(text[:_MOST_READ])
+    cut = cut or len(text) > _MOST_READ
+    visible = without_thinking(text[:_MOST_READ])
     opening = _OPENING.search(visible)
     body = visible[opening.end() :] if opening else visible
     evidence = _EVIDENCE.search(body)

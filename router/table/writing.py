@@ -42,12 +42,10 @@ class WrittenTables:
         """`writer`: the role that answers. `max_tasks`: executors that the loop dispatches in
         all, if any.
         """
-        self._loop, self._writer, self._topology, self._max_tasks = (
-            loop,
-            writer,
-            topology,
-            max_tasks,
-        )
+        self._loop = loop
+        self._writer = writer
+        self._topology = topology
+        self._max_tasks = max_tasks
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
         """Fill the table of a checked request. What ends the search early, be it time, a budget or
@@ -56,7 +54,8 @@ class WrittenTables:
         writes no table, and no row was given.
         """
         context.on_event(Planned(request.columns))
-        now, ended = asyncio.get_running_loop().time(), ""
+        now = asyncio.get_running_loop().time()
+        ended = ""
         until = now + (context.search_deadline - now) * (1 - ANSWERING_SHARE)
         inner = dataclasses.replace(
             context, deadline=context.search_deadline, search_deadline=until, tabular=True
@@ -74,11 +73,14 @@ class WrittenTables:
         except UpstreamError as error:
             if not request.rows:
                 raise
-            ended, context.failures[None] = "delegation_failed", error
+            ended = "delegation_failed"
+            context.failures[None] = error
         finally:
             context.draft.result = made = self._made(request, context.draft.result, ended)
         table = await asyncio.to_thread(table_of, replace(made, max_rows=sys.maxsize))
-        index, ask, written = len(made.asks) - 1, made.asks[-1], made.executions[-1]
+        index = len(made.asks) - 1
+        ask = made.asks[-1]
+        written = made.executions[-1]
         lost = (
             await asyncio.to_thread(read_report, made.schema, ask, replace(written, searches=()))
         ).lost
@@ -95,7 +97,8 @@ class WrittenTables:
     def _made(self, request: TableRequest, result: Result | None, ended: str) -> TableRun:
         """The run of a table: all that executors did, and last what was written."""
         found = result if isinstance(result, Trajectory) else Trajectory("", "answered")
-        executions, columns = found.executions, tuple(column.name for column in request.columns)
+        executions = found.executions
+        columns = tuple(column.name for column in request.columns)
         asks = (Ask("fill", (), attempt=number) for number in range(1, len(executions) + 1))
         outcome: Any = ended or {"answered": "filled", "not_found": "filled"}.get(
             found.outcome, found.outcome
@@ -129,7 +132,8 @@ def _question(request: TableRequest) -> str:
 
 def _written(request: TableRequest, found: Trajectory) -> Execution:
     """The table that stands in the last turn, as a report."""
-    said, turn = found.answering or Conversation(()), None
+    said = found.answering or Conversation(())
+    turn = None
     wrote = found.delegation if found.topology == "single_agent" else found.answering
     if wrote and wrote.outputs:
         turn = parse_table_turn(wrote.outputs[-1].text, wrote.outputs[-1].finish_reason == "length")

@@ -42,7 +42,8 @@ STORMS: dict[Fault, int] = {"throttled": 429, "overloaded": 503}
 """Faults that all calls have for a while, with their status."""
 State = Literal["well", "gone", "silent"]
 """`gone`: nobody listens; `silent`: takes calls and never answers."""
-_STORM_WEIGHT, _STORM_S = 0.1, (0.2, 1.5)
+_STORM_WEIGHT = 0.1
+_STORM_S = (0.2, 1.5)
 _DATA = b"data: {"
 _LIES: tuple[object, ...] = (
     -1,
@@ -60,7 +61,8 @@ _LIES: tuple[object, ...] = (
 )
 _RETRY_AFTER = (None, "0", "1", "3600", "-5", "soon", "Wed, 21 Oct 2015 07:28:00 GMT")
 _PASSED_ON = (REQUEST_ID, "Content-Type", "Authorization")
-_DRIP_BYTES, _DRIP_S = 16, (0.005, 0.2)
+_DRIP_BYTES = 16
+_DRIP_S = (0.005, 0.2)
 _STUCK_SHARE = 0.5
 
 
@@ -77,10 +79,12 @@ class FaultPlan:
         """`share`: of the calls with which something begins to go wrong; a storm is a tenth as
         likely as another fault, as it hits many calls. `clock`: seconds.
         """
-        self.chance, self.share = random.Random(seed), share
+        self.chance = random.Random(seed)
+        self.share = share
         self.seen = Counter[str]()
         """Calls by what went wrong with them."""
-        self.faults, self._clock = tuple(faults), clock
+        self.faults = tuple(faults)
+        self._clock = clock
         self._weights = [_STORM_WEIGHT if fault in STORMS else 1.0 for fault in self.faults]
         self._storm: Fault | None = None
         self._storm_until = 0.0
@@ -107,10 +111,8 @@ def corrupted(line: bytes, fault: Fault | None, chance: random.Random) -> Iterat
     """A line of an event stream with a fault that lets the stream go on."""
     match fault if line.startswith(_DATA) else None:
         case "lying_usage":
-            chunk, names = (
-                json.loads(line.removeprefix(b"data: ")),
-                ("prompt_tokens", "completion_tokens"),
-            )
+            chunk = json.loads(line.removeprefix(b"data: "))
+            names = ("prompt_tokens", "completion_tokens")
             lies = {
                 name: chance.choice(_LIES)
                 for name in (*names, "total_tokens")
@@ -149,7 +151,9 @@ class FaultProxy:
 
     def __init__(self, upstream: str, session: aiohttp.ClientSession, plan: FaultPlan) -> None:
         """`upstream`: its base URL."""
-        self._root, self._session, self.plan = upstream.removesuffix("/v1"), session, plan
+        self._root = upstream.removesuffix("/v1")
+        self._session = session
+        self.plan = plan
         self.state: State = "well"
         self.attempts: list[str] = []
         """Request ids, in the order of coming."""
@@ -190,12 +194,14 @@ class FaultProxy:
     async def close(self) -> None:
         """Listen no more."""
         if self._runner is not None:
-            runner, self._runner = self._runner, None
+            runner = self._runner
+            self._runner = None
             await runner.cleanup()
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.attempts.append(request_id := request.headers.get(REQUEST_ID, ""))
-        body, fault = await request.read(), self.plan.next()
+        body = await request.read()
+        fault = self.plan.next()
         self.conversations[request_id] = blake2b(
             msgspec.json.decode(body, type=_Asked).messages
         ).digest()
@@ -205,10 +211,8 @@ class FaultProxy:
             return _broken(request)
         if fault in STORMS:
             after = self.plan.chance.choice(_RETRY_AFTER)
-            headers, error = (
-                {} if after is None else {"Retry-After": after},
-                {"error": {"message": fault}},
-            )
+            headers = {} if after is None else {"Retry-After": after}
+            error = {"error": {"message": fault}}
             return web.json_response(error, status=STORMS[fault], headers=headers)
         try:
             async with self._asked(request, body) as reply:
@@ -223,8 +227,10 @@ class FaultProxy:
             status=reply.status, headers={"Content-Type": reply.content_type}
         )
         await response.prepare(request)
-        chance, counted = self.plan.chance, None
-        left, pause_s = chance.randint(0, 6) if fault == "cut" else -1, chance.uniform(*_DRIP_S)
+        chance = self.plan.chance
+        counted = None
+        left = chance.randint(0, 6) if fault == "cut" else -1
+        pause_s = chance.uniform(*_DRIP_S)
         async for line in reply.content:
             if left == 0:
                 # Leaving the context closes the connection to the upstream, too
@@ -263,7 +269,8 @@ class FaultProxy:
         self, request: web.Request, body: bytes
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-        url, timeout = self._root + request.path_qs, aiohttp.ClientTimeout(total=None)
+        url = self._root + request.path_qs
+        timeout = aiohttp.ClientTimeout(total=None)
         async with self._session.request(
             request.method, url, data=body, headers=headers, timeout=timeout
         ) as reply:
@@ -274,7 +281,8 @@ class FaultyRetriever:
     """Passes searches on, unless its plan says otherwise."""
 
     def __init__(self, retriever: Retriever, plan: FaultPlan) -> None:
-        self._retriever, self._plan = retriever, plan
+        self._retriever = retriever
+        self._plan = plan
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None

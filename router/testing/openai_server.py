@@ -47,7 +47,8 @@ class OpenAIServer:
         """`recording`: keep what was asked, and serve `MODEL` only; without it any model is
         there.
         """
-        self.base_url, self.recording = base_url, recording
+        self.base_url = base_url
+        self.recording = recording
         self.tokens = Counter[str]()
         """`prompt` and `generation` tokens of what was answered by `writes`, as far as it was
         written.
@@ -245,15 +246,14 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
         reply = script(
             msgspec.structs.replace(asked, request_id=request.headers.get(REQUEST_ID, ""))
         )
-        read, wrote = (
-            sum(len(text.split()) for text in asked.texts),
-            len(reply.reasoning) + len(reply.tokens),
-        )
+        read = sum(len(text.split()) for text in asked.texts)
+        wrote = len(reply.reasoning) + len(reply.tokens)
         request[_TOKENS] = counts = {"prompt": read, "generation": wrote}
         if not asked.stream:
             return web.Response(body=whole(reply, read), content_type="application/json")
         *deltas, (_, end) = events(reply, read)
-        response, clock = web.StreamResponse(headers=_SSE), asyncio.get_running_loop().time
+        response = web.StreamResponse(headers=_SSE)
+        clock = asyncio.get_running_loop().time
         with suppress(ConnectionResetError):  # who asked has left
             await response.prepare(request)
             due = clock() + reply.first_token_s
@@ -294,7 +294,8 @@ def events(reply: Reply, read: int) -> Iterator[tuple[int, bytes]]:
         at = 0
         while at < len(tokens):
             some = tokens[at : at + (reply.per_event if wrote else 1)]
-            waits, at = len(some) if wrote else 0, at + len(some)
+            waits = len(some) if wrote else 0
+            at = at + len(some)
             wrote += len(some)
             delta = {name: "".join(some)}
             yield (

@@ -45,7 +45,8 @@ def _opens_and_closes(chars: int) -> str:
 
 
 def _numbers(chars: int) -> str:
-    words, size = list[str](), 0
+    words = list[str]()
+    size = 0
     for number in count():
         if size >= chars:
             break

@@ -60,7 +60,8 @@ def running_postgres(*, durable: bool = True) -> Iterator[Server]:
         folder = Path(name)
         if user:
             os.chown(folder, user.pw_uid, user.pw_gid)
-        data, log = folder / "data", folder / "log"
+        data = folder / "data"
+        log = folder / "log"
         initdb = (
             binaries / "initdb",
             "-D",

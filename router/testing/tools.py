@@ -16,7 +16,8 @@ class FixedTools:
     def __init__(
         self, tools: Sequence[Tool], outputs: Mapping[str, ToolOutput | ToolFailed]
     ) -> None:
-        self._tools, self._outputs = tools, outputs
+        self._tools = tools
+        self._outputs = outputs
         self.called: list[tuple[str, Mapping[str, Any]]] = []
         """Every call, in order."""
 

@@ -75,7 +75,8 @@ class OpenedCall(msgspec.Struct, frozen=True, gc=False):
         no more written than asked for, parts within their totals, and no more in all than what was
         reserved.
         """
-        read, written = usage.prompt_tokens, usage.completion_tokens
+        read = usage.prompt_tokens
+        written = usage.completion_tokens
         return (
             0 < read <= (self.prompt_bound or read)
             and 0 <= written <= (self.max_tokens or written)

@@ -50,11 +50,14 @@ _CITED_SHARE = 0.75
 """Executors copy or closely reword; a point with fewer of its terms in a passage does not rest
 on it.
 """
-_MOST_CHARS, MOST_CITED = 300, 8
+_MOST_CHARS = 300
+MOST_CITED = 8
 """The size of a quote, and the number of passages that are cited for one thing."""
-_MOST_SENTENCES, _MOST_OF_ALL = 64, 256
+_MOST_SENTENCES = 64
+_MOST_OF_ALL = 256
 """Sentences of one point, and of all points together, that are looked for in the passages."""
-_CACHED_CHARS, _FIXED_CHARS = 1_000_000, 500
+_CACHED_CHARS = 1_000_000
+_FIXED_CHARS = 500
 """The size of the cache of readings, and what each counts besides its text."""
 
 
@@ -178,7 +181,8 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
 
     shares = list[tuple[Citation, int]]()
     for passage in shown:
-        inside, title = read(passage.text).all_terms, read(passage.title).all_terms
+        inside = read(passage.text).all_terms
+        title = read(passage.title).all_terms
         nearest = _nearest(wanted, named - title, read(passage.text))
         if nearest:
             cited = citation(passage, nearest, lambda _, folded: len(wanted & {*terms(folded)}))
@@ -193,8 +197,10 @@ def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
     """The sentence that has the most of `wanted` among those that hold all of `named`; empty where
     none does. Rows of a table go with its header, the first one that has no numbers.
     """
-    nearest, most = "", 0
-    header, before = frozenset[str](), set[str]()
+    nearest = ""
+    most = 0
+    header = frozenset[str]()
+    before = set[str]()
     for sentence, inside in zip(reading.sentences, reading.terms, strict=True):
         if "|" not in sentence:
             header = frozenset()
@@ -242,4 +248,5 @@ def _excerpts(text: str) -> list[tuple[str, str]]:
     return pieces
 
 
-_FIRST_WORD, _LAST_WORD = re.compile(r"\A\S{0,40}\s"), re.compile(r"\s\S{0,40}\Z")
+_FIRST_WORD = re.compile(r"\A\S{0,40}\s")
+_LAST_WORD = re.compile(r"\s\S{0,40}\Z")

@@ -178,10 +178,13 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
     found = run.result
     if run.status != "finished" or run.redacted or not isinstance(found, Trajectory):
         return
-    group, reward = hashlib.sha256(run.request.encode()).hexdigest()[:16], reward_of(run, golds)
+    group = hashlib.sha256(run.request.encode()).hexdigest()[:16]
+    reward = reward_of(run, golds)
     for agent, execution, talk in work_of(run):
         if talk is not None and talk.outputs:
-            role, number, manager = agent.role, agent.sub_query, agent.manager
+            role = agent.role
+            number = agent.sub_query
+            manager = agent.manager
             last = [Message("assistant", said(talk.outputs[0].text))] if role == "answer" else []
             managing = f"delegation-{number}-{manager}"
             leads = number is None or (bool(manager) and agent.worker is None)

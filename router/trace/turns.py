@@ -249,10 +249,8 @@ class Turns:
     def _left_out(
         self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]
     ) -> _Said:
-        shown, outputs = (
-            self._shown(agent),
-            tuple(output for _, output in self._turns.get(agent, ())),
-        )
+        shown = self._shown(agent)
+        outputs = tuple(output for _, output in self._turns.get(agent, ()))
         if (
             not shown
             or conversation.messages[: len(shown)] != shown
@@ -284,7 +282,9 @@ class Turns:
             )
 
         def trajectory(one: Trajectory, lead: Agent = DELEGATOR) -> Trajectory:
-            main, answering, searches = one.delegation, one.answering, one.searches
+            main = one.delegation
+            answering = one.answering
+            searches = one.searches
             if main:
                 main, searches = change(lead, main, searches)
             if answering:

@@ -58,7 +58,8 @@ class Traffic(msgspec.Struct, frozen=True):
             return self.candidate
         if self.stage != "canary":
             return None
-        place, of_each = _place(run_id), min(self.share, 1 - self.share)
+        place = _place(run_id)
+        of_each = min(self.share, 1 - self.share)
         if place < of_each:
             return self.active
         return self.candidate if self.share <= place < self.share + of_each else None
@@ -141,10 +142,8 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
     if trial.stage == "shadow" or not feedback.right_answer.strip():
         return None
     golds = [feedback.right_answer]
-    candidate, active = (
-        exact_match(trial.by_candidate.answer, golds),
-        exact_match(trial.by_active.answer, golds),
-    )
+    candidate = exact_match(trial.by_candidate.answer, golds)
+    active = exact_match(trial.by_active.answer, golds)
     if feedback.good not in (None, candidate if trial.candidate_served else active):
         return None
     return Judgement(

@@ -85,7 +85,8 @@ def decide(
     over.
     """
     figures = figures_of(pairs, rule, stage)
-    enough, too_much = rule.enough, rule.too_much
+    enough = rule.enough
+    too_much = rule.too_much
     summary = _summary(figures, len(pairs), stage)
     if worse := [each for each in figures.evidence if each.against >= too_much]:
         said = ", ".join(
@@ -119,7 +120,8 @@ def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[Gat
     probability of w or more where each is a win with probability (1 - margin) / 2.
     """
     wins, losses = (sum(sign == one - other for one, other in right) for sign in (1, -1))
-    count, win = wins + losses, (1 - rule.margin) / 2
+    count = wins + losses
+    win = (1 - rule.margin) / 2
     ways = [
         math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
         for k in range(count + 1)
@@ -214,7 +216,8 @@ def within_share(items: Sequence[Item], tenant_of: Callable[[Item], str]) -> lis
     each the first ones. `tenant_of`: empty for the operator's and the judge's.
     """
     given = Counter(map(tenant_of, items))
-    own, most = given.pop("", 0), max(given.values(), default=0)
+    own = given.pop("", 0)
+    most = max(given.values(), default=0)
     while most > (
         allowed := int(MOST_OF_ONE * (own + sum(min(count, most) for count in given.values())))
     ):
@@ -226,7 +229,8 @@ def _first(
     items: Sequence[Item], key: Callable[[Item], Any], most: Mapping[Any, int]
 ) -> list[Item]:
     """Of the items of each key the first ones, so many at most."""
-    left, found = Counter(most), list[Item]()
+    left = Counter(most)
+    found = list[Item]()
     for item in items:
         if left[key(item)] > 0:
             left[key(item)] -= 1
@@ -277,7 +281,8 @@ def _won(differences: Counter[float], sign: int, margin: float) -> float:
 
 
 def _summary(figures: TrialFigures, trials: int, stage: Stage) -> str:
-    runs, judged = figures.trials, figures.judged
+    runs = figures.trials
+    judged = figures.judged
     right = f"right in {figures.right} of {judged} judged runs (active: {figures.active_right})"
     if not judged and stage == "shadow":
         right = "no answer has been judged, as a shadow's are by a judge alone (distillation.judge)"

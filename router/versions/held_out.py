@@ -46,7 +46,9 @@ class HeldOutTest:
     ) -> None:
         """`search`: the search loop with an executor."""
         self._questions = list(dict.fromkeys(questions))
-        self._executors, self._search, self._lifecycle = executors, search, lifecycle
+        self._executors = executors
+        self._search = search
+        self._lifecycle = lifecycle
         self.size = len(self._questions)
 
     async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
@@ -86,10 +88,8 @@ class HeldOutTest:
 
     async def _right(self, question: HeldOutQuestion, version: str, name: str) -> bool | None:
         """Whether a version is right on a question; None where that is not known."""
-        request, begun = (
-            RunRequest("shadow", question.question, (version, question.question)),
-            False,
-        )
+        request = RunRequest("shadow", question.question, (version, question.question))
+        begun = False
         try:
             async with self._lifecycle.open(
                 request, RequestOptions(request_id=f"{name} with {version}")

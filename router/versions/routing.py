@@ -38,14 +38,18 @@ class VersionRouting:
         `read`: the traffic on record; raises `StoreFailed`. `load`: makes the engine know a
         version; raises `BadVersion` and `UpstreamError`.
         """
-        self._configured, self._read, self._load, self._tell = configured, read, load, tell
+        self._configured = configured
+        self._read = read
+        self._load = load
+        self._tell = tell
         self.of = cache(make)
         """The executor of one version."""
         self.traffic = Traffic(configured)
         """That of runs that begin now; without versions that could not be loaded."""
         self._on_record: Traffic | None = None
         self._kept: WeakKeyDictionary[Ledger, Traffic] = WeakKeyDictionary()
-        self._refreshing, self._news = asyncio.Lock(), asyncio.Event()
+        self._refreshing = asyncio.Lock()
+        self._news = asyncio.Event()
 
     @property
     def report_tokens(self) -> int:
@@ -95,7 +99,8 @@ class VersionRouting:
                 "executor.instead", version=version, instead=instead, run_id=context.ledger.run_id
             )
             context.failures.pop(index, None)
-            steps_in, unfinished = True, None
+            steps_in = True
+            unfinished = None
         return await self.of(versions[-1]).run(
             sub_query, index, context, unfinished, instead=steps_in
         )

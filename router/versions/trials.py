@@ -25,7 +25,8 @@ from router.versions.book import Judgement, Side, Traffic, Trial, VersionBook, j
 from router.versions.routing import VersionRouting
 
 _log = structlog.get_logger("trials")
-_AT_ONCE, _WAITING = 4, 64
+_AT_ONCE = 4
+_WAITING = 64
 _CUT = ("time_exhausted", "budget_exhausted")
 """Outcomes of runs that ended by the client's terms, under which the other version would not
 work.
@@ -58,8 +59,13 @@ class Trials:
         and decides. `judge`: asked which answers are right where the two differ; None where there
         is none.
         """
-        self._executors, self._search, self._lifecycle = executors, search, lifecycle
-        self._book, self._archive, self._review, self._judging = book, archive, review, judge
+        self._executors = executors
+        self._search = search
+        self._lifecycle = lifecycle
+        self._book = book
+        self._archive = archive
+        self._review = review
+        self._judging = judge
         self._waiting: asyncio.Queue[tuple[Run, Traffic]] = asyncio.Queue(_WAITING)
         self._news = asyncio.Event()
         self._news.set()  # of what was learnt before this process began
@@ -106,7 +112,8 @@ class Trials:
         worked = (call for call in run.calls if call.role == "execution")
         first = min(worked, key=lambda call: call.number, default=None)
         # It worked in the run, or was to
-        served, other = first and first.executor_version, traffic.other(run.id)
+        served = first and first.executor_version
+        other = traffic.other(run.id)
         if (
             traffic.candidate is None
             or traffic.stage is None
@@ -125,7 +132,8 @@ class Trials:
             return
         tried_side, right = tried
         sides = {served: _side(run.result, run.calls, served), other: tried_side}
-        candidate, active = sides[traffic.candidate], sides[traffic.active]
+        candidate = sides[traffic.candidate]
+        active = sides[traffic.active]
         versions = traffic.candidate, traffic.active, traffic.stage, served == traffic.candidate
         trial = Trial(run.id, *versions, candidate, active, time.time())
         await self._book.add_trial(trial)
@@ -153,7 +161,8 @@ class Trials:
         verdicts on the answer that was served and on that one; None where that tells nothing of it.
         """
         assert isinstance(run.result, Trajectory)
-        search, opened = self._search(self._executors.of(version)), None
+        search = self._search(self._executors.of(version))
+        opened = None
         request = RunRequest("shadow", run.request, run.id)
         try:
             async with self._lifecycle.open(request, RequestOptions(SHADOW)) as trial:
@@ -211,7 +220,8 @@ def hindered(run: Run) -> bool:
     none.
     """
     assert isinstance(run.result, Trajectory)
-    executions, worked = run.result.executions, {call.sub_query for call in run.calls}
+    executions = run.result.executions
+    worked = {call.sub_query for call in run.calls}
     if any(
         one.outcome == "model_failed" and index not in worked
         for index, one in enumerate(executions)

@@ -46,8 +46,10 @@ class VersionDraft:
         figures: TrialFigures | None = None,
     ) -> None:
         """`versions`: all that are on record. `figures`: what the decisions rest on."""
-        self.expected, self.decisions = tuple(versions), list[VersionDecision]()
-        self._by, self._figures = decided_by, figures
+        self.expected = tuple(versions)
+        self.decisions = list[VersionDecision]()
+        self._by = decided_by
+        self._figures = figures
         self._now = {version.version: version for version in versions}
 
     @property
@@ -163,7 +165,10 @@ class Versions:
         manifest as JSON; it raises `BadVersion`. `gate`: None leaves every decision to operators.
         `canary_share`: of the runs that a shadow which passes goes on to work for.
         """
-        self._book, self._load, self.gate, self._canary_share = book, load, gate, canary_share
+        self._book = book
+        self._load = load
+        self.gate = gate
+        self._canary_share = canary_share
         self._noted: tuple[str, float, TrialFigures] | None = None
         self.on_change: Callable[[], Awaitable[None]] | None = None
         """Awaited when a version has come into another state through here; its errors are

@@ -344,10 +344,8 @@ async def _show_tenant(accounts: Accounts, given: argparse.Namespace) -> None:
     tenants = await _tenants(accounts)
     if (tenant := tenants.get(given.name)) is None:
         raise BadRequest(f"there is no tenant {given.name!r}; there are: {', '.join(tenants)}.")
-    now, sums = (
-        datetime.now(UTC),
-        {entry.period: entry for entry in await accounts.spending(given.name)},
-    )
+    now = datetime.now(UTC)
+    sums = {entry.period: entry for entry in await accounts.spending(given.name)}
     spent = [sums.get(period, Spent(period)) for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}")]
     if given.json:
         print(json_of({**msgspec.structs.asdict(tenant), "spent": spent}))

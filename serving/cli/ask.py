@@ -192,7 +192,8 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
     first.
     """
     with asyncio.Runner() as runner:
-        loop, stack = runner.get_loop(), AsyncExitStack()
+        loop = runner.get_loop()
+        stack = AsyncExitStack()
         try:
             opened = runner.run(stack.enter_async_context(service))
             thread = Thread(target=loop.run_forever)
@@ -234,8 +235,11 @@ class Chat:
     def __init__(
         self, client: Client, out: Console, progress: Console, *, timeout_s: float, stream: bool
     ) -> None:
-        self._client, self._out, self._progress = client, out, progress
-        self._timeout_s, self._stream = timeout_s, stream
+        self._client = client
+        self._out = out
+        self._progress = progress
+        self._timeout_s = timeout_s
+        self._stream = stream
         self._answers: list[AnswerResponse] = []
         self._last: AnswerResponse | None = None
         """None where the last question got no answer."""

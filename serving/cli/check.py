@@ -197,7 +197,8 @@ def _costs(roles: Mapping[RoleName, RoleFound]) -> Table:
         *(Column(name, justify="right") for name in ("calls", "prompt tokens", "written", "price")),
     )
     for name, role in roles.items():
-        low, high = role.typical, role.at_most
+        low = role.typical
+        high = role.at_most
         counts = zip(
             (low.calls, low.prompt_tokens, low.completion_tokens),
             (high.calls, high.prompt_tokens, high.completion_tokens),

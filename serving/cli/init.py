@@ -50,10 +50,8 @@ def init(arguments: Sequence[str]) -> int:
         with a default; without a terminal, or with --yes, the defaults are taken.""",
     )
     for name, explained in _QUESTIONS.items():
-        nargs, choices = (
-            "+" if name == "documents" else None,
-            _PRESETS if name == "preset" else None,
-        )
+        nargs = "+" if name == "documents" else None
+        choices = _PRESETS if name == "preset" else None
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, metavar="VALUE", nargs=nargs, choices=choices, help=explained)
     parser.add_argument(
@@ -93,7 +91,8 @@ def _write(given: argparse.Namespace, *, asking: bool) -> Config:
     document: dict[str, Any] = tomlkit.parse(
         preset(settled("preset", "hosted", list(_PRESETS))).read_text("utf-8")
     )
-    backbone, embedder = document["roles"]["delegation"], document["retrieval"]["embedder"]
+    backbone = document["roles"]["delegation"]
+    embedder = document["retrieval"]["embedder"]
     answers = {"base_url": settled("base_url", backbone.get("base_url"))}
     # Where one model does for several roles, so does the one that takes its place
     for name, role in _ROLES.items():
@@ -141,11 +140,9 @@ def _fill_roles(document: dict[str, Any], answers: Mapping[str, str]) -> None:
 
 
 def _fill_embedder(document: dict[str, Any], answers: Mapping[str, str]) -> None:
-    table, model, url = (
-        document["retrieval"]["embedder"],
-        answers["embedder"],
-        answers["embedder_url"],
-    )
+    table = document["retrieval"]["embedder"]
+    model = answers["embedder"]
+    url = answers["embedder_url"]
     if "engine" in table and (url or model == "minilm"):
         del document["engines"][table.pop("engine")]
     if "engine" in table:

@@ -76,7 +76,8 @@ def show_each(items: Sequence[object], table: Callable[[], object], *, as_json: 
         Console().print(table())
 
 
-_MOST_TOKENS, _MOST_DOLLARS = 2**63, 2**63 / 1e9
+_MOST_TOKENS = 2**63
+_MOST_DOLLARS = 2**63 / 1e9
 CONFIG = Path("rolegate.toml")
 """The config of commands that are given none, where it lies in the working directory."""
 
@@ -169,7 +170,8 @@ def time_argument(text: str) -> datetime:
     """A date, a time, or so many days (`7d`) or hours (`12h`) ago. Raises `BadConfig`."""
     try:
         if ago := re.fullmatch(r"(\d+)([dh])", text):
-            number, unit = int(ago[1]), {"d": "days", "h": "hours"}[ago[2]]
+            number = int(ago[1])
+            unit = {"d": "days", "h": "hours"}[ago[2]]
             return datetime.now(UTC) - timedelta(**{unit: number})
         named = datetime.fromisoformat(text)
         return named.astimezone(UTC) if named.tzinfo else named.replace(tzinfo=UTC)

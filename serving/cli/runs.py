@@ -211,12 +211,11 @@ def _show_execution(console: Console, execution: Execution, number: str, *, prom
     for at, worker in enumerate(execution.work.executions if execution.work else (), 1):
         _show_execution(console, worker, f"{number}.{at}", prompts=prompts)
     for search in execution.searches:
-        did, found = (
-            "searched",
-            ", ".join(passage.title for passage in search.shown) or "nothing found",
-        )
+        did = "searched"
+        found = ", ".join(passage.title for passage in search.shown) or "nothing found"
         if isinstance(call := search.call, ToolCall):
-            did, found = f"called {call.server} in {call.duration_s:.1f} s", call.error or found
+            did = f"called {call.server} in {call.duration_s:.1f} s"
+            found = call.error or found
         print_line(console, f"{did} “{search.query}”: {found}", 5)
     for point, citations in zip(report.evidence, execution.citations(report.evidence), strict=True):
         places = ", ".join(citation.passage_id for citation in citations)
@@ -248,7 +247,8 @@ def _watch(client: Client, given: argparse.Namespace) -> None:
 
 
 def _resume(client: Client, given: argparse.Namespace) -> None:
-    resumed, of_table = SearchOptions(resume_run_id=given.run_id), _is_table(client, given)
+    resumed = SearchOptions(resume_run_id=given.run_id)
+    of_table = _is_table(client, given)
     if of_table:
         events: Stream[Any] = client.stream_table("", (), (), given.timeout or TABLE_S, **resumed)
     else:
@@ -264,7 +264,8 @@ def _follow(
     client: Client, given: argparse.Namespace, events: Stream[Any], *, of_table: bool
 ) -> None:
     """Show what happens in a run, and what it comes to."""
-    out, progress = Console(), Console(stderr=True, quiet=given.json)
+    out = Console()
+    progress = Console(stderr=True, quiet=given.json)
     if of_table:
         table = TableView(out, progress, as_json=given.json, events=True)
         table.show(client.whole(table.follow(events)))

@@ -23,6 +23,7 @@ def serve(arguments: Sequence[str]) -> int:
     config = chosen_config(given)
     if (given.log_format or config.telemetry.log_format) == "json":
         json_lines()
-    address, http = given.address or config.server.address, given.http or config.server.http
+    address = given.address or config.server.address
+    http = given.http or config.server.http
     run_until_stopped(running_gateway(config, address, log_step, http))
     return 0

@@ -126,7 +126,10 @@ class TableView:
         self, out: Console, progress: Console, *, as_json: bool, events: bool = False
     ) -> None:
         """`as_json` prints for programs; `events`: each event, and not the last one alone."""
-        self._out, self._progress, self._as_json, self._events = out, progress, as_json, events
+        self._out = out
+        self._progress = progress
+        self._as_json = as_json
+        self._events = events
         self._columns: Sequence[pb.Column] = ()
         self._rows: dict[str, pb.Row] = {}
         self._under_way: set[int] = set()
@@ -192,10 +195,8 @@ class TableView:
             print_line(self._progress, line, style="yellow")
         if message.usage:
             self._progress.print(usage_table(message.usage))
-        known, seconds = (
-            message.completeness,
-            message.duration.seconds + message.duration.nanos / 1e9,
-        )
+        known = message.completeness
+        seconds = message.duration.seconds + message.duration.nanos / 1e9
         more = f", about {known.estimated_rows} in all" if known.estimated_rows > known.rows else ""
         outcome = word(pb.TableOutcome, message.outcome)
         rows = (
@@ -240,7 +241,8 @@ def _not_stated(cell: pb.Cell) -> bool:
 
 def _to_check(table: pb.Table) -> Sequence[str]:
     """A line for each cell that sources disagree on, and one for each other kind of doubt."""
-    lines, doubts = [], Counter[str]()
+    lines = []
+    doubts = Counter[str]()
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             doubts["are in no passage about their row"] += _not_stated(cell)

@@ -109,7 +109,9 @@ def summed(usage: Iterable[RoleUsage]) -> list[RoleUsage]:
         groups.setdefault((row.role, row.model, row.manager), []).append(row)
     sums = [total(rows) for rows in groups.values()]
     for (role, model, manager), row in zip(groups, sums, strict=True):
-        row.role, row.model, row.manager = role, model, manager
+        row.role = role
+        row.model = model
+        row.manager = manager
     return sums
 
 
@@ -163,7 +165,8 @@ KINDS, STATUSES = (
 _MARKS = {"reported": "", "lower_bound": "≥", "estimated": "~"}
 _IDENTIFIER = 36
 """Characters of a run's name."""
-_STATUS, _TIME = len("budget exhausted"), len("2026-01-31 23:59")
+_STATUS = len("budget exhausted")
+_TIME = len("2026-01-31 23:59")
 """Characters of their longest."""
 _SHOWN = 60
 """Characters of a request, at most."""
@@ -206,7 +209,8 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
     figures = (Column(name, justify="right") for name in ("prompt", "written", "cost", "s"))
     table = new_table(*texts, *figures)
     for call in calls:
-        mark, unknown = _MARKS.get(call.counted), call.counted or "unknown"
+        mark = _MARKS.get(call.counted)
+        unknown = call.counted or "unknown"
         table.add_row(
             escape(call.call_id.rpartition("-")[2]),
             f"{word(Role, call.role)} {escape(call.manager)}".rstrip(),
@@ -264,7 +268,8 @@ def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
         shown = _trial_figures(version.figures) if version.HasField("figures") else ()
         table.add_row(escape(version.version), state_of(version), _time(version.state_time), *shown)
     if any(version.HasField("figures") for version in versions):
-        table.caption, table.caption_justify = _KEY, "left"
+        table.caption = _KEY
+        table.caption_justify = "left"
     return table
 
 
@@ -321,7 +326,10 @@ class AnswerView:
 
     def __init__(self, out: Console, progress: Console, *, stream: bool, as_json: bool) -> None:
         """`stream` shows what happens on the way; `as_json` prints for programs."""
-        self._out, self._progress, self._stream, self._as_json = out, progress, stream, as_json
+        self._out = out
+        self._progress = progress
+        self._stream = stream
+        self._as_json = as_json
         self._searches: list[pb.SearchDone] = []
 
     def follow(self, stream: Stream[pb.StreamAnswerResponse]) -> pb.AnswerResponse:

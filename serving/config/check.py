@@ -137,10 +137,8 @@ def _server(config: Config) -> _Rules:
 
 def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
     """Keys are given from the role's own on."""
-    hosted, known = (
-        role.engine is None and role.base_url is None,
-        role.engine in (None, *config.engines),
-    )
+    hosted = role.engine is None and role.base_url is None
+    known = role.engine in (None, *config.engines)
     urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
     yield (
         not known,
@@ -182,7 +180,8 @@ def _tables(config: Config) -> _Rules:
 
 def _tools(config: Config) -> _Rules:
     for name, server in config.tools.items():
-        key, alike = f"tools.{name}", bool(server.command) == (server.url is not None)
+        key = f"tools.{name}"
+        alike = bool(server.command) == (server.url is not None)
         yield (
             alike,
             key,
@@ -208,11 +207,10 @@ def _tools(config: Config) -> _Rules:
 
 
 def _versions(config: Config) -> _Rules:
-    executor, start = config.roles.execution, "versions.start"
-    hosted, engine = (
-        executor.engine is None and executor.base_url is None,
-        config.engines.get(executor.engine or ""),
-    )
+    executor = config.roles.execution
+    start = "versions.start"
+    hosted = executor.engine is None and executor.base_url is None
+    engine = config.engines.get(executor.engine or "")
     if config.versions.start is not None:
         yield (
             hosted,
@@ -224,7 +222,9 @@ def _versions(config: Config) -> _Rules:
 
 
 def _retrieval(config: Config) -> _Rules:
-    retrieval, embedder, key = config.retrieval, config.retrieval.embedder, "retrieval.embedder"
+    retrieval = config.retrieval
+    embedder = config.retrieval.embedder
+    key = "retrieval.embedder"
     for field in (
         ("model", "dimension", "query_prefix", "passage_prefix") if embedder.in_process else ()
     ):
@@ -245,7 +245,8 @@ def _retrieval(config: Config) -> _Rules:
         key,
         "give either engine (a table of engines) or base_url.",
     )
-    known, said = embedder.engine in (None, *config.engines), f"no table engines.{embedder.engine}"
+    known = embedder.engine in (None, *config.engines)
+    said = f"no table engines.{embedder.engine}"
     yield not known, f"{key}.engine", f"{said}; add it, or name a base_url."
     alike = (retrieval.address is None) == (retrieval.index is None)
     yield (

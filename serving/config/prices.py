@@ -41,7 +41,8 @@ def listed_price(model: str) -> Price | None:
     seconds.
     """
     known = litellm_entry(model)
-    prompt, completion = known.get("input_cost_per_token"), known.get("output_cost_per_token")
+    prompt = known.get("input_cost_per_token")
+    completion = known.get("output_cost_per_token")
     if prompt is None or completion is None:
         return None
     cached = known.get("cache_read_input_token_cost")

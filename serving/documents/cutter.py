@@ -23,7 +23,8 @@ _TITLE = 1 / 4
 _CHARS_A_TOKEN = 16
 """Tokenizers make one token of a long word that they do not know; it counts as its length does."""
 _CHUNK_CHARS = 100_000
-_LINE, _WORD = re.compile(r"\s*\S[^\n]*"), re.compile(r"\s*\S+")
+_LINE = re.compile(r"\s*\S[^\n]*")
+_WORD = re.compile(r"\s*\S+")
 
 
 class Piece(NamedTuple):
@@ -91,7 +92,9 @@ class _Passage:
     """The passage that is being filled, of one document."""
 
     def __init__(self, cutter: Cutter, title: str) -> None:
-        self._title, self._most, self._count = title, cutter.max_tokens, cutter.count
+        self._title = title
+        self._most = cutter.max_tokens
+        self._count = cutter.count
         self._room = cutter.max_tokens - cutter.count([f"{title} ›\n"])[0]
         self._page: int | None = None
         self._heading: _Unit | None = None
@@ -114,7 +117,8 @@ class _Passage:
                 left = min(_OVERLAP * self._most, self._room - part.tokens - _tokens(headings))
                 overlap = self._last(left)
                 yield from self.end()
-                self._units, self._repeated = [*headings, *overlap], len(headings) + len(overlap)
+                self._units = [*headings, *overlap]
+                self._repeated = len(headings) + len(overlap)
             self._units.append(part._replace(is_heading=False))
 
     def end(self) -> Iterator[Piece]:
@@ -122,19 +126,23 @@ class _Passage:
         the title.
         """
         if len(self._units) > self._repeated:
-            title, units = self._title, self._units
+            title = self._title
+            units = self._units
             if units[0].is_heading and len(units) > 1:
-                heading, units = units[0].text.strip(), units[1:]
+                heading = units[0].text.strip()
+                units = units[1:]
                 title = title if heading == title else f"{title} › {heading}"
             yield Piece(title, "".join(unit.text for unit in units).strip(), self._page)
-        self._units, self._repeated = [], 0
+        self._units = []
+        self._repeated = 0
 
     def _begin_section(self, heading: _Unit) -> Iterator[Piece]:
         is_title = heading.text.strip() == self._title
         if len(self._units) == self._repeated or [unit.text.strip() for unit in self._units] == [
             self._title
         ]:
-            self._units, self._repeated = [], 0
+            self._units = []
+            self._repeated = 0
         elif self._most - self._room + _tokens(self._units) >= _SHORT * self._most:
             yield from self.end()
         self._heading = None if is_title else heading
@@ -180,7 +188,8 @@ def _units(blocks: Iterable[Block]) -> Iterator[_Unit]:
     for block in blocks:
         if block.heading != heading and (shown := " ".join(cleaned(block.heading or "").split())):
             yield _Unit(f"\n\n{shown}", block.page, is_heading=True)
-        heading, gap = block.heading, "\n\n"
+        heading = block.heading
+        gap = "\n\n"
         for chunk in _chunks(cleaned(block.text)):
             at = 0
             for sentence in sentences(chunk):
@@ -196,7 +205,8 @@ def _units(blocks: Iterable[Block]) -> Iterator[_Unit]:
                     else ""
                 )
                 yield _Unit(kept + sentence, block.page)
-                gap, at = "", start + len(sentence)
+                gap = ""
+                at = start + len(sentence)
 
 
 def _chunks(text: str) -> Iterator[str]:
@@ -222,7 +232,9 @@ def read_passages(
     Ids are `name#n`, n from 1, and those of rows their own, whose `document` is `name#id`. Raises
     what `read` raises, `BadDocument` where it gives no text, and what `cutter.count_tokens` raises.
     """
-    path, parts, number = Path(source.path), read(Path(source.path)), 0
+    path = Path(source.path)
+    parts = read(Path(source.path))
+    number = 0
     if kind_of(path) == "rows":
         rows = (part for part in parts if isinstance(part, Row))
         for batch in batches(rows, lambda row: len(row.passage.text)):

@@ -35,7 +35,8 @@ MAX_BYTES = 256 << 20
 MAX_MARKUP_BYTES = 32 << 20
 """The same for markup, whose tree takes many times its size."""
 
-_ITEMS, _CHARS = 256, 1_000_000
+_ITEMS = 256
+_CHARS = 1_000_000
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\u00ad\ufeff\ufffe\ud800-\udfff]")
 _RAISED = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
 _SURROGATE = re.compile(r"\\udc([89a-f][0-9a-f])")
@@ -115,7 +116,8 @@ def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]
         chars += length(item)
         if len(batch) == _ITEMS or chars > _CHARS:
             yield batch
-            batch, chars = [], 0
+            batch = []
+            chars = 0
     if batch:
         yield batch
 

@@ -168,7 +168,8 @@ def _blocks(
         text = _row(element) if element.tag == f"{_WORD}tr" else _text(element)
         if text.strip(" |"):
             if element.tag == f"{_WORD}p" and element.style in headings:
-                heading, text = " ".join(text.split()), ""
+                heading = " ".join(text.split())
+                text = ""
             yield Block(text, heading)
         for reference in element.iter(*_NOTES):
             note = notes.pop((_NOTES[reference.tag], reference.get(f"{_WORD}id")), None)

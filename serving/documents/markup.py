@@ -165,7 +165,8 @@ class _Walk:
     """
 
     def __init__(self, root: Any, etree: Any) -> None:
-        self._root, self._etree = root, etree
+        self._root = root
+        self._etree = etree
         self.left: Counter[str] = Counter()
         """What is left out, and `_END` where that was seen."""
         self._parts: list[str] = []

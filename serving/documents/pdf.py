@@ -108,7 +108,8 @@ def _place(text_page: Any, index: int) -> tuple[float, float]:
     """How high a letter stands, and its own height; 0 where it is turned."""
     from pypdfium2 import raw
 
-    x, y = c_double(), c_double()
+    x = c_double()
+    y = c_double()
     raw.FPDFText_GetCharOrigin(text_page.raw, index, x, y)
     _, bottom, _, top = text_page.get_charbox(index)
     is_upright = abs(raw.FPDFText_GetCharAngle(text_page.raw, index)) < _UPRIGHT

@@ -51,7 +51,8 @@ _READERS: dict[Kind, Callable[[Path], Document]] = {
 }
 _MEMORY_BYTES = 1 << 30
 """All that the process may take; not enforced by macOS."""
-_CHARS, _CHARS_OF_ROWS = 256 << 20, 16 << 20
+_CHARS = 256 << 20
+_CHARS_OF_ROWS = 16 << 20
 """Of a document, and of a file of rows."""
 _CHARS_A_BYTE = 100
 """Rows may have more, up to so many for each byte of their file; no text of any use is packed
@@ -244,7 +245,8 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
     doing.
     """
     parts = batches(read_parts(path), _chars)
-    left, chars = seconds, 0
+    left = seconds
+    chars = 0
     while True:
         signal.setitimer(signal.ITIMER_REAL, left)
         try:
@@ -253,7 +255,8 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
             left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
         if batch is None:
             return
-        most, chars = _CHARS, chars + sum(map(_chars, batch))
+        most = _CHARS
+        chars = chars + sum(map(_chars, batch))
         if isinstance(batch[-1], Row):
             left = seconds
             most = max(_CHARS_OF_ROWS, _CHARS_A_BYTE * path.stat().st_size)

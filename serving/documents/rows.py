@@ -102,7 +102,8 @@ def _parquet(path: Path) -> Iterator[tuple[str, _Row]]:
 
 
 def _passage(row: _Row, where: str) -> Passage:
-    title, text = row.title or "", row.text
+    title = row.title or ""
+    text = row.text
     # The first line is the title, where there is another one
     if text is None and row.contents is not None:
         title, _, text = row.contents.partition("\n")

@@ -58,7 +58,8 @@ def find_sources(places: Sequence[Path]) -> Found:
             raise BadDocument(
                 f"{escaped(str(base))}: there is no such file or folder; correct the path."
             )
-        readable, before = False, len(links)
+        readable = False
+        before = len(links)
         for path, status in _files(base, links):
             if not stat.S_ISREG(status.st_mode) or not (path == base or _is_read(path)):
                 passed_over.append(escaped(str(path)))

@@ -17,7 +17,8 @@ _MARKS = {
 }
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 _NO_ASCII = re.compile(rb"[\x80-\xff]")
-_SAMPLE_BYTES, _TELLING_BYTES = 64 << 10, 4
+_SAMPLE_BYTES = 64 << 10
+_TELLING_BYTES = 4
 """Fewer bytes outside ASCII do not tell one encoding from another."""
 _LIKELY = 0.6
 """cp1252 is taken where it fits this well, of what fits best."""

@@ -28,7 +28,8 @@ class Loading:
         self, config: Config, engines: Mapping[str, str], session: aiohttp.ClientSession
     ) -> None:
         """`engines`: base URLs by engine name."""
-        self._role, self._versions = config.roles.execution, config.versions
+        self._role = config.roles.execution
+        self._versions = config.versions
         engine = config.engines.get(self._role.engine or "")
         self._base = Path(engine.path) if engine and Path(engine.path).is_dir() else None
         self._base_sha256 = ""
@@ -121,10 +122,8 @@ class Loading:
             )
         if self._base is not None and not self._base_sha256:
             self._base_sha256 = base_sha256(self._base)
-        theirs, ours = (
-            (manifest.base_model, manifest.base_sha256),
-            (self._role.model, self._base_sha256),
-        )
+        theirs = (manifest.base_model, manifest.base_sha256)
+        ours = (self._role.model, self._base_sha256)
         if theirs[0] != ours[0] or (theirs[1] != ours[1] and all((theirs[1], ours[1]))):
             raise BadVersion(
                 f"{folder}: was trained on {_base(*theirs)}, and the engine serves "

@@ -48,12 +48,12 @@ class ServerProcess:
         ready_within_s: float,
     ) -> None:
         """`name`: for messages. `environment`: beside this process's own, which wins."""
-        self.name, self.log, self._ready_within_s = name, log, ready_within_s
-        self._command, self._environment, self._url = (
-            command,
-            environment,
-            f"http://127.0.0.1:{port}/health",
-        )
+        self.name = name
+        self.log = log
+        self._ready_within_s = ready_within_s
+        self._command = command
+        self._environment = environment
+        self._url = f"http://127.0.0.1:{port}/health"
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:

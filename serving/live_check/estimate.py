@@ -15,7 +15,9 @@ TYPICAL = (
     "decision corrected; no retries. "
     "What counts no tokens is taken at 4 characters a token."
 )
-_QUESTION, _SUB_QUERY, _REPORT = 30, 20, 60
+_QUESTION = 30
+_SUB_QUERY = 20
+_REPORT = 60
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -109,8 +111,10 @@ def _prompts(
     one decision. `fan`: sub-queries of a round. `passages`, and from `question` on: sizes.
     """
     results = fan * (sub_query + report)
-    turn, round_ = written["delegation"], tries * written["delegation"] + results
-    first, asked = system["delegation"] + question, system["execution"] + sub_query
+    turn = written["delegation"]
+    round_ = tries * written["delegation"] + results
+    first = system["delegation"] + question
+    asked = system["execution"] + sub_query
     executor = [
         asked + number * written["execution"] + min(number, searches) * passages
         for number in range(turns)

@@ -138,12 +138,13 @@ class _RoleProbe:
         self, name: RoleName, config: RoleConfig, make: Callable[[RoleConfig], Role], limit_s: float
     ) -> None:
         """`make` builds the role from its section; one question may take `limit_s` seconds."""
-        self._name, self._config, self._make, self._limit_s = name, config, make, limit_s
-        self.measured, self._cells, self._context = (
-            Measured(len(make(config).system)),
-            Cells(),
-            config.context_tokens,
-        )
+        self._name = name
+        self._config = config
+        self._make = make
+        self._limit_s = limit_s
+        self.measured = Measured(len(make(config).system))
+        self._cells = Cells()
+        self._context = config.context_tokens
 
     async def run(self, session: aiohttp.ClientSession, log: Log) -> None:
         """Ask, and keep the cells; of a role that fails, the one that says why."""
@@ -244,7 +245,8 @@ class _RoleProbe:
 
     def _refusal(self, error: UpstreamError, served: Mapping[str, object]) -> Cell:
         """The first failure's meaning, and what to do."""
-        said, key = f"{error.args[0]} ({error.endpoint})", f"roles.{self._name}"
+        said = f"{error.args[0]} ({error.endpoint})"
+        key = f"roles.{self._name}"
         status = found[1] if (found := re.search(r"HTTP (\d{3})", said)) else ""
         if status in ("401", "403"):
             variable = self._config.api_key_env
@@ -265,7 +267,9 @@ class _RoleProbe:
 
     def judged(self, config: Config, typical: Use, most: Use) -> RoleFound:
         """The probe's result, with budgets and prices."""
-        role, price, cells = self._config, price_of(self._config, config.prices), self._cells
+        role = self._config
+        price = price_of(self._config, config.prices)
+        cells = self._cells
         if "stops" in cells:
             cells["context"] = self._judged_context(typical, most)
             advice = "" if price else f'nobody tells its price; put it into [prices."{role.model}"]'
@@ -411,7 +415,9 @@ def _probe_built(folder: Path, embedder: Embedder | None) -> Cells:
         return {"built": Cell(False, "no", f"{error} Run `rolegate index build`.", needed=True)}
     except RuntimeError:
         return {**cells, "fits the embedder": Cell(None, "unknown")}
-    fits, advice = same >= SAME_EMBEDDER, ""  # not for NaN
+    # not for NaN
+    fits = same >= SAME_EMBEDDER
+    advice = ""
     if not fits:
         advice = (
             "the embedder gives other vectors than the index holds; name the one that built "

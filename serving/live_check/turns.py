@@ -42,10 +42,8 @@ def _answers(said: Completion) -> bool:
 
 # In the words of the demo's world, whose models know no others; to all other models these are
 # English, too.
-_FOUNDER, _FOUNDED = (
-    "Who is the founder of Fluskaes House?",
-    "The founder of Fluskaes House is Skilneist Pingir.",
-)
+_FOUNDER = "Who is the founder of Fluskaes House?"
+_FOUNDED = "The founder of Fluskaes House is Skilneist Pingir."
 _PAIRS = (
     (
         "When was The Tarour Letters published?",
@@ -74,7 +72,8 @@ _READ = (
 _FIRST, _LAST = (
     turn_pattern(searched=searched, may_search=not searched) for searched in (False, True)
 )
-_SUB_QUERY, _REPORT = prompts.request(_FOUNDER), "an <answer> with its <evidence>"
+_SUB_QUERY = prompts.request(_FOUNDER)
+_REPORT = "an <answer> with its <evidence>"
 _PAIR = (_FOUNDER, Report("Skilneist Pingir", (_FOUNDED,)))
 
 TURNS: dict[RoleName, tuple[Turn, ...]] = {

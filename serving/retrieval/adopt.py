@@ -86,7 +86,8 @@ def _fill(folder: Path, faiss_file: Path, corpus: Path, embedder: Embedder) -> N
 def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> DenseIndex:
     """The vectors, once it is certain that file, corpus and embedder belong together."""
     try:
-        passages, dense = PassageStore(folder), DenseIndex.open(folder)
+        passages = PassageStore(folder)
+        dense = DenseIndex.open(folder)
     except BadIndex:
         raise BadIndex(
             f"{faiss_file}: FAISS cannot read it; name what faiss.write_index wrote."

@@ -152,12 +152,18 @@ class _Build:
         chunk_tokens: int,
         progress: Progress,
     ) -> None:
-        self._out, self._embedder, self._lexical, self._progress = out, embedder, lexical, progress
-        self._reader, self._chunk_tokens, self._folder = reader, chunk_tokens, out / BUILDING
+        self._out = out
+        self._embedder = embedder
+        self._lexical = lexical
+        self._progress = progress
+        self._reader = reader
+        self._chunk_tokens = chunk_tokens
+        self._folder = out / BUILDING
         self._earlier = _earlier(out, embedder, chunk_tokens)
 
     def run(self, found: Found) -> Built:
-        found, earlier = _outside(self._out, found), self._earlier
+        found = _outside(self._out, found)
+        earlier = self._earlier
         sources = list(found.sources)
         before = earlier.entries if earlier and has_words(earlier.manifest) == self._lexical else []
         if (
@@ -208,7 +214,8 @@ class _Build:
         with PassageWriter(self._folder) as writer:
             for done, source in enumerate(sources):
                 self._progress("reading", done, len(sources))
-                first, error = len(writer), ""
+                first = len(writer)
+                error = ""
                 unread: list[str] = []
                 try:
                     if (entry := known.get(source)) and self._earlier:
@@ -241,8 +248,10 @@ class _Build:
         """Write the vectors of all passages, and their words; the number of those that were not
         known.
         """
-        passages, vectors = PassageStore(self._folder), new_vectors(self._embedder.dimension)
-        known, embedded = _KnownVectors(self._out, self._embedder, self._earlier), 0
+        passages = PassageStore(self._folder)
+        vectors = new_vectors(self._embedder.dimension)
+        known = _KnownVectors(self._out, self._embedder, self._earlier)
+        embedded = 0
         for start in range(0, len(passages), BATCH):
             end = min(start + BATCH, len(passages))
             texts = [embedded_text(passages[row]) for row in range(start, end)]
@@ -284,11 +293,9 @@ class _KnownVectors:
         self._path = out / f"{_EMBEDDED}{_key(f'{embedder.dimension} {embedder.identity}').hex()}"
         self._record = np.dtype([("key", "V16"), ("vector", np.float32, embedder.dimension)])
         left = self._left_over()
-        self._earlier, self._left, self._rows = (
-            earlier,
-            left["vector"],
-            len(earlier.passages) if earlier else 0,
-        )
+        self._earlier = earlier
+        self._left = left["vector"]
+        self._rows = len(earlier.passages) if earlier else 0
         texts = (
             (embedded_text(earlier.passages[row]) for row in range(self._rows)) if earlier else ()
         )
@@ -310,7 +317,8 @@ class _KnownVectors:
         one.
         """
         records = np.empty(len(texts), self._record)
-        records["key"], records["vector"] = np.array([_key(text) for text in texts], "V16"), vectors
+        records["key"] = np.array([_key(text) for text in texts], "V16")
+        records["vector"] = vectors
         with self._path.open("ab") as file:
             file.write(records.tobytes())
         return vectors

@@ -10,7 +10,9 @@ from router.errors import BadIndex
 from serving.retrieval.embedder import Vectors
 
 VECTORS = "dense.faiss"
-_DECIMALS, _NOISE, _MORE = 6, 1e-5, 8
+_DECIMALS = 6
+_NOISE = 1e-5
+_MORE = 8
 """The last bits of a score in single precision depend on how many queries are searched together. So
 whatever may be among the best is scored again in double precision, and scores are given out with
 fewer decimals than may differ.
@@ -33,7 +35,8 @@ class DenseIndex:
 
         # Else it reads all rows anew for each query of a small batch
         faiss.cvar.distance_compute_blas_threshold = 2
-        self._vectors, self._exact = vectors, isinstance(vectors, faiss.IndexFlatIP)
+        self._vectors = vectors
+        self._exact = isinstance(vectors, faiss.IndexFlatIP)
         self.metric: Literal["l2", "inner_product"] = (
             "l2" if vectors.metric_type == faiss.METRIC_L2 else "inner_product"
         )

@@ -25,7 +25,8 @@ Vectors: TypeAlias = NDArray[np.float32]
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-_QUERIES, _PASSAGES = 16, 64
+_QUERIES = 16
+_PASSAGES = 64
 """Texts that go through the model at a time, sorted by length: all are padded to the longest."""
 _MAX_BYTES = 32 << 20
 """Of a reply: 64 vectors of 16,384 dimensions, written out."""
@@ -91,7 +92,8 @@ class MiniLM:
         """See `Embedder.embed`; queries and passages are treated alike, but for the precision.
         Raises `BadConfig`.
         """
-        (model, embed), batch = self._loaded(queries), _QUERIES if queries else _PASSAGES
+        (model, embed) = self._loaded(queries)
+        batch = _QUERIES if queries else _PASSAGES
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         longest_first = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
         for start in range(0, len(texts), batch):
@@ -207,16 +209,12 @@ class EndpointEmbedder:
         """`base_url` ends in `/v1`; the prefixes are put before queries and passages, for
         models that want them.
         """
-        self._model, self._prefixes, self._batch = (
-            model,
-            {True: query_prefix, False: passage_prefix},
-            batch,
-        )
-        self.identity, self.dimension, self.max_tokens = (
-            endpoint_identity(model, passage_prefix),
-            dimension,
-            max_tokens,
-        )
+        self._model = model
+        self._prefixes = {True: query_prefix, False: passage_prefix}
+        self._batch = batch
+        self.identity = endpoint_identity(model, passage_prefix)
+        self.dimension = dimension
+        self.max_tokens = max_tokens
         self._url = f"{base_url.rstrip('/')}/embeddings"
         self._upstream = Upstream(model, self._url, api_key)
         self._headers = {"Content-Type": "application/json"}

@@ -42,7 +42,10 @@ class Index:
         dense: DenseIndex,
         lexical: LexicalIndex | None,
     ) -> None:
-        self.manifest, self.passages, self.dense, self.lexical = manifest, passages, dense, lexical
+        self.manifest = manifest
+        self.passages = passages
+        self.dense = dense
+        self.lexical = lexical
 
     @classmethod
     def open(cls, folder: Path, embedder: Embedder, *, verify: bool = False) -> Self:
@@ -52,10 +55,8 @@ class Index:
         Raises `BadIndex`.
         """
         manifest = read_manifest(folder)
-        built, given = (
-            (manifest.embedder, manifest.dimension),
-            (embedder.identity, embedder.dimension),
-        )
+        built = (manifest.embedder, manifest.dimension)
+        given = (embedder.identity, embedder.dimension)
         if built != given:
             raise BadIndex(
                 f"{folder}: built with the embedder {built[0]} (dimension {built[1]}), "
@@ -64,7 +65,8 @@ class Index:
             )
         check_files(folder, manifest, contents=verify)
         files = folder / manifest.generation
-        passages, dense = PassageStore(files), DenseIndex.open(files)
+        passages = PassageStore(files)
+        dense = DenseIndex.open(files)
         if not len(passages) == len(dense) == manifest.passages:
             raise BadIndex(
                 f"{folder}: its files disagree on the number of passages; build the index again."
@@ -92,10 +94,8 @@ class Index:
         if self.lexical is None:
             ranked = self.dense.search(vectors, top_k * _HITS_A_PASSAGE)
         else:
-            by_meaning, by_word = (
-                self.dense.search(vectors, DEPTH),
-                self.lexical.search(queries, DEPTH),
-            )
+            by_meaning = self.dense.search(vectors, DEPTH)
+            by_word = self.lexical.search(queries, DEPTH)
             ranked = [
                 fuse(rankings, 2 * DEPTH) for rankings in zip(by_meaning, by_word, strict=True)
             ]

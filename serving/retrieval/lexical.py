@@ -53,7 +53,8 @@ class LexicalIndex:
         out. `among`: the rows to search; None for all.
         """
         words = _words(queries, return_ids=False)
-        size, mask = self._scores.scores["num_docs"], None
+        size = self._scores.scores["num_docs"]
+        mask = None
         if among is not None:
             mask = np.zeros(size, dtype=np.float32)
             mask[among.start : among.stop] = 1

@@ -21,7 +21,8 @@ READING = 1
 """The version of the readers: a build reads again what another version has read."""
 BUILDING = ".building"
 """The folder that becomes the next generation, inside the index folder."""
-_LOCK, _LOCK_INTERVAL_S = ".lock", 0.2
+_LOCK = ".lock"
+_LOCK_INTERVAL_S = 0.2
 
 
 class FileEntry(msgspec.Struct, frozen=True):

@@ -32,7 +32,8 @@ T = TypeVar("T")
 Check = Callable[[], None]
 """Raises `Stopped` once the work is to end; to be called now and then."""
 
-_FOLLOW_INTERVAL_S, _LOG_INTERVAL_S = 1.0, 2.0
+_FOLLOW_INTERVAL_S = 1.0
+_LOG_INTERVAL_S = 2.0
 _log = structlog.get_logger("retrieval")
 
 

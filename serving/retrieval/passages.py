@@ -19,7 +19,9 @@ from router.protocol import Passage
 from serving.documents.document import batches
 from serving.documents.source import Source
 
-PASSAGES, OFFSETS, DOCUMENTS = "passages.jsonl", "offsets.npy", "documents.jsonl"
+PASSAGES = "passages.jsonl"
+OFFSETS = "offsets.npy"
+DOCUMENTS = "documents.jsonl"
 
 
 def embedded_text(passage: Passage) -> str:

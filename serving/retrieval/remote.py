@@ -39,7 +39,8 @@ class RemoteRetriever:
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
         """`address` is `host:port`; `timeout_s` is for one search, connecting included."""
-        self._address, self._timeout_s = address, timeout_s
+        self._address = address
+        self._timeout_s = timeout_s
         self._channel = grpc.aio.insecure_channel(
             address,
             options=[

@@ -52,7 +52,9 @@ class IndexSearcher:
         """`most`: no further caller joins a batch of so many queries. `cache`: how many queries'
         passages are kept until the index is swapped.
         """
-        self._embedder, self._most, self._cache = embedder, most, cache
+        self._embedder = embedder
+        self._most = most
+        self._cache = cache
         self._searched = _Searched(index, LRUCache(cache))
         self._waiting: SimpleQueue[_Waiting | None] = SimpleQueue()
         """None ends the thread."""
@@ -70,11 +72,9 @@ class IndexSearcher:
         """See `Retriever.search`; surplus space makes no difference. Raises what the embedder
         raises.
         """
-        asked, cache, where = (
-            [" ".join(query.split()) for query in queries],
-            self._searched.cache,
-            (top_k, document),
-        )
+        asked = [" ".join(query.split()) for query in queries]
+        cache = self._searched.cache
+        where = (top_k, document)
         found = {
             query: passages
             for query in asked

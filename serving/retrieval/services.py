@@ -17,7 +17,9 @@ from router.errors import JSON_ERRORS, BadRequest, UpstreamError
 from router.protocol import Passage
 from router.search import Retriever
 
-MAX_QUERIES, MAX_QUERY_CHARS, MAX_TOP_K = 256, 8192, 100
+MAX_QUERIES = 256
+MAX_QUERY_CHARS = 8192
+MAX_TOP_K = 100
 MAX_PASSAGES = 2560
 """Of all queries of a search together."""
 MAX_BODY_BYTES = 1 << 20
@@ -66,7 +68,9 @@ class RetrievalServicer(RetrievalServiceServicer):
         index_id: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`index_id`: as `IndexRetriever.index_id`."""
-        self._retriever, self._default_top_k, self._index_id = retriever, default_top_k, index_id
+        self._retriever = retriever
+        self._default_top_k = default_top_k
+        self._index_id = index_id
 
     async def Search(
         self,

@@ -134,8 +134,11 @@ class Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Everything."""
-        roles, endpoints = self.upstreams.roles.items(), self.upstreams.endpoints.items()
-        gauge, counter, at = GaugeMetricFamily, CounterMetricFamily, "deployment"
+        roles = self.upstreams.roles.items()
+        endpoints = self.upstreams.endpoints.items()
+        gauge = GaugeMetricFamily
+        counter = CounterMetricFamily
+        at = "deployment"
         yield gauge("rolegate_runs_in_flight", "Runs under way", value=self.admission.running)
         yield gauge("rolegate_runs_queued", "Runs that wait to begin", value=self.admission.waiting)
         under_way = [(name, role.in_flight) for name, role in roles]

@@ -63,7 +63,8 @@ class Traces:
         kept.
         """
         self._tracer = provider.get_tracer("rolegate")
-        self._addresses, self._contents = addresses, contents
+        self._addresses = addresses
+        self._contents = contents
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
         """Find the caller's trace."""
@@ -86,11 +87,13 @@ class Traces:
 
     def run_ended(self, run: Run, *, private: bool) -> None:
         """End its span, with all that is in it."""
-        span, searches = get_current_span(), get_value(_SEARCHES)
+        span = get_current_span()
+        searches = get_value(_SEARCHES)
         if not isinstance(searches, list):
             return
         attach(Context())
-        told, result = self._contents and not private, run.result
+        told = self._contents and not private
+        result = run.result
         span.set_attributes(
             {
                 "gen_ai.operation.name": "invoke_workflow",
@@ -167,7 +170,8 @@ class Traces:
             "server.address": parts.hostname,
             "server.port": parts.port or {"https": 443, "http": 80}.get(parts.scheme),
         }
-        during, error = (call.started_at, call.started_at + call.duration_s), call.outcome
+        during = (call.started_at, call.started_at + call.duration_s)
+        error = call.outcome
         self._span(
             parent, f"chat {call.model}", during, attributes, None if error in WHOLE else error
         )

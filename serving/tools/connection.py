@@ -23,7 +23,8 @@ from serving.config.secrets import api_key
 from serving.tools.pool import reason
 from serving.tools.transports import child_process, http_client
 
-_MOST_PAGES, _REASON_CHARS = 50, 500
+_MOST_PAGES = 50
+_REASON_CHARS = 500
 _MOST_BYTES = 1 << 20
 """Of a message, beside what its text may take; then it is passed over, and its call fails."""
 _US = types.Implementation(name="rolegate", version=version("rolegate"))
@@ -34,7 +35,8 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
     """Start the program of a section, or connect to its address, as long as the context is open.
     What goes wrong is a `ConnectionError`, also where the task that has entered is cancelled.
     """
-    stale, most = asyncio.Event(), _MOST_BYTES + 4 * config.max_chars
+    stale = asyncio.Event()
+    most = _MOST_BYTES + 4 * config.max_chars
     headers = {header: api_key(variable) or "" for header, variable in config.headers.items()}
     environment = {name: os.environ[name] for name in config.env if name in os.environ}
     secrets = Secrets(None, {"env": environment, "headers": headers}, config.url or "")
@@ -70,12 +72,10 @@ class MCPConnection:
         self, server: str, client: Client, stale: asyncio.Event, max_chars: int, secrets: Secrets
     ) -> None:
         self.stale = stale
-        self._server, self._client, self._max_chars, self._secrets = (
-            server,
-            client,
-            max_chars,
-            secrets,
-        )
+        self._server = server
+        self._client = client
+        self._max_chars = max_chars
+        self._secrets = secrets
 
     async def tools(self) -> list[Tool]:
         """List all tools, over some pages."""
@@ -137,7 +137,8 @@ def output_of(result: types.CallToolResult, max_chars: int, secrets: Secrets) ->
     """The texts of a result without secrets, cut off after `max_chars`. A resource that is alone,
     or a link to one, names what was read; pictures and sounds are left out.
     """
-    texts, named = [], []
+    texts = []
+    named = []
     for part in result.content:
         match part:
             case types.TextContent(text=text):

@@ -13,7 +13,8 @@ from router.errors import ToolFailed
 from router.search.tools import Tool, ToolOutput, Tools
 from serving.config.config import ToolServerConfig
 
-_LONGEST_PAUSE_S, _GOOD_AFTER_S = 60.0, 60.0
+_LONGEST_PAUSE_S = 60.0
+_GOOD_AFTER_S = 60.0
 """Pauses before a server is started again double up to the longest; once it has run so long,
 they begin anew.
 """
@@ -75,7 +76,9 @@ async def tool_pool(
 
 class _Server:
     def __init__(self, name: str, config: ToolServerConfig, readiness: Readiness) -> None:
-        self._name, self._config, self._readiness = name, config, readiness
+        self._name = name
+        self._config = config
+        self._readiness = readiness
         self._places = asyncio.Semaphore(config.max_in_flight)
         self._connection: Connection | None = None
         self._tools: dict[str, Tool] = {}
@@ -110,7 +113,9 @@ class _Server:
 
     async def keep(self, connect: Connect, first_pause_s: float) -> None:
         """Keep it running, and its list fresh, until it is cancelled."""
-        loop, pause_s, start_s = asyncio.get_running_loop(), first_pause_s, self._config.timeout_s
+        loop = asyncio.get_running_loop()
+        pause_s = first_pause_s
+        start_s = self._config.timeout_s
         while True:
             began = loop.time()
             try:
@@ -139,7 +144,8 @@ class _Server:
     def _say(
         self, connection: Connection | None, listed: Sequence[Tool], why: str | None = None
     ) -> None:
-        self._connection, self._why = connection, why
+        self._connection = connection
+        self._why = why
         self._tools = {tool.name: tool for tool in listed if tool.name in self._config.allow}
         self._tried.set()
         self._readiness.say(f"tools.{self._name}", [], why)

@@ -26,7 +26,8 @@ _Streams = tuple[
 ]
 _INHERITED = ("PATH", "HOME", "LANG")
 _ENDS_WITHIN_S = 2.0
-_EDGE, _LAST_WORDS = 300, 4096
+_EDGE = 300
+_LAST_WORDS = 4096
 """Bytes that are kept: of both ends of a line that is too long, and of what a server says
 beside the protocol.
 """
@@ -62,7 +63,9 @@ async def child_process(
         limit=most_bytes,
         start_new_session=True,
     )
-    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+    stdin = process.stdin
+    stdout = process.stdout
+    stderr = process.stderr
     assert stdin and stdout and stderr
     received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     # A server that reads nothing holds nobody
@@ -187,7 +190,8 @@ class _BoundedHTTP(httpx2.AsyncHTTPTransport):
         try:
             response = await super().handle_async_request(request)
             # Which may be of any length, inflated
-            encoded, body = "content-encoding" in response.headers, bytearray()
+            encoded = "content-encoding" in response.headers
+            body = bytearray()
             if (
                 response.headers.get("content-type", "").lower().startswith("text/event-stream")
                 and not encoded

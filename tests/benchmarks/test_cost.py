@@ -34,7 +34,8 @@ class Store:
     """A store in a folder, with its prices beside it."""
 
     def __init__(self, folder: Path) -> None:
-        self.url, self.prices = f"sqlite:///{folder}/runs.db", folder / "prices.toml"
+        self.url = f"sqlite:///{folder}/runs.db"
+        self.prices = folder / "prices.toml"
         self.prices.write_text(PRICES)
 
     def put(self, *calls: Call) -> None:
@@ -79,10 +80,8 @@ def test_what_if(store: Store) -> None:
     """
     store.put(*CALLS)
     given = ("--prices", str(store.prices), "--instead")
-    swapped, distilled = (
-        store.report(*given, "execution=tiny"),
-        store.report(*given, "execution=tiny*0.5"),
-    )
+    swapped = store.report(*given, "execution=tiny")
+    distilled = store.report(*given, "execution=tiny*0.5")
     assert swapped["booked"]["dollars"] == pytest.approx(0.005 + 0.005 + 0.001)
     assert swapped["what_if"]["dollars"] == pytest.approx(0.005 + 0.0006 + 0.001)
     assert distilled["what_if"]["dollars"] == pytest.approx(0.005 + 0.0003 + 0.001)

@@ -159,17 +159,16 @@ def test_musique(tmp_path: Path) -> None:
     (entry,) = read_entries(
         written(tmp_path / "musique_ans_v1.0_dev.jsonl", json.dumps(MUSIQUE) + "\n\n")
     )
-    question, (ulm, ana, _) = entry.question, entry.passages
+    question = entry.question
+    (ulm, ana, _) = entry.passages
     assert (question.answers, question.dataset, question.split) == (
         ("Otto", "King Otto"),
         "musique",
         "dev",
     )
     assert question.supporting == (ulm.id, ana.id)
-    first, second = (
-        SubQuestion("Ana >> town", "Ulm", ana.id),
-        SubQuestion("Who founded #1 ?", "Otto", ulm.id),
-    )
+    first = SubQuestion("Ana >> town", "Ulm", ana.id)
+    second = SubQuestion("Who founded #1 ?", "Otto", ulm.id)
     assert question.decomposition == (first, second)
     assert question.sub_questions == ("Ana >> town", "Who founded Ulm ?")
 
@@ -415,11 +414,9 @@ def test_sample_then_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     counted by data set.
     """
     path = written(tmp_path / "q.jsonl", numbered("a", 30) + numbered("b", 4))
-    out, again, figures = (
-        tmp_path / "questions.jsonl",
-        tmp_path / "again.jsonl",
-        tmp_path / "figures.json",
-    )
+    out = tmp_path / "questions.jsonl"
+    again = tmp_path / "again.jsonl"
+    figures = tmp_path / "figures.json"
     argv = ["datasets", str(path), "--sample", "10", "--seed", "7"]
     assert main([*argv, "--out", str(out)]) == 0
     drawn = ids(out)
@@ -458,7 +455,8 @@ def test_exclusions(
     """One of another list is refused, and nothing is written; exported runs know a question by
     its text.
     """
-    path, out = written(tmp_path / "q.jsonl", numbered("a", 3)), tmp_path / "out.jsonl"
+    path = written(tmp_path / "q.jsonl", numbered("a", 3))
+    out = tmp_path / "out.jsonl"
     exclude = written(tmp_path / "exclude.txt", listed)
     assert main(["datasets", str(path), "--exclude", str(exclude), "--out", str(out)]) == bool(why)
     assert why in capsys.readouterr().err
@@ -471,7 +469,8 @@ def test_a_corpus_is_pooled_and_checked(tmp_path: Path) -> None:
         tmp_path / "hotpot_dev.json",
         json.dumps([HOTPOT, HOTPOT | {"_id": "2", "question": "Whose?"}]),
     )
-    plain, figures = tmp_path / "plain", tmp_path / "figures.json"
+    plain = tmp_path / "plain"
+    figures = tmp_path / "figures.json"
     plain.mkdir()
     argv = ["datasets", str(original), "--out", str(plain / "questions.jsonl")]
     assert main([*argv, "--corpus", str(plain / "corpus.jsonl")]) == 0
@@ -488,7 +487,8 @@ def test_the_papers_exclusion(tmp_path: Path) -> None:
     """4,125 questions become the 3,869 that were released, as in TBSS, Table 8, with known
     defects.
     """
-    out, figures = tmp_path / "clean.jsonl", tmp_path / "figures.json"
+    out = tmp_path / "clean.jsonl"
+    figures = tmp_path / "figures.json"
     exclude = SPLITS / "test_all_clean_3869_excluded_source_indices.txt"
     argv = ["datasets", str(SPLITS / "test_all.jsonl"), "--exclude", str(exclude)]
     assert main([*argv, "--out", str(out), "--json", str(figures)]) == 0

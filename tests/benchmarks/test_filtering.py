@@ -34,10 +34,8 @@ async def test_a_noisy_teacher() -> None:
     the same flaws.
     """
     model = ScriptedModel(lambda _: REPORT)
-    searching, lying = (
-        NoisyTeacher(model, "m", "e", 0.3, 0.0),
-        NoisyTeacher(model, "m", "e", 0.0, 0.15),
-    )
+    searching = NoisyTeacher(model, "m", "e", 0.3, 0.0)
+    lying = NoisyTeacher(model, "m", "e", 0.0, 0.15)
     written = [await turn(searching, seed) for seed in range(500)]
     assert set(written) == {REPORT, search("Heat")}
     assert 0.25 < written.count(search("Heat")) / 500 < 0.35

@@ -13,7 +13,8 @@ from benchmarks.load import Ended, Outcomes, ask_until, at_rate, in_flight, quan
 
 async def test_so_many_at_once() -> None:
     """Never more than asked for; results come in the order of what was asked."""
-    now, most = 0, 0
+    now = 0
+    most = 0
 
     async def ask(number: int) -> int:
         nonlocal now, most

@@ -20,7 +20,9 @@ class Gateway:
     def __init__(self, fails: tuple[str, ...] = (), decides_at: int = 0, reason: str = "") -> None:
         self.asked: list[str] = []
         self.gold: list[str] = []
-        self._fails, self._decides_at, self._reason = fails, decides_at, reason
+        self._fails = fails
+        self._decides_at = decides_at
+        self._reason = reason
 
     async def ask(self, question: str) -> Any:
         """An answer, where there is one."""

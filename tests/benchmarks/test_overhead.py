@@ -132,7 +132,8 @@ async def test_pipelines_ask_what_the_gateway_asks(
     """The same eight calls, word for word, over connections that are kept, and the same answer."""
     models, base_url, address = seen
     expected = await asked_at(gateway(canned_config(tmp_path / "config", [base_url], address)))
-    asked, models.bodies = models.bodies, []
+    asked = models.bodies
+    models.bodies = []
     models.connections.clear()
     answer = await asked_at(
         child("benchmarks.pipelines.process", name, base_url, address, str(tmp_path))

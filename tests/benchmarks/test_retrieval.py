@@ -128,7 +128,8 @@ def test_gold_sub_questions_beside_the_question(data: Path, tmp_path: Path) -> N
 
 def test_a_kept_index_is_used_again(data: Path, tmp_path: Path) -> None:
     """The second run embeds nothing; with another corpus the index is brought up to date."""
-    out, index = tmp_path / "figures.json", tmp_path / "index"
+    out = tmp_path / "figures.json"
+    index = tmp_path / "index"
     argv = ["retrieval", "--data", str(data), "--json", str(out), "--index", str(index)]
     main(argv)
     main(argv)

@@ -45,7 +45,8 @@ def test_models_stand_in_their_roles(tmp_path: Path) -> None:
         "homogeneous: big",
         "small + big",
     ]
-    big, small = cells[0].roles["delegation"], cells[1].roles["delegation"]
+    big = cells[0].roles["delegation"]
+    small = cells[1].roles["delegation"]
     assert (big.model, big.base_url, big.temperature) == ("B", "http://127.0.0.1:8/v1", 0.5)
     assert (small.model, small.base_url) == ("m", "http://127.0.0.1:9/v1")
     assert big.prompt == str(tmp_path / "prompt.txt")

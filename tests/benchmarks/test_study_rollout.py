@@ -27,7 +27,9 @@ from tests.benchmarks import test_sweep
 from tests.executor_sft.scripted_roles import answers, searches_once, searches_twice
 from tests.router.deployment import lasting, role
 
-endpoint, rollout_config, sweep = test_sweep.endpoint, test_sweep.rollout_config, test_sweep.sweep
+endpoint = test_sweep.endpoint
+rollout_config = test_sweep.rollout_config
+sweep = test_sweep.sweep
 STEPS = (
     SubQuestion("Who directed F1?", "MannF1"),
     SubQuestion("Where was #1 born?", "home of MannF1"),

@@ -64,10 +64,8 @@ def test_the_pareto_front(points: list[tuple[float, float]], front: list[int]) -
 
 def test_sums_of_roles() -> None:
     """What is unknown of one stays out of the sum; the cost is then unknown, and not lower."""
-    one, other = (
-        total(tokens=100, cached_tokens=40),
-        total(tokens=50, attempts_without_cost=1, nano_usd=None),
-    )
+    one = total(tokens=100, cached_tokens=40)
+    other = total(tokens=50, attempts_without_cost=1, nano_usd=None)
     (both,) = merged([one, other])
     assert (both.attempts, both.prompt_tokens, both.cached_tokens, both.nano_usd) == (
         2,

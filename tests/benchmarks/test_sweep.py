@@ -19,7 +19,8 @@ from tests.conftest import Rolegate
 from tests.executor_sft import test_rollout
 from tests.executor_sft.test_rollout import QUESTIONS, Endpoint, Ran, started
 
-endpoint, rollout_config = test_rollout.endpoint, test_rollout.config
+endpoint = test_rollout.endpoint
+rollout_config = test_rollout.config
 CELLS = ["big + student", "big + teacher", "no_retrieval: big"]
 
 
@@ -220,7 +221,8 @@ async def test_killed(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path)
 
     endpoint.answered.clear()
     for free in (3, 20, 25):
-        endpoint.free, endpoint.held = free, 0
+        endpoint.free = free
+        endpoint.held = 0
         endpoint.both_held.clear()
         process = await started(*command, tmp_path / "killed", module="benchmarks")
         async with asyncio.timeout(60):

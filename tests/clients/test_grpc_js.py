@@ -101,7 +101,8 @@ def test_a_refused_question(client: Path, gateway: str, method: str) -> None:
 
 def test_a_table(client: Path, gateway: str) -> None:
     """A line for each row, or for each event; columns that cannot be are refused."""
-    asked, table = ("the cities of Vorland", "city*, founder, founded:integer"), "table.mjs"
+    asked = ("the cities of Vorland", "city*, founder, founded:integer")
+    table = "table.mjs"
     status, (first, second) = called(client, gateway, *asked, program=table)
     assert status == 0
     assert [first[name]["value"] for name in ("city", "founder", "founded")] == [

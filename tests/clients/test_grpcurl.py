@@ -26,7 +26,9 @@ def asked(*arguments: str) -> tuple[int, list[Any], str]:
     run = subprocess.run(
         command, capture_output=True, text=True, errors="replace", check=False, timeout=120
     )
-    values, rest, decoder = [], run.stdout.strip(), json.JSONDecoder()
+    values = []
+    rest = run.stdout.strip()
+    decoder = json.JSONDecoder()
     while rest:
         value, end = decoder.raw_decode(rest)
         values.append(value)

@@ -179,7 +179,8 @@ async def test_a_gateway_that_is_not_there() -> None:
 
 async def test_a_client_that_cancels() -> None:
     """Its run is cancelled upstream and stored so, and the server goes on."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([]))
     server = whole_server(Deployment(model), store)
     async with client_of_command(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as session:
         asking = asyncio.create_task(session.call_tool("ask", {"question": QUESTION}))

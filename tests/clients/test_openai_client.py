@@ -143,7 +143,8 @@ def test_a_model_that_dies_in_mid_stream(client: openai.OpenAI) -> None:
 
 async def test_closing_a_stream_stops_the_run() -> None:
     """Its work upstream is cancelled, and the run is stored so."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([]))
     server = HTTPServer(openai_app(Deployment(model).gateway(store)), 0.0)
     url = f"http://{await server.start('127.0.0.1:0', 'http')}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:

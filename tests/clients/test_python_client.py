@@ -60,7 +60,8 @@ with Client(sys.argv[1]) as client:
 @asynccontextmanager
 async def held() -> AsyncIterator[tuple[str, HeldModel, Kept]]:
     """The address of a gateway whose delegator keeps its callers waiting."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([]))
     server = whole_server(Deployment(model), store)
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}", model, store
     await server.drain(0)

@@ -190,7 +190,9 @@ class Cutting:
     """
 
     def __init__(self, address: str, store: Kept, cuts: int) -> None:
-        self._port, self._store, self._cuts = int(address.rpartition(":")[2]), store, cuts
+        self._port = int(address.rpartition(":")[2])
+        self._store = store
+        self._cuts = cuts
         self.connections = 0
 
     @asynccontextmanager

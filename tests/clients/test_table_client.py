@@ -16,7 +16,8 @@ from tests.router.deployment import Deployment
 from tests.router.edge.wire import whole_server
 from tests.scripted_gateway import ROOT, environment
 
-QUESTION, COLUMNS = "the cities of Vorland", "city*, founder, founded:integer"
+QUESTION = "the cities of Vorland"
+COLUMNS = "city*, founder, founded:integer"
 ROWS = [["Krurou", "Ana", "1200"], ["Bel", "Bo", "900"]]
 
 

@@ -122,7 +122,8 @@ def make_keys(config: Path) -> dict[str, str]:
 
 def printed(*arguments: str, status: int = 0) -> str:
     """What a command prints."""
-    out, problems = StringIO(), StringIO()
+    out = StringIO()
+    problems = StringIO()
     with redirect_stdout(out), redirect_stderr(problems):
         try:
             ended = main(list(arguments))

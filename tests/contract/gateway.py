@@ -119,7 +119,9 @@ class Gateway:
 
     def __init__(self, upstream: Upstream, config: Path, keys: dict[str, str]) -> None:
         """`keys`: what is sent for each name of a key; without any, nothing."""
-        self.config, self._upstream, self._keys = config, upstream, keys
+        self.config = config
+        self._upstream = upstream
+        self._keys = keys
         self.address = self.http = self.metrics = ""
         self.fetched: set[str] = set()
         """The routes that were asked."""
@@ -294,7 +296,8 @@ class Gateway:
         """The scenario's runs, the oldest first, once all have ended; fewer than expected where
         no more come.
         """
-        tag, found = f"@{scenario.name}", list[Json]()
+        tag = f"@{scenario.name}"
+        found = list[Json]()
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENDED_S):
                 if expected is None:

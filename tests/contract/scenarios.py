@@ -23,7 +23,8 @@ _TEXTS = {
     "$chatty": "Hello! How can I help?",
     "$long": "which " * 700,
 }
-_QUESTION, _CONTENT = {"question": "@@ Which one is it?"}, {"content": "@@ Which one is it?"}
+_QUESTION = {"question": "@@ Which one is it?"}
+_CONTENT = {"content": "@@ Which one is it?"}
 _MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "@@ Which one?"},
@@ -95,7 +96,8 @@ def _scenario(name: str, given: Json) -> Scenario:
     for step in asked:
         request = {**_meant(_REQUESTS.get(step["rpc"], {}), f"@{name}"), **step.get("request", {})}
         steps.append(Step(**{**step, "request": request}))
-    together, shadows = given.get("together", False), given.get("shadows", 0)
+    together = given.get("together", False)
+    shadows = given.get("shadows", 0)
     return Scenario(
         name, steps, given.get("says", {}), given.get("gateway", "main"), together, shadows
     )

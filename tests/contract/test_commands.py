@@ -65,8 +65,10 @@ def test_commands() -> None:
 @pytest.fixture(scope="module")
 def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each command prints with `--json`, by the command."""
-    gateway, folder = contract.gateways["main"], tmp_path_factory.mktemp("commands")
-    at, config = ("--address", gateway.address), ("--config", str(gateway.config))
+    gateway = contract.gateways["main"]
+    folder = tmp_path_factory.mktemp("commands")
+    at = ("--address", gateway.address)
+    config = ("--config", str(gateway.config))
     found: dict[str, Any] = {}
 
     def run(

@@ -42,7 +42,8 @@ def test_a_damaged_store(contract: Contract) -> None:
     run = contract.wait(gateway.wire.call("RunService/ListRuns", {"page_size": 1}))["runs"][0][
         "run_id"
     ]
-    table, trace = name_now("sql", "runs"), name_now("sql", "runs.trace").split(".")[1]
+    table = name_now("sql", "runs")
+    trace = name_now("sql", "runs.trace").split(".")[1]
     with sqlite3.connect(gateway.config.parent / "store.db", timeout=10) as database:
         key = name_now("sql", "runs.run_id").split(".")[1]
         changed = database.execute(f"UPDATE {table} SET {trace} = x'00' WHERE {key} = ?", [run])

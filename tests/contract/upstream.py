@@ -27,7 +27,8 @@ names fields; `pause_s` and `after` so many requests for a place come before all
 """
 Script = Mapping[str, Sequence[Turn]]
 _TAG = re.compile(r"@([a-z0-9-]+)(?: ([a-z]):)?")
-_LONGEST_S, _LETTERS = 10.0, "abcdefgh"
+_LONGEST_S = 10.0
+_LETTERS = "abcdefgh"
 MODELS = {
     "delegation": "backbone",
     "execution": "small",
@@ -96,7 +97,8 @@ class Upstream:
         return before
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        place, body = request.match_info["place"].rstrip("2"), await request.json()
+        place = request.match_info["place"].rstrip("2")
+        body = await request.json()
         scenario, letter = tag_of(" ".join(message["content"] for message in body["messages"]))
         number = await self._count(scenario, place, letter)
         self.asked[scenario].append(
@@ -295,7 +297,8 @@ async def _streamed(
 
     if "thinks" in turn:
         await say({"role": "assistant", "reasoning_content": turn["thinks"]}, "")
-    pieces, said = re.findall(r"\S*\s*", turn["say"])[:-1], ""
+    pieces = re.findall(r"\S*\s*", turn["say"])[:-1]
+    said = ""
     for number, piece in enumerate(pieces):
         if number == turn.get("cut") and request.transport:
             await wait()

@@ -80,12 +80,15 @@ class RPCError(Exception):
     def __init__(self, error: Any) -> None:
         super().__init__(str(error))
         self.code = error.code().name
-        self.reason, self.metadata, self.retries = "", dict[str, str](), False
+        self.reason = ""
+        self.metadata = dict[str, str]()
+        self.retries = False
         status = rpc_status.from_call(error)
         for detail in status.details if status else ():
             info = error_details_pb2.ErrorInfo()
             if detail.Unpack(info):
-                self.reason, self.metadata = info.reason, dict(info.metadata)
+                self.reason = info.reason
+                self.metadata = dict(info.metadata)
             self.retries |= detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR)
 
 

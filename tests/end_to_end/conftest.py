@@ -84,10 +84,8 @@ class Engine:
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def executor_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
     """An engine of the executor's model without a gateway, that logs its requests."""
-    config, logs = (
-        load_config(preset("mini")).engines["executor"],
-        tmp_path_factory.mktemp("engine"),
-    )
+    config = load_config(preset("mini")).engines["executor"]
+    logs = tmp_path_factory.mktemp("engine")
     config = msgspec.structs.replace(config, arguments=(*config.arguments, "--enable-log-requests"))
     async with engine("executor", config, ["mini-executor"], lambda _step: None, logs=logs) as url:
         yield Engine(url, logs)

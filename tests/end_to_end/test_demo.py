@@ -168,7 +168,8 @@ async def test_completes_whole_and_streamed_alike(demo: Demo) -> None:
     prompt = Path(demo.config.roles.delegation.prompt).read_text("utf-8").strip()
     texts = {"system": prompt, "user": _questions(1, single_search=True)[0].text}
     messages = [completion_pb.ChatMessage(role=role, content=text) for role, text in texts.items()]
-    role, stop = usage_pb2.ROLE_DELEGATION, ["</search>"]
+    role = usage_pb2.ROLE_DELEGATION
+    stop = ["</search>"]
     call = completion_pb.CompleteRequest(role=role, messages=messages, stop=stop)
     streamed = completion_pb.StreamCompleteRequest(role=role, messages=messages, stop=stop)
     stub = CompletionServiceStub(demo.channel)

@@ -26,7 +26,8 @@ from tests.end_to_end.test_demo import _questions
 from tests.scripted_gateway import environment
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
-_LOGGED, _HELD_OUT = 24, 6
+_LOGGED = 24
+_HELD_OUT = 6
 _RECIPE = (
     'method = "lora"\nrank = 8\nepochs = 1.0\nbatch = 16\ndevice_batch = 16\nlearning_rate = 1e-3\n'
 )

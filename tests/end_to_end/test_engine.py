@@ -28,7 +28,8 @@ async def test_a_model_that_vllm_refuses_names_engine_and_log(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(
         '{"model_type": "none", "architectures": ["NoSuchModel"]}'
     )
-    logs, told = tmp_path / "logs", list[str]()
+    logs = tmp_path / "logs"
+    told = list[str]()
     with pytest.raises(
         BadConfig, match=r"engines\.small: vLLM ended with code 1; the end of .*small-\d+\.log"
     ):

@@ -94,7 +94,8 @@ async def test_the_ledger_equals_the_engine(served: Served, database: Database) 
     async with LogJournal.writing(database) as journal:
         await journal.begin(start("run-whole"))
         ledger = Ledger("run-whole", journal=journal)
-        asked, capped = served.role(64), served.role(5)
+        asked = served.role(64)
+        capped = served.role(5)
         await asyncio.gather(
             *(one.ask(ASKED, ("</search>",), ledger) for one in [asked, capped] * 5)
         )
@@ -189,7 +190,8 @@ async def test_its_tokenizer_counts_what_it_counts(served: Served) -> None:
     """
     model = OpenAIHTTP(served.pool, served.engine.url, MODEL)
     prompt = Prompt(ASKED, Sampling(16), request_id="counted")
-    said, counted = await model.complete(prompt), await model.count(prompt, "two words")
+    said = await model.complete(prompt)
+    counted = await model.count(prompt, "two words")
     assert said.usage is not None
     assert counted is not None
     assert counted.prompt_tokens == said.usage.prompt_tokens <= prompt_bound(ASKED)

@@ -35,10 +35,8 @@ def without_scores(lines: bytes) -> bytes:
 
 async def counted(bench: Runtime) -> dict[str, Tokens]:
     """What each engine has counted, by its model."""
-    roles, counts = (
-        (bench.config.roles.delegation, bench.config.roles.execution),
-        VLLMCounts(bench.session),
-    )
+    roles = (bench.config.roles.delegation, bench.config.roles.execution)
+    counts = VLLMCounts(bench.session)
     return {role.model: (await counts.read(str(role.base_url))).tokens for role in roles}
 
 

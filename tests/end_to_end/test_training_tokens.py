@@ -33,9 +33,11 @@ from tests.router.deployment import lasting, report
 from tests.router.store.stored import run
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
-MINI, MODEL = load_config(preset("mini")), "mini-executor"
+MINI = load_config(preset("mini"))
+MODEL = "mini-executor"
 GREEDY = Sampling(MINI.roles.execution.max_tokens)
-TOLERANCE, MEAN_TOLERANCE = 0.1, 0.005
+TOLERANCE = 0.1
+MEAN_TOLERANCE = 0.005
 """Of log-probabilities, in nats, at most and on average: the engine computes in bf16 where the
 processor does, and from its cache; here the whole sequence is computed at once, in fp32.
 """
@@ -181,7 +183,8 @@ async def test_exported_tokens_are_the_turns_and_their_logprobs_are_the_models(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = MINI.engines["executor"].path
-    tokenizer, apart = AutoTokenizer.from_pretrained(folder), list[float]()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    apart = list[float]()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     for seed, sub_query in enumerate(sub_queries[:6]):
         sampling = msgspec.structs.replace(GREEDY, temperature=1.0, seed=seed)

@@ -63,7 +63,8 @@ class Clients:
     """Some clients who ask one question after another."""
 
     def __init__(self, demo: Demo) -> None:
-        self._stub, self._demo = AnswerServiceStub(demo.channel), demo
+        self._stub = AnswerServiceStub(demo.channel)
+        self._demo = demo
         self.failures: list[grpc.aio.AioRpcError] = []
         self.runs: list[str] = []
         self._answered = asyncio.Event()

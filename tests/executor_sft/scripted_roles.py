@@ -27,7 +27,8 @@ REQUEST = re.compile(r"<request>(.*?)</request><answer>(.*?)</answer>")
 
 def asks(prompt: Prompt) -> str:
     """The backbone: two hops, the second one under the name that the first report gave."""
-    question, told = prompt.messages[1].content, prompt.messages[-1].content
+    question = prompt.messages[1].content
+    told = prompt.messages[-1].content
     film = question.removeprefix("Where was the director of ").removesuffix(" born?")
     found = REQUEST.findall(told)
     if not found:
@@ -45,7 +46,8 @@ def searches_twice(prompt: Prompt) -> str:
     """The teacher: the first search never finds a director; without a second one, it makes a
     guess.
     """
-    sub_query, last = prompt.messages[1].content, prompt.messages[-1].content
+    sub_query = prompt.messages[1].content
+    last = prompt.messages[-1].content
     if len(prompt.messages) == 2:
         return f"<search>{sub_query}</search>"
     if sub_query.startswith("Where"):
@@ -96,14 +98,10 @@ class ScriptedRoles:
         student: Callable[[Prompt], Answer] = searches_once,
         judge: Callable[[Prompt], Answer] | None = None,
     ) -> None:
-        self.backbone, self.answerer = (
-            ScriptedModel(backbone, "backbone"),
-            ScriptedModel(answers, "answerer"),
-        )
-        self.teacher, self.student = (
-            ScriptedModel(teacher, "teacher"),
-            ScriptedModel(student, "student"),
-        )
+        self.backbone = ScriptedModel(backbone, "backbone")
+        self.answerer = ScriptedModel(answers, "answerer")
+        self.teacher = ScriptedModel(teacher, "teacher")
+        self.student = ScriptedModel(student, "student")
         self.judge = judge and ScriptedModel(judge, "judge")
 
     @property
@@ -133,7 +131,8 @@ class ScriptedRoles:
             known = CachedModel(model, cache, name) if cache else model
             return Role(name, known, name, Sampling(max_tokens=64), attempts=1, streams=False)
 
-        limits, page = ExecutorLimits(), OnePage()
+        limits = ExecutorLimits()
+        page = OnePage()
         teacher = role("execution", self.teacher)
         search = FactorizedSearch(
             Delegator(role("delegation", self.backbone)),

@@ -34,7 +34,8 @@ async def test_the_same_call_is_made_once_for_ever(tmp_path: Path) -> None:
 
 async def test_what_makes_another_call(tmp_path: Path) -> None:
     """Another text, seed, stop string, model, or thinking switch."""
-    one, other = ScriptedModel("ABCDE"), ScriptedModel("F", "other")
+    one = ScriptedModel("ABCDE")
+    other = ScriptedModel("F", "other")
     with CallCache.open(tmp_path / "calls") as cache:
         cached = CachedModel(one, cache, "execution")
         asked = prompt(), prompt("Where?"), prompt(seed=1), prompt(stop=("</search>",))

@@ -30,7 +30,8 @@ def worlds() -> dict[Side, CompositionalWorld]:
 
 def test_no_shape_is_on_both_sides() -> None:
     """Both sides have chains and branches; a single relation is for training."""
-    train, test = shapes("train"), shapes("test")
+    train = shapes("train")
+    test = shapes("test")
     assert not set(train) & set(test)
     assert {len(shape) for shape in test} == {1, 2}
     assert min(map(size, test)) == 2

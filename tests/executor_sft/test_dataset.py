@@ -229,7 +229,8 @@ def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
     samples = filtered(executed(*TWO), executed("?", *ONE))
     file = write_lines(tmp_path / "filtered.jsonl", samples)
     assert run(["dataset", str(file), "--model", str(MINI), "--out", str(tmp_path / "data")]) == 0
-    rows, manifest = read_rows(tmp_path / "data" / RESULT), read_manifest(tmp_path / "data")
+    rows = read_rows(tmp_path / "data" / RESULT)
+    manifest = read_manifest(tmp_path / "data")
     assert rows == rows_of(samples, ServedTokens(MINI))[0]
     assert {(row.stratum, row.question_id) for row in rows} == {
         ("teacher_multi", "q0"),

@@ -64,7 +64,8 @@ async def test_delegators_are_compared_with_each_executor(tmp_path: Path) -> Non
         server.plays(stops)
         config(tmp_path, role=ROLE.replace("http://127.0.0.1:9/v1", server.base_url))
         async with open_runtime(load_config(tmp_path / "config.toml"), print) as bench:
-            executors, delegators = [BASE, "executor-000001"], [BASE, "trained-1"]
+            executors = [BASE, "executor-000001"]
+            delegators = [BASE, "trained-1"]
             answered = await answers(
                 bench, executors, questions(1), delegators=delegators, rollouts=1
             )
@@ -169,7 +170,8 @@ def test_pairs_that_agree_leave_no_doubt_and_the_same_scores_give_the_same_inter
     """
     scores = [0.0, 1.0, 0.5, 0.25]
     assert (found := paired_difference(scores, scores)).low == found.mean == found.high == 0
-    new, old = [1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0]
+    new = [1.0, 1.0, 0.0, 1.0, 0.0]
+    old = [0.0, 1.0, 0.0, 0.0, 1.0]
     assert paired_difference(new, old) == paired_difference(new, old)
 
 

@@ -132,7 +132,9 @@ def test_a_second_search_is_needed_where_no_try_without_it_finds_the_answer() ->
     """One that does so suffices, of any number; one that guesses does not, nor one that an
     endpoint failed.
     """
-    wrong, guessed, right = sample(ONE, WRONG), sample(GUESS, RIGHT), sample(ONE, RIGHT)
+    wrong = sample(ONE, WRONG)
+    guessed = sample(GUESS, RIGHT)
+    right = sample(ONE, RIGHT)
     failed = sample([DOWN] * 3, WRONG)
     assert fates(sample(TWO, RIGHT), wrong, guessed, wrong) == ["teacher_multi"]
     assert fates(sample(TWO, RIGHT), wrong, guessed, right) == ["second search not needed"]
@@ -142,7 +144,8 @@ def test_a_second_search_is_needed_where_no_try_without_it_finds_the_answer() ->
 
 def test_the_second_search_finds_the_evidence_of_the_answer() -> None:
     """What the first one found, and an answer that stands in that alone, needs no second one."""
-    made, both = "A director makes films.", (search("director"), search("Heat"))
+    made = "A director makes films."
+    both = (search("director"), search("Heat"))
     for answer, points, fate in (
         ("Michael Mann", (made, FOUND), "teacher_multi"),
         ("yes", (made, FOUND), "teacher_multi"),
@@ -180,7 +183,8 @@ def test_where_teacher_and_student_disagree_the_one_that_stands_is_kept() -> Non
     """Where both stand, neither is: nobody knows which is wrong, though both lead to the right
     answer.
     """
-    teacher, vague = sample(ONE, RIGHT), sample((search("Heat"), report("Mann", FOUND)), RIGHT)
+    teacher = sample(ONE, RIGHT)
+    vague = sample((search("Heat"), report("Mann", FOUND)), RIGHT)
     other, guessed = (
         sample((search("Heat"), report(said, FOUND)), RIGHT) for said in ("Heat", "Pacino")
     )
@@ -296,7 +300,8 @@ def test_of_the_best_run_reports_count_that_stand_on_their_evidence() -> None:
         "best_delegator",
         *["best_executor"] * 2,
     ]
-    held_out, reason = HeldOut(["0.1"]), "held out: as a sub-query"
+    held_out = HeldOut(["0.1"])
+    reason = "held out: as a sub-query"
     assert filtered([found], {}, held_out=held_out) == ([], {reason: 5})
 
 

@@ -158,7 +158,8 @@ def test_hardly_any_second_search_can_be_avoided(
             sentences.setdefault(word, []).append(sentence)
     elsewhere = []
     for sub_query in detours:
-        mention, answer = meanings[sub_query.text][0].mention, sub_query.report.answer
+        mention = meanings[sub_query.text][0].mention
+        answer = sub_query.report.answer
         if any(mention in one and answer in one for one in sentences.get(answer.split()[-1], ())):
             elsewhere.append(sub_query.relation)
     assert len(elsewhere) < 0.1 * len(detours)

@@ -255,7 +255,8 @@ def test_a_packed_conversation_is_computed_as_if_it_were_alone(
     """
     import torch
 
-    batch, attention = packed[0], packed[0].attention()
+    batch = packed[0]
+    attention = packed[0].attention()
     sizes = [
         int(count) for row in batch.conversation for count in row.unique(return_counts=True)[1]
     ]
@@ -345,10 +346,8 @@ def test_a_saved_model_is_loaded_as_it_was(
 
     model = tiny_model(tokenizer)
     save(model, tokenizer, tmp_path)
-    loaded, again = (
-        AutoModelForCausalLM.from_pretrained(tmp_path),
-        AutoTokenizer.from_pretrained(tmp_path),
-    )
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
     assert all(
         torch.equal(weight, loaded.state_dict()[name])
         for name, weight in model.state_dict().items()
@@ -371,7 +370,8 @@ def test_a_shipped_model_reads_with_its_own_tokenizer(name: str, system: RolePro
 
     folder = Path(MINI.engines[name].path)
     model = Qwen3ForCausalLM.from_pretrained(folder).float().eval()
-    tokenizer, right = load_tokenizer(folder), 0
+    tokenizer = load_tokenizer(folder)
+    right = 0
     for dialogue in itertools.islice(
         DialogueWriter(World(11, "test"), system).executor(two_searches=True), 10
     ):

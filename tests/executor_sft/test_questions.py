@@ -162,7 +162,8 @@ def test_nearly_the_same_is_found_among_many() -> None:
     held_out = HeldOut(texts[:150])
 
     def alike(one: str, other: str) -> bool:
-        mine, its = _triples(one), _triples(other)
+        mine = _triples(one)
+        its = _triples(other)
         return len(mine & its) >= 0.8 * len(mine | its)
 
     found = [held_out.likeness(text) is not None for text in texts]

@@ -65,7 +65,8 @@ def test_each_step_gets_what_the_config_says(tmp_path: Path) -> None:
         f"{ROLE}thinking = false\nsystem_role = false\n",
     )
     (tmp_path / "held_out.jsonl").write_text(json.dumps({"question": "Who?", "answer": "Me"}))
-    work, held_out = tmp_path / "work", tmp_path / "held_out.jsonl"
+    work = tmp_path / "work"
+    held_out = tmp_path / "held_out.jsonl"
     options = retrain.Options(
         config=tmp_path / "config.toml", work=work, evaluation=held_out, least=3
     )

@@ -21,7 +21,8 @@ from tests.executor_sft.scripted_roles import ScriptedRoles, questions, searches
 from tests.router.deployment import lasting
 
 (QUESTION,) = questions(1)
-RIGHT, WRONG = Verdict(exact_match=True), Verdict(exact_match=False)
+RIGHT = Verdict(exact_match=True)
+WRONG = Verdict(exact_match=False)
 
 
 async def test_another_report_leads_to_another_answer() -> None:

@@ -42,10 +42,8 @@ from tests.router.store.stored import put, run
 from tests.router.table.reports import SCHEMA, executed, fill
 from tests.router.table.small_world import COLUMNS, QUESTION, Reader, World, lead, written
 
-KROUROU, BEL = (
-    "Krurou: Krurou was founded in 1200 by Ana. It is old.",
-    "Bel: Bel was founded in 900.",
-)
+KROUROU = "Krurou: Krurou was founded in 1200 by Ana. It is old."
+BEL = "Bel: Bel was founded in 900."
 REGISTER = "Register: The cities of Vorland are Krurou and Bel."
 ROWS = (("Krurou", "Ana", "1,200"), ("Bel", "", "900"))
 ASKED = TableRequest("the cities of Vorland", SCHEMA.columns)
@@ -199,11 +197,13 @@ def worker(
         return Role(name, model, name, Sampling(max_tokens=256), attempts=1, streams=False)
 
     def executor(model: ScriptedModel, searches: int = 2) -> Executor:
-        own, most = role("execution", model), ExecutorLimits(max_searches=searches)
+        own = role("execution", model)
+        most = ExecutorLimits(max_searches=searches)
         tabular = Agent(replace(own, system="tables"), world, most, EXECUTOR_OF_TABLES)
         return Executor(own, world, most, tabular=tabular)
 
-    leads, answers = role("delegation", lead(world)), role("answer", ScriptedModel([]))
+    leads = role("delegation", lead(world))
+    answers = role("answer", ScriptedModel([]))
     search = FactorizedSearch(Delegator(leads), executor(teacher), Answerer(answers))
     wide = WideSearch(
         Delegator(leads, 20, STOP), executor(teacher), TableLimits(cells_per_ask=1, **limits)
@@ -381,10 +381,8 @@ async def test_from_a_file_of_tables_to_rows(rolegate: Rolegate, tmp_path: Path)
         "--max-length",
         9999,
     )
-    rows, samples = (
-        read_rows(tmp_path / "data" / "rows.jsonl"),
-        list(read_samples(tmp_path / "kept")),
-    )
+    rows = read_rows(tmp_path / "data" / "rows.jsonl")
+    samples = list(read_samples(tmp_path / "kept"))
     assert rows == rows_of(samples, ServedTokens(MINI))[0]
     assert {(row.question_id, row.stratum) for row in rows} == {
         ("t1", one.stratum) for one in samples
@@ -456,10 +454,8 @@ async def test_logged_tables_are_rolled_out_again(rolegate: Rolegate, tmp_path: 
     are left out.
     """
     world = World(4)
-    given, asks = (
-        tuple((city, "", "") for city in world.cities[:2]),
-        (fill("kruaa", "founder"), fill("kruba", "founder")),
-    )
+    given = tuple((city, "", "") for city in world.cities[:2])
+    asks = (fill("kruaa", "founder"), fill("kruba", "founder"))
     closed = TableRun(Schema(COLUMNS), given, asks, tuple(executed("Ana", KROUROU) for _ in asks))
     other = msgspec.structs.replace(FILLED[0][1], sub_query="Which cities?")
     logged = {"closed": closed, "open": TableRun(Schema(COLUMNS), (), (discovery(1),), (other,))}

@@ -111,7 +111,8 @@ def test_a_killed_training_ends_as_if_nothing_had_been(
     import torch
     from safetensors.torch import load_file
 
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
     run(command(data, base, whole))
     process = started("-m", "executor_sft", *command(data, base, killed))
     while not (killed / "checkpoints" / "checkpoint-3" / "trainer_state.json").exists():
@@ -271,7 +272,8 @@ def test_the_shipped_recipes() -> None:
     """The paper's settings are those of TBSS, appendix D; the mini models get an adapter of
     their engine's rank.
     """
-    paper, mini = load_recipe("paper-qwen3-1.7b"), load_recipe("mini")
+    paper = load_recipe("paper-qwen3-1.7b")
+    mini = load_recipe("mini")
     assert (paper.method, paper.epochs, paper.batch, paper.learning_rate) == ("full", 3, 16, 1e-5)
     assert (paper.schedule, paper.warm_up_ratio, paper.weight_decay) == ("cosine", 0.03, 0.01)
     assert (paper.precision, paper.max_length) == ("bf16", 4096)

@@ -95,7 +95,8 @@ def test_training_without_tables_is_what_it_was(
 
 def test_the_same_seed_makes_the_same_tables(wide: WideWorld) -> None:
     """Page by page and question by question; another seed makes others."""
-    same, other = WideWorld(21, "test", Knobs()), WideWorld(22, "test", Knobs())
+    same = WideWorld(21, "test", Knobs())
+    other = WideWorld(22, "test", Knobs())
     assert same.library.passages == wide.library.passages
     assert [(task.id, task.query) for task in same.tasks] == [
         (task.id, task.query) for task in wide.tasks
@@ -191,7 +192,8 @@ def test_registers_name_a_few_each_and_say_of_what(wide: WideWorld) -> None:
     sizes: Counter[int] = Counter()
     for one in wide.sets:
         for at, register in enumerate(one.registers):
-            page, stated = wide.library.by_id[register], one.stated[register]
+            page = wide.library.by_id[register]
+            stated = one.stated[register]
             assert page.title == f"Register {ascii_uppercase[at]} of the {one.noun}"
             assert stated.sentence in page.text
             assert all(name in page.text for name in stated.names)
@@ -242,7 +244,8 @@ def test_listed_leaves_out_its_share(share: float) -> None:
                 for name in stated.names
             }
             assert out <= own
-            left, members = left + len(out), members + len(one.members)
+            left = left + len(out)
+            members = members + len(one.members)
     assert abs(left / members - share) < 0.03
 
 
@@ -255,7 +258,8 @@ def test_stale_registers_name_one_that_does_not_belong(share: float) -> None:
         for one in wide.sets:
             strange = set(names_of(one)) - {member.mention for member in one.members}
             assert {kinds[name] for name in strange} <= {one.kind}
-            wrong, registers = wrong + len(strange), registers + len(one.registers)
+            wrong = wrong + len(strange)
+            registers = registers + len(one.registers)
     assert abs(wrong / registers - share) < 0.15 * share + 0.03
 
 
@@ -268,7 +272,8 @@ def test_twice_names_and_states_again() -> None:
                 again += sum(number == 2 for number in Counter(names_of(one)).values())
                 members += len(one.members)
             assert max(Counter(names_of(one)).values()) <= 2
-        notes, cells = notes + titled(wide, "Notes on "), cells + plain_cells(wide)
+        notes = notes + titled(wide, "Notes on ")
+        cells = cells + plain_cells(wide)
     assert abs(again / members - 0.3) < 0.03
     assert abs(notes / cells - 0.3) < 0.05
 

@@ -68,9 +68,12 @@ def test_the_same_seed_makes_the_same_world() -> None:
     """Page by page and question by question, in the same order; another seed or side shares no
     person's name.
     """
-    one, same = made(7, "test"), World(7, "test")
-    pages, again = Library(one), Library(same)
-    ask, ask_again = Examiner(one, pages), Examiner(same, again)
+    one = made(7, "test")
+    same = World(7, "test")
+    pages = Library(one)
+    again = Library(same)
+    ask = Examiner(one, pages)
+    ask_again = Examiner(same, again)
     assert pages.passages == again.passages
     assert [ask.draw() for _ in range(200)] == [ask_again.draw() for _ in range(200)]
     people = {entity.name for entity in one.people}
@@ -135,7 +138,8 @@ def test_families_hang_together(world: World) -> None:
     children = [entity for entity in world.people if "father" in entity.values]
     assert len(children) == len(world.people) * 2 // 3
     for child in children:
-        father, mother = person(child, "father"), person(child, "mother")
+        father = person(child, "father")
+        mother = person(child, "mother")
         for parent in (father, mother):
             assert year(child, "birth_year") - year(parent, "birth_year") >= 30
         assert person(father, "spouse") is mother

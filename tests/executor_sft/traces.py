@@ -48,7 +48,9 @@ def executed(
 
 ONE = (search("Heat"), REPORT)
 TWO = (search("director"), search("Heat"), REPORT)
-RIGHT, WRONG, DOUBTED = Verdict(True, True, True), Verdict(False), Verdict(True, False, True)
+RIGHT = Verdict(True, True, True)
+WRONG = Verdict(False)
+DOUBTED = Verdict(True, False, True)
 
 
 def sample(turns: Sequence[Answer], verdict: Verdict, sub_query: str = "Who made Heat?") -> Sample:

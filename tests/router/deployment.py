@@ -133,7 +133,8 @@ class Deployment:
         topologies: Mapping[TopologyName, Topology] = {},
     ) -> Gateway:
         """The gateway."""
-        roles, store = self.roles(), store or Kept()
+        roles = self.roles()
+        store = store or Kept()
         settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
         return Gateway(
             topologies={"factorized": Topology(self.search(), roles), **topologies},
@@ -267,9 +268,13 @@ class HeldModel:
     """Says what `model` says: the first `free` times at once, then only once it is let."""
 
     def __init__(self, model: ScriptedModel, free: int = 0) -> None:
-        self._model, self._free = model, free
-        self.name, self.endpoint = model.name, model.endpoint
-        self.called, self.let, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._model = model
+        self._free = free
+        self.name = model.name
+        self.endpoint = model.endpoint
+        self.called = asyncio.Event()
+        self.let = asyncio.Event()
+        self.cancelled = asyncio.Event()
 
     async def _held(self) -> None:
         if self._free:

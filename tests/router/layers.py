@@ -61,7 +61,8 @@ def manages(prompt: Prompt) -> Answer:
     """A manager: asks for each fact of its step, then once more for those that are missing, and
     reports.
     """
-    step, last = prompt.messages[1].content, prompt.messages[-1].content
+    step = prompt.messages[1].content
+    last = prompt.messages[-1].content
     if len(prompt.messages) == 2:
         return block(*(f"What is fact {number}?" for number in re.findall(r"\d+", step)))
     found = re.findall(r"value-\d+", last)
@@ -140,7 +141,8 @@ class Layers:
 
     def search(self, **settings: Any) -> FactorizedSearch:
         """The search of three layers."""
-        lead, writer = self.roles()["delegation"], Answerer(self.roles()["answer"])
+        lead = self.roles()["delegation"]
+        writer = Answerer(self.roles()["answer"])
         return FactorizedSearch(
             Delegator(lead, stop=HOST_STOP, managed=True),
             self.of(),

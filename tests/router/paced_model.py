@@ -16,7 +16,8 @@ class PacedModel:
     """
 
     def __init__(self, *outputs: Sequence[Piece], name: str = "paced") -> None:
-        self.name, self.endpoint = name, f"paced://{name}"
+        self.name = name
+        self.endpoint = f"paced://{name}"
         self._outputs = iter(outputs)
         self.prompts: list[Prompt] = []
         """Every prompt that was sent, in order."""
@@ -34,7 +35,8 @@ class PacedModel:
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The next output, up to where a stop string ends it."""
         self.prompts.append(prompt)
-        cut, written = StopCut(prompt.stop), ""
+        cut = StopCut(prompt.stop)
+        written = ""
         for piece in next(self._outputs):
             if isinstance(piece, UpstreamError):
                 raise piece

@@ -12,10 +12,8 @@ from router.trace.table import Ask, RowKey, Schema
 from router.trace.values import OnEvent, Planned, Reported, RowChanged, SubQueryDispatched, TableRun
 from tests.router.table.reports import discovery, executed, fill
 
-KROUROU, BEL = (
-    "Krurou: Krurou was founded in 1200 by Ana. It is old.",
-    "Bel: Bel was founded in 900.",
-)
+KROUROU = "Krurou: Krurou was founded in 1200 by Ana. It is old."
+BEL = "Bel: Bel was founded in 900."
 REGISTER = "Register: The cities of Vorland are Krurou and Bel."
 SCRIPT = (
     (discovery(1), executed("| city |\n|---|\n| Krurou |\n| Bel |", REGISTER)),
@@ -31,7 +29,8 @@ class ScriptedTables:
     def __init__(
         self, lifecycle: RunLifecycle, script: Sequence[tuple[Ask, Execution]] = SCRIPT
     ) -> None:
-        self._lifecycle, self._script = lifecycle, script
+        self._lifecycle = lifecycle
+        self._script = script
         self.requests: list[TableRequest] = []
         self.held = 2
         self.let = asyncio.Event()
@@ -48,7 +47,8 @@ class ScriptedTables:
         request = request.checked(TableLimits())
         self.requests.append(request)
         schema = Schema(request.columns)
-        assembly, rows = Assembly(schema, request.rows), dict[RowKey, object]()
+        assembly = Assembly(schema, request.rows)
+        rows = dict[RowKey, object]()
         asked = RunRequest("table", request.question, request, topology=request.topology)
         async with self._lifecycle.open(asked, options, on_event) as run:
             if isinstance(run, Run):
@@ -66,9 +66,7 @@ class ScriptedTables:
                     if rows.get(row.key) is not row:
                         rows[row.key] = row
                         tell(RowChanged(row.key, row))
-            asks, executions = (
-                tuple(ask for ask, _ in self._script),
-                tuple(one for _, one in self._script),
-            )
+            asks = tuple(ask for ask, _ in self._script)
+            executions = tuple(one for _, one in self._script)
             run.context.draft.result = TableRun(schema, request.rows, asks, executions)
         return run.stored

@@ -8,7 +8,8 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-BASE, LARGEST_RANK = "mini-executor", 32
+BASE = "mini-executor"
+LARGEST_RANK = 32
 _REFUSED = "Call to add_lora method failed: "
 
 
@@ -38,7 +39,8 @@ class AdapterServer:
         """Load one, or say why not."""
         self.keys.append(request.headers.get("Authorization"))
         asked = await request.json()
-        name, folder = asked["lora_name"], Path(asked["lora_path"])
+        name = asked["lora_name"]
+        folder = Path(asked["lora_path"])
         if name in self.adapters:
             return _failure(400, f"The lora adapter '{name}' has already been loaded.")
         if not (folder / "adapter_config.json").is_file():
@@ -82,7 +84,8 @@ async def adapter_server(
     """On a free port. `updating`: whether it was started so that adapters come and go. `root`:
     where, SGLang's is empty.
     """
-    server, app = AdapterServer(), web.Application(middlewares=[_as_fastapi])
+    server = AdapterServer()
+    app = web.Application(middlewares=[_as_fastapi])
     app.add_routes([web.get("/v1/models", server.models)])
     if updating:
         app.add_routes([web.post(f"{root}/load_lora_adapter", server.load)])

@@ -391,7 +391,8 @@ async def test_a_store_that_is_taken_away(damage: str, tmp_path: Path) -> None:
             running_gateway(config, "127.0.0.1:0", ignored) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
-            completions, runs = CompletionServiceStub(channel), RunServiceStub(channel)
+            completions = CompletionServiceStub(channel)
+            runs = RunServiceStub(channel)
             answered = [(await completions.Complete(asked, timeout=30)).run_id]
             assert (await runs.GetRun(run_pb.GetRunRequest(run_id=answered[0]), timeout=30)).output
             DAMAGES[damage](file)

@@ -58,10 +58,8 @@ class Watch:
 
     def __init__(self, channel: grpc.aio.Channel, door: str, *services: str) -> None:
         stub: Any = HealthStub(channel)
-        self._door, self._calls = (
-            door,
-            [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in services],
-        )
+        self._door = door
+        self._calls = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in services]
 
     async def all_say(self, status: int) -> None:
         """Wait for the next word of each, which must be this."""
@@ -101,7 +99,8 @@ async def test_an_endpoint_that_fails_every_completion(tmp_path: Path) -> None:
         config = config_of(tmp_path, f"sqlite:///{tmp_path}/runs.db", models.base_url, retrieval)
         async with watched(config, "", "rolegate.v1.AnswerService") as (channel, watch):
             await watch.all_say(SERVING)
-            probed, works = asyncio.Event(), False
+            probed = asyncio.Event()
+            works = False
 
             async def tried(request: web.Request) -> web.StreamResponse:
                 nonlocal works

@@ -184,7 +184,8 @@ def test_a_pdf_that_unpacks_to_gigabytes_is_left_out(docs: Path, build: Build) -
         b"".join(packer.compress(shown) for _ in range((480 << 20) // len(shown))) + packer.flush()
     )
     pdf(docs / "bomb.pdf", "bomb")
-    path, written = docs / "bomb.pdf", (docs / "bomb.pdf").read_bytes()
+    path = docs / "bomb.pdf"
+    written = (docs / "bomb.pdf").read_bytes()
     head, _, rest = written.partition(b"<< /Length")
     packed = b"<< /Filter /FlateDecode /Length %d >> stream\n%s\nendstream" % (len(stream), stream)
     path.write_bytes(head + packed + rest.partition(b"endstream")[2])

@@ -100,7 +100,8 @@ async def test_three_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (call.role, call.sub_query if call.HasField("sub_query") else None, call.manager)
         for call in found.calls
     ]
-    lead_role, works = usage_pb2.ROLE_DELEGATION, usage_pb2.ROLE_EXECUTION
+    lead_role = usage_pb2.ROLE_DELEGATION
+    works = usage_pb2.ROLE_EXECUTION
     assert at == [
         (lead_role, None, ""),
         (lead_role, 0, "pages"),
@@ -181,7 +182,8 @@ async def test_a_managers_role(tmp_path: Path) -> None:
     that is checked.
     """
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
-    lead, own = config.roles.delegation, config.roles.answer
+    lead = config.roles.delegation
+    own = config.roles.answer
     config = with_managers(
         config,
         prompted=ManagerConfig(about="?", prompt=own.prompt),

@@ -53,7 +53,8 @@ class Asked:
     """A running gateway, and the books behind it."""
 
     def __init__(self, channel: grpc.aio.Channel, store: str) -> None:
-        self.channel, self._store = channel, store
+        self.channel = channel
+        self._store = store
 
     async def complete(self) -> tuple[pb.CompleteResponse, run_pb.UpstreamCall]:
         """A completion, and its one call as it is booked."""

@@ -54,7 +54,8 @@ def logged() -> Iterator[io.StringIO]:
     structlog.configure(
         logger_factory=structlog.PrintLoggerFactory(log), cache_logger_on_first_use=False
     )
-    handler, root = logging.StreamHandler(log), logging.getLogger()
+    handler = logging.StreamHandler(log)
+    root = logging.getLogger()
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)

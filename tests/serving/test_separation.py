@@ -68,7 +68,9 @@ SERVICES = (
 )
 MARK = "Rumpelstiltskin"
 """Stands in all that the first tenant asks, and in nothing else."""
-MARKED, WAITING, PLAIN = f"Who directed {MARK}?", f"Who waits for {MARK}?", "Who directed Heat?"
+MARKED = f"Who directed {MARK}?"
+WAITING = f"Who waits for {MARK}?"
+PLAIN = "Who directed Heat?"
 REQUEST_ID = "the-first-tenant-s-name-for-it"
 
 
@@ -76,7 +78,8 @@ class Waits:
     """A retriever that keeps one question waiting."""
 
     def __init__(self) -> None:
-        self.asked, self.let = asyncio.Event(), asyncio.Event()
+        self.asked = asyncio.Event()
+        self.let = asyncio.Event()
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
@@ -144,7 +147,9 @@ class World:
 async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     database = await Database.open(f"sqlite:///{folder}/runs.db")
     stack.push_async_callback(database.close)
-    live, retriever, archive = LiveRuns(), Waits(), SQLArchive(database)
+    live = LiveRuns()
+    retriever = Waits()
+    archive = SQLArchive(database)
     journal = await stack.enter_async_context(LogJournal.writing(database, on_cancel=live.cancel))
     deployment = Deployment(
         ScriptedModel(delegates, "backbone"),
@@ -406,7 +411,8 @@ async def _each(world: World, call: Callable[[str], Awaitable[Any]]) -> str:
     """What comes of both runs of the first tenant; that neither is found must be said of both
     in the same words.
     """
-    found, refused = "", []
+    found = ""
+    refused = []
     for run_id in (world.ended, world.under_way):
         try:
             found += str(await call(run_id))
@@ -541,7 +547,8 @@ async def test_the_same_sub_query_is_worked_on_for_each(world: World) -> None:
     """No tenant is answered from what another one has found: both spend the same, and each has
     a run of its own.
     """
-    spent, run_ids = [], set()
+    spent = []
+    run_ids = set()
     for caller in (world.owner, world.other):
         request = execution_pb.ExecuteRequest(sub_query=PLAIN, request_id="the same")
         response = await ExecutionServiceStub(world.channel).Execute(

@@ -29,7 +29,8 @@ from tests.store_config import write_config
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202e \u2066 \x7f [red]"
 SHOWN = r"\u001b]0;owned\u0007 \u001b[2J \u009b31m \u202e \u2066 \u007f [red]"
-QUESTION, DEAD_QUESTION = f"Who {HOSTILE}?", f"Who is dead {HOSTILE}?"
+QUESTION = f"Who {HOSTILE}?"
+DEAD_QUESTION = f"Who is dead {HOSTILE}?"
 SENTENCE = f"Mann {HOSTILE} made it."
 PASSAGE = Passage("p1", f"Heat {HOSTILE}", SENTENCE, 0.9)
 

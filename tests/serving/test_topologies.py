@@ -47,7 +47,8 @@ from tests.router.deployment import PASSAGE, STOP, block, report
 from tests.scripted_gateway import running
 
 QUESTION = "Who made Heat?"
-SEARCH, ANSWER = "<search>Heat</search>", "<answer>Michael Mann</answer>"
+SEARCH = "<search>Heat</search>"
+ANSWER = "<answer>Michael Mann</answer>"
 REPORT = report("Michael Mann", "Heat is a film by Michael Mann.")
 FULL = preset("mini").parents[1] / "prompts" / "full"
 WHAT_THEY_SAY: Mapping[TopologyName, tuple[str, ...]] = {
@@ -81,11 +82,9 @@ WHAT_THEY_WRITE: Mapping[TableTopologyName, tuple[str, ...]] = {
     "wide_single": (SEARCH, TABLE),
 }
 ROLE_NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
-DELEGATION, EXECUTION, ANSWERING = (
-    usage_pb2.ROLE_DELEGATION,
-    usage_pb2.ROLE_EXECUTION,
-    usage_pb2.ROLE_ANSWER,
-)
+DELEGATION = usage_pb2.ROLE_DELEGATION
+EXECUTION = usage_pb2.ROLE_EXECUTION
+ANSWERING = usage_pb2.ROLE_ANSWER
 
 
 def config_of(folder: Path, base_url: str, retrieval: int = 9, **topologies: Any) -> Config:
@@ -266,7 +265,8 @@ def test_the_main_agent_is_the_delegators_model(tmp_path: Path) -> None:
     stands for.
     """
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
-    found, backbone = role_configs(config), config.roles.delegation
+    found = role_configs(config)
+    backbone = config.roles.delegation
     alone = msgspec.structs.replace(backbone, prompt=f"{FULL}/agent.txt", max_tokens=30)
     unaided = msgspec.structs.replace(backbone, prompt=f"{FULL}/no_retrieval.txt", max_tokens=30)
     executes = msgspec.structs.replace(
@@ -296,7 +296,8 @@ def test_roles_in_the_work_on_tables(tmp_path: Path) -> None:
     made = new_tables(
         config, roles, Executor(roles["execution"], nothing, ExecutorLimits()), nothing
     )
-    delegation, execution = made["wide"].roles["delegation"], made["wide"].roles["execution"]
+    delegation = made["wide"].roles["delegation"]
+    execution = made["wide"].roles["execution"]
     assert (delegation.sampling.max_tokens, execution.sampling.max_tokens) == (9, 99)
     assert delegation.system == (FULL / "table_delegation.txt").read_text("utf-8").strip()
     assert {execution.system, execution.fallbacks[0].system} == {
@@ -306,7 +307,8 @@ def test_roles_in_the_work_on_tables(tmp_path: Path) -> None:
         roles["execution"].model,
         stand_in.model,
     )
-    written, alone = made["wide_written"].roles, made["wide_single"].roles["delegation"]
+    written = made["wide_written"].roles
+    alone = made["wide_single"].roles["delegation"]
     assert (written["answer"].sampling.max_tokens, alone.sampling.max_tokens) == (77, 77)
     assert written["execution"] == execution
     for role, prompt in (

@@ -29,7 +29,9 @@ class AsyncStream(Generic[Item]):
     """
 
     def __init__(self, call: Any, address: str, item: Callable[[Any], Item]) -> None:
-        self._call, self._address, self._item = call, address, item
+        self._call = call
+        self._address = address
+        self._item = item
 
     def cancel(self) -> None:
         """Stop; of no effect at the end."""
@@ -80,7 +82,8 @@ def _streamed(
 
     @wraps(make)
     def method(client: "AsyncClient", /, *args: P.args, **options: P.kwargs) -> AsyncStream[Result]:
-        call, to = make(*args, **options), client._to
+        call = make(*args, **options)
+        to = client._to
         begun = call.method(client._stubs)(
             call.request, timeout=call.timeout_s, metadata=to.metadata
         )

@@ -40,7 +40,8 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from rolegate.v1.table_service_pb2_grpc import TableServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
-_PAGE, _ROWS = 100, 1000
+_PAGE = 100
+_ROWS = 1000
 _VERDICTS = {
     None: run_pb.VERDICT_UNSPECIFIED,
     True: run_pb.VERDICT_ACCEPTED,
@@ -53,9 +54,12 @@ class Stubs:
     """The services of a gateway, over a channel."""
 
     def __init__(self, channel: Any) -> None:
-        self.answers, self.runs = AnswerServiceStub(channel), RunServiceStub(channel)
-        self.usage, self.versions = UsageServiceStub(channel), ExecutorVersionServiceStub(channel)
-        self.retrieval, self.tables = RetrievalServiceStub(channel), TableServiceStub(channel)
+        self.answers = AnswerServiceStub(channel)
+        self.runs = RunServiceStub(channel)
+        self.usage = UsageServiceStub(channel)
+        self.versions = ExecutorVersionServiceStub(channel)
+        self.retrieval = RetrievalServiceStub(channel)
+        self.tables = TableServiceStub(channel)
 
 
 @dataclass(frozen=True, slots=True)

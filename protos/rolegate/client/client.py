@@ -26,7 +26,9 @@ class Stream(Generic[Item]):
     """
 
     def __init__(self, call: Any, address: str, item: Callable[[Any], Item]) -> None:
-        self._call, self._address, self._item = call, address, item
+        self._call = call
+        self._address = address
+        self._item = item
 
     def cancel(self) -> None:
         """Stop; of no effect at the end."""
@@ -65,7 +67,8 @@ def _streamed(
 
     @wraps(make)
     def method(client: "Client", /, *args: P.args, **options: P.kwargs) -> Stream[Result]:
-        call, to = make(*args, **options), client._to
+        call = make(*args, **options)
+        to = client._to
         begun = call.method(client._stubs)(
             call.request, timeout=call.timeout_s, metadata=to.metadata
         )

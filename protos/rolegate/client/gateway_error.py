@@ -56,11 +56,9 @@ class GatewayError(Exception):
     @classmethod
     def of(cls, error: grpc.RpcError, address: str) -> Self:
         """The error that gRPC raised in a call of the gateway at `address`."""
-        code, details, trailers = (
-            error.code(),
-            error.details() or "",
-            error.trailing_metadata() or (),
-        )
+        code = error.code()
+        details = error.details() or ""
+        trailers = error.trailing_metadata() or ()
         info = _error_info(trailers)
         message = details if info.reason else _plainly(code, details, address)
         known = dict(info.metadata)

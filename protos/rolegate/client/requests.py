@@ -138,7 +138,8 @@ def table_fields(options: TableOptions) -> dict[str, Any]:
 
 
 def _search_fields(options: SearchOptions) -> dict[str, Any]:
-    tokens, cost = options.get("max_total_tokens"), options.get("max_cost_usd")
+    tokens = options.get("max_total_tokens")
+    cost = options.get("max_cost_usd")
     if cost is not None and not isfinite(cost):
         raise ValueError(f"max_cost_usd is {cost}; it must be a number of dollars.")
     budget = Budget(

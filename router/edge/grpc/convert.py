@@ -42,7 +42,8 @@ WIRE_NAMES = {
     "duration": "duration_s",
 }
 """Fields of messages that have another name here; units are in the wire's types."""
-_MOST_BYTES, _MOST_CITATIONS = 2 << 20, 500
+_MOST_BYTES = 2 << 20
+_MOST_CITATIONS = 500
 """Of the results of an answer, and of the sentences that it rests on, so that it fits into the
 same 4 MB.
 """
@@ -149,7 +150,8 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
     be long.
     """
     assert isinstance(run.result, Trajectory)
-    results, cited = list[evidence_pb2.SubQueryResult](), dict[Citation, None]()
+    results = list[evidence_pb2.SubQueryResult]()
+    cited = dict[Citation, None]()
     room = _MOST_BYTES
     for execution in run.result.executions:
         found = await in_worker(execution.citations, execution.report.evidence)

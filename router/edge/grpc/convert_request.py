@@ -26,7 +26,8 @@ from router.trace.run import Feedback
 _LONGEST_REQUEST_ID = 128
 _MOST_BYTES = 1 << 20
 """Of a completion."""
-_MOST_STOPS, _LONGEST_STOP = 16, 256
+_MOST_STOPS = 16
+_LONGEST_STOP = 256
 """OpenAI takes four; a stop's length is in characters."""
 _VERDICTS = {None: None, "accepted": True, "rejected": False}
 _Answer = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest
@@ -62,7 +63,8 @@ def options_from_proto(
         )
     no_cache = not isinstance(request, _Completion) and request.no_cache
     resume = request.resume_run_id if isinstance(request, _Answer | _Table) else ""
-    budget, left_s = _budget(request.budget), context.time_remaining()
+    budget = _budget(request.budget)
+    left_s = context.time_remaining()
     return RequestOptions(caller(), left_s, request_id, budget, no_cache, resume=resume)
 
 
@@ -182,7 +184,8 @@ def _budget(budget: budget_pb2.Budget) -> Budget:
         if role in by_role:
             raise BadRequest(f"{field}.role has a limit already; leave one of them out.")
         by_role[role] = _positive(f"{field}.max_total_tokens", limit.max_total_tokens)
-    tokens, cost = "max_total_tokens", "max_cost_nano_usd"
+    tokens = "max_total_tokens"
+    cost = "max_cost_nano_usd"
     return Budget(
         _positive(f"budget.{tokens}", budget.max_total_tokens) if budget.HasField(tokens) else None,
         _positive(f"budget.{cost}", budget.max_cost_nano_usd) if budget.HasField(cost) else None,

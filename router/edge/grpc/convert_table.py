@@ -40,7 +40,8 @@ def _column(at: int, sent: pb.Column) -> Column:
     return Column(sent.name, kind, sent.key, sent.about, sent.ask, tuple(sent.choices), sent.unit)
 
 
-_MOST_BYTES, _MOST_ROW_BYTES = 3 << 20, 1 << 20
+_MOST_BYTES = 3 << 20
+_MOST_ROW_BYTES = 1 << 20
 """Of the rows of a message, which gRPC's clients take up to 4 MB, and of one row."""
 _COST = ("tokens", "cost_nano_usd")
 
@@ -74,11 +75,14 @@ async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb
 
 def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
     found = found_table(run)
-    table, asks = found.table, found.asks
+    table = found.table
+    asks = found.asks
     cost = table_cost(table, asks, run.calls)
     numbers = {ask: number for number, ask in enumerate(asks)}
-    columns, shown = table.schema.columns, range(len(table.rows))[start:end]
-    rows, size = list[pb.Row](), 0
+    columns = table.schema.columns
+    shown = range(len(table.rows))[start:end]
+    rows = list[pb.Row]()
+    size = 0
     for at in shown:
         cells = [cost.cells.get((at, column), NOTHING) for column in range(len(columns))]
         row = _row_to_proto(table.rows[at], columns, numbers, cost.rows[at], cells)

@@ -24,7 +24,8 @@ class Health:
 
     def __init__(self, readiness: Readiness | None = None) -> None:
         """`readiness`: None where nothing is known to go down."""
-        self._readiness, self._servicer = readiness or Readiness(), health.aio.HealthServicer()
+        self._readiness = readiness or Readiness()
+        self._servicer = health.aio.HealthServicer()
         self._names: tuple[str, ...] = ()
 
     def add_to(self, server: grpc.aio.Server) -> None:

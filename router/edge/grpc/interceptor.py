@@ -59,7 +59,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         reading_s: float = 60.0,
     ) -> None:
         """`reading_s`: how long a client may take to read one message of a stream."""
-        self._access, self._observer, self._reading_s = access, observer, reading_s
+        self._access = access
+        self._observer = observer
+        self._reading_s = reading_s
         self._handlers: dict[str, Any] = {}
         """What serves a method instead of its own handler."""
 
@@ -103,7 +105,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     @contextmanager
     def _observed(self, method: str, context: Any) -> Iterator[None]:
         assert self._observer is not None
-        begun, code = time.monotonic(), int(code_pb2.OK)
+        begun = time.monotonic()
+        code = int(code_pb2.OK)
         self._observer.request_began(method, _metadata(context))
         try:
             yield

@@ -68,8 +68,11 @@ class Server:
             interceptors=[CallInterceptor(access, observer, limits.reading_s)],
             options=[*limits.grpc_options.items(), ("grpc.so_reuseport", 0)],
         )
-        self._access, self._tls = access, tls
-        self._gateway, self._tables, self._health = gateway, tables, Health(readiness)
+        self._access = access
+        self._tls = tls
+        self._gateway = gateway
+        self._tables = tables
+        self._health = Health(readiness)
         self._beside = AsyncExitStack()
         self._health.add_to(self._server)
         self._names: list[str] = []

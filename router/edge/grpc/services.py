@@ -48,10 +48,8 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
         self, request: answer_pb.AnswerRequest, context: Any
     ) -> answer_pb.AnswerResponse:
         """Answer one question."""
-        options, topology = (
-            parse.options_from_proto(request, context),
-            parse.topology_from_proto(request),
-        )
+        options = parse.options_from_proto(request, context)
+        topology = parse.topology_from_proto(request)
         run = await self._gateway.answer(request.question, options, topology=topology)
         return await convert.answer_to_proto(run)
 
@@ -59,11 +57,10 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
         self, request: answer_pb.StreamAnswerRequest, context: Any
     ) -> AsyncIterator[answer_pb.StreamAnswerResponse]:
         """Answer one question, telling what happens."""
-        options, topology = (
-            parse.options_from_proto(request, context),
-            parse.topology_from_proto(request),
-        )
-        number, told = 1, partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
+        options = parse.options_from_proto(request, context)
+        topology = parse.topology_from_proto(request)
+        number = 1
+        told = partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
         async with Running[Event, Run](
             lambda tell: self._gateway.answer(request.question, options, tell, topology)
         ) as running:
@@ -101,10 +98,8 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
         self, request: completion_pb.StreamCompleteRequest, context: Any
     ) -> AsyncIterator[completion_pb.StreamCompleteResponse]:
         """Call the model of a role and pass on what it writes."""
-        asked, options = (
-            parse.completion_from_proto(request),
-            parse.options_from_proto(request, context),
-        )
+        asked = parse.completion_from_proto(request)
+        options = parse.options_from_proto(request, context)
         told = False
         async with Running[Delta, Run](
             lambda tell: self._gateway.complete(asked, options, tell)
@@ -218,7 +213,8 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
         )
 
 
-_PAGE, _LARGEST_PAGE = 50, 1000
+_PAGE = 50
+_LARGEST_PAGE = 1000
 
 
 class RunServicer(run_pb_grpc.RunServiceServicer):
@@ -255,7 +251,8 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         self, request: run_pb.WatchRunRequest, context: Any
     ) -> AsyncIterator[run_pb.WatchRunResponse]:
         """Events of an answer or a table; a run that did not finish ends in its error."""
-        after, identity = request.after_event_number, caller()
+        after = request.after_event_number
+        identity = caller()
         run = await self._runs.get(request.run_id, identity)
         table = TableEvents(run.events[: max(0, after)]) if run.kind == "table" else None
         last_events = convert_table.last_events_to_proto if table else convert.last_events_to_proto
@@ -321,7 +318,8 @@ class UsageServicer(usage_pb_grpc.UsageServiceServicer):
     """Converts, calls, converts."""
 
     def __init__(self, usages: Usages, reconciler: Reconciler) -> None:
-        self._usages, self._reconciler = usages, reconciler
+        self._usages = usages
+        self._reconciler = reconciler
 
     async def GetUsage(
         self, request: usage_pb.GetUsageRequest, _context: Any

@@ -28,7 +28,8 @@ from router.table import TableRequest
 from router.trace import Event, Run
 from router.trace.values import OnEvent
 
-_PAGE, _LARGEST_PAGE = 100, 1000
+_PAGE = 100
+_LARGEST_PAGE = 1000
 
 
 class Tables(Protocol):
@@ -48,15 +49,15 @@ class TableServicer(pb_grpc.TableServiceServicer):
 
     def __init__(self, tables: Tables, runs: Runs, access: Access | None = None) -> None:
         """`access`: where keys may be revoked while somebody's table is filled without them."""
-        self._tables, self._runs, self._access = tables, runs, access
+        self._tables = tables
+        self._runs = runs
+        self._access = access
         self.detached = Detached()
 
     async def FillTable(self, request: pb.FillTableRequest, context: Any) -> pb.FillTableResponse:
         """Fill one table, or begin to."""
-        wanted, options = (
-            await in_worker(table_request_from_proto, request),
-            options_from_proto(request, context),
-        )
+        wanted = await in_worker(table_request_from_proto, request)
+        options = options_from_proto(request, context)
         if not request.detached:
             run = await self._tables.fill_table(wanted, options)
             return pb.FillTableResponse(run_id=run.id, table=await table_to_proto(run))
@@ -72,11 +73,10 @@ class TableServicer(pb_grpc.TableServiceServicer):
         self, request: pb.StreamTableRequest, context: Any
     ) -> AsyncIterator[pb.StreamTableResponse]:
         """Fill one table, telling what happens."""
-        wanted, options = (
-            await in_worker(table_request_from_proto, request),
-            options_from_proto(request, context),
-        )
-        told, number = TableEvents(), 1
+        wanted = await in_worker(table_request_from_proto, request)
+        options = options_from_proto(request, context)
+        told = TableEvents()
+        number = 1
         async with Running[Event, Run](
             lambda tell: self._tables.fill_table(wanted, options, tell)
         ) as running:
@@ -108,7 +108,8 @@ class TableServicer(pb_grpc.TableServiceServicer):
             )
         if running := run.status == "running":
             run = msgspec.structs.replace(run, duration_s=time.time() - run.started_at)
-        start, size = int(request.page_token or 0), min(request.page_size or _PAGE, _LARGEST_PAGE)
+        start = int(request.page_token or 0)
+        size = min(request.page_size or _PAGE, _LARGEST_PAGE)
         table = await table_to_proto(run, start, start + size)
         return pb.GetTableResponse(
             table=table, running=running, next_page_token=table.next_page_token

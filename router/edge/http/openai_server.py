@@ -41,7 +41,8 @@ from router.trace.call import RoleTotal, sum_known, totals
 from router.trace.values import OnEvent
 
 MAX_BODY_BYTES = 1 << 20
-ANSWERING, EXECUTING = "rolegate", "rolegate-executor"
+ANSWERING = "rolegate"
+EXECUTING = "rolegate-executor"
 _TASK_TOKENS = 512
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OPTION = re.compile(
@@ -155,10 +156,8 @@ def openai_app(
         asked = await _asked(request, limits.opening_s)
         if asked.model not in (ANSWERING, EXECUTING):
             return _unknown(asked.model)
-        question, options = (
-            asked.question,
-            RequestOptions(identity=caller(), no_cache=bool(asked.no_cache)),
-        )
+        question = asked.question
+        options = RequestOptions(identity=caller(), no_cache=bool(asked.no_cache))
         task = "" if chat_tasks == "search" else asked.task
         if task and chat_tasks == "refuse":
             raise BadRequest(
@@ -180,7 +179,8 @@ def openai_app(
         if asked.stream:
             return await _streamed(request, asked, work, limits.reading_s)
         run = await work(lambda _event: None)
-        cited, spent = await cited_answer(run), totals(run.calls)
+        cited = await cited_answer(run)
+        spent = totals(run.calls)
         message = {"role": "assistant", "content": cited.text}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         reply = _reply(
@@ -238,10 +238,8 @@ async def _streamed(
     """Tell what happens as reasoning, then the answer; nothing is sent before anything has
     happened. A client that takes nothing for `reading_s` seconds is left.
     """
-    response, stream = (
-        web.StreamResponse(headers=_SSE),
-        _reply(asked.model, "chat.completion.chunk"),
-    )
+    response = web.StreamResponse(headers=_SSE)
+    stream = _reply(asked.model, "chat.completion.chunk")
 
     async def send(delta: dict[str, str], finish_reason: str | None = None, **details: Any) -> None:
         if not response.prepared:
@@ -265,7 +263,8 @@ async def _streamed(
                 if lines := "".join(_thought(line) for line in map(progress_line, events) if line):
                     await send({"reasoning_content": lines})
             run = await running.result()
-        cited, spent = await cited_answer(run), totals(run.calls)
+        cited = await cited_answer(run)
+        spent = totals(run.calls)
         await send({"content": cited.text})
         await send({}, "stop", rolegate=_details(cited, spent))
         if asked.stream_options and asked.stream_options.include_usage:
@@ -298,10 +297,8 @@ def _usage(spent: list[RoleTotal]) -> dict[str, Any]:
     """
     if spent and all(role.attempts == role.attempts_without_usage for role in spent):
         return {}
-    read, written = (
-        sum(role.prompt_tokens for role in spent),
-        sum(role.completion_tokens for role in spent),
-    )
+    read = sum(role.prompt_tokens for role in spent)
+    written = sum(role.completion_tokens for role in spent)
     usage = {
         "prompt_tokens": read,
         "completion_tokens": written,
@@ -355,7 +352,8 @@ def _guarding(access: Access | None, pages: Frame | None) -> Middleware:
             raise
         except Exception as error:
             failure = logged_failure(error)
-            number, wait_s = HTTP_STATUS[failure.code], failure.retry_after_s
+            number = HTTP_STATUS[failure.code]
+            wait_s = failure.retry_after_s
             headers = (
                 {"Retry-After": str(math.ceil(wait_s))}
                 if number in (429, 503) and wait_s is not None

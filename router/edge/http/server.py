@@ -52,7 +52,9 @@ class HTTPServer:
         application lets in by keys; without it, any address will do. `limits`: None for the
         defaults. `hosts`: names of this server, beside that in its address.
         """
-        self._access, self._tls, self._limits = access, tls, limits or Limits()
+        self._access = access
+        self._tls = tls
+        self._limits = limits or Limits()
         # aiohttp waits this long twice, for the request and then for its task, and for ever if it
         # is 0.
         timeout_s = max(grace_s / 2, _AT_ONCE_S)
@@ -129,7 +131,8 @@ class _Door(asyncio.Protocol):
     """
 
     def __init__(self, server: Any, limits: Limits) -> None:
-        self._server, self._limits = server, limits
+        self._server = server
+        self._limits = limits
 
     def connection_made(self, transport: Any) -> None:
         addresses = [
@@ -164,7 +167,9 @@ def observing(observer: Observer) -> Middleware:
     @web.middleware
     async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
         route = request.match_info.route.resource
-        path, begun, code = route.canonical if route else "", time.monotonic(), "499"
+        path = route.canonical if route else ""
+        begun = time.monotonic()
+        code = "499"
         observer.request_began(path, request.headers)
         try:
             response = await handler(request)

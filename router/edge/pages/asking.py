@@ -35,8 +35,11 @@ class Asking:
         """`access`: where keys may be revoked meanwhile. `tables`: who fills them; None for the
         gateway. `versions` and `executors`: those to choose from; without them, there is no choice.
         """
-        self._gateway, self._access, self._tables = gateway, access, tables or gateway
-        self._versions, self._executors = versions, executors
+        self._gateway = gateway
+        self._access = access
+        self._tables = tables or gateway
+        self._versions = versions
+        self._executors = executors
         self.detached = Detached()
 
     @property

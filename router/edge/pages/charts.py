@@ -5,9 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 220, 64, 10, 24
+WIDTH = 760
+HEIGHT = 220
+LEFT = 64
+TOP = 10
+BOTTOM = 24
 _INNER = HEIGHT - TOP - BOTTOM
-_MOST_LABELS, _LABEL = 8, 70
+_MOST_LABELS = 8
+_LABEL = 70
 """Below the axis, and how long one is."""
 SERIES = 6
 """Colours; what comes after the first five series stands together."""
@@ -79,7 +84,8 @@ def bars(
     return Chart(ticks, labels, names, found, round(max(0.5, step - min(2, step / 5)), 2))
 
 
-_LEAST, _MOST = 1e-2, 1e4
+_LEAST = 1e-2
+_MOST = 1e4
 
 
 def lines(points: Mapping[str, Sequence[tuple[int, float]]], bound: float) -> Chart:

@@ -39,7 +39,9 @@ HEADERS = {
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _IDENTITY = web.RequestKey("identity", Identity)
 _FORM = web.RequestKey("form", dict[str, str])
-_ENCODING, _MOST_FIELDS, _MOST_BYTES = "application/x-www-form-urlencoded", 16, 1 << 17
+_ENCODING = "application/x-www-form-urlencoded"
+_MOST_FIELDS = 16
+_MOST_BYTES = 1 << 17
 """Of forms: they are read before anybody has shown a key."""
 _SENT = web.RequestKey("sent", web.StreamResponse)
 _EXPIRED = "This form is of another session; go back, load the page anew, and try again."
@@ -66,7 +68,9 @@ class Frame:
 
     def __init__(self, access: Access | None = None, limits: Limits | None = None) -> None:
         """`access`: without it, everybody may look."""
-        self._access, self._limits, self._sessions = access, limits or Limits(), Sessions(access)
+        self._access = access
+        self._limits = limits or Limits()
+        self._sessions = Sessions(access)
         self._static = {
             file.name: file.read_bytes()
             for file in (_HERE / "static").rglob("*")

@@ -61,7 +61,10 @@ class RunPages:
         suffix; None where that is not known.
         """
         self._files_not_read = files_not_read
-        self._frame, self._runs, self._asking, self._retriever = frame, runs, asking, retriever
+        self._frame = frame
+        self._runs = runs
+        self._asking = asking
+        self._retriever = retriever
         self._reading_s = (limits or Limits()).reading_s
         self._views: LRUCache[object, dict[str, Any]] = LRUCache(4)
         frame.get("/runs/{run}", partial(self._page, page="run.html", part="run_body.html"))
@@ -88,7 +91,8 @@ class RunPages:
         """The page, or for htmx its part that changes while the run goes on; once it has ended,
         the page anew.
         """
-        run, part_alone = await self.run(request), "HX-Request" in request.headers
+        run = await self.run(request)
+        part_alone = "HX-Request" in request.headers
         running = run.status == "running"  # whose page shows nothing of what is read for others
         if part_alone and not running:
             return web.Response(status=204, headers={"HX-Refresh": "true"})
@@ -119,7 +123,8 @@ class RunPages:
             or self._retriever is None
         ):
             return found
-        queries, known = [*golds, *(f"{run.request} {gold}" for gold in golds)], list[Passage]()
+        queries = [*golds, *(f"{run.request} {gold}" for gold in golds)]
+        known = list[Passage]()
         try:
             for passages in await self._retriever.search(queries, _LOOKED_AT):
                 known.extend(passages)
@@ -128,7 +133,8 @@ class RunPages:
         return await in_viewer(attribute, run, golds, list({one.id: one for one in known}.values()))
 
     async def _agent(self, request: web.Request) -> web.Response:
-        run, path = await self.run(request), request.match_info["agent"]
+        run = await self.run(request)
+        path = request.match_info["agent"]
         lanes = await in_viewer(timeline.lanes, run)
         lane = next((each for each in lanes if each.agent.path == path), None)
         if lane is None:

@@ -15,7 +15,8 @@ from router.trace.run import RunKind, RunStatus
 from router.trace.table import TableOutcome, TableTopologyName
 from router.trace.values import AnswerOutcome, TopologyName
 
-_PAGE, _MOST_NANO_USD = 50, 2**63 - 1
+_PAGE = 50
+_MOST_NANO_USD = 2**63 - 1
 _CHOICES: dict[str, tuple[str, ...]] = {
     "status": get_args(RunStatus),
     "outcome": tuple(dict.fromkeys((*get_args(AnswerOutcome), *get_args(TableOutcome)))),

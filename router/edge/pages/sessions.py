@@ -15,7 +15,10 @@ from router.trace.identity import LOCAL, Identity
 COOKIE = "rolegate_session"
 LASTS_S = 12 * 3600
 """After which one signs in again; so, too, after a restart of the gateway."""
-_MOST, _OF_ONE_KEY, _PAUSE_S, _MOST_WRONG = 10_000, 20, 60.0, 10
+_MOST = 10_000
+_OF_ONE_KEY = 20
+_PAUSE_S = 60.0
+_MOST_WRONG = 10
 _NO_SESSION = "Sign in with a key."
 _TOO_MANY = "Too many wrong keys; wait a minute."
 
@@ -24,7 +27,8 @@ class Sessions:
     """Tells who looks at a page. Where no keys are in use, that is `LOCAL`, without a session."""
 
     def __init__(self, access: Access | None) -> None:
-        self._access, self._secret = access, secrets.token_bytes(32)
+        self._access = access
+        self._secret = secrets.token_bytes(32)
         self._open: TTLCache[str, Identity] = TTLCache(_MOST, LASTS_S)
         self._wrong: TTLCache[str, int] = TTLCache(_MOST, _PAUSE_S)
 

@@ -41,8 +41,11 @@ class TablePages:
         self, frame: Frame, run: Callable[[web.Request], Awaitable[Run]], asking: Asking
     ) -> None:
         """`run`: finds the run of an address for whoever looks."""
-        self._frame, self._run, self._asking = frame, run, asking
-        self._files, self._exporting = LRUCache[object, bytes](2), asyncio.Lock()
+        self._frame = frame
+        self._run = run
+        self._asking = asking
+        self._files = LRUCache[object, bytes](2)
+        self._exporting = asyncio.Lock()
         frame.get("/runs/{run}/cells/{row}/{column}", self._cell)
         frame.get("/runs/{run}/table.{format}", self._export)
         frame.post("/runs/{run}/holes", self._holes)
@@ -51,7 +54,8 @@ class TablePages:
     def view(run: Run, query: Mapping[str, str]) -> Mapping[str, Any]:
         """A page of the table, for a template."""
         found = found_table(run)
-        table, known = found.table, found.completeness
+        table = found.table
+        known = found.completeness
         first = max(0, number(query.get("row", "0")))
         return {
             "is_contradicted": is_contradicted,
@@ -70,7 +74,8 @@ class TablePages:
         return await self._frame.part(request, "cell.html", run=run, **cell)
 
     async def _export(self, request: web.Request) -> web.Response:
-        run, kind = await self._run(request), request.match_info["format"]
+        run = await self._run(request)
+        kind = request.match_info["format"]
         if kind not in _TYPES or run.kind != "table" or run.redacted:
             raise web.HTTPNotFound(text="There is no such export of this run.")
         sources = "sources" in request.query
@@ -104,8 +109,11 @@ def _cell_of(run: Run, at: int, place: int) -> dict[str, Any]:
     table = found.table
     if not (at < len(table.rows) and place < len(table.schema.columns)) or run.redacted:
         raise web.HTTPNotFound(text="This table has no such cell.")
-    row, column, passages = table.rows[at], table.schema.columns[place], timeline.passages_of(run)
-    cell, numbers = row.cells[place], {ask: at for at, ask in enumerate(found.asks)}
+    row = table.rows[at]
+    column = table.schema.columns[place]
+    passages = timeline.passages_of(run)
+    cell = row.cells[place]
+    numbers = {ask: at for at, ask in enumerate(found.asks)}
     claims = [
         (
             claim,

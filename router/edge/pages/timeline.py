@@ -110,20 +110,20 @@ def lanes(run: Run) -> tuple[Lane, ...]:
     workers, and then the others'.
     """
     asked = {event.index: event for event in run.events if isinstance(event, SubQueryDispatched)}
-    known, calls = {work.agent: work for work in work_of(run)}, dict[Agent, list[Call]]()
+    known = {work.agent: work for work in work_of(run)}
+    calls = dict[Agent, list[Call]]()
     for call in run.calls:
         calls.setdefault(Agent(call.role, call.sub_query, call.manager, call.worker), []).append(
             call
         )
     begun = {agent.sub_query for agent in (*known, *calls)}
     waiting = (Agent("execution", number) for number in asked if number not in begun)
-    length, found = _length(run), list[Lane]()
+    length = _length(run)
+    found = list[Lane]()
     for agent in sorted(dict.fromkeys((*known, *calls, *waiting)), key=_rank):
         _, execution, conversation = known.get(agent, (agent, None, None))
-        own, dispatched = (
-            calls.get(agent, []),
-            None if agent.worker is not None else asked.get(_number(agent)),
-        )
+        own = calls.get(agent, [])
+        dispatched = None if agent.worker is not None else asked.get(_number(agent))
         lead = Agent("delegation", *agent[1:3]) if agent.worker is not None else DELEGATOR
         decisions = calls.get(lead, []) if run.kind == "answer" else []
         searches = execution.searches if execution else ()
@@ -170,7 +170,8 @@ def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[Tur
     taken = (
         [call for call in calls if call.outcome == "completed"][-len(outputs) :] if outputs else []
     )
-    unpaid, found = len(outputs) - len(taken), list[Turn]()
+    unpaid = len(outputs) - len(taken)
+    found = list[Turn]()
     written = zip(shown, outputs, strict=False)
     for _ in range(unpaid):
         messages, output = next(written)

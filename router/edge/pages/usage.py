@@ -56,7 +56,8 @@ def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceO
     """Add the page. `price_of`: the price of a model by its name; may block for seconds."""
 
     async def usage(request: web.Request) -> web.Response:
-        asked, found = request.query, identity(request)
+        asked = request.query
+        found = identity(request)
         query, span = _query(asked, found.tenant)
         report = await usages.usage(query)
         whole = await usages.usage(
@@ -68,7 +69,8 @@ def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceO
             for role in get_args(RoleName)
             if (text := asked.get(f"instead_{role}", "").strip())
         }
-        others, problem = list[RoleTotal](), ""
+        others = list[RoleTotal]()
+        problem = ""
         try:
             others = await _with(instead, booked, price_of) if instead else []
         except BadRequest as error:  # the rest of the page stays as it is
@@ -125,17 +127,16 @@ def _charts(rows: tuple[UsageRow, ...], query: UsageQuery) -> dict[str, Chart]:
     """Tokens and money over time, of the same series in the same order: those with most tokens
     first.
     """
-    form, by = _LABELS[query.bucket or "hour"], query.by[0]
+    form = _LABELS[query.bucket or "hour"]
+    by = query.by[0]
     columns = list(dict.fromkeys(time.strftime(form, time.gmtime(at)) for at in _times(query)))
     largest_first = sorted(_groups(rows, by).items(), key=lambda each: -each[1].prompt_tokens)
     tokens, spent = (
         {name or "none": dict[str, int]() for name, _ in largest_first} for _ in range(2)
     )
     for row in rows:
-        column, name = (
-            time.strftime(form, time.gmtime(row.bucket_start or 0)),
-            getattr(row, by) or "none",
-        )
+        column = time.strftime(form, time.gmtime(row.bucket_start or 0))
+        name = getattr(row, by) or "none"
         tokens[name][column] = row.prompt_tokens + row.completion_tokens
         spent[name][column] = row.nano_usd or 0
     return {"Tokens": bars(tokens, columns, count), "Money": bars(spent, columns, money)}
@@ -144,7 +145,8 @@ def _charts(rows: tuple[UsageRow, ...], query: UsageQuery) -> dict[str, Chart]:
 def _times(query: UsageQuery) -> Iterator[float]:
     """The beginnings of all hours in the span, or of all days."""
     step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S
-    at, end = (query.start or 0.0) // step * step, query.end or 0.0
+    at = (query.start or 0.0) // step * step
+    end = query.end or 0.0
     while at < end:
         yield at
         at += step

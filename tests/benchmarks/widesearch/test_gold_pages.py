@@ -45,7 +45,8 @@ pytestmark = [
     pytest.mark.skipif(not DATA.exists(), reason="WideSearch's tasks are not there"),
 ]
 
-_A_REGISTER, _A_TURN = 10, 20
+_A_REGISTER = 10
+_A_TURN = 20
 _TYPES: dict[str, ColumnType] = {"number_near": "number", "date_near": "date", "url_match": "url"}
 _LETTER = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _DOCUMENT = re.compile(r"<title>(.*?)</title><text>(.*?)</text>", re.DOTALL)
@@ -57,7 +58,8 @@ class GoldTable:
     """The gold table of a task, as pages and registers."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.id = task, task.instance_id
+        self.task = task
+        self.id = task.instance_id
         self.rows = [
             dict(zip(task.gold, row, strict=True)) for row in zip(*task.gold.values(), strict=True)
         ]
@@ -175,14 +177,16 @@ class Reader(_Counting):
 
     def __init__(self, tables: Sequence[GoldTable], invents: float = 0.0) -> None:
         super().__init__(self._write, "small")
-        self._invents, self.made_up = invents, set[str]()
+        self._invents = invents
+        self.made_up = set[str]()
         self._values = {
             name: sorted({row[name] for table in tables for row in table.rows if row.get(name)})
             for name in {column.name for table in tables for column in table.columns}
         }
 
     def _write(self, prompt: Prompt) -> str:
-        asked, searched = html.unescape(prompt.messages[1].content), len(prompt.messages) > 2
+        asked = html.unescape(prompt.messages[1].content)
+        searched = len(prompt.messages) > 2
         shown = [
             (html.unescape(title), html.unescape(text))
             for message in prompt.messages[2:]
@@ -240,13 +244,11 @@ class Filled:
 
     def __init__(self, table: GoldTable, run: Run, seconds: float, prompt: int) -> None:
         assert isinstance(run.result, TableRun)
-        self.table, self.run, self.result, self.seconds, self.prompt = (
-            table,
-            run,
-            run.result,
-            seconds,
-            prompt,
-        )
+        self.table = table
+        self.run = run
+        self.result = run.result
+        self.seconds = seconds
+        self.prompt = prompt
         self.found = table_of(run.result)
         self.values = [[cell.value for cell in row.cells] for row in self.found.rows]
         cost = table_cost(self.found, run.result.asks, run.calls)
@@ -290,7 +292,8 @@ def _same(one: str, other: str) -> bool:
 async def _filled(
     folder: Path, pages: Pages, tables: Sequence[GoldTable], reader: Reader
 ) -> list[Filled]:
-    by_id, found = {table.id: table for table in tables}, list[Filled]()
+    by_id = {table.id: table for table in tables}
+    found = list[Filled]()
 
     def write(prompt: Prompt) -> str:
         asked = re.search(r"ws_\w+", prompt.messages[1].content)
@@ -308,7 +311,8 @@ async def _filled(
     }
     async with gateway(folder, pages, reader, lead, **terms) as (filling, _):
         for table in tables:
-            began, before = time.perf_counter(), len(lead.prompts)
+            began = time.perf_counter()
+            before = len(lead.prompts)
             run = await filling.fill_table(table.request, RequestOptions())
             prompts = [
                 sum(_tokens(each.content) for each in prompt.messages)

@@ -78,7 +78,8 @@ async def test_scores(
     rows: list[str], official: tuple[float, ...], strict: tuple[float, ...] | None
 ) -> None:
     """Strict ones are the same where nothing else stands there."""
-    asked, response = task(GOLD, TEXT, number(0.0)), fenced(*HEADER, *rows)
+    asked = task(GOLD, TEXT, number(0.0))
+    response = fenced(*HEADER, *rows)
     assert values(await scored(asked, response)) == pytest.approx(official, abs=1e-6)
     assert values(await scored(asked, response, "strict")) == pytest.approx(
         strict or official, abs=1e-6
@@ -154,10 +155,8 @@ async def test_each_metric_is_a_column_officially() -> None:
 async def test_the_originals_second_way_to_success() -> None:
     """Where no key is aligned, equal tables are right, though "nan" is near no number."""
     numbers = task("id,count\n1,\n2,5", number(0.0), rule("norm_str", "number_near", 0.0))
-    same, moved = (
-        fenced("|id|count|", "|---|---|", "|2|5|", "|1||"),
-        fenced("|count|id|", "|---|---|", "|5|2|", "||1|"),
-    )
+    same = fenced("|id|count|", "|---|---|", "|2|5|", "|1||")
+    moved = fenced("|count|id|", "|---|---|", "|5|2|", "||1|")
     assert values(await scored(numbers, same)) == (1, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75)
     assert values(await scored(numbers, moved)) == (0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75)
 

@@ -68,10 +68,12 @@ def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     half and not at all. Half a table has rows 1/1, 1/2, 2/3.
     """
     file = responses(folder, ("t1", HALF), ("t2", None), ("t1", RIGHT), ("t2", HALF), ("t2", RIGHT))
-    out, told = tmp_path / "out", tmp_path / "figures.json"
+    out = tmp_path / "out"
+    told = tmp_path / "figures.json"
     options = f"--tasks {folder} --responses {file} --runs 2 --no-judge --out {out} --json {told}"
     assert main(["widesearch", *options.split()]) == 0
-    found, third = figures(told), 1 / 3
+    found = figures(told)
+    third = 1 / 3
     assert (
         found["official-Avg"] == found["strict-Avg"]
         and found["official-Max"] == found["strict-Max"]
@@ -136,7 +138,8 @@ async def test_too_few_responses(folder: Path, tmp_path: Path) -> None:
 
 def test_tasks_that_cannot_be_read(folder: Path) -> None:
     """Each is refused with its file, and its line."""
-    gold, tasks = folder / "gold/t2.csv", folder / "tasks.jsonl"
+    gold = folder / "gold/t2.csv"
+    tasks = folder / "tasks.jsonl"
     kept = gold.read_bytes(), tasks.read_text("utf-8")
     for content, why in (
         (b"name\nAda", "has no rows under year; add them"),
@@ -172,7 +175,9 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
     """Each run of each task once, whatever is asked again; what fails is asked for by the same
     command. The figures say what it took.
     """
-    names, world, down = [f"t{number}" for number in range(3)], World(4), True
+    names = [f"t{number}" for number in range(3)]
+    world = World(4)
+    down = True
     gold = "\n".join(["city,founder,founded", *map(",".join, world.rows())])
     folder = written(
         tmp_path / "tasks", [task(gold, TEXT, TEXT, number(0.0), name=name) for name in names]
@@ -185,7 +190,8 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
             return UpstreamUnavailable("connection refused", endpoint="http://127.0.0.1:9/v1")
         return block("Which cities does part 1 list?") if len(prompt.messages) == 2 else STOP
 
-    out, told = tmp_path / "out", tmp_path / "figures.json"
+    out = tmp_path / "out"
+    told = tmp_path / "figures.json"
     async with gateway(tmp_path / "store", world, delegator=ScriptedModel(delegates)) as (
         real,
         archive,
@@ -240,7 +246,8 @@ async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
         Rule((), ("number_near", "exact_match"), 0.1),
     )
     folder = written(tmp_path / "tasks", [task("a,b,c,d,e\n1,2,3,4,5", *rules, keys=2)])
-    store, live = Kept(), LiveRuns()
+    store = Kept()
+    live = LiveRuns()
     script = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), ())
     server = Server(None, None, tables=TableServicer(script, Runs(store, live)))
     address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
@@ -271,7 +278,8 @@ async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
 
 def test_two_files(folder: Path, tmp_path: Path) -> None:
     """Of the same tasks: how much better the first is, with an interval that pairs them by task."""
-    file, told = responses(folder, ("t1", RIGHT), ("t2", RIGHT)), tmp_path / "figures.json"
+    file = responses(folder, ("t1", RIGHT), ("t2", RIGHT))
+    told = tmp_path / "figures.json"
     other = responses(tmp_path, ("t1", HALF), ("t2", HALF))
     options = (
         f"--tasks {folder} --responses {file} --against {other} --runs 1 --no-judge --json {told}"
@@ -329,7 +337,8 @@ async def test_a_judge_of_a_config(tmp_path: Path) -> None:
 async def test_a_config_without_a_judge(folder: Path, tmp_path: Path) -> None:
     """Is refused before anything is scored."""
     test_runtime.config(tmp_path)
-    file, config = responses(folder, ("t1", HALF), ("t2", RIGHT)), tmp_path / "config.toml"
+    file = responses(folder, ("t1", HALF), ("t2", RIGHT))
+    config = tmp_path / "config.toml"
     options = Options(
         tasks=folder, responses=file, runs=1, judge=True, judge_of=config, out=tmp_path / "out"
     )

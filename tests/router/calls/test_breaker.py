@@ -55,7 +55,8 @@ def test_every_probe_that_fails_doubles_the_pause() -> None:
     """Up to half a minute; a good one starts over."""
 
     async def main(clock: Clock) -> None:
-        breaker, pauses = Breaker(), list[float]()
+        breaker = Breaker()
+        pauses = list[float]()
         fail(breaker)
         for _ in range(7):
             pauses.append(breaker.wait_s)

@@ -81,7 +81,8 @@ async def test_another_replica_at_once(
 ) -> None:
     """Whatever is wrong with one; the ledger's rows name the replicas."""
     there = (replica(pool, openai_server), replica(pool, other_server))
-    asked, ledger = role(*there, timeouts=SOON), Ledger()
+    asked = role(*there, timeouts=SOON)
+    ledger = Ledger()
     goes_first = choose(there, "answer\0hi", 0, stay=False).deployment
     home, away = sorted(
         (openai_server, other_server), key=lambda server: server.base_url != goes_first
@@ -100,8 +101,10 @@ async def test_a_dead_replica_costs_a_few_calls(
     pool: ConnectionPool, openai_server: OpenAIServer, other_server: OpenAIServer
 ) -> None:
     """Then its breaker keeps the others away from it, and a probe finds out that it is back."""
-    dead, alive = replica(pool, openai_server), replica(pool, other_server)
-    asked, ledger = role(dead, alive, name="execution"), Ledger()
+    dead = replica(pool, openai_server)
+    alive = replica(pool, other_server)
+    asked = role(dead, alive, name="execution")
+    ledger = Ledger()
     openai_server.plays(*[reset] * 5, says("back"))
     for number in range(40):
         await asked.ask(ASKED, (), Ledger(f"run-{number}"))

@@ -8,7 +8,8 @@ def test_a_fifth_of_the_calls_and_ten() -> None:
     """However many fail, at once or in turn."""
 
     async def main(clock: Clock) -> None:
-        budget, made = RetryBudget(), 0
+        budget = RetryBudget()
+        made = 0
         for _ in range(400):
             budget.called()
             made += budget.spend() + budget.spend()

@@ -142,7 +142,8 @@ def test_without_retry_after_the_pause_is_short_and_bounded() -> None:
 
 async def test_cancelling_is_booked() -> None:
     """A call that is cancelled has its row too, once what it spent is counted."""
-    ledger, model = Ledger(), HeldModel(ScriptedModel(["yes"]))
+    ledger = Ledger()
+    model = HeldModel(ScriptedModel(["yes"]))
     asking = asyncio.create_task(role("answer", model, 3).ask(ASKED, (), ledger))
     await model.called.wait()
     asking.cancel()
@@ -184,7 +185,8 @@ async def test_what_is_passed_on() -> None:
     """Text and thoughts as they are written, of the attempt that comes to a first token, and of
     no other one.
     """
-    ledger, heard = Ledger(), list[Delta]()
+    ledger = Ledger()
+    heard = list[Delta]()
     model = ScriptedModel([down(), Completion("a b", "stop", "hm", Usage(3, 2))])
     whole = await role("answer", model, 2).ask(ASKED, (), ledger, on_delta=heard.append)
     assert "".join(delta.text for delta in heard) == whole.text == "a b"
@@ -225,7 +227,8 @@ async def test_a_reader_who_leaves(pool: ConnectionPool, openai_server: OpenAISe
     openai_server.plays(
         streams(text_event("a", {"prompt_tokens": 11, "completion_tokens": 2}), then=hang_on)
     )
-    ledger, heard = Ledger(), asyncio.Event()
+    ledger = Ledger()
+    heard = asyncio.Event()
     asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL))
     asking = asyncio.create_task(asked.ask(ASKED, (), ledger, on_delta=lambda _delta: heard.set()))
     await heard.wait()
@@ -348,7 +351,8 @@ class Thrifty(NoJournal):
     """Keeps what was reserved, and refuses whatever is more than it allows."""
 
     def __init__(self, most: int) -> None:
-        self.most, self.reserved = most, list[Amount]()
+        self.most = most
+        self.reserved = list[Amount]()
 
     async def open(self, call: OpenedCall) -> None:
         self.reserved.append(call.reserved)

@@ -14,10 +14,8 @@ class Authority:
     """Signs certificates, and writes them into a folder."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
-        self._folder, self._name = (
-            folder,
-            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
-        )
+        self._folder = folder
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         constraints = x509.BasicConstraints(ca=True, path_length=None)
         own = self._builder(self._name, self._key).add_extension(constraints, critical=True)

@@ -137,7 +137,8 @@ async def test_bad_questions(question: str) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_client_that_cancels(streamed: bool) -> None:
     """Its work upstream stops, and the run is stored as cancelled with its calls."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([]))
     async with served(Deployment(model).gateway(store)) as channel:
         call = (
             stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
@@ -156,7 +157,8 @@ async def test_a_client_that_cancels(streamed: bool) -> None:
 
 async def test_the_clients_deadline() -> None:
     """A client that waits no longer gets DEADLINE_EXCEEDED, and the run is on the books."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([]))
     async with served(Deployment(model).gateway(store)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION), timeout=0.3)
@@ -239,7 +241,8 @@ async def test_bad_request_ids(request_id: str) -> None:
 
 async def test_a_request_that_is_repeated() -> None:
     """Gets the same answer, and the same events; another question may not have its name."""
-    store, longest = Kept(), "x" * 128
+    store = Kept()
+    longest = "x" * 128
     async with served(Deployment().gateway(store)) as channel:
         first = await stub_of(channel).Answer(
             pb.AnswerRequest(question=QUESTION, request_id=longest)

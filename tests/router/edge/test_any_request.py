@@ -68,7 +68,8 @@ async def _called(
     channel: grpc.aio.Channel, method: MethodDescriptor, sent: bytes
 ) -> grpc.aio.AioRpcError | None:
     """The status that a call ends in; None where it ends well."""
-    path, untyped = f"/{method.containing_service.full_name}/{method.name}", cast(Any, channel)
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    untyped = cast(Any, channel)
     try:
         if method.server_streaming:
             async for _ in untyped.unary_stream(path)(sent, timeout=5):

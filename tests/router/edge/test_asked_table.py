@@ -86,7 +86,8 @@ async def test_a_table_over_openai_s_protocol(tmp_path: Path) -> None:
         status, reply = await posted(session, messages=[{"role": "user", "content": question}])
     assert status == 200
     fence, _, below = reply["choices"][0]["message"]["content"].partition("\n```\n\nSources:\n[1] ")
-    header, rows = fence.splitlines()[:3], fence.splitlines()[3:]
+    header = fence.splitlines()[:3]
+    rows = fence.splitlines()[3:]
     assert header == ["```markdown", "| city | founder | founded |", "| --- | --- | --- |"]
     assert sorted(rows) == sorted(f"| {' | '.join(row)} |" for row in world.rows())
     assert f"“{world.cities[0]} was founded in 1000.”" in below

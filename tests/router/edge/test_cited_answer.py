@@ -90,10 +90,8 @@ def test_from_the_wire() -> None:
         results=[result],
         citations=[message],
     )
-    citations, results = (
-        (Citation("p1", "Heat", "", None, "It is."),),
-        (SubAnswer("Is it?", "yes"),),
-    )
+    citations = (Citation("p1", "Heat", "", None, "It is."),)
+    results = (SubAnswer("Is it?", "yes"),)
     assert answer_from_proto(response) == CitedAnswer(
         "run-1", "answered", "yes", citations, results
     )

@@ -165,12 +165,14 @@ async def test_bad_requests(request_: pb.CompleteRequest, why: str) -> None:
 class Flood:
     """A model that writes large pieces without an end, or up to a failure."""
 
-    name, endpoint = "flood", "flood://"
+    name = "flood"
+    endpoint = "flood://"
 
     def __init__(self, failure: UpstreamError | None = None) -> None:
         self._failure = failure
         self.written = 0
-        self.ample, self.left = asyncio.Event(), asyncio.Event()
+        self.ample = asyncio.Event()
+        self.left = asyncio.Event()
 
     async def complete(self, prompt: Prompt) -> Completion:
         raise NotImplementedError
@@ -196,7 +198,8 @@ async def test_a_client_that_does_not_read_and_leaves() -> None:
     """A stream that stands still in sending ends all the same, and what it had cost by then is
     booked.
     """
-    store, model = Kept(), Flood()
+    store = Kept()
+    model = Flood()
     async with served(Deployment(answerer=model, max_tokens=10**7).gateway(store)) as channel:
         call = stub_of(channel).StreamComplete(
             pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI)
@@ -213,7 +216,8 @@ async def test_a_client_that_does_not_read_and_leaves() -> None:
 
 async def test_a_failure_while_the_client_does_not_read() -> None:
     """What was written before it is delivered, and then the typed error, not a cancelled stream."""
-    store, model = Kept(), Flood(UpstreamRefused("wrong key", endpoint="e"))
+    store = Kept()
+    model = Flood(UpstreamRefused("wrong key", endpoint="e"))
     async with served(Deployment(answerer=model, max_tokens=10**7).gateway(store)) as channel:
         call = stub_of(channel).StreamComplete(
             pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI)

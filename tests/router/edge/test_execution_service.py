@@ -78,7 +78,8 @@ async def test_a_failing_model_is_an_error(
     """Not a report that nothing was found; asked again under its name, the sub-query is worked
     on anew.
     """
-    store, down = Kept(), True
+    store = Kept()
+    down = True
     executor = ScriptedModel(lambda prompt: fails if down else finds(prompt))
     async with served(Deployment(executor=executor).gateway(store)) as channel:
         request = pb.ExecuteRequest(sub_query=SUB_QUERY, request_id="once")

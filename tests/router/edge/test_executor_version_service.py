@@ -20,7 +20,8 @@ from tests.router.store.stored import put, run
 if TYPE_CHECKING:
     from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceAsyncStub
 
-BASE, FIRST = "mini-executor", "executor-000001"
+BASE = "mini-executor"
+FIRST = "executor-000001"
 
 
 async def load(name: str) -> str:
@@ -129,7 +130,8 @@ async def test_decisions(tmp_path: Path) -> None:
             )
             return [(each.number, each.version, each.decision) for each in decisions]
 
-        retired, promoted = (4, BASE, "retire"), (5, FIRST, "promote")
+        retired = (4, BASE, "retire")
+        promoted = (5, FIRST, "promote")
         assert await found(after_number=2) == [(3, FIRST, "register"), retired, promoted]
         assert await found(version=FIRST) == [(3, FIRST, "register"), promoted]
         assert await found(version="nobody") == []

@@ -47,10 +47,8 @@ def told(
     rows: Sequence[Sequence[str]], script: Sequence[tuple[Ask, Execution]]
 ) -> tuple[Event, ...]:
     """What a run of these reports tells."""
-    events, known = (
-        list[Event]([RunStarted("run-1"), Planned(SCHEMA.columns)]),
-        dict[RowKey, object](),
-    )
+    events = list[Event]([RunStarted("run-1"), Planned(SCHEMA.columns)])
+    known = dict[RowKey, object]()
     assembly = Assembly(SCHEMA, rows)
     for number, (ask, execution) in enumerate(script):
         events += [SubQueryDispatched(number, 1, "Which?", ask), Reported(number, execution)]
@@ -72,10 +70,8 @@ def test_a_fold_that_goes_on_is_the_whole_one(
     events = told(rows, script)
     going_on = replace(run("run-1"), kind="table", status="running", result=None)
     for end in sorted(data.draw(st.lists(st.integers(1, len(events))))):
-        found, whole = (
-            found_table(replace(going_on, events=events[:end])),
-            TableEvents(events[:end]),
-        )
+        found = found_table(replace(going_on, events=events[:end]))
+        whole = TableEvents(events[:end])
         assert found.table.rows == tuple(whole.rows.values())
         assert found.table.schema.columns == whole.columns
         assert found.executions == whole.executions
@@ -107,7 +103,8 @@ def large() -> Run:
 
 async def test_many_look_at_one_large_run() -> None:
     """It is read once, and folded once, whoever comes first; each sees the same."""
-    store, live = Counting(), LiveRuns()
+    store = Counting()
+    live = LiveRuns()
     keep(store, large())
     runs = Runs(store, live)
     tables: Any = None
@@ -125,7 +122,8 @@ async def test_many_look_at_one_large_run() -> None:
 
 async def test_others_runs_are_not_there_however_often_they_are_read() -> None:
     """A run that is kept for those who look at it is shown to nobody else."""
-    store, live = Counting(), LiveRuns()
+    store = Counting()
+    live = LiveRuns()
     keep(store, large())
     runs = Runs(store, live)
     await runs.get("run-1", LOCAL)

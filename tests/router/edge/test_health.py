@@ -119,7 +119,9 @@ def test_a_role_is_down_until_a_call_has_worked() -> None:
     """Not only until its breaker lets one through; as nobody may call it, it is called then."""
 
     async def main(clock: Clock) -> None:
-        roles, readiness, probes = Deployment().roles(), Readiness(), list[RoleName]()
+        roles = Deployment().roles()
+        readiness = Readiness()
+        probes = list[RoleName]()
         breaker: Breaker = roles["answer"].replicas[0].endpoint.breaker
         works: bool | None = False
 
@@ -202,7 +204,8 @@ def test_a_role_whose_calls_fail_is_down(failure: UpstreamError) -> None:
 
 async def test_several_may_be_wrong_at_a_time() -> None:
     """All must be well again; and what is said twice is news once."""
-    readiness, news = Readiness(), 0
+    readiness = Readiness()
+    news = 0
     readiness.say("engines.small", ["execution", "answer"], "ended with code -9")
     readiness.say("roles.answer", ["answer"], "all its endpoints fail")
 

@@ -86,7 +86,8 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
     server = whole_server(deployment, store, retriever=outside)
     http = HTTPServer(openai_app(deployment.gateway(store)), 0.0)
     async with AsyncExitStack() as stack:
-        port, at = await server.start("127.0.0.1:0"), await http.start("127.0.0.1:0", "http")
+        port = await server.start("127.0.0.1:0")
+        at = await http.start("127.0.0.1:0", "http")
         stack.push_async_callback(server.drain, 0)
         stack.push_async_callback(http.drain)
         channel = await stack.enter_async_context(connected(port))
@@ -244,10 +245,8 @@ async def test_names_and_lists_that_nobody_means(
 @pytest.mark.timing
 async def test_bodies_of_clients_that_inflate() -> None:
     """They are refused before anything is inflated, with a key or without, at any path."""
-    bomb, headers = (
-        gzip.compress(b"a" * (256 << 20)),
-        {"Content-Encoding": "gzip", "Content-Type": "application/json"},
-    )
+    bomb = gzip.compress(b"a" * (256 << 20))
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     http = HTTPServer(openai_app(Deployment().gateway()), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await http.start('127.0.0.1:0', 'http')}"

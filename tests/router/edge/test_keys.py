@@ -105,10 +105,12 @@ def test_every_method_has_its_scope() -> None:
 async def test_callers_at_the_same_time_do_not_mix(stream: bool) -> None:
     """Each run is booked to whoever asked for it, also where all of them wait for one another."""
     keys = {name: new_key(name, ["ask"]) for name in map(str, range(20))}
-    store, model = Kept(), HeldModel(ScriptedModel(lambda _prompt: STOP))
+    store = Kept()
+    model = HeldModel(ScriptedModel(lambda _prompt: STOP))
 
     async def ask(channel: grpc.aio.Channel, name: str) -> None:
-        stub, metadata = AnswerServiceStub(channel), bearer(keys[name][0])
+        stub = AnswerServiceStub(channel)
+        metadata = bearer(keys[name][0])
         if not stream:
             await stub.Answer(pb.AnswerRequest(question=f"question of {name}"), metadata=metadata)
             return
@@ -213,7 +215,9 @@ class Endless(Kept):
 
     def __init__(self, runs: int) -> None:
         super().__init__()
-        self.exporting, self.begun, self._expected = asyncio.Event(), asyncio.Event(), runs
+        self.exporting = asyncio.Event()
+        self.begun = asyncio.Event()
+        self._expected = runs
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         began = await super().begin(start)
@@ -261,9 +265,12 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
     """
     text, key = new_key("acme", ["ask", "train"])
     stays, other = new_key("acme", ["ask"])
-    accounts, store, live = KeptAccounts(key, other), Endless(8), LiveRuns()
+    accounts = KeptAccounts(key, other)
+    store = Endless(8)
+    live = LiveRuns()
     model = HeldModel(ScriptedModel(lambda _prompt: STOP))
-    gateway, access = Deployment(model, model, model).gateway(store, live=live), Access(accounts)
+    gateway = Deployment(model, model, model).gateway(store, live=live)
+    access = Access(accounts)
     server = Server(gateway, None, RunServicer(Runs(store, live)), access=access)
     http = HTTPServer(openai_app(gateway, access), 0.0, access=access)
     at = await http.start("127.0.0.1:0", "server.http")
@@ -271,7 +278,8 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
         connected(await server.start("127.0.0.1:0")) as channel,
         aiohttp.ClientSession(f"http://{at}") as session,
     ):
-        answers, completions = AnswerServiceStub(channel), CompletionServiceStub(channel)
+        answers = AnswerServiceStub(channel)
+        completions = CompletionServiceStub(channel)
         runs = RunServiceStub(channel)
         going_on = answers.StreamAnswer(
             pb.StreamAnswerRequest(question="Who?"), metadata=bearer(stays)

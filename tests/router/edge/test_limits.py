@@ -73,7 +73,9 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 async def test_whoever_is_turned_away_is_told_when_to_come_back(kind: str) -> None:
     """In gRPC's words and in HTTP's; what operators ask is answered meanwhile, and so is health."""
-    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel([STOP]))
+    store = Kept()
+    live = LiveRuns()
+    model = HeldModel(ScriptedModel([STOP]))
     admission = Admission(AdmissionLimits(max_runs=1, queue=0, queue_s=7.0))
     gateway = Deployment(model).gateway(store, live=live, admission=admission)
     server = Server(gateway, None, RunServicer(Runs(store, live)))
@@ -111,7 +113,8 @@ async def test_whoever_is_turned_away_is_told_when_to_come_back(kind: str) -> No
 class Pouring:
     """A model that writes large pieces without an end."""
 
-    name, endpoint = "pouring", "pouring://"
+    name = "pouring"
+    endpoint = "pouring://"
 
     async def complete(self, prompt: Prompt) -> Completion:
         raise NotImplementedError
@@ -220,12 +223,14 @@ async def test_connections_are_counted(kind: str) -> None:
     async with AsyncExitStack() as stack:
         if kind == "http":
             address = await stack.enter_async_context(http(Deployment().gateway(), limits))
-            hello, answer = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200"
+            hello = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            answer = b"HTTP/1.1 200"
         else:
             server = Server(Deployment().gateway(), None, limits=limits)
             address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
             stack.push_async_callback(server.drain, 0)
-            hello, answer = PREFACE, b"\0\0"
+            hello = PREFACE
+            answer = b"\0\0"
         async with raw(address) as (first, writer), raw(address) as (second, other):
             for reader, opened in ((first, writer), (second, other)):
                 opened.write(hello)
@@ -242,10 +247,8 @@ async def test_connections_are_counted(kind: str) -> None:
 
 async def test_one_address_does_not_take_all_connections() -> None:
     """It is told so; others are served meanwhile, and it is again once it has closed one."""
-    limits, hello = (
-        Limits(connections_per_address=2),
-        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    )
+    limits = Limits(connections_per_address=2)
+    hello = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with http(Deployment().gateway(), limits) as address, AsyncExitStack() as stack:
         for source, status in (
             ("127.0.0.1", 200),

@@ -136,8 +136,10 @@ async def test_work_that_is_wanted_anew(
     body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For either model, and only where it is asked for."""
-    gateway, told = Deployment().gateway(), list[RequestOptions]()
-    answer, execute = gateway.answer, gateway.execute
+    gateway = Deployment().gateway()
+    told = list[RequestOptions]()
+    answer = gateway.answer
+    execute = gateway.execute
 
     async def answering(question: str, terms: RequestOptions, on_event: OnEvent) -> Run:
         told.append(terms)
@@ -240,7 +242,8 @@ async def test_a_chat_tool_s_own_task_is_answered_without_a_search(system: str, 
     """By one call of the answerer, streamed or not, in a run of its own; no table is filled
     again.
     """
-    answerer, other = ScriptedModel(['<think>hm</think>{"title": "Heat"}'] * 2), ScriptedModel([])
+    answerer = ScriptedModel(['<think>hm</think>{"title": "Heat"}'] * 2)
+    other = ScriptedModel([])
     store = Kept()
     async with served(Deployment(other, other, answerer).gateway(store)) as session:
         status, reply = await posted(session, messages=talk(system, asked))
@@ -289,7 +292,8 @@ async def test_a_question_is_no_task_for_its_words(system: str, asked: str) -> N
 
 async def test_tasks_may_be_refused_or_searched_for() -> None:
     """Refused, they cost nothing."""
-    store, asked = Kept(), [{"role": "user", "content": TASKS[1].replace("table", "list")}]
+    store = Kept()
+    asked = [{"role": "user", "content": TASKS[1].replace("table", "list")}]
     async with served(Deployment().gateway(store), chat_tasks="refuse") as session:
         status, reply = await posted(session, messages=asked)
     assert (status, "set a task model" in reply["error"]["message"], store.runs) == (400, True, [])
@@ -524,7 +528,8 @@ async def test_a_drain_lets_a_running_request_finish() -> None:
 
 async def test_a_drain_without_patience() -> None:
     """What does not end in time is cancelled."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([]))
     server = HTTPServer(openai_app(Deployment(model).gateway(store)), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await server.start('127.0.0.1:0', 'http')}"

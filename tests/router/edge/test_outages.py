@@ -42,9 +42,11 @@ from tests.router.edge.wire import info_of, served
 if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub
 
-QUESTION, SUB_QUERY = "Was the director of Heat born before 1950?", "Who directed Heat?"
+QUESTION = "Was the director of Heat born before 1950?"
+SUB_QUERY = "Who directed Heat?"
 ASKED = pb.AnswerRequest(question=QUESTION, request_id="once")
-UNAVAILABLE, PRECONDITION = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 
 
 def stub_of(channel: grpc.aio.Channel) -> "AnswerServiceAsyncStub":
@@ -58,7 +60,9 @@ def delegates(prompt: Prompt) -> str:
 
 def retry_s(error: grpc.aio.AioRpcError) -> float | None:
     """When a status says to come back."""
-    status, delay = rpc_status.from_call(error), error_details_pb2.RetryInfo()  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    status = rpc_status.from_call(error)
+    delay = error_details_pb2.RetryInfo()
     assert status is not None
     return next(
         (delay.retry_delay.seconds for detail in status.details if detail.Unpack(delay)), None
@@ -140,7 +144,8 @@ class Down(FixedRetriever):
 
 async def test_retrieval_that_is_down() -> None:
     """Is named, and asked anew."""
-    store, retriever = Kept(), Down({})
+    store = Kept()
+    retriever = Down({})
     deployment = Deployment(ScriptedModel(delegates), retriever=retriever)
     async with served(deployment.gateway(store)) as channel:
         with pytest.raises(
@@ -244,9 +249,9 @@ def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
 
     sub_queries = block(*(f"What is number {number}?" for number in range(len(fates))))
     answerer = ScriptedModel(lambda _prompt: "<answer>yes</answer>")
-    store, deployment = (
-        Kept(),
-        Deployment(ScriptedModel([sub_queries, STOP] * 2), ScriptedModel(executes), answerer),
+    store = Kept()
+    deployment = Deployment(
+        ScriptedModel([sub_queries, STOP] * 2), ScriptedModel(executes), answerer
     )
     gateway = deployment.gateway(store)
 

@@ -217,7 +217,8 @@ async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> No
         ),
         replace(run, id="run-3", kind="execute", result=own),
     ]
-    store, traces = await keeping(*runs), dict[Identity, list[str]]()
+    store = await keeping(*runs)
+    traces = dict[Identity, list[str]]()
     for identity in (LOCAL, ACME):
         with called_by(identity):
             async with showing(store) as stub:
@@ -366,7 +367,8 @@ async def test_cancel() -> None:
     """Whoever waits for the answer hears of it, and so does who watches; the work upstream
     stops.
     """
-    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([]))
     async with served(whole_server(Deployment(model), store)) as channel:
         answering = AnswerServiceStub(channel).StreamAnswer(
             answer_pb.StreamAnswerRequest(question=QUESTION)

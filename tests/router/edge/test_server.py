@@ -106,7 +106,8 @@ async def test_a_port_that_is_busy_for_a_moment() -> None:
         socket.create_server(("127.0.0.1", 0)) as busy,
         socket.create_server(("127.0.0.1", 0)) as other,
     ):
-        server, http = Server(None, None), HTTPServer(web.Application(), 0)
+        server = Server(None, None)
+        http = HTTPServer(web.Application(), 0)
         ports = [taken.getsockname()[1] for taken in (busy, other)]
         with capture_logs() as log:
             starting = asyncio.gather(
@@ -126,7 +127,8 @@ async def test_a_port_that_is_busy_for_a_moment() -> None:
 
 async def test_a_port_in_use() -> None:
     """Two servers do not share a port in silence; the error says which setting to change."""
-    first, second = Server(None, None), Server(None, None)
+    first = Server(None, None)
+    second = Server(None, None)
     port = await first.start("127.0.0.1:0")
     with pytest.raises(BadConfig, match=rf"^server\.address: cannot listen on 127\.0\.0\.1:{port}"):
         await second.start(f"127.0.0.1:{port}")
@@ -155,7 +157,8 @@ async def test_watchers_are_told_of_the_drain() -> None:
 
 async def test_a_drain_lets_a_running_call_finish() -> None:
     """What is running ends as if nothing had happened; what comes new is turned away."""
-    store, model = Kept(), HeldModel(ScriptedModel([STOP]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([STOP]))
     server = whole_server(Deployment(model), store)
     async with (
         connected(port := await server.start("127.0.0.1:0")) as channel,
@@ -179,7 +182,8 @@ async def test_a_drain_lets_a_running_call_finish() -> None:
 
 async def test_a_drain_without_patience() -> None:
     """What does not end in time is cancelled, and its run is stored before the drain is over."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([]))
     server = whole_server(Deployment(model), store)
     async with connected(await server.start("127.0.0.1:0")) as channel:
         running = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))

@@ -7,7 +7,8 @@ import pytest
 from tests.router.edge.stalls import INPUTS
 from tests.stall import Served, held_s, serving
 
-_TIMES, _USUAL_S = 40, 0.004
+_TIMES = 40
+_USUAL_S = 0.004
 """A step of the event loop may take so much longer than the longest one of a plain question, or
 than that.
 """

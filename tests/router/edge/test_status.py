@@ -121,7 +121,8 @@ def test_when_to_come_back_is_told(error: Exception) -> None:
     """Where it is known: to clients of gRPC in the detail that is made for it, to others in the
     metadata.
     """
-    status, delay = _status(error), error_details_pb2.RetryInfo()
+    status = _status(error)
+    delay = error_details_pb2.RetryInfo()
     assert status.details[1].Unpack(delay)
     assert delay.retry_delay.ToMilliseconds() == 90_500
     assert info(status).metadata["retry_after_s"] == "90.500"

@@ -63,7 +63,8 @@ class Wired:
     runs: "RunServiceAsyncStub"
 
     def __init__(self) -> None:
-        self.store, live = Kept(), LiveRuns()
+        self.store = Kept()
+        live = LiveRuns()
         self.script = ScriptedTables(RunLifecycle(self.store, self.store, live, {}, 60.0))
         runs = Runs(self.store, live)
         self.server = Server(None, None, RunServicer(runs), tables=TableServicer(self.script, runs))
@@ -74,7 +75,8 @@ async def wired() -> AsyncIterator[Wired]:
     """While its server is open."""
     found = Wired()
     async with served(found.server) as channel:
-        found.tables, found.runs = TableServiceStub(channel), RunServiceStub(channel)
+        found.tables = TableServiceStub(channel)
+        found.runs = RunServiceStub(channel)
         yield found
 
 
@@ -403,7 +405,8 @@ async def test_large_tables_come_in_messages_that_clients_take() -> None:
     assert 0 < len(whole.rows) < whole.completeness.rows == 120
     async with wired() as services:
         services.store.runs[:] = [stored]
-        rows_read, token = list[pb.Row](), ""
+        rows_read = list[pb.Row]()
+        token = ""
         while token or not rows_read:
             page = await services.tables.GetTable(
                 pb.GetTableRequest(run_id="run-1", page_size=1000, page_token=token)

@@ -105,7 +105,8 @@ def test_bad_files_are_named(authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.issue("server")
     _, others = authority.issue("other")
     _, locked = authority.issue("locked", b"secret")
-    nothing, absent = tmp_path / "nothing.pem", tmp_path / "absent.pem"
+    nothing = tmp_path / "nothing.pem"
+    absent = tmp_path / "absent.pem"
     nothing.write_text("hello")
     for tls, said in (
         (TLS(str(absent), str(key)), f"server.tls.certificate: {absent} cannot be read"),

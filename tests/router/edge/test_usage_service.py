@@ -50,7 +50,8 @@ class Told:
     """Sums that are always the same, and what they were asked for."""
 
     def __init__(self, *rows: UsageRow) -> None:
-        self.rows, self.asked = rows, list[UsageQuery]()
+        self.rows = rows
+        self.asked = list[UsageQuery]()
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         self.asked.append(query)
@@ -77,7 +78,8 @@ async def test_usage_is_that_of_the_answers() -> None:
             for _ in range(2)
         ]
         sums = await stub_of(channel).GetUsage(pb.GetUsageRequest())
-    (once,), twice = answers[0].usage, sums.rows[0].usage
+    (once,) = answers[0].usage
+    twice = sums.rows[0].usage
     assert (sums.runs, len(sums.rows)) == (2, 1)
     assert (twice.role, twice.model, twice.attempts) == (once.role, "backbone", 2)
     assert (twice.prompt_tokens, twice.completion_tokens) == (
@@ -128,7 +130,8 @@ async def test_what_is_asked_for() -> None:
     """Groups, bucket, span and tenant; without groups, role and model; a group that is named
     twice is one.
     """
-    usages, noon = Told(), datetime(2026, 11, 21, 12, tzinfo=UTC)
+    usages = Told()
+    noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
     async with sums_of(usages) as stub:
         await stub.GetUsage(pb.GetUsageRequest())
         await stub.GetUsage(

@@ -42,7 +42,8 @@ class KeptUsages:
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         self.asked.append(query)
-        start, end = query.start or 0.0, query.end or float("inf")
+        start = query.start or 0.0
+        end = query.end or float("inf")
         runs = [run for run in self._store.runs if start <= run.started_at < end]
         rows = [
             UsageRow(**msgspec.structs.asdict(total))
@@ -74,7 +75,8 @@ def whole_server(
     """All services, over a store in memory. `script`: of tables. `options`: those of
     `Deployment.gateway`.
     """
-    store, live = store or Kept(), LiveRuns()
+    store = store or Kept()
+    live = LiveRuns()
     return Server(
         deployment.gateway(store, live=live, **options),
         RetrievalServicer(retriever) if retriever else None,

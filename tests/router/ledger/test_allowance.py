@@ -98,7 +98,10 @@ def test_it_is_never_exceeded(
     """Whatever is reserved, held and settled, in any order: what is spent stays within every
     limit.
     """
-    allowance, spent, by_role, under_way = Allowance(budget), NOTHING, Counter[RoleName](), []
+    allowance = Allowance(budget)
+    spent = NOTHING
+    by_role = Counter[RoleName]()
+    under_way = []
     for role, worst, share, held in calls:
         try:
             allowance.reserve_for_answer(held)

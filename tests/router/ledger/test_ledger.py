@@ -194,7 +194,8 @@ class Told(NoJournal):
     """A journal that notes what it is told, and fails where it should."""
 
     def __init__(self, error: BaseException | None = None) -> None:
-        self.error, self.told = error, list[Any]()
+        self.error = error
+        self.told = list[Any]()
 
     async def open(self, call: OpenedCall) -> None:
         self.told.append(("open", call.number))
@@ -230,7 +231,8 @@ async def test_a_call_is_opened_before_it_is_made_and_settled_after_it() -> None
 )
 async def test_a_call_that_cannot_be_opened_is_not_made(error: BaseException) -> None:
     """There is no row, and its reservation is given back."""
-    journal, allowance = Told(error), Allowance(Budget(max_total_tokens=100))
+    journal = Told(error)
+    allowance = Allowance(Budget(max_total_tokens=100))
     ledger = Ledger(journal=journal, allowance=allowance)
     with pytest.raises(type(error)):
         async with ledger.attempt(CALLER, "first", 1, Amount(100)):
@@ -250,7 +252,8 @@ async def test_a_hold_reaches_the_tenant_s_quota_where_there_is_one() -> None:
 
 async def test_what_the_quota_refuses_to_hold_is_not_held() -> None:
     """What was kept for the answer before still is."""
-    journal, allowance = Told(), Allowance(Budget(max_total_tokens=100))
+    journal = Told()
+    allowance = Allowance(Budget(max_total_tokens=100))
     ledger = Ledger(journal=journal, allowance=allowance, limited=True)
     await ledger.reserve_for_answer(Amount(10))
     journal.error = QuotaExhausted("no more", retry_after_s=1.0)
@@ -350,7 +353,8 @@ async def test_no_usage_costs_more_than_the_worst_case(
     if call.usage is None:
         assert call.charged == worst
         return
-    read, written = call.usage.prompt_tokens, call.usage.completion_tokens
+    read = call.usage.prompt_tokens
+    written = call.usage.completion_tokens
     assert (0 < read <= bound, (1 if writes else 0) <= written <= 64) == (True, True)
     assert 0 <= (call.usage.cached_tokens or 0) <= read
     assert 0 <= (call.usage.reasoning_tokens or 0) <= written

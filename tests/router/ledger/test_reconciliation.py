@@ -41,7 +41,8 @@ class FixedSums:
     """Tells its sums in turn, the last one for ever."""
 
     def __init__(self, *sums: LedgerSum) -> None:
-        self._sums, self.asked = list(sums), list[tuple[str, float]]()
+        self._sums = list(sums)
+        self.asked = list[tuple[str, float]]()
 
     async def since(self, deployment: str, start: float) -> LedgerSum:
         self.asked.append((deployment, start))

@@ -41,8 +41,12 @@ class Spender:
     def __init__(
         self, texts: list[str], chance: random.Random, *, counts: bool, flaky: bool
     ) -> None:
-        self.name, self.endpoint = "spender", "spender://"
-        self._texts, self._chance, self._counts, self._flaky = texts, chance, counts, flaky
+        self.name = "spender"
+        self.endpoint = "spender://"
+        self._texts = texts
+        self._chance = chance
+        self._counts = counts
+        self._flaky = flaky
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         return Usage(prompt_bound(prompt.messages) // 3, len(text)) if self._counts else None
@@ -51,7 +55,8 @@ class Spender:
         raise AssertionError("its calls are streamed")
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        chance, counted = self._chance, await self.count(prompt, "")
+        chance = self._chance
+        counted = await self.count(prompt, "")
         most = counted.prompt_tokens if counted else prompt_bound(prompt.messages)
         read = chance.choice([0, most, chance.randint(0, most)])
         written = chance.choice(
@@ -73,7 +78,8 @@ class Auditor(NoJournal):
 
     def __init__(self) -> None:
         self._open: dict[int, Amount] = {}
-        self._spent, self.peak = NOTHING, NOTHING
+        self._spent = NOTHING
+        self.peak = NOTHING
 
     async def open(self, call: OpenedCall) -> None:
         self._open[call.number] = call.reserved
@@ -259,7 +265,8 @@ class Quota(NoJournal):
     """Lets so many calls be made."""
 
     def __init__(self, calls: int) -> None:
-        self.left, self.held = calls, list[Amount]()
+        self.left = calls
+        self.held = list[Amount]()
 
     async def open(self, call: OpenedCall) -> None:
         if call.role != "answer" and not self.left:

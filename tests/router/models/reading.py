@@ -20,7 +20,8 @@ async def streamed(model: Model, prompt: Prompt) -> Completion:
 
 async def left(model: Model, prompt: Prompt) -> list[Delta]:
     """The pieces of a stream that is left as soon as there is one."""
-    deltas, begun = list[Delta](), asyncio.Event()
+    deltas = list[Delta]()
+    begun = asyncio.Event()
 
     def on_delta(delta: Delta) -> None:
         deltas.append(delta)

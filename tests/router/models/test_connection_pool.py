@@ -46,11 +46,16 @@ class Kept:
     """A reader that keeps what it gets, and wants no more once it has `enough`."""
 
     def __init__(self, enough: bytes = b"\0", *, patient: bool = False) -> None:
-        self.status, self.headers, self.body, self.pieces = 0, dict[str, str](), b"", 0
-        self.patient, self._enough = patient, enough
+        self.status = 0
+        self.headers = dict[str, str]()
+        self.body = b""
+        self.pieces = 0
+        self.patient = patient
+        self._enough = enough
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
-        self.status, self.headers = status, dict(headers)
+        self.status = status
+        self.headers = dict(headers)
 
     def received(self, data: bytes) -> bool:
         self.body += data
@@ -64,10 +69,12 @@ class Raw:
     """
 
     def __init__(self, *replies: Sequence[bytes | None]) -> None:
-        self.port, self._replies = 0, iter(replies)
+        self.port = 0
+        self._replies = iter(replies)
         self.requests: list[bytes] = []
         self.connections = 0
-        self.asked, self.left = asyncio.Event(), asyncio.Event()
+        self.asked = asyncio.Event()
+        self.left = asyncio.Event()
         """Set once there was a request, and once a client has left."""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -146,7 +153,8 @@ async def test_a_patient_reader(pool: ConnectionPool) -> None:
     pieces = [b"1\r\n%d\r\n" % (at % 10) for at in range(40)]
     head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     async with raw((head, *pieces, b"0\r\n\r\n"), (head, *pieces[:5])) as server:
-        whole, cut = await post(pool, server, Kept(patient=True)), Kept(patient=True)
+        whole = await post(pool, server, Kept(patient=True))
+        cut = Kept(patient=True)
         assert (whole.body, whole.pieces < 10) == (b"0123456789" * 4, True)
         server.asked.clear()
         asking = asyncio.create_task(post(pool, server, cut))
@@ -384,7 +392,8 @@ async def test_tls(pool: ConnectionPool, tmp_path: Path, monkeypatch: pytest.Mon
     """A server is who it says, by the authorities that this machine trusts, or it is sent
     nothing.
     """
-    authority, tls = Authority(tmp_path), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority = Authority(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*authority.issue("server"))
     async with raw((PLAIN,), (PLAIN,), tls=tls) as server:
         with pytest.raises(CertificateError, match="cannot connect to localhost"):

@@ -43,7 +43,8 @@ def test_reply(pieces: list[str], stop: tuple[str, ...], reason: str) -> None:
         reply.tell()
     if not reply.abandoned:
         reply.take(ChatReply((Choice(finish_reason=reason),)))
-    output, whole = reply.end(), "".join(pieces)
+    output = reply.end()
+    whole = "".join(pieces)
     assert (output.text, output.finish_reason) == end_at_stop(whole, stop, reason, None)
     assert output.text == "".join(delta.text for delta in deltas)
     assert output.overran == (len(output.text) < len(whole))

@@ -167,7 +167,8 @@ async def test_logprobs_that_are_asked_for(
         '{"content":[{"token":"x","logprob":-0.5,"bytes":[1],"top_logprobs":[]},'
         '{"logprob":-2}],"refusal":null}'
     )
-    one, none = '{"content":[{"logprob":-0.5}]}', '{"content":null}'
+    one = '{"content":[{"logprob":-0.5}]}'
+    none = '{"content":null}'
     refused = fails(400, "logprobs are not supported")
     openai_server.plays(told(both), told(one), told(none), told("null"), refused, told("null"))
     model = OpenAIHTTP(
@@ -319,10 +320,8 @@ async def test_padding(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
 
 async def test_a_usage_that_cannot_be(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     """It costs nothing of the text, and the last one that can be counts."""
-    counted, lied = (
-        {"prompt_tokens": 11, "completion_tokens": 1},
-        {"prompt_tokens": 1e300, "completion_tokens": 2},
-    )
+    counted = {"prompt_tokens": 11, "completion_tokens": 1}
+    lied = {"prompt_tokens": 1e300, "completion_tokens": 2}
     chunks = [
         event({"choices": [{"delta": {"content": "a"}}], "usage": usage})
         for usage in (counted, lied)

@@ -128,7 +128,9 @@ def piece(delta: object, **fields: Any) -> bytes:
     return event({"choices": [{"index": 0, "delta": delta, **fields}]})
 
 
-A, B, END = text_event("a"), text_event("b"), end_event()
+A = text_event("a")
+B = text_event("b")
+END = end_event()
 STREAMS: dict[str, bytes] = {
     "null": b"data: null\n\n" + A + b"data: null\n\n" + B + END,
     "no tables": b'data: 7\n\ndata: []\n\ndata: "x"\n\ndata: {}\n\n' + A + B + END,

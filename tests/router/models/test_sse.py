@@ -57,7 +57,8 @@ def test_line_ends(tokens: list[bytes], cuts: list[int]) -> None:
     one line.
     """
     body = b"".join(tokens)
-    whole, split_up = EventReader(), EventReader()
+    whole = EventReader()
+    split_up = EventReader()
     pieces = split(body, [min(cut, len(body)) for cut in cuts])
     assert [event for piece in pieces for event in split_up.feed(piece)] == whole.feed(body)
 

@@ -93,7 +93,8 @@ def test_a_flood_of_small_pieces(flood: str) -> None:
 
 def told_apart(pieces: Iterable[str], *, cut: bool = False, opened: bool = False) -> str:
     """The text of an output that comes in these pieces."""
-    thoughts, text = Thoughts(opened=opened), ""
+    thoughts = Thoughts(opened=opened)
+    text = ""
     for piece in filter(None, pieces):
         said, _ = thoughts.feed(piece)
         text = said if thoughts.revoked else text + said

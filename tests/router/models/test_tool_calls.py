@@ -207,7 +207,8 @@ PIECES = st.builds(CallReply, INDICES, st.none() | st.sampled_from("ab"), FUNCTI
 @given(st.lists(PIECES, min_size=1, max_size=6))
 def test_any_pieces_are_text(said: Sequence[CallReply]) -> None:
     """Arguments bring no tag, in one go or piece by piece."""
-    calls, by_piece = Calls(), Calls()
+    calls = Calls()
+    by_piece = Calls()
     calls.add(said)
     for piece in said:
         by_piece.add([piece])

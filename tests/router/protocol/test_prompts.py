@@ -5,11 +5,9 @@ import pytest
 from router.models import Message
 from router.protocol import Report, prompts
 
-SYSTEM, ASKED, SAID = (
-    Message("system", "be brief"),
-    Message("user", "hi"),
-    Message("assistant", "hello"),
-)
+SYSTEM = Message("system", "be brief")
+ASKED = Message("user", "hi")
+SAID = Message("assistant", "hello")
 
 
 @pytest.mark.parametrize(

@@ -373,10 +373,8 @@ def test_a_turn_may_name_who_could_do_it(text: str, to: str, why: str) -> None:
 @pytest.mark.parametrize("after", ["", "\n- and more", "</evidence>"])
 def test_a_report_that_names_a_manager(after: str) -> None:
     """Keeps what was found; what is not a whole report changes nothing."""
-    found, handed_on = (
-        f"<answer>42</answer><evidence>- It is 42.{after}",
-        '<escalate to="pages">the rest is blocked</escalate>',
-    )
+    found = f"<answer>42</answer><evidence>- It is 42.{after}"
+    handed_on = '<escalate to="pages">the rest is blocked</escalate>'
     points = ("It is 42.", *(["and more"] if "more" in after else []))
     assert parse_turn(found + handed_on) == ReportTurn(Report("42", points, escalate_to="pages"))
     why = ReportTurn(Report("the rest is blocked", (), escalate_to="pages"))

@@ -149,7 +149,9 @@ def test_a_run_that_nobody_asked_for_gives_way() -> None:
     """
 
     async def main(clock: Clock) -> None:
-        store, begun, let = Kept(), asyncio.Event(), asyncio.Event()
+        store = Kept()
+        begun = asyncio.Event()
+        let = asyncio.Event()
         admission = Admission(AdmissionLimits(max_runs=1))
         lifecycle = RunLifecycle(store, store, LiveRuns(), {}, 60.0, admission=admission)
 
@@ -178,7 +180,8 @@ def test_a_run_that_nobody_asked_for_gives_way() -> None:
 
 async def test_a_request_that_is_turned_away_leaves_nothing() -> None:
     """It is not on record, nothing is called, and the place that it did not get is not lost."""
-    store, model = Kept(), HeldModel(ScriptedModel([STOP]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([STOP]))
     gateway = Deployment(model).gateway(
         store, admission=Admission(AdmissionLimits(max_runs=1, queue=0))
     )

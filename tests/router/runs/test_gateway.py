@@ -80,7 +80,8 @@ async def test_a_finished_run_is_stored() -> None:
 )
 async def test_bad_questions(question: str, why: str) -> None:
     """What cannot be used is refused before anything is spent or stored."""
-    store, model = Kept(), ScriptedModel([])
+    store = Kept()
+    model = ScriptedModel([])
     gateway = Deployment(model).gateway(store, max_question_chars=10)
     with pytest.raises(BadRequest, match=why):
         await gateway.answer(question, RequestOptions())
@@ -108,7 +109,8 @@ async def test_out_of_scope() -> None:
     """A question beyond the models' language is answered with what it was about, and no model
     is asked.
     """
-    model, store = ScriptedModel([]), Kept()
+    model = ScriptedModel([])
+    store = Kept()
     gateway = Deployment(model).gateway(
         store, vocabulary=Vocabulary(["who", "wrote"], ["The Salt Road"])
     )
@@ -171,7 +173,8 @@ async def test_a_cancelled_run_is_stored_with_its_calls() -> None:
 
 async def test_cancelling_cancels_every_executor() -> None:
     """Sub-queries that run side by side all stop, each with its row."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store = Kept()
+    model = HeldModel(ScriptedModel([]))
     answer = asking(
         Deployment(ScriptedModel(['<search>["a?", "b?", "c?"]</search>']), model), store
     )
@@ -249,7 +252,8 @@ def test_a_store_that_takes_too_long() -> None:
     """
 
     async def main(clock: Clock) -> None:
-        store, live = Kept(), LiveRuns()
+        store = Kept()
+        live = LiveRuns()
         store.let.clear()
         gateway = Deployment().gateway(store, live=live)
         answer = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=10.0)))
@@ -299,7 +303,8 @@ async def test_execute() -> None:
 
 async def test_complete() -> None:
     """One call to a role's model is a run of its own; the role's system prompt is not added."""
-    store, model = Kept(), ScriptedModel(["a</x>b"])
+    store = Kept()
+    model = ScriptedModel(["a</x>b"])
     request = CompletionRequest(
         "answer", (Message("system", "be"), Message("user", "hi")), ("</x>",), 7
     )
@@ -313,7 +318,8 @@ async def test_complete() -> None:
 
 async def test_complete_streamed() -> None:
     """What is passed on piece by piece is what is stored."""
-    store, sent = Kept(), list[Delta]()
+    store = Kept()
+    sent = list[Delta]()
     written = Completion("a b c", "stop", "hm", Usage(3, 3), overran=True)
     model = ScriptedModel([written])
     run = (
@@ -329,7 +335,9 @@ async def test_complete_streamed() -> None:
 
 async def test_a_stream_that_is_cancelled() -> None:
     """The call is booked and the run stored, however far it came."""
-    store, model, sent = Kept(), HeldModel(ScriptedModel(["a b c"])), list[Delta]()
+    store = Kept()
+    model = HeldModel(ScriptedModel(["a b c"]))
+    sent = list[Delta]()
     running = asyncio.create_task(
         Deployment(answerer=model).gateway(store).complete(ASKED, RequestOptions(), sent.append)
     )
@@ -346,12 +354,10 @@ async def test_a_repeated_request_spends_nothing() -> None:
     """The second request of a name gets the first one's run, its events included, and no model
     is asked.
     """
-    store, model, first, second = (
-        Kept(),
-        ScriptedModel([block(QUESTION), STOP]),
-        list[Event](),
-        list[Event](),
-    )
+    store = Kept()
+    model = ScriptedModel([block(QUESTION), STOP])
+    first = list[Event]()
+    second = list[Event]()
     gateway = Deployment(model).gateway(store)
     run = await gateway.answer(QUESTION, NAMED, first.append)
     again = await gateway.answer(QUESTION, NAMED, second.append)
@@ -382,7 +388,8 @@ async def test_a_request_that_is_repeated_while_it_runs(stored: list[str]) -> No
 
 async def test_a_request_that_is_repeated_while_it_fails_elsewhere() -> None:
     """Whoever waits for it begins anew, also where the texts of runs are not kept."""
-    store, fingerprint = Kept(), RunRequest("answer", QUESTION, QUESTION).fingerprint
+    store = Kept()
+    fingerprint = RunRequest("answer", QUESTION, QUESTION).fingerprint
     await store.begin(
         RunStart("run-1", "answer", DEFAULT_TENANT, "", "once", QUESTION, fingerprint, 0.0)
     )
@@ -436,7 +443,8 @@ async def test_a_run_that_somebody_cancels() -> None:
 
 async def test_a_run_that_somebody_cancels_while_it_is_stored() -> None:
     """That is too late: the answer goes out."""
-    store, live = Kept(), LiveRuns()
+    store = Kept()
+    live = LiveRuns()
     store.let.clear()
     answer = asking(Deployment(), store, live=live)
     await ended(store.asked.wait())
@@ -460,7 +468,8 @@ async def test_money_needs_prices() -> None:
 
 async def test_who_hears_of_an_answer_and_when() -> None:
     """Once it is stored, and of no answer that was given before."""
-    store, heard = Kept(), list[Run]()
+    store = Kept()
+    heard = list[Run]()
     gateway = Deployment().gateway(store, on_answered=lambda run: heard.append(store.runs[-1]))
     run = await gateway.answer(QUESTION, RequestOptions(request_id="mine"))
     await gateway.answer(QUESTION, RequestOptions(request_id="mine"))

@@ -33,7 +33,8 @@ PROMPTS: Mapping[RoleName, str] = {
     name: (PROMPT_FOLDER / f"{name}.txt").read_text("utf-8").strip() for name in NAMES
 }
 
-QUESTION, SUB_QUERY = "Where was the director of the film Heat born?", "Who directed the film Heat?"
+QUESTION = "Where was the director of the film Heat born?"
+SUB_QUERY = "Who directed the film Heat?"
 EVIDENCE = "Heat is a 1995 film directed by Michael Mann, who was born in Chicago."
 FOUND = [
     Passage("heat", "Heat (1995 film)", EVIDENCE, 0.9),

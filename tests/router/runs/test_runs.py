@@ -19,7 +19,8 @@ from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 
 QUESTION = "Who directed Heat?"
-OWNER, OTHER = Identity("owner", SCOPES), Identity("other", SCOPES)
+OWNER = Identity("owner", SCOPES)
+OTHER = Identity("other", SCOPES)
 
 
 @asynccontextmanager
@@ -27,11 +28,9 @@ async def under_way(
     identity: Identity = LOCAL, *, full: bool = False
 ) -> AsyncIterator[tuple[Kept, Runs, str, Task[Run]]]:
     """An answer that is nearly there; it is there at the end. `full`: it cannot be stored."""
-    store, live, model = (
-        Kept(),
-        LiveRuns(),
-        HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"])),
-    )
+    store = Kept()
+    live = LiveRuns()
+    model = HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
     store.full = full
     gateway = Deployment(answerer=model).gateway(store, live=live)
     answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(identity)))
@@ -53,7 +52,8 @@ async def test_watching_a_run_that_has_ended(after: int) -> None:
     """Its events are told with their numbers, from where they are wanted, and the run at the
     end.
     """
-    store, events = Kept(), list[Event]()
+    store = Kept()
+    events = list[Event]()
     run = await Deployment().gateway(store).answer(QUESTION, RequestOptions(), events.append)
     assert run.events == tuple(events)
     assert await told(Runs(store, LiveRuns()), run.id, after) == [
@@ -71,7 +71,8 @@ async def test_watching_a_run_under_way() -> None:
         begun = [await ended(anext(watching)) for _ in range(5)]
         assert begun[0] == (1, RunStarted(run_id))
         assert isinstance(begun[4][1], Reported)
-    rest, run = [item async for item in watching], await answering
+    rest = [item async for item in watching]
+    run = await answering
     assert [number for number, _ in (*begun, *rest)] == [
         *range(1, len(run.events) + 1),
         len(run.events) + 2,
@@ -155,7 +156,8 @@ async def test_bad_feedback(feedback: Feedback, why: str) -> None:
 
 async def test_feedback_is_heard_of_once_it_is_kept() -> None:
     """By whoever learns from it; refused feedback by nobody."""
-    store, heard = Kept(), list[Feedback]()
+    store = Kept()
+    heard = list[Feedback]()
 
     async def hear(feedback: Feedback) -> None:
         assert store.given == [feedback]

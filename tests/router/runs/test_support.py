@@ -26,7 +26,8 @@ MANN = (
 TOWER = "巴黎是法国的首都。埃菲尔铁塔建于1889年，由居斯塔夫·埃菲尔设计。"
 LYON = "The city of Lyon has 1,200,000 inhabitants and an area of 47.87 km2."
 TITLES = {MANN: "Michael Mann", TOWER: "巴黎", LYON: "Lyon"}
-WHEN, WHO = "When was Krurou founded?", "Who directed Heat?"
+WHEN = "When was Krurou founded?"
+WHO = "Who directed Heat?"
 
 
 @asynccontextmanager

@@ -79,7 +79,8 @@ async def test_a_sub_query_begins_at_its_closing_quote() -> None:
     the second has.
     """
     retriever = Watched()
-    a, b = retriever.of("a?").wait, retriever.of("b?").wait
+    a = retriever.of("a?").wait
+    b = retriever.of("b?").wait
     written: list[Piece] = ['<search>["a?"', a, ', "b?"', b, "]</search>"]
     async with asyncio.timeout(10):
         found = await paced(retriever, written, [STOP]).run(QUESTION, lasting())
@@ -89,8 +90,10 @@ async def test_a_sub_query_begins_at_its_closing_quote() -> None:
 
 async def test_nothing_is_heard_of_it_before_the_block_is_read() -> None:
     """Events come once it is certain what was dispatched, in the order of the protocol."""
-    retriever, events = Watched(), list[Event]()
-    context, heard = lasting(events=events), list[Event]()
+    retriever = Watched()
+    events = list[Event]()
+    context = lasting(events=events)
+    heard = list[Event]()
 
     async def listen() -> None:
         await retriever.of("a?").wait()
@@ -168,7 +171,8 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
             for text in outputs
         ]
         roles = Deployment(PacedModel(*pieces)).roles()
-        model, retriever = ScriptedModel(terms.executor), Watched()
+        model = ScriptedModel(terms.executor)
+        retriever = Watched()
         alone = Executor(role("execution", model), retriever, terms.limits)
         search = FactorizedSearch(
             Delegator(roles["delegation"]),
@@ -275,7 +279,8 @@ async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
     """A thought that ends too late takes the block back: of what had begun one is at work, and
     one has ended.
     """
-    retriever, context = Watched("a?"), lasting()
+    retriever = Watched("a?")
+    context = lasting()
     reported = asyncio.Event()
 
     def works(prompt: Prompt) -> str:
@@ -318,7 +323,8 @@ async def test_a_call_that_is_made_anew(again: list[str], calls: int, wasted: in
 
 async def test_a_delegator_that_fails() -> None:
     """Its failed call of the delegator cancels what had begun, and is raised."""
-    retriever, context = Watched("a?"), lasting()
+    retriever = Watched("a?")
+    context = lasting()
     search = paced(retriever, ['<search>["a?"', retriever.of("a?").wait, DOWN])
     with pytest.raises(UpstreamUnavailable, match="delegation"):
         await search.run(QUESTION, context)
@@ -329,7 +335,8 @@ async def test_a_delegator_that_fails() -> None:
 
 async def test_cancelling_the_run_cancels_what_had_begun() -> None:
     """Nothing is left at work, and everything is booked."""
-    retriever, context = Watched("a?"), lasting()
+    retriever = Watched("a?")
+    context = lasting()
     search = paced(retriever, ['<search>["a?"', asyncio.Event().wait])
     running = asyncio.create_task(search.run(QUESTION, context))
     async with asyncio.timeout(10):

@@ -241,7 +241,8 @@ async def shortened(
     *answers: Answer, context_tokens: int | None = None
 ) -> tuple[Execution, RunContext, ScriptedModel]:
     """A run whose searches find three passages each."""
-    model, context = ScriptedModel(answers), lasting()
+    model = ScriptedModel(answers)
+    context = lasting()
     asked = replace(role("execution", model), context_tokens=context_tokens)
     retriever = FixedRetriever({"director of Heat": MANY, "Heat 1995 film": MANY})
     return await Executor(asked, retriever, LIMITS).run(SUB_QUERY, 0, context), context, model

@@ -31,10 +31,8 @@ PROMPTS: Mapping[RoleName, str] = {
 }
 
 QUESTION = "Are the directors of Heat and Jaws from the same country?"
-FIRST, SECOND = (
-    "Which country is the director of Heat from?",
-    "Which country is the director of Jaws from?",
-)
+FIRST = "Which country is the director of Heat from?"
+SECOND = "Which country is the director of Jaws from?"
 HEAT = Passage(
     "heat",
     "Heat (1995 film)",
@@ -80,7 +78,8 @@ class Script:
     def __init__(
         self, delegation: list[Behaviour], execution: dict[str, list[Behaviour]], answer: Behaviour
     ) -> None:
-        self._delegation, self._answer = iter(delegation), answer
+        self._delegation = iter(delegation)
+        self._answer = answer
         self._execution = {sub_query: iter(turns) for sub_query, turns in execution.items()}
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:

@@ -77,7 +77,8 @@ async def test_a_page_is_fetched_and_cited() -> None:
     """Its passages are as any others; the trace has the call, and what the model was told of
     the tool.
     """
-    worker, given = ScriptedModel([call(), REPORT]), tools()
+    worker = ScriptedModel([call(), REPORT])
+    given = tools()
     execution = await run(worker, given)
     assert (execution.outcome, execution.report.answer) == ("reported", "1943")
     (search,) = execution.searches

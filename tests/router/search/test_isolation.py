@@ -109,7 +109,8 @@ async def searched(world: World) -> Seen:
 
     asked = block_of(world.sub_queries)
     delegator = ScriptedModel([f"<think>THOUGHTMARK</think>{asked}", STOP])
-    executor, answerer = ScriptedModel(executes), ScriptedModel(["<answer>done</answer>"])
+    executor = ScriptedModel(executes)
+    answerer = ScriptedModel(["<answer>done</answer>"])
     deployment = Deployment(delegator, executor, answerer, Everything(world))
     trajectory = await deployment.search().run(world.question, lasting())
     by_executor: dict[int, list[Prompt]] = {0: [], 1: []}
@@ -200,7 +201,8 @@ async def test_reports_arrive_whole(world: World) -> None:
 @given(WORLDS)
 async def test_prompts_repeat(world: World) -> None:
     """The same inputs give the same prompts, letter for letter."""
-    first, second = await searched(world), await searched(world)
+    first = await searched(world)
+    second = await searched(world)
     assert first.delegation == second.delegation
     assert first.execution == second.execution
     assert first.answering == second.answering

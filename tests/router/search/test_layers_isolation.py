@@ -56,7 +56,8 @@ class Seen(Layers):
             return STOP if len(prompt.messages) > 2 else asked
 
         def manages(name: str) -> ScriptedModel:
-            fact, said = (FACTS[NAMES.index(name)], escape(world.answers[NAMES.index(name)]))
+            fact = FACTS[NAMES.index(name)]
+            said = escape(world.answers[NAMES.index(name)])
             asked = (
                 f'<think>{world.thought}</think><search>["{fact} first?", "{fact} '
                 'second?"]</search>'
@@ -106,7 +107,8 @@ async def test_each_layer_sees_what_is_its_own(world: World) -> None:
     seen = Seen(world)
     await seen.searched()
     pages = ("PASSAGEMARK", "TITLEMARK", "what is it", "THOUGHTMARK")
-    steps, reports = ("FIRSTSTEP", "SECONDSTEP"), ("ONEREPORT", "TWOREPORT")
+    steps = ("FIRSTSTEP", "SECONDSTEP")
+    reports = ("ONEREPORT", "TWOREPORT")
     top = ("QUESTIONMARK", *steps, *reports)
     below = (*pages, *FACTS, "WORKER-search", "WORKER-browser")
     assert not missing(seen.delegator.prompts, top, below)

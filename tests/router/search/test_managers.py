@@ -53,7 +53,8 @@ async def test_three_layers() -> None:
     """Steps go to managers, facts to workers; each call is booked under its step, its manager
     and its worker.
     """
-    layers, events = Layers(), list[Event]()
+    layers = Layers()
+    events = list[Event]()
     context = lasting(events=events)
     found = await layers.search().run(QUESTION, context)
     assert (found.outcome, found.topology, found.answer) == ("answered", "host", " ".join(VALUES))
@@ -92,7 +93,9 @@ async def test_tokens_by_layer() -> None:
     """Beside two layers on the same question: four fifths are the workers', and the delegator's
     prompt is no longer.
     """
-    layers, context, beside = Layers(), lasting(), lasting()
+    layers = Layers()
+    context = lasting()
+    beside = lasting()
     await layers.search().run(QUESTION, context)
     alone = ScriptedModel(leads_alone, "backbone")
     models = Deployment(
@@ -100,7 +103,8 @@ async def test_tokens_by_layer() -> None:
     )
     found = await models.search().run(QUESTION, beside)
     assert found.answer == " ".join(VALUES)
-    of_host, of_two = tokens(context.ledger.calls), tokens(beside.ledger.calls)
+    of_host = tokens(context.ledger.calls)
+    of_two = tokens(beside.ledger.calls)
     longest = [
         max(len(_text(prompt)) for prompt in model.prompts) for model in (layers.delegator, alone)
     ]

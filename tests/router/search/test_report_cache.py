@@ -108,8 +108,10 @@ async def waiting(executor: ReportCache, *contexts: RunContext) -> list[asyncio.
 async def test_one_run_for_all_who_ask_at_the_same_time() -> None:
     """The others get its report and its trace, which name it; they make no call."""
     model = HeldModel(ScriptedModel(finds))
-    executor, events = shared(model), list[Event]()
-    leader, contexts = asking("run-1"), [asking("run-2", events=events), asking("run-3")]
+    executor = shared(model)
+    events = list[Event]()
+    leader = asking("run-1")
+    contexts = [asking("run-2", events=events), asking("run-3")]
     first = await held(model, executor, leader)
     others = await waiting(executor, *contexts)
     model.let.set()
@@ -142,7 +144,8 @@ async def test_another_index_has_reports_of_its_own() -> None:
     """A report is not given after the index is swapped, nor kept if that happened while it was
     written.
     """
-    index, model = Indexed(), HeldModel(ScriptedModel(finds), free=2)
+    index = Indexed()
+    model = HeldModel(ScriptedModel(finds), free=2)
     executor = shared(model, index=index)
     await executor.run(SUB_QUERY, 0, asking("run-1"))
     index.name = "index-2"
@@ -157,7 +160,8 @@ async def test_another_index_has_reports_of_its_own() -> None:
 
 async def test_where_the_index_is_not_known_nothing_is_kept() -> None:
     """Runs at the same time share all the same."""
-    index, model = Indexed(), HeldModel(ScriptedModel(finds))
+    index = Indexed()
+    model = HeldModel(ScriptedModel(finds))
     index.name = None
     executor = shared(model, index=index)
     first = await held(model, executor, asking("run-1"))
@@ -224,8 +228,11 @@ async def test_a_leader_that_leaves_hands_over() -> None:
     names both.
     """
     model = HeldModel(ScriptedModel(finds), free=1)
-    executor, events = shared(model), list[Event]()
-    leader, next_one, last = asking("run-1"), asking("run-2", events=events), asking("run-3")
+    executor = shared(model)
+    events = list[Event]()
+    leader = asking("run-1")
+    next_one = asking("run-2", events=events)
+    last = asking("run-3")
     first = await held(model, executor, leader)
     second, third = await waiting(executor, next_one, last)
     first.cancel()
@@ -248,7 +255,8 @@ async def test_a_search_that_was_cut_is_done_by_the_next_one() -> None:
         """Keeps whoever asks waiting, until it is let."""
 
         def __init__(self) -> None:
-            self.asked, self.let = asyncio.Event(), asyncio.Event()
+            self.asked = asyncio.Event()
+            self.let = asyncio.Event()
 
         async def search(
             self, queries: Sequence[str], top_k: int, document: str | None = None
@@ -257,8 +265,10 @@ async def test_a_search_that_was_cut_is_done_by_the_next_one() -> None:
             await self.let.wait()
             return [[PASSAGE] for _ in queries]
 
-    retriever, model = Held(), ScriptedModel(finds)
-    executor, context = shared(model, retriever), asking("run-2")
+    retriever = Held()
+    model = ScriptedModel(finds)
+    executor = shared(model, retriever)
+    context = asking("run-2")
     first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1")))
     await ended(retriever.asked.wait())
     (second,) = await waiting(executor, context)
@@ -325,9 +335,11 @@ async def test_failures_are_not_shared() -> None:
         report("Mann", "Heat is a film by Michael Mann."),
     ]
     model = HeldModel(ScriptedModel(said))
-    executor, context = shared(model), asking("run-2")
+    executor = shared(model)
+    context = asking("run-2")
     model.let.set()
-    first, second = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1"))), None
+    first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1")))
+    second = None
     (second,) = await waiting(executor, context)
     assert (await ended(first)).outcome == "model_failed"
     taken = await ended(second)
@@ -375,7 +387,8 @@ async def test_requests_share_as_far_as_they_may(began: Admitted, fresh: bool, c
     """Not those that ask for fresh work, nor those of tenants whose texts are not kept; whoever
     trains nobody shares with no other tenant.
     """
-    store, deployment = Tenants(began), Deployment()
+    store = Tenants(began)
+    deployment = Deployment()
     executor = shared(deployment.executor, across_tenants=True)
     roles = deployment.roles()
     gateway = Gateway(

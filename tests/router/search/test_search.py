@@ -160,7 +160,8 @@ def finds_nothing(prompt: Prompt) -> str:
 
 async def test_without_evidence_nobody_guesses() -> None:
     """No report with evidence: the answer is "not found", unless the answerer may guess."""
-    strict_answerer, lax_answerer = ScriptedModel([]), ScriptedModel(["<answer>a guess</answer>"])
+    strict_answerer = ScriptedModel([])
+    lax_answerer = ScriptedModel(["<answer>a guess</answer>"])
     executor = ScriptedModel(finds_nothing)
     strict = (
         await Deployment(executor=executor, answerer=strict_answerer)
@@ -368,9 +369,11 @@ async def test_again_with_the_same_reports() -> None:
     """Only the executor is asked; everything that followed from the reports is as it was, but
     for who made them.
     """
-    delegator, answerer = asks(("a?", "b?"), ("c?",)), ScriptedModel(["<answer>yes</answer>"])
+    delegator = asks(("a?", "b?"), ("c?",))
+    answerer = ScriptedModel(["<answer>yes</answer>"])
     found = await Deployment(delegator, answerer=answerer).search().run(QUESTION, lasting())
-    context, executor = lasting(), ScriptedModel(finds, "other")
+    context = lasting()
+    executor = ScriptedModel(finds, "other")
     again = (
         await Deployment(ScriptedModel([]), executor, ScriptedModel([]))
         .search()

@@ -21,12 +21,11 @@ from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, lasting, role
 
 QUESTION = "Was the director of Heat born before 1950?"
-DIRECTOR, BORN = "Who directed Heat?", "When was Michael Mann born?"
-SEARCH, AGAIN, ANSWER = (
-    f"<search>{DIRECTOR}</search>",
-    f"<search>{BORN}</search>",
-    "<answer>yes</answer>",
-)
+DIRECTOR = "Who directed Heat?"
+BORN = "When was Michael Mann born?"
+SEARCH = f"<search>{DIRECTOR}</search>"
+AGAIN = f"<search>{BORN}</search>"
+ANSWER = "<answer>yes</answer>"
 BIRTH = Passage("p2", "Michael Mann", "Yes: Mann <b>was</b> born in 1943.", 0.8)
 RETRIEVER = FixedRetriever({DIRECTOR: [PASSAGE], BORN: [BIRTH]})
 LIMITS = ExecutorLimits(max_turns=9, max_searches=4)
@@ -118,7 +117,8 @@ async def test_a_malformed_turn_is_corrected_once(said: tuple[str, ...]) -> None
 
 async def test_who_does_not_search_is_marked() -> None:
     """An answer from memory is `no_search`, whether or not it is let through."""
-    strict, lax = await run(ANSWER), await run(ANSWER, require_evidence=False)
+    strict = await run(ANSWER)
+    lax = await run(ANSWER, require_evidence=False)
     assert (strict.answer, strict.outcome) == (NOT_FOUND, "no_search")
     assert (lax.answer, lax.outcome) == ("yes", "no_search")
 

@@ -38,7 +38,8 @@ def test_it_is_down_until_a_search_has_worked() -> None:
     """Nobody searches but itself; what it found before tells nothing once there is a doubt."""
 
     async def main(clock: Clock) -> None:
-        inner, readiness = Failing(), Readiness()
+        inner = Failing()
+        readiness = Readiness()
         retriever = WatchedRetriever(inner, readiness)
         async with background_tasks(retriever.follow()):
             for works, why in ((False, "connection refused"), (None, "no answer within 5 s")):
@@ -69,7 +70,9 @@ def test_one_search_that_fails_is_no_outage() -> None:
     """The next one works."""
 
     async def main(clock: Clock) -> None:
-        inner, readiness, news = Failing(), Readiness(), 0
+        inner = Failing()
+        readiness = Readiness()
+        news = 0
         retriever = WatchedRetriever(inner, readiness)
 
         async def count() -> None:

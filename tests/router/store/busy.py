@@ -123,7 +123,8 @@ async def conduct(
 async def _tell(journal: LogJournal, run_id: str, luck: random.Random) -> None:
     """Turns and searches, those of the result or others."""
     for number, one in enumerate(EXECUTIONS):
-        agent, said = Agent("execution", luck.choice((number, number, 5))), one.conversation
+        agent = Agent("execution", luck.choice((number, number, 5)))
+        said = one.conversation
         if luck.random() < 0.7:
             journal.turn(run_id, agent, said.messages, said.outputs[0])
             await asyncio.sleep(0)

@@ -16,7 +16,8 @@ from tests.router.store.stored import call
 
 NOW = 1_795_262_400.0 + 3600
 """2026-11-21 13:00 UTC."""
-DAY, MONTH = "2026-11-21", "2026-11"
+DAY = "2026-11-21"
+MONTH = "2026-11"
 
 
 def start(run_id: str, tenant: str = "default", request_id: str = "", **fields: Any) -> RunStart:

@@ -40,7 +40,8 @@ class Note(NamedTuple):
 
 def notes(file: Path) -> Iterator[Note]:
     """All that was noted, in order."""
-    data, at = file.read_bytes(), 0
+    data = file.read_bytes()
+    at = 0
     while at < len(data):
         kind, descriptor, number, length = _NOTE.unpack_from(data, at)
         at += _NOTE.size + length
@@ -79,7 +80,8 @@ class File:
     def left(self, folder: Path, chance: random.Random) -> None:
         """Write into an empty folder what a power cut may leave of this one."""
         likely = chance.choice((0.0, 0.5, 0.9, 1.0))
-        names, lost = dict(self.names or {}), set[str]()
+        names = dict(self.names or {})
+        lost = set[str]()
         for change in self.since:
             assert isinstance(change, Named)
             if change.name not in lost and chance.random() < likely:
@@ -95,10 +97,13 @@ class File:
 
     def torn(self, chance: random.Random) -> bytes:
         """What a power cut may leave in a file."""
-        content, likely = bytearray(self.content), chance.choice((0.0, 0.1, 0.5, 0.9, 1.0))
+        content = bytearray(self.content)
+        likely = chance.choice((0.0, 0.1, 0.5, 0.9, 1.0))
         for change in self.since:
             assert isinstance(change, Note)
-            whole, at, end = chance.random() < 0.7, change.number, change.number + len(change.data)
+            whole = chance.random() < 0.7
+            at = change.number
+            end = change.number + len(change.data)
             if whole or change.kind != "w":
                 if chance.random() < likely:
                     _do(content, change)

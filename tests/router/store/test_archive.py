@@ -43,7 +43,8 @@ async def listed(
 ) -> list[list[str]]:
     """The identifiers of all pages."""
     wanted = wanted or RunFilter()
-    pages, page = [], ""
+    pages = []
+    page = ""
     while True:
         found = await archive.list(wanted, size, page)
         pages.append([each.id for each in found.runs])

@@ -86,7 +86,8 @@ async def test_a_store_in_use(database: Database, journal: LogJournal) -> None:
 
 async def test_checks_beside_a_busy_gateway(database: Database, journal: LogJournal) -> None:
     """Never raise a false alarm, at whatever moment of a run they look."""
-    ended, looks = asyncio.Event(), list[Checked]()
+    ended = asyncio.Event()
+    looks = list[Checked]()
 
     async def look() -> None:
         while not ended.is_set():

@@ -28,7 +28,8 @@ class Store:
     """A store whose database and log have disks of their own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.log = folder, folder / "runs.db.log"
+        self.folder = folder
+        self.log = folder / "runs.db.log"
         self.url = f"sqlite:///{folder / 'runs.db'}"
 
 

@@ -39,7 +39,8 @@ async def test_the_books_agree(
     """For any tenant, with a quota or without; also where it is killed, and its runs are closed
     at the next start.
     """
-    tenant, luck = f"tenant-{secrets.token_hex(4)}", random.Random(seed)
+    tenant = f"tenant-{secrets.token_hex(4)}"
+    luck = random.Random(seed)
     planned = data.draw(plans(tenant, MIDNIGHT))
     await put(database, tenants=[Tenant(tenant, tokens_per_day=limit)])
 

@@ -130,7 +130,8 @@ async def test_segments_that_are_still_needed(counted: Counted) -> None:
     go.
     """
     folder = counted.log_folder
-    log, call = RunLog.open(folder), ended("run-1")
+    log = RunLog.open(folder)
+    call = ended("run-1")
     async with cut_short(counted, log) as journal:
         first = segments(folder)
         await journal.begin(start("run-1"))
@@ -196,7 +197,8 @@ async def test_reading_a_run_under_way(counted: Counted) -> None:
         await journal.begin(start("run-1"))
         assert (await archive.load("run-1")).status == "running"
         await journal.begin(start("run-2"))
-        usual, counted.caught_up = counted.caught_up, wait
+        usual = counted.caught_up
+        counted.caught_up = wait
         assert (await archive.load("run-1")).status == "running"
         counted.caught_up = usual
         assert (await archive.load("run-2")).status == "running"

@@ -105,7 +105,8 @@ async def test_an_end_that_cannot_be_written(tmp_path: Path) -> None:
     what it spent.
     """
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
-    log, call = RunLog.open(database.log_folder), ended("run-1")
+    log = RunLog.open(database.log_folder)
+    call = ended("run-1")
     async with LogJournal.writing(database, log) as journal:
         await journal.begin(start("run-1"))
         await journal.open(opened(call))
@@ -129,7 +130,8 @@ async def test_an_end_that_cannot_be_written(tmp_path: Path) -> None:
 async def test_a_call_that_cannot_be_written(tmp_path: Path) -> None:
     """Is not made, and reserves nothing; its run may go on as soon as that is possible."""
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
-    log, call = RunLog.open(database.log_folder), ended("run-1")
+    log = RunLog.open(database.log_folder)
+    call = ended("run-1")
     async with LogJournal.writing(database, log) as journal:
         await journal.begin(start("run-1"))
         await _be_longest(journal, database)

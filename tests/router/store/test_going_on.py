@@ -145,7 +145,8 @@ async def test_only_what_was_in_flight_is_asked_again(
 
 
 async def test_the_version_that_was_chosen_goes_on(tmp_path: Path) -> None:
-    models, asked = Models("execution"), RequestOptions(executor="executor-000001")
+    models = Models("execution")
+    asked = RequestOptions(executor="executor-000001")
     (tmp_path / "first").mkdir()
     left, run_id = await killed(tmp_path, models, "execution", asked)
     async with gateway(left, Models()) as (second, _, journal):
@@ -161,7 +162,9 @@ async def test_on_postgresql(postgres: Callable[[], str], tmp_path: Path, way: s
     """The gateway that takes the log goes on with its runs; others may share the database
     meanwhile.
     """
-    url, models, asked = postgres(), Models("execution", 3), RequestOptions(request_id="mine")
+    url = postgres()
+    models = Models("execution", 3)
+    asked = RequestOptions(request_id="mine")
     with suppress(_Killed):
         async with gateway(url, models) as (first, archive, _):
             asking = asyncio.create_task(first.answer(QUESTION, asked))
@@ -208,12 +211,11 @@ def _calls(prompt: Prompt) -> str:
 
 async def test_no_call_of_a_tool_is_repeated(tmp_path: Path) -> None:
     """That has completed, or failed: its record is taken over, as a search's is."""
-    fetch, page = (
-        Tool("web", "fetch", "", {}),
-        ToolOutput(f"It is so: {SUB_QUERIES[0]}", "Page", "http://mini/1"),
-    )
+    fetch = Tool("web", "fetch", "", {})
+    page = ToolOutput(f"It is so: {SUB_QUERIES[0]}", "Page", "http://mini/1")
     before, after = (FixedTools([fetch], {SUB_QUERIES[0]: page}) for _ in range(2))
-    models, anew = Models(), Models()
+    models = Models()
+    anew = Models()
     models.models["execution"] = HeldModel(ScriptedModel(_calls, "execution"), 3)
     anew.models["execution"] = again = ScriptedModel(_calls, "execution")
     (tmp_path / "first").mkdir()

@@ -112,7 +112,9 @@ class Watched(RunLog):
 
     def __init__(self, folder: Path, lock: int) -> None:
         super().__init__(folder, lock)
-        self.syncs, self.begun, self.may = 0, threading.Semaphore(0), threading.Semaphore(0)
+        self.syncs = 0
+        self.begun = threading.Semaphore(0)
+        self.may = threading.Semaphore(0)
 
     def _sync_files(self, earlier: list[int], current: int, folder: bool) -> None:
         self.syncs += 1

@@ -33,7 +33,8 @@ def layers(held: str = "", free: int = 0) -> Layers:
     `free` calls.
     """
     made = Layers(pages={"search": Pages(range(4)), "browser": Pages()})
-    managers, workers = dict(made.managers), dict(made.workers)
+    managers = dict(made.managers)
+    workers = dict(made.workers)
     match held:
         case "manager":
             managers["search"] = HeldModel(managers["search"], free)
@@ -43,7 +44,8 @@ def layers(held: str = "", free: int = 0) -> Layers:
             workers["browser"] = HeldModel(workers["browser"], free)
         case "delegator" | "answerer":
             setattr(made, held, HeldModel(getattr(made, held), free))
-    made.managers, made.workers = managers, workers
+    made.managers = managers
+    made.workers = workers
     return made
 
 
@@ -116,7 +118,8 @@ async def test_only_what_was_in_flight_is_asked_again(tmp_path: Path, held: str,
     """Whichever layer it was in: the run comes to the very same, worker by worker, and pays for
     the rest only.
     """
-    left, made = tmp_path / "killed", layers(held, free)
+    left = tmp_path / "killed"
+    made = layers(held, free)
     async with gateway(tmp_path / "first", made) as (first, archive, _):
         asking = asyncio.create_task(ask(first, request_id="mine"))
         await asyncio.wait_for(held_of(made).called.wait(), 10)

@@ -203,11 +203,9 @@ async def test_an_end_that_cannot_be_written_by_one_that_is_fenced(
     everything.
     """
     database = await Database.open(url)
-    log, cancelled, health = (
-        RunLog.open(tmp_path / "log"),
-        asyncio.Queue[str](),
-        asyncio.Queue[str | None](),
-    )
+    log = RunLog.open(tmp_path / "log")
+    cancelled = asyncio.Queue[str]()
+    health = asyncio.Queue[str | None]()
     watched = LogJournal.writing(
         database, log, on_cancel=cancelled.put_nowait, on_health=health.put_nowait
     )
@@ -236,7 +234,8 @@ async def test_an_end_that_cannot_be_written_by_one_that_is_fenced(
 
 async def test_a_run_that_is_to_begin_at_the_end(url: str) -> None:
     """Is refused, rather than left to wait."""
-    may, database = threading.Event(), await Counted.open(url)
+    may = threading.Event()
+    database = await Counted.open(url)
     assert isinstance(database, Counted)
     async with LogJournal.writing(database) as journal:
         held = asyncio.create_task(database.write(lambda _connection: may.wait(10)))

@@ -25,8 +25,12 @@ from router.store.schema import RUNS, trace_of
 from tests.router.store.recorded import Disk, built, notes
 from tests.router.store.test_going_on import QUESTION, Models, gateway
 
-STATES, PROCESSES, SEED = 1000, 2, 21
-_QUESTIONS, _AT_ONCE, _ASKED_AGAIN = 60, 6, 8
+STATES = 1000
+PROCESSES = 2
+SEED = 21
+_QUESTIONS = 60
+_AT_ONCE = 6
+_ASKED_AGAIN = 8
 _MEMORY = Path("/dev/shm")
 """Where nobody waits for a disk."""
 _SOON = 6
@@ -44,7 +48,8 @@ async def ask(folder: Path, first: int, killed: bool) -> None:
     has come; its log has many segments. `killed`: it ends as by a kill, with runs under way.
     """
     told = os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    chance, numbers = random.Random(first), iter(range(first, first + _QUESTIONS))
+    chance = random.Random(first)
+    numbers = iter(range(first, first + _QUESTIONS))
     async with gateway(folder, Models()) as (asked, archive, journal):
 
         async def work() -> None:
@@ -92,8 +97,11 @@ def found(
     """Open states in which a power cut may leave a folder: of each the number of notes by then, its
     seed, the number of answers that were acknowledged by then, and what is wrong.
     """
-    disk, told, taken = Disk(folder), dict[str, bytes](), 0
-    noted, checked = list(notes(file)), []
+    disk = Disk(folder)
+    told = dict[str, bytes]()
+    taken = 0
+    noted = list(notes(file))
+    checked = []
     for until, seed in sorted(states):
         for note in noted[taken:until]:
             disk.take(note)
@@ -138,7 +146,8 @@ def test_what_was_acknowledged_is_there(recorded: tuple[Path, Path]) -> None:
     """As it was told, and counted once; nothing is left open. Half of the cuts are drawn from all
     moments, half from those soon after a file was deleted.
     """
-    chance, noted = random.Random(SEED), list(notes(recorded[1]))
+    chance = random.Random(SEED)
+    noted = list(notes(recorded[1]))
     deleted = [at for at, note in enumerate(noted, 1) if note.kind == "u"]
     moments = [chance.randint(1, len(noted)) for _ in range(STATES // 2)]
     moments += [chance.choice(deleted) + chance.randrange(_SOON) for _ in range(STATES // 2)]

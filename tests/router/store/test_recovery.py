@@ -323,14 +323,17 @@ async def test_whatever_went_wrong_before_a_kill(data: st.DataObject, seed: int)
     """Segments that end at any moment, and a database that works now and then: all that was
     acknowledged is there.
     """
-    luck, planned = random.Random(seed), data.draw(plans("acme", MIDNIGHT))
+    luck = random.Random(seed)
+    planned = data.draw(plans("acme", MIDNIGHT))
     with tempfile.TemporaryDirectory() as folder:
         async with at(f"sqlite:///{folder}/runs.db") as database:
-            log, names = RunLog.open(database.log_folder), ("spending", "elsewhere")
+            log = RunLog.open(database.log_folder)
+            names = ("spending", "elsewhere")
 
             async def rename() -> None:
                 nonlocal names
-                statement, names = "ALTER TABLE {} RENAME TO {}".format(*names), names[::-1]
+                statement = "ALTER TABLE {} RENAME TO {}".format(*names)
+                names = names[::-1]
                 await database.write(
                     lambda connection: connection.exec_driver_sql(statement), behind=True
                 )
@@ -366,7 +369,8 @@ class Small:
     """
 
     def __init__(self, path: Path, content: bytes) -> None:
-        self.path, self.content = path, content
+        self.path = path
+        self.content = content
         self._runs: dict[tuple[object, ...], dict[str, Run]] = {}
         self.whole, self.runs = self.read(content)
 

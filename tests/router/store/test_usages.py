@@ -132,7 +132,8 @@ async def test_sums_are_exact(database: Database, usages: SQLUsages, seed: int) 
     ]
 
     for _ in range(60):
-        start, end = draw.choice(edges), draw.choice(edges)
+        start = draw.choice(edges)
+        end = draw.choice(edges)
         if start is not None and end is not None and start >= end:
             start, end = end, start + 0.5
         by = draw.choice([some for size in range(5) for some in combinations(DIMENSIONS, size)])
@@ -191,12 +192,12 @@ async def test_deleted_calls(database: Database, usages: SQLUsages) -> None:
 
 async def test_all_is_read_at_one_moment(database: Database) -> None:
     """What is written while the parts are read belongs to none of them."""
-    early, late = (
-        [call("run-1", started_at=0.0)],
-        [call("run-2", n, started_at=HOUR * n) for n in range(2)],
-    )
+    early = [call("run-1", started_at=0.0)]
+    late = [call("run-2", n, started_at=HOUR * n) for n in range(2)]
     await put(database, run("run-1", 0.0, early))
-    query, loop, written = UsageQuery(0.0, 1.5 * HOUR), asyncio.get_running_loop(), asyncio.Event()
+    query = UsageQuery(0.0, 1.5 * HOUR)
+    loop = asyncio.get_running_loop()
+    written = asyncio.Event()
 
     def write(connection: Connection) -> None:
         connection.execute(USAGE_HOURS.delete())
@@ -237,7 +238,8 @@ async def test_calls_are_never_scanned(database: Database, tenant: str | None) -
     ]
     await put(database, run("run-1", NEW_YEAR, calls))
     await database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
-    whole, unaligned = (NEW_YEAR, NEW_YEAR + 12 * HOUR), (NEW_YEAR + 1000.0, NEW_YEAR + 9.5 * HOUR)
+    whole = (NEW_YEAR, NEW_YEAR + 12 * HOUR)
+    unaligned = (NEW_YEAR + 1000.0, NEW_YEAR + 9.5 * HOUR)
 
     for bucket in BUCKETS:
 

@@ -25,7 +25,9 @@ from router.versions.book import (
 from tests.router.store.entries import rows
 from tests.router.store.stored import put, run
 
-BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"
+BASE = "mini-executor"
+FIRST = "executor-000001"
+SECOND = "executor-000002"
 FIGURES = TrialFigures(
     9,
     8,
@@ -196,7 +198,8 @@ async def test_the_most_trusted_judgement_stands(book: SQLVersionBook) -> None:
         return pair.judgement and msgspec.structs.replace(pair.judgement, judged_at=0.0)
 
     assert await judged() is None
-    client, judge = Judgement(True, False, "client", "acme"), Judgement(True, True, "judge")
+    client = Judgement(True, False, "client", "acme")
+    judge = Judgement(True, True, "judge")
     for given, stands in (
         (client, client),
         (Judgement(False, True, "client", "acme"), client),

@@ -75,7 +75,8 @@ class World:
 
     def register(self, number: int) -> Passage:
         """A part of the register, from 1."""
-        title, cities = f"Register, part {number}", self.parts[number - 1]
+        title = f"Register, part {number}"
+        cities = self.parts[number - 1]
         return Passage(
             title, title, "\n".join(f"{city} is listed." for city in cities), document=title
         )
@@ -107,13 +108,11 @@ class Reader(ScriptedModel):
         self, *, seed: int = 0, fails: float = 0.0, invents: float = 0.0, slow: int = 30
     ) -> None:
         super().__init__(self._write, "small")
-        self._luck, self._seed, self._fails, self._invents, self._slow = (
-            random.Random(seed),
-            seed,
-            fails,
-            invents,
-            slow,
-        )
+        self._luck = random.Random(seed)
+        self._seed = seed
+        self._fails = fails
+        self._invents = invents
+        self._slow = slow
         self.under_way = self.most = 0
         self.asked = Counter[str]()
 
@@ -228,7 +227,8 @@ async def gateway(
         )
         for name, model in models.items()
     }
-    limits, long = limits or TableLimits(), ExecutorLimits(report_chars=report_chars)
+    limits = limits or TableLimits()
+    long = ExecutorLimits(report_chars=report_chars)
     agent = Agent(roles["execution"], world, long, EXECUTOR_OF_TABLES)
     executes: Any = Executor(roles["execution"], world, ExecutorLimits(), tabular=agent)
     if shared:

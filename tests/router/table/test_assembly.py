@@ -232,11 +232,9 @@ def test_rows_that_a_report_has_lost() -> None:
     assert Assembly(SCHEMA).add(discovery(), executed("- Krurou\n- ...")).lost == 1
 
 
-_CITIES, _FOUNDERS, _YEARS = (
-    ("Krurou", "Bel", "New Bel", "Tal"),
-    ("Ana Ruiz", "Bo Li", "", "Cy"),
-    ("1321", "1400", ""),
-)
+_CITIES = ("Krurou", "Bel", "New Bel", "Tal")
+_FOUNDERS = ("Ana Ruiz", "Bo Li", "", "Cy")
+_YEARS = ("1321", "1400", "")
 _SENTENCES = st.one_of(
     st.builds("{} was founded by {}.".format, st.sampled_from(_CITIES), st.sampled_from(_FOUNDERS)),
     st.builds("{} was founded in {}.".format, st.sampled_from(_CITIES), st.sampled_from(_YEARS)),
@@ -342,7 +340,8 @@ def test_each_step(
     rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random
 ) -> None:
     """On the way, the table is that of the reports so far, as if it were made of them at once."""
-    shuffled, assembly = chance.sample(told, len(told)), Assembly(SCHEMA, rows)
+    shuffled = chance.sample(told, len(told))
+    assembly = Assembly(SCHEMA, rows)
     for number, one in enumerate(shuffled, 1):
         assembly.add(*one)
         if chance.random() < 0.7:
@@ -429,7 +428,8 @@ def test_a_table_that_may_have_few_rows(
     for ask, execution in chance.sample(told, len(told)):
         assembly.add(ask, execution)
         seen |= {row.key: row for row in assembly.changed()}
-    table, whole = assembly.table(), assemble(SCHEMA, rows, told)
+    table = assembly.table()
+    whole = assemble(SCHEMA, rows, told)
     assert table == assemble(SCHEMA, rows, told, max_rows=most)
     assert [seen[row.key] for row in table.rows] == list(table.rows)
     if not any(read_report(SCHEMA, *one).ties for one in told):
@@ -457,7 +457,8 @@ def test_what_a_discovery_costs_goes_by_its_own_rows() -> None:
             for number in range(discoveries)
         ]
         told = [(discovery(number), executed(text)) for number, text in enumerate(texts, 1)]
-        assembly, begun = Assembly(SCHEMA), time.thread_time()
+        assembly = Assembly(SCHEMA)
+        begun = time.thread_time()
         for ask, execution in told:
             assembly.add(ask, execution)
         return time.thread_time() - begun

@@ -79,7 +79,8 @@ async def test_the_order_of_arrival_changes_nothing(tmp_path: Path) -> None:
     all claims, states and rivals are the same; old names, conflicts and facts that no page states
     included.
     """
-    world, tables = World(22, unstated=2, renamed=3), set()
+    world = World(22, unstated=2, renamed=3)
+    tables = set()
     for seed in range(8):
         limits = TableLimits(width=(10, 3, 1, 20)[seed % 4])
         run = await filled(
@@ -110,7 +111,9 @@ async def test_width_and_order(tmp_path: Path, width: int) -> None:
     """No more executors are at work at a time than allowed, and rows are finished before others
     are looked for.
     """
-    reader, world, events = Reader(), World(24, unstated=1), list[Event]()
+    reader = Reader()
+    world = World(24, unstated=1)
+    events = list[Event]()
     limits = TableLimits(width=width)
     await filled(tmp_path, world, reader, on_event=events.append, limits=limits, early=False)
     assert reader.most == width
@@ -125,7 +128,8 @@ async def test_what_is_told(tmp_path: Path) -> None:
     """The plan once; each ask with its sub-query, and its end; and each row as it changes, at
     last as it is.
     """
-    world, events = World(8, unstated=1), list[Event]()
+    world = World(8, unstated=1)
+    events = list[Event]()
     run = await filled(tmp_path, world, on_event=events.append)
     (planned,) = (each for each in events if isinstance(each, Planned))
     assert [column.ask for column in planned.columns] == [
@@ -262,7 +266,8 @@ async def test_costs_add_up(tmp_path: Path) -> None:
 
 async def test_inventions_are_told_apart(tmp_path: Path) -> None:
     """By their support: no passage holds them."""
-    world, supports = World(40), {True: list[str](), False: list[str]()}
+    world = World(40)
+    supports = {True: list[str](), False: list[str]()}
     run = await filled(tmp_path, world, Reader(seed=1, invents=0.1))
     for row in table_of(result(run)).rows:
         for cell in row.cells[1:]:
@@ -275,7 +280,8 @@ async def test_given_rows(tmp_path: Path) -> None:
     """What is given is kept, and what is empty in it is asked for; a closed table gets no other
     row.
     """
-    world, rows = World(8), (("Kruba", "Somebody", ""), ("Krufa", "", ""), ("Krusa", "Else", "7"))
+    world = World(8)
+    rows = (("Kruba", "Somebody", ""), ("Krufa", "", ""), ("Krusa", "Else", "7"))
     request = TableRequest(QUESTION, COLUMNS, rows, closed=True)
     run = await filled(tmp_path / "closed", world, request=request)
     assert values(run) == [
@@ -317,7 +323,8 @@ async def test_a_closed_table_with_worded_columns(tmp_path: Path) -> None:
 
 async def test_sending_a_table_back(tmp_path: Path) -> None:
     """Asks for its holes alone, and leaves the other cells as they are."""
-    world, all_but = World(16), [("kruca", "founder"), ("krufa", "founded"), ("krufa", "founder")]
+    world = World(16)
+    all_but = [("kruca", "founder"), ("krufa", "founded"), ("krufa", "founder")]
     rows = [
         tuple(
             "" if (row[0].lower(), column.name) in all_but else value
@@ -422,7 +429,8 @@ async def test_a_delegator_that_fails(tmp_path: Path) -> None:
     """At once is an error, unless there are rows to fill; later, the table is what was found by
     then.
     """
-    broken, world = UpstreamRefused("no", endpoint=""), World(8)
+    broken = UpstreamRefused("no", endpoint="")
+    world = World(8)
     with pytest.raises(UpstreamRefused):
         await filled(tmp_path / "first", world, delegator=ScriptedModel([broken]))
     request = TableRequest(QUESTION, COLUMNS, (("Kruba", "", ""),))
@@ -477,7 +485,8 @@ async def test_nothing_is_spent_on_what_is_no_table(tmp_path: Path) -> None:
 
 async def test_reports_are_shared(tmp_path: Path) -> None:
     """A second run pays for second opinions only, and comes to the same table."""
-    world, reader = World(8, unstated=1), Reader()
+    world = World(8, unstated=1)
+    reader = Reader()
     async with gateway(tmp_path, world, reader, shared=True) as (first, _):
         runs = [await first.fill_table(REQUEST, RequestOptions()) for _ in range(2)]
         fresh = await first.fill_table(REQUEST, RequestOptions(no_cache=True))
@@ -507,7 +516,8 @@ async def test_a_cancelled_run(tmp_path: Path) -> None:
 async def test_others_have_their_turns_between_two_rows(tmp_path: Path) -> None:
     """No two rows are told in one turn of the event loop, however many there are."""
     rows = tuple((f"City {number}", "", "") for number in range(200))
-    turns, told = 0, list[int]()
+    turns = 0
+    told = list[int]()
 
     async def count() -> None:
         nonlocal turns

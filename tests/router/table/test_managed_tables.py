@@ -39,7 +39,9 @@ class Partly:
     def __init__(
         self, world: World, blocked: Sequence[str] = (), silent: Sequence[str] = ()
     ) -> None:
-        self._world, self._blocked, self._silent = world, blocked, silent
+        self._world = world
+        self._blocked = blocked
+        self._silent = silent
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
@@ -157,7 +159,8 @@ async def test_the_same_discovery(tmp_path: Path) -> None:
     """Goes to each manager that is named for it, once; no name, and one of nobody, mean the
     first one.
     """
-    world, text = World(4), "Which cities does part 1 list?"
+    world = World(4)
+    text = "Which cities does part 1 list?"
     first = "".join(
         f'<search{name}>["{text}"]</search>'
         for name in ("", ' manager="search"', ' manager="nobody"')
@@ -223,12 +226,11 @@ async def test_a_kill(tmp_path: Path, free: int) -> None:
     whole, undisturbed = await filled(
         tmp_path / "whole", world, search=Partly(world, closed), browser=Partly(world)
     )
-    held, left, named = (
-        HeldModel(Blocked(), free),
-        tmp_path / "left",
-        RequestOptions(request_id="mine"),
-    )
-    first, again = made(held), made()
+    held = HeldModel(Blocked(), free)
+    left = tmp_path / "left"
+    named = RequestOptions(request_id="mine")
+    first = made(held)
+    again = made()
     said: Any = {"delegator": lead(world), "limits": LIMITS}
     async with gateway(tmp_path / "first", world, **said, around=lambda _: first) as (one, archive):
         filling = asyncio.create_task(one.fill_table(REQUEST, named))

@@ -5,7 +5,8 @@ import pytest
 from tests.passage_stalls import INPUTS, SCENE
 from tests.stall import held_s, serving
 
-_TIMES, _USUAL_S = 25, 0.005
+_TIMES = 25
+_USUAL_S = 0.005
 """A step of the event loop may take so much longer than the longest one with plain passages, or
 than that.
 """

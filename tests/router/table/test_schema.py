@@ -6,10 +6,8 @@ from router.errors import BadRequest
 from router.table.schema import checked_rows, checked_schema
 from router.trace.table import Column
 
-CITY, FOUNDED = (
-    Column("City", key=True),
-    Column("founded", "integer", ask="When was {city} founded?"),
-)
+CITY = Column("City", key=True)
+FOUNDED = Column("founded", "integer", ask="When was {city} founded?")
 
 
 def test_what_is_right_is_taken() -> None:

@@ -20,7 +20,8 @@ def _support(
     return support, [citation.quote for citation in citations]
 
 
-FOUNDED, FOUNDER = Column("founded", "date"), Column("founder")
+FOUNDED = Column("founded", "date")
+FOUNDER = Column("founder")
 
 
 @pytest.mark.parametrize(

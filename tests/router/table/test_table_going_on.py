@@ -104,7 +104,8 @@ async def test_a_second_kill(tmp_path: Path) -> None:
     async with gateway(tmp_path / "whole", world(), **models(), limits=LIMITS) as (undisturbed, _):
         whole = await fill(undisturbed)
     left, run_id = await killed(tmp_path, "executor", models("executor", 10))
-    said, again = models("executor", 8), tmp_path / "again"
+    said = models("executor", 8)
+    again = tmp_path / "again"
     async with gateway(left, world(), **said, limits=LIMITS) as (second, archive):
         filling = asyncio.create_task(fill(second, RequestOptions(resume=run_id)))
         await asyncio.wait_for(said["executor"].called.wait(), 10)

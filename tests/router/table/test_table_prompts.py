@@ -44,7 +44,8 @@ def test_the_delegators() -> None:
     they will be.
     """
     path = PROMPTS / "table_delegation.txt"
-    lights, prompt = Schema(LIGHTS.columns[:4]), path.read_text("utf-8")
+    lights = Schema(LIGHTS.columns[:4])
+    prompt = path.read_text("utf-8")
     plan, more, stop, other = turns(path)
     decisions = [parse_decision(text, limit=20) for text in (plan, more, stop, other)]
     assert [type(each) for each in decisions] == [Dispatch, Dispatch, Stop, Dispatch]

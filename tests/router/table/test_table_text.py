@@ -24,14 +24,15 @@ from router.trace.table import Column, Schema
 from tests.router.outputs import FLOODS, OUTPUTS
 from tests.router.protocol.test_parse_time import grows_linearly
 
-CITY, FOUNDER, FOUNDED = Column("city", key=True), Column("founder"), Column("founded", "integer")
+CITY = Column("city", key=True)
+FOUNDER = Column("founder")
+FOUNDED = Column("founded", "integer")
 CITIES = (CITY, FOUNDER, FOUNDED)
-KRUROU, BEL = ("Krurou", "Ana Ruiz", "1321"), ("Bel", "", "1400")
+KRUROU = ("Krurou", "Ana Ruiz", "1321")
+BEL = ("Bel", "", "1400")
 
-_HEAD, _ROWS = (
-    "| city | founder | founded |\n|---|---|---|\n",
-    "| Krurou | Ana Ruiz | 1321 |\n| Bel | | 1400 |",
-)
+_HEAD = "| city | founder | founded |\n|---|---|---|\n"
+_ROWS = "| Krurou | Ana Ruiz | 1321 |\n| Bel | | 1400 |"
 _RECORDS: list[dict[str, object]] = [
     {"city": "Krurou", "founder": "Ana Ruiz", "founded": 1321},
     {"city": "Bel", "founder": None, "founded": 1400},

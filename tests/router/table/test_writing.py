@@ -107,14 +107,16 @@ async def test_a_table(tmp_path: Path, topology: TableTopologyName) -> None:
     """Is what the model wrote, each value with the sentence that states it, whoever found it;
     all cost is overhead.
     """
-    world, events = World(8, unstated=1), list[Event]()
+    world = World(8, unstated=1)
+    events = list[Event]()
     run = await written(tmp_path, topology, world, on_event=events.append)
     table = table_of(result(run))
     assert (outcome(run), result(run).topology, values(run)) == ("filled", topology, world.rows())
     claims = [claim for row in table.rows for cell in row.cells for claim in cell.claims]
     assert {claim.support for claim in claims} == {"stated"}
     assert {at.document for at in table.rows[1].cells[1].claims[0].citations} == {world.cities[1]}
-    cost, spent = table_cost(table, result(run).asks, run.calls), [call.usage for call in run.calls]
+    cost = table_cost(table, result(run).asks, run.calls)
+    spent = [call.usage for call in run.calls]
     assert cost.overhead.tokens == sum(usage.total_tokens for usage in spent if usage)
     assert not any(amount.tokens for amount in cost.rows)
     known = completeness(
@@ -134,7 +136,10 @@ async def test_who_is_shown_what(tmp_path: Path) -> None:
     """The delegator and the answerer see every report, and the columns; the executors work as for
     other tables, no more of them at a time than allowed.
     """
-    world, lead, writer, reader = World(8), leads(World(8)), ScriptedModel(table_in), Reader()
+    world = World(8)
+    lead = leads(World(8))
+    writer = ScriptedModel(table_in)
+    reader = Reader()
     limits = TableLimits(width=3)
     run = await written(
         tmp_path,
@@ -173,7 +178,8 @@ async def test_inventions(tmp_path: Path, topology: TableTopologyName) -> None:
 @pytest.mark.parametrize("topology", WRITTEN)
 async def test_given_rows(tmp_path: Path, topology: TableTopologyName) -> None:
     """Are shown and kept, whatever is written; a closed table gets no other row."""
-    world, rows = World(4), (("Kruba", "Somebody", ""), ("Bel", "Else", "7"))
+    world = World(4)
+    rows = (("Kruba", "Somebody", ""), ("Bel", "Else", "7"))
     run = await written(tmp_path / "open", topology, world, asked_for(topology, *rows))
     right = world.rows()
     assert values(run) == [
@@ -236,11 +242,14 @@ async def test_a_deadline(tmp_path: Path, topology: TableTopologyName) -> None:
     """Ends the search, and what was found by then is written; where the writer is too slow, the
     given rows are left.
     """
-    world, given, options = World(8), ("Bel", "Else", "7"), RequestOptions(time_s=4.0)
+    world = World(8)
+    given = ("Bel", "Else", "7")
+    options = RequestOptions(time_s=4.0)
     slow: dict[str, Any] = {"executor": HeldModel(Reader(slow=0), 8)}
     held: dict[str, Any] = {"answerer": HeldModel(ScriptedModel(table_in))}
     if topology == "wide_single":
-        slow, held = {"delegator": Late(world)}, {"delegator": HeldModel(alone(world), 3)}
+        slow = {"delegator": Late(world)}
+        held = {"delegator": HeldModel(alone(world), 3)}
     some, none = await asyncio.gather(
         written(tmp_path / "some", topology, world, options=options, **slow),
         written(
@@ -286,7 +295,8 @@ async def test_no_table(tmp_path: Path, topology: TableTopologyName) -> None:
     """A model that writes none, or fails, is an error where nothing was given; else the given
     rows are left.
     """
-    world, given = World(4), ("Bel", "Else", "7")
+    world = World(4)
+    given = ("Bel", "Else", "7")
     refused = UpstreamRefused("no", endpoint="")
     saying = (
         ("I have no table.", MalformedOutput),

@@ -125,10 +125,8 @@ def test_what_is_not_known_is_no_zero(
 
 def test_runs_without_an_answer_or_texts_have_no_lines() -> None:
     """Nothing can be learnt from them."""
-    failed, other = (
-        run("run-1", status="failed", result=FOUND),
-        run("run-1", kind="execute", result=WORK),
-    )
+    failed = run("run-1", status="failed", result=FOUND)
+    other = run("run-1", kind="execute", result=WORK)
     assert not [*lines(failed), *lines(other), *lines(run("run-1", result=FOUND, redacted=True))]
 
 

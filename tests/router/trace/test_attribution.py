@@ -16,11 +16,10 @@ from router.trace.turns import Agent
 from router.trace.values import ExecutionOutcome, SearchRecord
 from tests.router.store.stored import run
 
-FIRST, SECOND = Agent("execution", 0), Agent("execution", 1)
-HOLDS, OTHER = (
-    Passage("p1", "Ada", "Ada was born in Tarn."),
-    Passage("p2", "Kestrel", "Kestrel is a town."),
-)
+FIRST = Agent("execution", 0)
+SECOND = Agent("execution", 1)
+HOLDS = Passage("p1", "Ada", "Ada was born in Tarn.")
+OTHER = Passage("p2", "Kestrel", "Kestrel is a town.")
 
 
 def execution(
@@ -99,7 +98,8 @@ def test_an_answer_that_stands_in_no_document_is_lost_by_them() -> None:
     """Also where an executor failed, who could not have found it; a verdict stands in any text,
     and tells nothing.
     """
-    failed, other = execution("", OTHER, outcome="timed_out"), execution("Kestrel")
+    failed = execution("", OTHER, outcome="timed_out")
+    other = execution("Kestrel")
     assert traced(failed, other, known=[OTHER]).lost_by == "documents"
     assert traced(failed, other, known=[HOLDS]).lost_by == "execution"
     assert traced(failed, other).lost_by == "execution"

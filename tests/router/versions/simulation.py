@@ -22,8 +22,11 @@ from router.versions.gate import GateRule, GateVerdict, decide, on_held_out
 RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=10_000, least_right=0.1)
 """The default's."""
 _ACCURACIES = 0.3, 0.5, 0.8
-_TENANTS, _HELD_OUT, _HOSTILE = 10, 200, 0.05
-_FIRST_LOOK, _TRIALS = 90, 1000
+_TENANTS = 10
+_HELD_OUT = 200
+_HOSTILE = 0.05
+_FIRST_LOOK = 90
+_TRIALS = 1000
 """Fewer trials cannot suffice, and more are not simulated."""
 _SPREAD = 0.2
 """How much more often, and less often, the easier and the harder half of all questions are
@@ -56,7 +59,8 @@ Said = tuple[str, float] | None
 """A right answer, as somebody says, and after how many trials; None for no word."""
 Hostile = tuple[int, Callable[[Seen], Said]]
 """So many tenants, and what they say."""
-_GOLD, _LATER = "Paris", 300.0
+_GOLD = "Paris"
+_LATER = 300.0
 
 
 def _if(
@@ -142,15 +146,14 @@ def simulate(
     the candidate's, and the active version's; their errors are independent given a question's
     hardness.
     """
-    hard, chance, side = (
-        draw.random(trials) < 0.5,
-        draw.random(trials).tolist(),
-        (draw.random(trials) < 0.5).tolist(),
-    )
+    hard = draw.random(trials) < 0.5
+    chance = draw.random(trials).tolist()
+    side = (draw.random(trials) < 0.5).tolist()
     one, other = (
         (draw.random(trials) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies
     )
-    alike, tenants = draw.random(trials) < 0.3, draw.integers(0, _TENANTS, trials).tolist()
+    alike = draw.random(trials) < 0.3
+    tenants = draw.integers(0, _TENANTS, trials).tolist()
     foes = draw.random(trials) < _HOSTILE * bool(hostile)
     words: list[tuple[float, int, Judgement]] = []
     pairs = [Pair(False, False, 100, 100, served) for served in side]
@@ -170,7 +173,8 @@ def simulate(
         if said and judged:
             words.append((number + said[1], number, judged))
     words.sort(key=lambda word: word[0])
-    heard, look = 0, _FIRST_LOOK
+    heard = 0
+    look = _FIRST_LOOK
     while True:
         while heard < len(words) and words[heard][0] <= look:
             at, number, judged = words[heard]
@@ -198,7 +202,8 @@ def _accuracies(accuracy: float, hard: Array) -> Array:
 
 def upper_bound(count: int, of: int) -> float:
     """The upper 95 % bound of a probability, one-sided, of so many cases (Clopper and Pearson)."""
-    low, high = count / of, 1.0
+    low = count / of
+    high = 1.0
     while high - low > 1e-6 and count < of:
         middle = (low + high) / 2
         tail = sum(
@@ -229,11 +234,9 @@ def row(
     def ends(candidate: float) -> list[tuple[GateVerdict, GateVerdict]]:
         return [simulate(draw, (candidate, accuracy), says, hostile=hostile) for _ in range(times)]
 
-    worse, equal, better = (
-        ends(at_the_margin(accuracy, RULE.margin)),
-        ends(accuracy),
-        ends(accuracy + 0.1),
-    )
+    worse = ends(at_the_margin(accuracy, RULE.margin))
+    equal = ends(accuracy)
+    better = ends(accuracy + 0.1)
     promoted = sum(end == "promote" for _, end in worse)
     return {
         "worse passed": sum(end == "promote" for end, _ in worse) / times,

@@ -5,7 +5,8 @@ import pytest
 from router.versions import ExecutorVersion
 from router.versions.book import Traffic, VersionState, traffic_of
 
-OLD, NEW = "executor-000001", "executor-000002"
+OLD = "executor-000001"
+NEW = "executor-000002"
 RUNS = [f"run-{number:016x}" for number in range(4000)]
 
 
@@ -28,7 +29,8 @@ def test_a_canary_works_for_its_share(share: float) -> None:
 
 def test_a_canary_keeps_its_runs_as_its_share_grows() -> None:
     """Whatever it worked for at 20 %, it works for at 50 %."""
-    few, more = Traffic(OLD, NEW, "canary", 0.2), Traffic(OLD, NEW, "canary", 0.5)
+    few = Traffic(OLD, NEW, "canary", 0.2)
+    more = Traffic(OLD, NEW, "canary", 0.5)
     assert all(more.serving(run) == NEW for run in RUNS if few.serving(run) == NEW)
 
 

@@ -30,7 +30,8 @@ from router.versions.gate import (
 RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=10_000)
 STRICT = GateRule(margin=0.1, error=0.05, most_tokens=1.0, most_trials=10_000)
 """With it, versions that spend the same are at the edge of what is allowed."""
-STREAMS, LENGTH = 1000, 500
+STREAMS = 1000
+LENGTH = 500
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 

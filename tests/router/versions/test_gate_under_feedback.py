@@ -16,7 +16,8 @@ from tests.router.versions.simulation import (
     upper_bound,
 )
 
-TIMES, TRIALS = 7, 500
+TIMES = 7
+TRIALS = 500
 MOST = 5
 """Of 21 cases, by mistake: more of them has a probability of 0.0003 at an error of 0.05."""
 
@@ -24,7 +25,8 @@ MOST = 5
 @pytest.mark.parametrize("kind", KINDS)
 def test_feedback_as_it_comes(kind: str) -> None:
     """A version at the margin does not pass, and an equal one is not rolled back."""
-    draw, ends = np.random.default_rng(5), list[tuple[str, str]]()
+    draw = np.random.default_rng(5)
+    ends = list[tuple[str, str]]()
     for accuracy in (0.3, 0.5, 0.8):
         for candidate in (at_the_margin(accuracy, RULE.margin), accuracy):
             ends += [
@@ -69,13 +71,17 @@ def test_the_margin_in_points(accuracy: float, points: float) -> None:
     """Of versions whose errors are independent, as the manual says; and of those of the
     simulation.
     """
-    draw, count, margin = np.random.default_rng(8), 400_000, RULE.margin
+    draw = np.random.default_rng(8)
+    count = 400_000
+    margin = RULE.margin
     for spread in (0.0, 0.2):
         odds = (1 - margin) / (1 + margin) * accuracy / (1 - accuracy)
         candidate = odds / (1 + odds) if spread == 0 else at_the_margin(accuracy, margin)
         harder = np.where(draw.random(count) < 0.5, spread, -spread)
-        one, other = draw.random(count) < candidate - harder, draw.random(count) < accuracy - harder
-        wins, losses = (one & ~other).sum(), (other & ~one).sum()
+        one = draw.random(count) < candidate - harder
+        other = draw.random(count) < accuracy - harder
+        wins = (one & ~other).sum()
+        losses = (other & ~one).sum()
         assert (losses - wins) / (losses + wins) == pytest.approx(margin, abs=0.01)
         if spread == 0:
             assert 100 * (accuracy - candidate) == pytest.approx(points, abs=0.05)

@@ -26,7 +26,9 @@ from router.versions.book import Traffic
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, finds, report
 
-BASE, OLD, NEW = "base", "executor-000001", "executor-000002"
+BASE = "base"
+OLD = "executor-000001"
+NEW = "executor-000002"
 MISSING = UpstreamRefused("The model does not exist.", endpoint="e")
 
 
@@ -34,7 +36,9 @@ class Record:
     """The traffic on record, and an engine that loads what it has."""
 
     def __init__(self, traffic: Traffic, *, lacks: str = "", away: Iterable[str] = ()) -> None:
-        self.traffic, self.lacks, self.away = traffic, lacks, set(away)
+        self.traffic = traffic
+        self.lacks = lacks
+        self.away = set(away)
         self.failure: Exception | None = None
         self.loaded: list[str] = []
         self.at_load: Callable[[], None] = lambda: None
@@ -306,7 +310,8 @@ def test_a_change_elsewhere_is_heard_of_soon() -> None:
         async with background_tasks(several.follow()):
             record.failure = StoreFailed("The store does not work for now; try again.")
             await clock.advance(1.5)
-            record.failure, record.traffic = None, Traffic(NEW)
+            record.failure = None
+            record.traffic = Traffic(NEW)
             assert several.traffic == Traffic(OLD)
             await clock.advance(1.5)
             assert several.traffic == Traffic(NEW)

@@ -45,8 +45,10 @@ from router.versions.book import Judgement, Side, Source
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
 
-BASE, NEW = "base", "executor-000001"
-QUESTION, SUB_QUERY = "Was the director of Heat born before 1950?", "Who directed Heat?"
+BASE = "base"
+NEW = "executor-000001"
+QUESTION = "Was the director of Heat born before 1950?"
+SUB_QUERY = "Who directed Heat?"
 OWNER = Identity("owner", SCOPES)
 
 
@@ -169,7 +171,9 @@ async def deployed(
         stack.push_async_callback(database.close)
         for tenant in tenants:
             await SQLAccounts(database).set_tenant(tenant)
-        live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
+        live = LiveRuns()
+        archive = SQLArchive(database)
+        book = SQLVersionBook(database)
         journal = await stack.enter_async_context(
             LogJournal.writing(database, on_cancel=live.cancel)
         )
@@ -471,10 +475,8 @@ async def test_what_is_not_tried(tmp_path: Path) -> None:
     runs, runs that the client's budget cut short, runs of tenants whose texts are not kept or must
     not train, runs with another run's reports, and those of another topology.
     """
-    models, tenants = (
-        Models(),
-        [Tenant("private", redact=True), Tenant("untrained", training=False)],
-    )
+    models = Models()
+    tenants = [Tenant("private", redact=True), Tenant("untrained", training=False)]
     async with deployed(tmp_path, models, working=False, tenants=tenants) as here:
         await here.set("shadow")
         await here.gateway.execute(SUB_QUERY, RequestOptions(OWNER))
@@ -524,7 +526,8 @@ async def test_a_trial_whose_reports_are_too_long(tmp_path: Path, stage: str) ->
         run = await here.ask_served(NEW if stage == "canary" else BASE)
         while (trial := await here.book.trial(run.id)) is None:
             await here.next_review()
-    other, served = trial.by_candidate, trial.by_active
+    other = trial.by_candidate
+    served = trial.by_active
     if stage == "canary":
         other, served = served, other
     assert (other.answer, other.failed, served.failed) == ("", True, False)

@@ -15,7 +15,9 @@ from router.versions import GateRule, Versions
 from router.versions.book import EvidenceSource, Judgement, Side, Traffic, Trial
 from tests.router.store.stored import put, run
 
-BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"
+BASE = "mini-executor"
+FIRST = "executor-000001"
+SECOND = "executor-000002"
 RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=200)
 BROKEN = "executor-000666"
 
@@ -40,12 +42,10 @@ class Setting:
     """A gateway's versions over a store, and what they were told."""
 
     def __init__(self, database: Database, gate: GateRule | None = RULE) -> None:
-        self.database, self.book, self.load, self.changes = (
-            database,
-            SQLVersionBook(database),
-            Loaded(),
-            0,
-        )
+        self.database = database
+        self.book = SQLVersionBook(database)
+        self.load = Loaded()
+        self.changes = 0
         self.versions = Versions(self.book, self.load, gate, canary_share=0.25)
         self.versions.on_change = self._changed
         self._runs = 0
@@ -306,7 +306,8 @@ class Asked:
     size = 40
 
     def __init__(self, right: int) -> None:
-        self.right, self.asked = right, list[tuple[str, str, float]]()
+        self.right = right
+        self.asked = list[tuple[str, str, float]]()
 
     async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
         """See `HeldOut`."""

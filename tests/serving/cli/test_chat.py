@@ -24,7 +24,10 @@ from tests.scripted_gateway import DEAD_QUESTION, DIRECTOR, QUESTION, environmen
 
 CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
 AT_TERMINAL = f"import os; os.login_tty(os.dup(0)); {CODE}"
-PROMPT, CTRL_C, CTRL_D, UP = "rolegate> ", "\x03", "\x04", "\x1b[A"
+PROMPT = "rolegate> "
+CTRL_C = "\x03"
+CTRL_D = "\x04"
+UP = "\x1b[A"
 
 
 @pytest.fixture
@@ -61,7 +64,9 @@ class Terminal:
     """A person's terminal in which a chat runs."""
 
     def __init__(self, screen: int, process: subprocess.Popen[bytes]) -> None:
-        self._screen, self._process, self._unread = screen, process, ""
+        self._screen = screen
+        self._process = process
+        self._unread = ""
 
     def type(self, text: str) -> None:
         os.write(self._screen, text.encode())

@@ -85,7 +85,8 @@ def model(
 
 def due(body: dict[str, Any]) -> str:
     """A role's turn, as its protocol has it; which role it is, is seen by where it stops."""
-    stop, last = body.get("stop", ()), body["messages"][-1]["content"]
+    stop = body.get("stop", ())
+    last = body["messages"][-1]["content"]
     if "</answer>" in stop:
         return "<answer>Michael Mann</answer>"
     if "<documents>" in last:
@@ -139,7 +140,8 @@ class Said:
     """The status of `rolegate check --live`, and what it says as JSON."""
 
     def __init__(self, status: int, said: dict[str, Any]) -> None:
-        self.status, self.said = status, said
+        self.status = status
+        self.said = said
         found = said["found"]
         self.rows = (
             {name: role["cells"] for name, role in found["roles"].items()}
@@ -162,7 +164,9 @@ class Live:
     def __init__(
         self, server: OpenAIServer, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        self.server, self.folder, self._capsys = server, folder, capsys
+        self.server = server
+        self.folder = folder
+        self._capsys = capsys
 
     def written(self, **how: str) -> Path:
         """A config, as `written` has it."""
@@ -496,7 +500,9 @@ def test_no_call_of_a_search_is_larger_than_the_estimate(tmp_path: Path) -> None
 
     found = estimate(config, {"delegation": measured, "execution": measured, "answer": measured})
 
-    (typical, most), question, sub_query = found["execution"], 1000, 86
+    (typical, most) = found["execution"]
+    question = 1000
+    sub_query = 86
     first = 100 + sub_query
     assert (most.calls, most.completion_tokens) == (2 * 3 * 3, 2 * 3 * 3 * 256)
     assert most.prompt_tokens == 2 * 3 * (first + (first + 256 + 1000) + (first + 512 + 2000))

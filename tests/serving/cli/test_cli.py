@@ -85,7 +85,8 @@ class Service:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        self.process, self._output = process, process.stdout
+        self.process = process
+        self._output = process.stdout
         self.seen = ""
 
     def ready(self) -> str:
@@ -151,7 +152,8 @@ def test_help_teaches() -> None:
     """Of every command: its purpose, in a sentence, and a word about each option; each is in
     the one above it.
     """
-    left, seen = ["", "usage reconcile", "sft mini-world", "sft mini-model"], set[str]()
+    left = ["", "usage reconcile", "sft mini-world", "sft mini-model"]
+    seen = set[str]()
     while left:
         command = left.pop()
         shown = helped(command)
@@ -601,10 +603,8 @@ def test_an_address_that_cannot_be_listened_at(
     address: str, said: str, tmp_path: Path, gateway: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Is told in one line, with the key; status 1."""
-    file, http = (
-        config_file(tmp_path, "http://127.0.0.1:9/v1", 'address = "127.0.0.1:9"'),
-        address.format(gateway=gateway),
-    )
+    file = config_file(tmp_path, "http://127.0.0.1:9/v1", 'address = "127.0.0.1:9"')
+    http = address.format(gateway=gateway)
 
     assert main(["serve", "--config", str(file), "--address", "127.0.0.1:0", "--http", http]) == 1
 

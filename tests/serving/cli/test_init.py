@@ -33,7 +33,8 @@ def test_the_defaults_are_the_preset(name: str, tmp_path: Path) -> None:
     """With all its comments; but that the documents are those that lie here."""
     assert main(["init", "--preset", name, "--yes"]) == 0
 
-    written, shipped = tmp_path / "rolegate.toml", preset(name)
+    written = tmp_path / "rolegate.toml"
+    shipped = preset(name)
     assert comments(written) == comments(shipped)
     assert (
         written.read_text().replace('documents = ["documents"]', "documents = []")

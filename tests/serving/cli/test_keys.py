@@ -35,7 +35,8 @@ class Commands:
     """Commands with one config, and what they print."""
 
     def __init__(self, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self._config, self._capsys = config, capsys
+        self._config = config
+        self._capsys = capsys
 
     def run(self, line: str, status: int = 0) -> tuple[str, str]:
         """Both outputs."""
@@ -196,7 +197,8 @@ def test_limits_are_shown_beside_what_is_spent(commands: Commands, tmp_path: Pat
     """This day's and this month's, by UTC; nothing where it has not asked."""
     commands.run("tenants set acme --usd-per-day 1234.5 --tokens-per-month 1000000")
     now = datetime.now(UTC)
-    day, month = f"{now:%Y-%m-%d}", f"{now:%Y-%m}"
+    day = f"{now:%Y-%m-%d}"
+    month = f"{now:%Y-%m}"
     row = {"tenant": "acme", "requests": 2, "tokens": 12345}
     engine = create_engine(f"sqlite:///{tmp_path}/runs.db")
     with engine.begin() as connection:

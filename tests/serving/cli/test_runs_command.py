@@ -206,7 +206,8 @@ def test_how_tokens_are_known() -> None:
     )
     calls = [pb.UpstreamCall.FromString(reported.SerializeToString()) for _ in range(4)]
     for number, counted in enumerate(("reported", "lower_bound", "estimated", "")):
-        calls[number].call_id, calls[number].counted = f"run-1-{number}", counted
+        calls[number].call_id = f"run-1-{number}"
+        calls[number].counted = counted
     for call in calls[1:]:
         call.ClearField("cost_nano_usd")
     shown = rows(calls_table(calls))

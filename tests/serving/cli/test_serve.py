@@ -74,7 +74,8 @@ def test_a_restart_takes_its_ports_at_once(
     with service(
         "serve", *options, "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", cwd=tmp_path
     ) as server:
-        address, door = server.ready(), re.findall(r"server is at http://(\S+)/v1", server.seen)[0]
+        address = server.ready()
+        door = re.findall(r"server is at http://(\S+)/v1", server.seen)[0]
         clients = [client_of(*at) for at in ((address, HTTP2), (door, HTTP)) for _ in range(2)]
         server.process.send_signal(stop)
         server.rest()

@@ -16,7 +16,8 @@ from serving.cli.table import TableView
 from serving.terminal import visible_output
 from tests.conftest import Rolegate
 
-QUESTION, COLUMNS = "the cities of Vorland", "city*, founder, founded:integer"
+QUESTION = "the cities of Vorland"
+COLUMNS = "city*, founder, founded:integer"
 MARKDOWN = [
     "| city | founder | founded |",
     "| --- | --- | --- |",
@@ -60,7 +61,8 @@ def test_files(rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str, fi
 
 def test_known_rows(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
     """A file's columns may stand in any order; one that was written can be sent back."""
-    known, out = tmp_path / "known.csv", tmp_path / "out.csv"
+    known = tmp_path / "known.csv"
+    out = tmp_path / "out.csv"
     known.write_text("\ufeffFounded,City\n777,Tal\n")
     asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out)
     assert rolegate(*asked, "--rows", known).status == 0

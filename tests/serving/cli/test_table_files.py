@@ -18,10 +18,12 @@ from router.errors import BadConfig
 from serving.cli.given_rows import read_given_rows
 from tests.conftest import Rolegate
 
-QUESTION, COLUMNS = "the cities of Vorland", "city*, founder, founded:integer"
+QUESTION = "the cities of Vorland"
+COLUMNS = "city*, founder, founded:integer"
 NAMES = ["city", "founder", "founded"]
 SOURCES = [f"{name}: sources" for name in NAMES]
-FORMULA, EVIL = '=HYPERLINK("http://evil.example","x")', "<img src=x> [x](javascript:alert(1))"
+FORMULA = '=HYPERLINK("http://evil.example","x")'
+EVIL = "<img src=x> [x](javascript:alert(1))"
 
 
 def lines_of(file: Path) -> list[list[str]]:
@@ -157,7 +159,8 @@ def test_a_given_value_that_a_source_contradicts(
     rolegate: Rolegate, gateway: str, tmp_path: Path
 ) -> None:
     """Stays, and is marked: on the output's side, in files, and on the wire."""
-    known, out = tmp_path / "known.csv", tmp_path / "out.csv"
+    known = tmp_path / "known.csv"
+    out = tmp_path / "out.csv"
     known.write_text("city,founded\nBel,899\nKrurou,1200\n")
     asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", known)
     status, printed, err = rolegate(*asked, "--out", out, "--sources")
@@ -178,7 +181,8 @@ def test_a_given_value_that_a_source_contradicts(
 
 def test_other_columns_pass_through(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
     """Behind the table's own; rows that were found have none."""
-    known, out = tmp_path / "known.csv", tmp_path / "out.csv"
+    known = tmp_path / "known.csv"
+    out = tmp_path / "out.csv"
     known.write_text("note;Founded;City;id\nnice;777;Tal;=1+1\n;;Bel;7\n")
     asked = (
         "table",

@@ -115,10 +115,8 @@ async def test_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     async with served(usages) as address:
         assert await asyncio.to_thread(main, ["usage", *options, "--tenant", "acme", *address]) == 0
         assert await asyncio.to_thread(main, ["usage", *address]) == 0
-    start, end = (
-        datetime(2026, 11, 21, tzinfo=UTC).timestamp(),
-        datetime(2026, 11, 21, 9, tzinfo=UTC).timestamp(),
-    )
+    start = datetime(2026, 11, 21, tzinfo=UTC).timestamp()
+    end = datetime(2026, 11, 21, 9, tzinfo=UTC).timestamp()
     assert usages.asked == [
         UsageQuery(start, end, "acme", ("tenant", "executor_version"), "hour"),
         UsageQuery(None, None, None, ("role", "model"), None),

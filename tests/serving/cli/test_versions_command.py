@@ -18,7 +18,8 @@ from serving.cli.main import main
 from serving.logs import errors_only
 from tests.router.store.stored import put, run
 
-BASE, FIRST = "mini-executor", "executor-000001"
+BASE = "mini-executor"
+FIRST = "executor-000001"
 Command = Callable[..., Awaitable[tuple[int, list[str]]]]
 
 

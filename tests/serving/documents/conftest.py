@@ -12,7 +12,8 @@ from serving.documents.reader import Reader, read_parts
 from serving.documents.source import find_sources
 from serving.retrieval.embedder import MiniLM
 
-MAX_TOKENS, ROW_TOKENS = 60, 100
+MAX_TOKENS = 60
+ROW_TOKENS = 100
 FILES = Path(__file__).parent / "files"
 
 ReadAll = Callable[[Path], list[Passage]]

@@ -42,7 +42,8 @@ def letters(texts: Sequence[str]) -> list[int]:
 def test_a_document_becomes_numbered_passages(tmp_path: Path, read_all: ReadAll) -> None:
     """They know their document, and are numbered from 1; the same file gives the same ones."""
     (tmp_path / "notes.md").write_text("# Bees\n\n" + "Honey bees live in colonies. " * 20)
-    passages, name = read_all(tmp_path), f"{tmp_path.name}/notes.md"
+    passages = read_all(tmp_path)
+    name = f"{tmp_path.name}/notes.md"
     assert [passage.id for passage in passages] == [
         f"{name}#{number}" for number in range(1, len(passages) + 1)
     ]
@@ -72,7 +73,8 @@ def test_a_row_is_left_as_it_is_if_it_fits(
     """Rows have a limit of their own. A longer one is cut into numbered passages; all know the
     row that they are of.
     """
-    fits, long = "Honey bees live in colonies. " * 16, "Honey bees live in colonies. " * 40
+    fits = "Honey bees live in colonies. " * 16
+    long = "Honey bees live in colonies. " * 40
     (tmp_path / "rows.jsonl").write_text(
         '{"id": "s", "title": "Bees", "text": "Bees  fly.\\n\\nThey do."}\n'
         f'{{"id": "m", "text": "{fits}"}}\n{{"id": 7, "text": "{long}"}}\n'

@@ -105,7 +105,9 @@ def test_rows_that_unpack_without_end_are_given_up(
     tmp_path: Path, reader: Reader, name: str
 ) -> None:
     """Hundreds of megabytes out of one."""
-    path, text, count = tmp_path / name, "bomb " * 200_000, 300
+    path = tmp_path / name
+    text = "bomb " * 200_000
+    count = 300
     if name.endswith(".gz"):
         with gzip.open(path, "wb", 1) as file:
             file.writelines(

@@ -206,7 +206,8 @@ async def test_what_another_gateway_has_loaded_counts(
     """The engine's places are for all; what is not known here to be in use goes first of all
     that is.
     """
-    one, other = on_engine(), on_engine()
+    one = on_engine()
+    other = on_engine()
     names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 2)]
     for number, name in enumerate(names):
         await (one, other)[number % 2].load(name)

@@ -88,10 +88,8 @@ def test_files_that_do_not_belong_together_are_refused(
     folder.mkdir()
     for name in ("a", "b"):
         (folder / f"{name}.jsonl").write_bytes(corpus.read_bytes())
-    fewer, order = (
-        flashrag(tmp_path / "fewer.jsonl", ANIMALS[:4]),
-        flashrag(tmp_path / "order.jsonl", ANIMALS[::-1]),
-    )
+    fewer = flashrag(tmp_path / "fewer.jsonl", ANIMALS[:4])
+    order = flashrag(tmp_path / "order.jsonl", ANIMALS[::-1])
     small = flat(tmp_path / "small.faiss", np.eye(5, 8, dtype=np.float32))
     broken = flat(tmp_path / "nan.faiss", np.full((5, 384), np.nan, dtype=np.float32))
     for file, rows, said in (

@@ -193,7 +193,9 @@ def test_nothing_to_read_changes_nothing(documents: Path, out: Path, tmp_path: P
     """An unmounted folder must not empty an index; a first build that fails costs no embedding
     and leaves no folder.
     """
-    embedder, empty, corpus = Counting(), tmp_path / "empty", tmp_path / "corpus.jsonl"
+    embedder = Counting()
+    empty = tmp_path / "empty"
+    corpus = tmp_path / "corpus.jsonl"
     empty.mkdir()
     corpus.write_text('{"id": "a", "text": "good"}\n{"id": "b", "text": ""}\n')
     with pytest.raises(BadDocument, match="empty"):
@@ -209,7 +211,8 @@ def test_nothing_to_read_changes_nothing(documents: Path, out: Path, tmp_path: P
 
 def test_ids_are_unique_over_all_files(tmp_path: Path, out: Path) -> None:
     """Of two rows of one id, the file of the second is left out, as long as nothing changes."""
-    embedder, places = Counting(), [tmp_path / f"{name}.jsonl" for name in "abc"]
+    embedder = Counting()
+    places = [tmp_path / f"{name}.jsonl" for name in "abc"]
     for place in places:
         shared = "c" if place.stem == "c" else "same"
         place.write_text(
@@ -242,7 +245,8 @@ def test_a_file_is_left_out_exactly_where_it_repeats_an_id(
     tmp_path: Path, files: list[list[int]]
 ) -> None:
     """Its own, or one of a file before it that is not left out."""
-    taken, kept = set[str](), list[str]()
+    taken = set[str]()
+    kept = list[str]()
     shutil.rmtree(tmp_path / "written", ignore_errors=True)
     (tmp_path / "written").mkdir()
     with PassageWriter(tmp_path / "written") as writer:
@@ -286,7 +290,8 @@ def test_a_damaged_index_can_be_built_again(
     """As the message of each damage says: cut files and flipped bytes, also where no document
     has changed.
     """
-    embedder, path = Counting(), out / "000001" / name
+    embedder = Counting()
+    path = out / "000001" / name
     build_index([documents], out, embedder)
     if size is not None:
         os.truncate(path, size)

@@ -58,7 +58,8 @@ class FailingRetriever:
     """Is not available so many times, and then finds nothing."""
 
     def __init__(self, times: int) -> None:
-        self.left, self.asked = times, 0
+        self.left = times
+        self.asked = 0
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
@@ -74,7 +75,8 @@ class StuckRetriever:
     """Never answers; notes when it was asked and when it was cancelled."""
 
     def __init__(self) -> None:
-        self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
+        self.asked = asyncio.Event()
+        self.cancelled = asyncio.Event()
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
@@ -326,7 +328,8 @@ async def test_a_slow_server_is_unavailable() -> None:
 
 async def test_a_server_that_is_not_available_is_asked_again() -> None:
     """A moment's failure is not seen; one that goes on is, after three attempts."""
-    passing, lasting = FailingRetriever(2), FailingRetriever(99)
+    passing = FailingRetriever(2)
+    lasting = FailingRetriever(99)
     async with remote(passing) as retriever:
         assert await retriever.search(["known"], 3) == [[]]
     async with remote(lasting) as retriever:

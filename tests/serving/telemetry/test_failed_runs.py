@@ -65,7 +65,8 @@ def told(
     ended: Run, *, private: bool = False, searches: Sequence[str | None] = ()
 ) -> tuple[ReadableSpan, ...]:
     """The spans of a run. `searches`: the errors of its searches, each a second after the other."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     traces = Traces(provider, ADDRESSES, contents=True)
     traces.run_began()
@@ -131,7 +132,8 @@ def test_where_models_are() -> None:
     """
     spans = told(run(call(0, "delegation"), call(1, "execution")))
     named = {span.name: dict(span.attributes or {}) for span in spans}
-    engine, hosted = named["chat delegation-model"], named["chat execution-model"]
+    engine = named["chat delegation-model"]
+    hosted = named["chat execution-model"]
     assert (engine["gen_ai.provider.name"], engine["server.address"], engine["server.port"]) == (
         "vllm",
         "127.0.0.1",
@@ -143,7 +145,8 @@ def test_where_models_are() -> None:
 
 def test_a_run_without_a_request_has_a_trace_of_its_own() -> None:
     """A shadow begins none beneath the run that its task worked on before."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     traces = Traces(provider, ADDRESSES, contents=True)
     for kind in ("answer", "shadow"):

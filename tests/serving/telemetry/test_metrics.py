@@ -125,7 +125,8 @@ async def test_http_requests(tmp_path: Path) -> None:
         watched_gateway(tmp_path, telemetry, "127.0.0.1:0") as gateway,
         aiohttp.ClientSession() as session,
     ):
-        door, metrics = gateway.listens("OpenAI"), gateway.listens("metrics")
+        door = gateway.listens("OpenAI")
+        metrics = gateway.listens("metrics")
         for path in ("models", "models/gpt", "nowhere"):
             async with session.get(f"{door}/{path}"):
                 pass

@@ -18,7 +18,8 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from serving.config.config import TelemetryConfig
 from tests.serving.telemetry.watched_gateway import QUESTION, watched_gateway
 
-TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CALLER = "b7ad6b7169203331"
 
 
 class Receiver(TraceServiceServicer):
@@ -43,7 +44,8 @@ class Receiver(TraceServiceServicer):
 @asynccontextmanager
 async def receiving() -> AsyncIterator[tuple[Receiver, str]]:
     """A receiver, and where it is."""
-    receiver, server = Receiver(), grpc.aio.server()
+    receiver = Receiver()
+    server = grpc.aio.server()
     add_TraceServiceServicer_to_server(receiver, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -88,7 +90,8 @@ async def test_the_tree(tmp_path: Path) -> None:
             f"{path(by_id[span.parent_span_id])}/" if span.parent_span_id in by_id else ""
         ) + span.name
 
-    root, agent = "invoke_workflow rolegate", "invoke_workflow rolegate/invoke_agent executor"
+    root = "invoke_workflow rolegate"
+    agent = "invoke_workflow rolegate/invoke_agent executor"
     assert sorted(map(path, spans)) == sorted(
         [
             root,
@@ -115,7 +118,8 @@ async def test_attributes(tmp_path: Path) -> None:
     """Chats have the conventions' attributes with what the ledger has; no span has any text,
     unless that is wanted.
     """
-    quiet, telling = tmp_path / "quiet", tmp_path / "telling"
+    quiet = tmp_path / "quiet"
+    telling = tmp_path / "telling"
     quiet.mkdir()
     telling.mkdir()
     spans = await traced(quiet)

@@ -137,7 +137,8 @@ def main(start: str = "") -> None:
         threading.Thread(target=time.sleep, args=(3600,)).start()
     for line in sys.stdin:
         asked = json.loads(line)
-        number, params = asked.get("id"), asked.get("params", {})
+        number = asked.get("id")
+        params = asked.get("params", {})
         match asked["method"]:
             case _ if start == "silent":
                 pass

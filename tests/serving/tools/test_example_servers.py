@@ -54,7 +54,8 @@ async def test_replay(tmp_path: Path) -> None:
     """A call is answered as it was, whatever the order of its arguments; others are failures,
     and counted.
     """
-    calls, misses = tmp_path / "calls.jsonl", tmp_path / "misses.jsonl"
+    calls = tmp_path / "calls.jsonl"
+    misses = tmp_path / "misses.jsonl"
     call = {"server": "web", "tool": "look", "arguments": {"a": 1, "b": [2]}, "result": "found"}
     calls.write_text(
         json.dumps(call) + "\n" + json.dumps(call | {"server": "other", "tool": "hear"}) + "\n",

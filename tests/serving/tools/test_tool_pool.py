@@ -236,14 +236,18 @@ async def test_two_hundred_faults() -> None:
     """Each call ends, in an output or a failure, and in time; beside them, those of a good
     server are undisturbed.
     """
-    luck, timeout_s = random.Random(22), 1.5
+    luck = random.Random(22)
+    timeout_s = 1.5
     waiting = [luck.choice([*ANSWERS, "dies", "slow0.05", ""]) for _ in range(200)]
-    ends, longest, found = dict[str, set[bool]](), 0.0, list[str]()
+    ends = dict[str, set[bool]]()
+    longest = 0.0
+    found = list[str]()
     async with pool_of(web=faulty(timeout_s=timeout_s, max_in_flight=6), good=faulty()) as (
         pool,
         readiness,
     ):
-        view, healthy = pool.view(["web"]), pool.view(["good"])
+        view = pool.view(["web"])
+        healthy = pool.view(["good"])
 
         async def work() -> None:
             nonlocal longest

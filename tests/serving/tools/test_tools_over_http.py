@@ -26,12 +26,15 @@ class FaultyHTTP:
     """Answers as the fault of a call says."""
 
     def __init__(self) -> None:
-        self.sessions, self.keys, self.cancelled = 0, set[str | None](), asyncio.Event()
+        self.sessions = 0
+        self.keys = set[str | None]()
+        self.cancelled = asyncio.Event()
 
     async def post(self, request: web.Request) -> web.StreamResponse:
         """A message."""
         asked = await request.json()
-        number, params = asked.get("id"), asked.get("params", {})
+        number = asked.get("id")
+        params = asked.get("params", {})
         self.keys.add(request.headers.get("X-Key"))
         match asked["method"]:
             case "initialize":
@@ -61,7 +64,8 @@ class FaultyHTTP:
         if fault == "breaks" and request.transport:
             request.transport.abort()
         self.sessions += fault == "forgets"
-        answer, events = said(number, "done"), {"content_type": "text/event-stream"}
+        answer = said(number, "done")
+        events = {"content_type": "text/event-stream"}
         long = said(number, "x" * 10_000_000)
         replies: dict[str, dict[str, Any]] = {
             "long": {"text": long, **_JSON},
@@ -83,7 +87,8 @@ class FaultyHTTP:
 @asynccontextmanager
 async def faulty_http(**more: Any) -> AsyncIterator[tuple[FaultyHTTP, ToolServerConfig]]:
     """A faulty server on a free port, with the section that names it."""
-    server, app = FaultyHTTP(), web.Application()
+    server = FaultyHTTP()
+    app = web.Application()
     app.router.add_post("/mcp", server.post)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()

@@ -60,11 +60,9 @@ KESTREL = Passage(
     0.71,
 )
 QUESTION = "In which town was the first climber of Mount Orrin born?"
-FIRST, BORN, WHERE = (
-    "Who first climbed Mount Orrin?",
-    "Where was Ada Brenn born?",
-    "In which town did Ada Brenn live?",
-)
+FIRST = "Who first climbed Mount Orrin?"
+BORN = "Where was Ada Brenn born?"
+WHERE = "In which town did Ada Brenn live?"
 SYSTEM = Message(
     "system", "You split a question into sub-queries, and stop once their reports suffice."
 )
@@ -113,13 +111,13 @@ def answered(
     """A run of these rounds; in the first one, a sub-query was begun early, one call was
     retried, and one wasted.
     """
-    calls, events, messages, outputs = (
-        list[Call](),
-        list[Event](),
-        [SYSTEM, Message("user", question)],
-        [],
-    )
-    now, number, told = at, 0, list[int]()
+    calls = list[Call]()
+    events = list[Event]()
+    messages = [SYSTEM, Message("user", question)]
+    outputs = []
+    now = at
+    number = 0
+    told = list[int]()
 
     def book(
         role: str, start: float, took: float, sub_query: int | None = None, **more: Any

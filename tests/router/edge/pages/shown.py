@@ -62,12 +62,14 @@ async def shown(
     }
     accounts = KeptAccounts(*(key for _, key in made.values()))
     access = Access(accounts)
-    store, live = Kept(), LiveRuns()
+    store = Kept()
+    live = LiveRuns()
     for run in runs:
         keep(store, run)
     gateway = (deployment or Deployment()).gateway(store, live=live, topologies=topologies)
     tables = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0))
-    stored, frame = Runs(store, live), Frame(access)
+    stored = Runs(store, live)
+    frame = Frame(access)
     asking = Asking(gateway, access, tables, **versions)
     add_runs(frame, stored)
     add_asking(frame, asking)

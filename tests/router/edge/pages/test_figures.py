@@ -24,7 +24,8 @@ def test_bars(values: dict[str, dict[str, int]]) -> None:
     """
     chart = bars(values, COLUMNS, count)
 
-    total, most = sum(sum(each.values()) for each in values.values()), 0
+    total = sum(sum(each.values()) for each in values.values())
+    most = 0
     for column in COLUMNS:
         most = max(most, sum(each.get(column, 0) for each in values.values()))
     height = sum(bar.size for bar in chart.bars)

@@ -85,10 +85,8 @@ async def test_of_another_tenant_there_is_nothing() -> None:
         browsing(pages, pages.keys["acme"]) as owner,
     ):
         for name in ("run-right", "run-table"):
-            gets, posts = (
-                list(paths(pages.frame, name, "GET")),
-                list(paths(pages.frame, name, "POST")),
-            )
+            gets = list(paths(pages.frame, name, "GET"))
+            posts = list(paths(pages.frame, name, "POST"))
             assert len(gets) >= 7
             assert len(posts) >= 4
             for path in gets:

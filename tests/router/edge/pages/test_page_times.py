@@ -14,7 +14,8 @@ from router.trace.run import RunStatus
 from tests.router.edge.pages.world import browsing, pages
 from tests.router.store.stored import call, run, run_row
 
-RUNS_STORED, AT_ONCE = 100_000, 1_000
+RUNS_STORED = 100_000
+AT_ONCE = 1_000
 MOST_S = 0.2
 FILTERS = (
     "",
@@ -50,9 +51,12 @@ def made(first: int) -> tuple[Rows, Rows, Rows]:
     """Runs of ten tenants, one a second, each with five calls; some have failed, some have
     feedback.
     """
-    rows, calls, said = Rows(), Rows(), Rows()
+    rows = Rows()
+    calls = Rows()
+    said = Rows()
     for number in range(first, first + AT_ONCE):
-        run_id, at = f"run-{number:06}", float(number)
+        run_id = f"run-{number:06}"
+        at = float(number)
         status: RunStatus = "failed" if number % 50 == 0 else "finished"
         five = [
             call(run_id, index, started_at=at, tenant=f"tenant-{number % 10}") for index in range(5)
@@ -88,7 +92,8 @@ async def test_the_list_of_many_runs(url: str, capsys: pytest.CaptureFixture[str
     if url.startswith("postgresql"):  # as it does by itself, some time after so many rows
         await database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
     await database.close()
-    medians, fastest = dict[str, float](), dict[str, float]()
+    medians = dict[str, float]()
+    fastest = dict[str, float]()
     async with pages(url) as world, browsing(world) as session:
         async with session.get("/runs?until=1970-01-01T12:00") as response:
             far = (await response.text()).rsplit("page=", 1)[1].partition('"')[0]
@@ -100,7 +105,8 @@ async def test_the_list_of_many_runs(url: str, capsys: pytest.CaptureFixture[str
                     await response.read()
                 took.append(time.perf_counter() - begun)
                 assert response.status == 200
-            medians[asked], fastest[asked] = statistics.median(took[1:]), min(took)
+            medians[asked] = statistics.median(took[1:])
+            fastest[asked] = min(took)
     with capsys.disabled():
         print(f"\n{url.partition(':')[0]}, {RUNS_STORED:,} runs, median and fastest of six in ms:")
         for asked, median_s in medians.items():

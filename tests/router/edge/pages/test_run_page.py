@@ -76,10 +76,8 @@ async def test_an_unsupported_answer_has_a_badge_and_a_filter() -> None:
     async with shown(runs=[good, doubtful]) as pages, browsing(pages) as session:
         assert 'class="state unsupported"' in await read(session, "/runs/run-doubtful")
         assert 'class="state unsupported"' not in await read(session, "/runs/run-good")
-        whole, chosen = (
-            await read(session, "/runs"),
-            await read(session, "/runs?unsupported=unsupported"),
-        )
+        whole = await read(session, "/runs")
+        chosen = await read(session, "/runs?unsupported=unsupported")
     assert (whole.count('class="state unsupported"'), "run-good" in whole) == (1, True)
     assert ("run-doubtful" in chosen, "run-good" in chosen) == (True, False)
 
@@ -288,7 +286,8 @@ async def test_a_question_that_asks_for_a_table() -> None:
 
 async def stream(response: aiohttp.ClientResponse, until: str) -> list[tuple[str, str]]:
     """Events with their data, up to and with the first of that name, or of that data."""
-    told, name = list[tuple[str, str]](), ""
+    told = list[tuple[str, str]]()
+    name = ""
     async with asyncio.timeout(10):
         async for raw in response.content:
             field, _, value = raw.decode().rstrip("\n").partition(": ")
@@ -429,7 +428,8 @@ class Versions:
 
 async def test_the_operator_chooses_a_version() -> None:
     """It is loaded first, and the run's sub-queries are for it alone."""
-    versions, wanted = Versions(), list[str]()
+    versions = Versions()
+    wanted = list[str]()
 
     class Noting(Executor):
         async def run(

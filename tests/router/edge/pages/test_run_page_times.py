@@ -16,7 +16,9 @@ from router.trace.values import Event, RoundStarted, SearchRecord, SubQueryDispa
 from tests.router.edge.pages.world import browsing, pages
 from tests.router.store.stored import call, put, run
 
-ROUNDS, OF_EACH, MOST_S = 4, 24, 0.5
+ROUNDS = 4
+OF_EACH = 24
+MOST_S = 0.5
 SENTENCE = (
     "In the year {} the town of Kestrel on the river Sel had a school, whose teacher was "
     "number {} of many. "
@@ -60,7 +62,9 @@ def large() -> Run:
     """300 calls: 96 executors of three each, five of the delegator, some retried, and the
     answerer's.
     """
-    executions, numbers, calls = tuple(map(execution, range(ROUNDS * OF_EACH))), count(), []
+    executions = tuple(map(execution, range(ROUNDS * OF_EACH)))
+    numbers = count()
+    calls = []
     events: list[Event] = []
     for number in range(len(executions)):
         at = 1000 + 10 * (number // OF_EACH)
@@ -95,7 +99,8 @@ async def test_a_run_of_300_calls(tmp_path: Path, capsys: pytest.CaptureFixture[
     """Within 500 ms from the store, with the trace of a wrong answer, too; so is each of its
     agents.
     """
-    whole, medians = large(), dict[str, float]()
+    whole = large()
+    medians = dict[str, float]()
     assert len(whole.calls) == 300
     async with pages(tmp_path) as world, browsing(world) as session:
         await put(world.database, whole, run("run-2", calls=(call("run-2"),)))
@@ -109,7 +114,9 @@ async def test_a_run_of_300_calls(tmp_path: Path, capsys: pytest.CaptureFixture[
                 await SQLArchive(world.database).add_feedback(
                     Feedback("run-1", False, None, "number 958")
                 )
-            took, size, spent = list[float](), 0, time.process_time()
+            took = list[float]()
+            size = 0
+            spent = time.process_time()
             for _ in range(7):
                 begun = time.perf_counter()
                 async with session.get(path) as response:

@@ -119,7 +119,8 @@ def test_a_citation_in_its_passage(text: str, quote: str, parts: tuple[str, str,
 
 
 def test_a_run_without_its_texts_keeps_its_lanes() -> None:
-    kept, whole = lanes(redacted(RUNS["run-right"])), lanes(RUNS["run-right"])
+    kept = lanes(redacted(RUNS["run-right"]))
+    whole = lanes(RUNS["run-right"])
     assert [(lane.name, lane.bars) for lane in kept] == [(lane.name, lane.bars) for lane in whole]
     assert {lane.sub_query for lane in kept} == {""}
 

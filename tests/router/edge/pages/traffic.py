@@ -22,7 +22,8 @@ HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)> \u202egnorw\u202c \u2066x {{ 7*7 }} "
     "'\" --> ]]> &amp; \x1b[2J"
 )
-ACTIVE, CANDIDATE = "executor-000001", "executor-000002"
+ACTIVE = "executor-000001"
+CANDIDATE = "executor-000002"
 QUESTIONS = (
     "When was the director of Heat born?",
     (
@@ -66,13 +67,13 @@ async def fill(database: Database, tenants: tuple[str, ...]) -> list[Run]:
     """Runs of the last day, one of them hostile, with feedback, quotas, and a version on trial;
     newest first.
     """
-    luck, now, runs = random.Random(0), time.time(), list[Run]()
+    luck = random.Random(0)
+    now = time.time()
+    runs = list[Run]()
     for number in range(120):
-        run_id, tenant, at = (
-            f"run-{number:04}",
-            tenants[number % len(tenants)],
-            now - 60 - number * 700,
-        )
+        run_id = f"run-{number:04}"
+        tenant = tenants[number % len(tenants)]
+        at = now - 60 - number * 700
         fields: dict[str, Any] = {
             "request": QUESTIONS[number % len(QUESTIONS)],
             "duration_s": 1 + 9 * luck.random(),
@@ -93,7 +94,8 @@ async def fill(database: Database, tenants: tuple[str, ...]) -> list[Run]:
             fields |= {"request": HOSTILE, "result": hostile, "request_id": HOSTILE}
         runs.append(run(run_id, at, _calls(run_id, tenant, at, luck), tenant=tenant, **fields))
     await put(database, *runs)
-    archive, accounts = SQLArchive(database), SQLAccounts(database)
+    archive = SQLArchive(database)
+    accounts = SQLAccounts(database)
     for number in (1, 5, 6, 10):
         await archive.add_feedback(Feedback(f"run-{number:04}", number != 5, comment=HOSTILE))
     for tenant in tenants:
@@ -130,7 +132,8 @@ async def _try(book: SQLVersionBook, luck: random.Random, now: float) -> None:
             VersionDecision(name, "register", None, state, "operator", now - 90_000, HOSTILE),  # type: ignore[arg-type]
         )
     for number in range(110):
-        run_id, served = f"run-{number:04}", number % 2 == 0
+        run_id = f"run-{number:04}"
+        served = number % 2 == 0
         sides = Side("a", luck.random() < 0.02, 700), Side("b", luck.random() < 0.1, 1000)
         await book.add_trial(
             Trial(run_id, CANDIDATE, ACTIVE, "canary", served, *sides, now - 70_000 + number)

@@ -60,14 +60,16 @@ async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
             store if isinstance(store, str) else f"sqlite:///{store}/runs.db"
         )
         stack.push_async_callback(database.close)
-        accounts, keys = SQLAccounts(database), dict[str, str]()
+        accounts = SQLAccounts(database)
+        keys = dict[str, str]()
         for tenant in tenants:
             scopes: frozenset[KeyScope] = ASKS if tenant else frozenset(("ask", "operate"))
             keys[tenant], key = new_key(tenant or None, scopes)
             await accounts.add_key(key)
         access = Access(accounts)
         frame = Frame(access)
-        runs, gateway = Runs(SQLArchive(database), LiveRuns()), Deployment().gateway()
+        runs = Runs(SQLArchive(database), LiveRuns())
+        gateway = Deployment().gateway()
         asking = Asking(gateway, access)
         stack.push_async_callback(asking.detached.drain, 0)
         add_runs(frame, runs)

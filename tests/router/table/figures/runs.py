@@ -122,9 +122,11 @@ class CountingReader(Reader, _Counting):
         self._failing = fails
 
     def _write(self, prompt: Prompt) -> Any:
-        written, asked = super()._write(prompt), html.unescape(prompt.messages[1].content)
+        written = super()._write(prompt)
+        asked = html.unescape(prompt.messages[1].content)
         luck = random.Random(f"{self._seed}/{asked}/{self.asked[asked]}/fails")
-        fails, at = luck.random() < self._failing, luck.choice((2, 4))
+        fails = luck.random() < self._failing
+        at = luck.choice((2, 4))
         return (
             UpstreamRefused("no", endpoint=self.endpoint)
             if fails and len(prompt.messages) == at

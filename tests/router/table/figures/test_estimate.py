@@ -13,7 +13,8 @@ from tests.router.table.reports import SCHEMA, discovery, executed
 
 pytestmark = pytest.mark.slow
 
-_SIZES, _RUNS = (8, 25, 55), 100
+_SIZES = (8, 25, 55)
+_RUNS = 100
 Names = Callable[[random.Random, int, int], Iterator[list[int]]]
 """Of a number of rows and of discoveries: the rows that each discovery names."""
 
@@ -83,7 +84,8 @@ def test_the_estimate() -> None:
         "p = 0.5, a fifth out of reach": one_index(0.5),
         "parts": parts,
     }
-    rows, errors = list[dict[str, object]](), dict[tuple[str, int], float]()
+    rows = list[dict[str, object]]()
+    errors = dict[tuple[str, int], float]()
     for name, names in ways.items():
         for times in (3, 5, 8):
             runs = [*estimated(names, times, times)]

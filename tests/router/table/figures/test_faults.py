@@ -40,7 +40,8 @@ class Inventive(CountingReader):
 
     def __init__(self, of: World, share: float, **knobs: Any) -> None:
         super().__init__(**knobs)
-        self._world, self._share = of, share
+        self._world = of
+        self._share = share
 
     def _value(self, asked: str, name: str, shown: str) -> str:
         luck = random.Random(f"{self._seed}/{asked}/{name}/invents")
@@ -54,7 +55,8 @@ class Inventive(CountingReader):
 
 async def test_fabrication(tmp_path: Path) -> None:
     """What is invented has no support, be it plausible or not; what is true has."""
-    rows, every = list[dict[str, object]](), dict[bool, Counter[str]]()
+    rows = list[dict[str, object]]()
+    every = dict[bool, Counter[str]]()
     for seed in _SEEDS:
         supports: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
         run = await run_of(
@@ -97,7 +99,8 @@ class Rambling(CountingReader):
         self._share = share
 
     def _write(self, prompt: Prompt) -> Any:
-        written, asked = super()._write(prompt), html.unescape(prompt.messages[1].content)
+        written = super()._write(prompt)
+        asked = html.unescape(prompt.messages[1].content)
         luck = random.Random(f"{self._seed}/{asked}/{self.asked[asked]}/rambles")
         return "Well, let me see." if luck.random() < self._share else written
 
@@ -107,11 +110,9 @@ async def test_failing_executors(tmp_path: Path) -> None:
     much. They are asked again one by one, where a second run of everything would cost twice as
     much.
     """
-    rows, scores, costs = (
-        list[dict[str, object]](),
-        dict[str, list[float]](),
-        dict[str, list[float]](),
-    )
+    rows = list[dict[str, object]]()
+    scores = dict[str, list[float]]()
+    costs = dict[str, list[float]]()
     for seed in _SEEDS:
         readers = {
             "none": CountingReader(seed=seed),
@@ -168,7 +169,8 @@ async def test_holes(tmp_path: Path) -> None:
         first = await run_of(
             tmp_path / f"{seed}", world(), CountingReader(seed=seed), CountingLead(world())
         )
-        luck, whole = random.Random(seed), values(first)
+        luck = random.Random(seed)
+        whole = values(first)
         cells = [
             (at, column)
             for at, row in enumerate(whole)

@@ -45,10 +45,14 @@ async def test_asks_a_turn(tmp_path: Path) -> None:
     with reports, where that of WideSeek-R1's base model does, whose score falls at ten (its Fig.
     4). A tenth of the executors fail.
     """
-    rows, turns = list[dict[str, object]](), 4
+    rows = list[dict[str, object]]()
+    turns = 4
     found_by = dict[int, list[int]]()
     for a_turn in (1, 2, 4, 8, 10, 16):
-        found, prompts, scores, cell = list[int](), list[int](), list[float](), list[float]()
+        found = list[int]()
+        prompts = list[int]()
+        scores = list[float]()
+        cell = list[float]()
         for seed in _SEEDS:
             world = Overlapping(120, 16 * turns, 0.05, seed)
             said = CountingLead(world, a_turn)
@@ -82,7 +86,9 @@ async def test_the_prompt_of_the_lead(tmp_path: Path) -> None:
     """Hardly grows from 10 to 500 rows, where it asks as many questions. What does grow are its own
     questions, if a larger table takes more of them.
     """
-    rows, sizes, bare = list[dict[str, object]](), dict[int, int](), dict[int, int]()
+    rows = list[dict[str, object]]()
+    sizes = dict[int, int]()
+    bare = dict[int, int]()
     for size in (10, 20, 50, 100, 500):
         leads = list[CountingLead]()
         for world, a_turn in (
@@ -94,7 +100,8 @@ async def test_the_prompt_of_the_lead(tmp_path: Path) -> None:
             run = await run_of(folder, world, CountingReader(slow=0), leads[-1])
             assert len(values(run)) == size
         same, more = (lead.prompts[-1].messages[1:] for lead in leads)
-        sizes[size], bare[size] = read_tokens([system("delegation"), *same]), read_tokens(same)
+        sizes[size] = read_tokens([system("delegation"), *same])
+        bare[size] = read_tokens(same)
         rows.append(
             {"rows": size, "five questions": sizes[size], "to 10 rows": sizes[size] / sizes[10]}
         )

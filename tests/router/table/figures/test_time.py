@@ -32,7 +32,9 @@ from tests.router.table.test_filling import result, values
 
 pytestmark = pytest.mark.slow
 
-_FIRST_TOKEN_S, _TOKEN_S, _A_TURN = 0.1, 0.005, 5
+_FIRST_TOKEN_S = 0.1
+_TOKEN_S = 0.005
+_A_TURN = 5
 WORLD = World(40)
 Around = Callable[[Executes], Executes]
 
@@ -43,10 +45,13 @@ class Paced:
     """
 
     def __init__(self, sigma: float = 0.0, seed: int = 0) -> None:
-        self._sigma, self._seed, self._reader = sigma, seed, Reader()
+        self._sigma = sigma
+        self._seed = seed
+        self._reader = Reader()
 
     def __call__(self, asked: ChatRequest) -> Reply:
-        slower, request = 1.0, html.unescape(asked.texts[1])
+        slower = 1.0
+        request = html.unescape(asked.texts[1])
         if asked.model == "lead":
             text = lead_turn(WORLD, len(asked.texts), _A_TURN)
         else:
@@ -64,8 +69,10 @@ class Held:
 
     def __init__(self, executor: Executes, of: Callable[[str], bool]) -> None:
         """`of`: whether a sub-query is one of those."""
-        self._executor, self._of = executor, of
-        self._at_work, self._all_done = 0, asyncio.Event()
+        self._executor = executor
+        self._of = of
+        self._at_work = 0
+        self._all_done = asyncio.Event()
 
     @property
     def report_tokens(self) -> int:
@@ -77,7 +84,8 @@ class Held:
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
         if not self._of(sub_query):
             return await self._executor.run(sub_query, index, context)
-        self._at_work, all_done = self._at_work + 1, self._all_done
+        self._at_work = self._at_work + 1
+        all_done = self._all_done
         execution = await self._executor.run(sub_query, index, context)
         self._at_work -= 1
         if not self._at_work:
@@ -164,7 +172,8 @@ async def test_barrier(tmp_path: Path, server: OpenAIServer) -> None:
         "turn": every_turn,
         "discoveries": discoveries_first,
     }
-    rows, tables = list[dict[str, object]](), set[bytes]()
+    rows = list[dict[str, object]]()
+    tables = set[bytes]()
     longer: dict[str, list[float]] = {name: [] for name in variants}
     for seed in range(5):
         server.plays(writes(Paced(1.0, seed)))
