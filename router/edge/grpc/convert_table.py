@@ -40,9 +40,9 @@ def _column(at: int, sent: pb.Column) -> Column:
     return Column(sent.name, kind, sent.key, sent.about, sent.ask, tuple(sent.choices), sent.unit)
 
 
-_MOST_BYTES = 3 << 20
+_MOST_BYTES = 1 << 20
 _MOST_ROW_BYTES = 1 << 20
-"""Of the rows of a message, which gRPC's clients take up to 4 MB, and of one row."""
+"""Bytes of the rows of one message, which is built and sent in one step, and of one row."""
 _COST = ("tokens", "cost_nano_usd")
 
 
