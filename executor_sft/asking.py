@@ -1,9 +1,9 @@
 """Many questions: so many at once, with a bar, and with those told that failed."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
+from router.background import task_group
 from router.errors import OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
 
 Item = TypeVar("Item")
@@ -29,12 +29,9 @@ async def in_flight(
             results[number] = await ask(item)
             on_done()
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(keep_asking())
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+    async with task_group() as group:
+        for _ in range(at_once):
+            group.create_task(keep_asking())
     return [results[number] for number in sorted(results)]
 
 

@@ -1,6 +1,4 @@
-"""Work beside the requests: what goes on until it is cancelled, what would hold the event loop for
-too long, and errors that are logged instead of raised.
-"""
+"""Background tasks, task groups, worker threads, and errors that are logged instead of raised."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -18,12 +16,13 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def background_tasks(*endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Let these go on while the context is open; then they are cancelled, and their ends waited
-    for. One that fails is logged.
+    """Run coroutines while the context is open, then cancel them and wait for their ends. A task
+    that fails is logged.
     """
-    tasks = [asyncio.create_task(work) for work in endless]
+    tasks = [asyncio.create_task(coroutine) for coroutine in endless]
     for task in tasks:
         task.add_done_callback(_log_failure)
+
     try:
         yield
     finally:
@@ -37,12 +36,26 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         _log.error("task.failed", task=getattr(task.get_coro(), "__qualname__", ""), exc_info=error)
 
 
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Open an `asyncio.TaskGroup` that raises its first error itself, without the group around it.
+
+    The other tasks are cancelled, as in any task group; their errors are dropped.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        raise first from first.__cause__
+
+
 @contextmanager
 def errors_logged(
     log: structlog.typing.FilteringBoundLogger, event: str, **known: str
 ) -> Iterator[None]:
-    """Log an error that ends the block, instead of raising it; with its trace where it is not
-    one of ours.
+    """Log an error that ends the block instead of raising it. A `RolegateError` is logged without
+    its traceback.
     """
     try:
         yield
@@ -53,22 +66,21 @@ def errors_logged(
 
 
 class Worker:
-    """A thread for work that takes longer than one step of the event loop should, one piece at a
-    time.
+    """A single thread for work that would block the event loop.
 
-    A thread that computes keeps the event loop from its turn for 5 ms each time, so there are few
-    of them, however much there is to do.
+    A thread that computes holds up the event loop for 5 ms at a time, so there are only two,
+    however much work is queued.
     """
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, name)
 
     async def __call__(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return what `work` returns, once all that was asked for before it is done."""
+        """Return the result of `work(*arguments)`, once all earlier work is done."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
 in_worker = Worker("worker")
-"""For requests, and tables that are being filled."""
+"""Worker for requests and for tables that are being filled."""
 in_viewer = Worker("viewer")
-"""For those who look at runs."""
+"""Worker for those who view runs."""

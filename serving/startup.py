@@ -1,11 +1,11 @@
 """Start of all that takes long: engines and an index, side by side."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import TypeVar
 
+from router.background import task_group
 from router.calls import Need, Readiness
 from router.calls.health import NEEDS
 from serving.config.config import Config, RoleConfig
@@ -47,12 +47,9 @@ async def start_engines(
         for name, models in served.items()
     ]
     retrieval = opened(cpu_threads=threads)
-    try:
-        async with asyncio.TaskGroup() as group:
-            urls = [group.create_task(stack.enter_async_context(context)) for context in contexts]
-            retriever = group.create_task(stack.enter_async_context(retrieval))
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+    async with task_group() as group:
+        urls = [group.create_task(stack.enter_async_context(context)) for context in contexts]
+        retriever = group.create_task(stack.enter_async_context(retrieval))
     return dict(zip(served, [url.result() for url in urls], strict=True)), retriever.result()
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from router.background import task_group
 from router.protocol.decision import agreeing
 from router.search.context import RunContext
 from router.search.executor import Executes
@@ -147,11 +148,9 @@ async def dispatching(
     context is left, none is at work any more.
     """
     try:
-        async with asyncio.TaskGroup() as group:
+        async with task_group() as group:
             work = Dispatching(executor, number, first, context, group, width=width)
             yield work
             await work.drop()
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
     finally:
         context.ledger.decide(0)

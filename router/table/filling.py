@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from router.background import in_worker
+from router.background import in_worker, task_group
 from router.calls import Role
 from router.errors import BadRequest, BudgetExhausted, UpstreamError
 from router.protocol import NO_EVIDENCE
@@ -186,10 +186,8 @@ class WideSearch:
         """
         work = await in_worker(_Filling, self, request, context)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with task_group() as group:
                 await work.fill(group)
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
         finally:
             context.ledger.decide(0)
             context.draft.result = work.found

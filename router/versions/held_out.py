@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from router.background import task_group
 from router.errors import BadVersion, ContextTooLong, OutOfTime
 from router.protocol import exact_match
 from router.runs import RequestOptions, RunLifecycle
@@ -71,11 +72,8 @@ class HeldOutTest:
                     question, active, name
                 )
 
-        try:
-            async with asyncio.TaskGroup() as group:  # none is asked on where one cannot be
-                asking = [group.create_task(both(*each)) for each in enumerate(self._questions)]
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        async with task_group() as group:  # the first error cancels all other questions
+            asking = [group.create_task(both(*each)) for each in enumerate(self._questions)]
         found = [task.result() for task in asking]
         known = [(one, other) for one, other in found if one is not None and other is not None]
         if len(known) < _LEAST_KNOWN * self.size:
