@@ -401,7 +401,7 @@ async def test_large_tables_come_in_messages_that_clients_take() -> None:
         run("run-1"), kind="table", result=TableRun(Schema(columns), rows, tuple(asks), executions)
     )
     whole = await table_to_proto(stored)
-    assert 2_000_000 < whole.ByteSize() < 4 << 20
+    assert 500_000 < whole.ByteSize() < 3 << 19
     assert 0 < len(whole.rows) < whole.completeness.rows == 120
     async with wired() as services:
         services.store.runs[:] = [stored]
