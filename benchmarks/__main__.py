@@ -50,10 +50,6 @@ BENCHMARKS = {
         "study.mini_study",
         "the paper's study in miniature: models of three sizes in every role",
     ),
-    "executors": (
-        "study.executors",
-        "the naive, the distilled and the teaching executor on held-out mini worlds",
-    ),
     "widesearch": (
         "widesearch.command",
         (

@@ -1,20 +1,19 @@
-"""The gateway's own costs before models that are played, beside bare pipelines and LiteLLM;
-variants in turns.
+"""The gateway's own cost in front of simulated models, compared with bare pipelines and LiteLLM.
 
-paced   questions at a steady rate, models that write a token at a time: the gateway (retrieval by
-address, retrieval in
-        the process, the latter without a store), P1, P2 (`benchmarks.pipelines.process`), and no
-        gateway at all
-cpu     the same, 64 in flight, with models that answer at once; LiteLLM's SDK for the same calls
-proxy   one call of a model by the gateway's `Complete` and by LiteLLM's proxy server (needs
---litellm) tokens  16 streams at once as a role of the gateway reads them, and as aiohttp alone does
-on plain asyncio load    CPU and memory of a question, with few and with many in flight pages   CPU
-of a question as in paced, with so many of the gateway's web pages open as --pages says, and with
-none
+paced   questions at a steady rate, with models that write one token at a time: the gateway
+        (retrieval over gRPC; in-process retrieval; in-process retrieval without a store), P1, P2
+        (see `benchmarks.pipelines.process`) and no gateway
+cpu     the same with 64 questions in flight and models that answer immediately, plus LiteLLM's SDK
+        making the same calls
+proxy   single model calls through the gateway's `Complete` and through LiteLLM's proxy server
+        (needs --litellm)
+tokens  16 concurrent streams, read by a role of the gateway and by aiohttp on plain asyncio
+load    CPU and memory of a question, with few and with many in flight
 
-Added is the time of an answer beyond that in which at least one of its model calls was being worked
-on. Each variant is a process of its own, and so are the models; who asks and the retrieval at an
-address are in the benchmark's. Compare ratios.
+Added time is the time of an answer minus the time in which at least one of its model calls was in
+progress. Variants are measured in alternating order. Each variant runs in its own process, and so
+do the models; the client and the retrieval service run in the benchmark's process. Compare ratios,
+not absolute times.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ from benchmarks.pipelines.models import Pace
 from benchmarks.pipelines.process import DRIVEN, TOKENS
 from benchmarks.rounds import Figure, Round, Wanted, cpu, figure, in_turns, p50, p99
 
-Part = Literal["paced", "cpu", "proxy", "tokens", "load", "pages"]
+Part = Literal["paced", "cpu", "proxy", "tokens", "load"]
 _DOUBLES: dict[str, tuple[Double, ...]] = {
     "by_address": (),
     "in_process": ("retriever", "timed"),
@@ -115,9 +114,8 @@ _FIGURES: dict[Part, list[Wanted]] = {
         Wanted("CPU of a question, largest to smallest", cpu, "largest", "smallest", most=1.3),
         Wanted("memory of a question, most in flight, kB", p50, "memory", most=40.0),
     ],
-    "pages": [Wanted("CPU of a question, pages open to none", cpu, "open", "none", most=1.1)],
 }
-_PACES: dict[Part, Pace] = {"paced": "paced", "tokens": "tokens", "pages": "paced"}
+_PACES: dict[Part, Pace] = {"paced": "paced", "tokens": "tokens"}
 _EACH = 1_000_000
 """Question numbers that a round may use."""
 _AT_ONCE = 64
@@ -133,18 +131,17 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
     parts: Annotated[
         tuple[Part, ...],
-        Meta(description="of paced, cpu, proxy, tokens, load, pages (default: all)"),
+        Meta(description="of paced, cpu, proxy, tokens, load (default: all)"),
     ] = ()
     rounds: Annotated[int, Meta(ge=2, description="of each part, after one to warm up")] = 10
     questions: Annotated[int, Meta(ge=2, description="of each variant and round")] = 200
-    rate: Annotated[float, Meta(gt=0, description="questions a second, of paced and pages")] = 20.0
+    rate: Annotated[float, Meta(gt=0, description="questions a second, of paced")] = 20.0
     in_flight: Annotated[tuple[int, ...], Meta(description="questions in flight, of load")] = (
         10,
         100,
         1000,
         3000,
     )
-    pages: Annotated[int, Meta(ge=1, description="web pages that are open, of pages")] = 10
     token_s: Annotated[
         float, Meta(gt=0, description="seconds for a token; for the first, five times")
     ] = 0.01
@@ -179,7 +176,6 @@ class Figures(msgspec.Struct, frozen=True):
 Measure = Callable[[Order], Awaitable[Round]]
 Rounds = dict[str, list[Round]]
 _seconds = msgspec.json.Decoder(dict[int, float]).decode
-_counts = msgspec.json.Decoder(dict[str, float]).decode
 _times = msgspec.json.Decoder(list[float]).decode
 
 
@@ -272,7 +268,6 @@ async def measure(options: Options) -> Figures:
         "proxy": _proxy,
         "tokens": _tokens,
         "load": _load,
-        "pages": _pages,
     }
     for part in options.parts or get_args(Part):
         async with AsyncExitStack() as stack:
@@ -387,20 +382,3 @@ async def _load(bench: Bench, options: Options) -> Rounds:
     )
     by_cpu = sorted(found.values(), key=cpu)
     return {**found, "memory": memory, "largest": by_cpu[-1], "smallest": by_cpu[0]}
-
-
-async def _pages(bench: Bench, options: Options) -> Rounds:
-    process = (await bench.start("by_address"))["by_address"]
-    seen = dict[str, list[Round]](requests=[], events=[])
-    browser = await bench.stack.enter_async_context(child("benchmarks.pages", process.words[1]))
-    asked = _rounds(await bench.measure(process), Order(0, options.questions, per_s=options.rate))
-
-    async def opened(number: int) -> Round:
-        await browser.answer(str(options.pages).encode())
-        found = await asked(number)
-        counts = _counts(await browser.answer(b"0"))
-        for name, rounds in seen.items():
-            rounds.append(Round([counts.get(name, 0)]))
-        return found
-
-    return {**await in_turns({"open": opened, "none": asked}, options.rounds), **seen}

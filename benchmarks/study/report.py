@@ -5,20 +5,16 @@ Written as Markdown and HTML with PNG, and as JSON; the paper's own figures stan
 tables of their own.
 """
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from markdown_it import MarkdownIt
 from msgspec import Meta
-from rolegate.client.text import markdown_table
 
 from benchmarks import harness
 from benchmarks.study.results import Study, read_study
-from benchmarks.study.scores import Score
 from executor_sft.command import POSITIONAL
-from executor_sft.evaluate import Difference
 from executor_sft.step import write_json
 from serving.files import write_atomically
 
@@ -50,81 +46,6 @@ class Figures(msgspec.Struct, frozen=True):
     """The place of the report."""
 
     report: str
-
-
-Cell = str | int | float | Score | Difference | None
-"""A score or a difference is a share of 1 and is shown in points of 100, as the paper does;
-None is shown as a dash.
-"""
-
-
-MICRO = (
-    "Micro averages over all questions, in points of 100, ± standard error clustered by "
-    "question; ours."
-)
-
-
-class ReportTable(msgspec.Struct, frozen=True):
-    """Rows under columns."""
-
-    key: str
-    """Its name in `report.json`."""
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
-    """Each a `Cell` for each column."""
-    note: str = ""
-    digits: int = 2
-    """Of floats below 100; others have none."""
-
-    @classmethod
-    def of(
-        cls,
-        key: str,
-        title: str,
-        rows: Iterable[Mapping[str, Cell]],
-        *,
-        note: str = MICRO,
-        digits: int = 2,
-    ) -> "ReportTable":
-        """A table of rows by column; all have the same ones."""
-        found = list(rows)
-        columns = tuple(found[0]) if found else ()
-        return cls(
-            key,
-            title,
-            columns,
-            tuple(tuple(row[name] for name in columns) for row in found),
-            note,
-            digits,
-        )
-
-    def markdown(self) -> str:
-        """With its title as a heading."""
-        text = [
-            all(isinstance(row[place], str) for row in self.rows)
-            for place in range(len(self.columns))
-        ]
-        lines = (tuple(map(self.text, row)) for row in self.rows)
-        table = markdown_table(self.columns, lines, ["---" if left else "---:" for left in text])
-        return "\n".join([f"### {self.title}", "", *([self.note, ""] if self.note else []), table])
-
-    def text(self, cell: Cell) -> str:
-        """A cell as a reader sees it."""
-        match cell:
-            case None:
-                return "–"
-            case Score(mean, error):
-                plain = f"{100 * mean:.2f}"
-                return plain if error is None else f"{plain} ± {100 * error:.2f}"
-            case Difference(mean, low, high):
-                return f"{100 * mean:.2f} ({100 * low:.2f} to {100 * high:.2f})"
-            case float():
-                return f"{cell:,.{self.digits if abs(cell) < 100 else 0}f}"
-            case int():
-                return f"{cell:,}"
-            case _:
-                return cell
 
 
 def measure(options: Options) -> Figures:

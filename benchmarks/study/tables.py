@@ -11,7 +11,7 @@ from typing import get_args
 
 import msgspec
 
-from benchmarks.study.report import Cell, ReportTable
+from benchmarks.study.report_table import ReportTable, ReportValue
 from benchmarks.study.results import CellRows, Loss, Row, Study
 from benchmarks.study.scores import compared, metrics_of, micro
 from benchmarks.study.spending import merged, tokens
@@ -43,7 +43,7 @@ _LOSSES = (
 _DIFFERENCES = (
     "Ours, in points of 100; intervals from a bootstrap over questions, paired by question."
 )
-_Row = dict[str, Cell]
+_Row = dict[str, ReportValue]
 
 
 class _Published(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from rolegate.v1.usage_pb2 import Role
 
 from benchmarks import harness
 from benchmarks.load import in_flight
-from benchmarks.study.report import Cell, ReportTable
+from benchmarks.study.report_table import ReportTable, ReportValue
 from benchmarks.widesearch.scoring import Judge, RuleSet, Scores, scores_of
 from benchmarks.widesearch.tasks import (
     RESPONSE,
@@ -265,8 +265,8 @@ def _line(
     rules: RuleSet,
     fold: Callable[[Sequence[float]], float],
     less: _Group,
-) -> dict[str, Cell]:
-    line: dict[str, Cell] = {"tasks": group, "number": len(tasks)}
+) -> dict[str, ReportValue]:
+    line: dict[str, ReportValue] = {"tasks": group, "number": len(tasks)}
     for metric in _METRICS:
         new, old = (
             [fold([getattr(one.scores[rules], metric) for one in each[name]]) for name in tasks]
@@ -282,14 +282,14 @@ def token_tables(scored: Sequence[ScoredResponse]) -> list[ReportTable]:
     """
     known = [one for one in scored if one.tokens]
     roles = sorted({role for one in known for role in one.tokens})
-    lines = list[dict[str, Cell]]()
+    lines = list[dict[str, ReportValue]]()
     for group, tasks in _grouped(known).items():
         own = [one for each in tasks.values() for one in each]
         spent = Counter[str]()
         right = sum(one.right_cells for one in own)
         for one in own:
             spent.update(one.tokens)
-        line: dict[str, Cell] = {"tasks": group, "responses": len(own)}
+        line: dict[str, ReportValue] = {"tasks": group, "responses": len(own)}
         line |= {role: spent[role] / len(own) for role in roles} | {"all": spent.total() / len(own)}
         lines.append(line | {"of a right cell": spent.total() / right if right else None})
     title = "Tokens of a response, and of a right cell by strict rules, keys included"

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.study import executors
 from benchmarks.study.cells import cells_of
 from benchmarks.study.mini_study import MODELS, SIZES, Options, write_study
 from benchmarks.study.plan import questions_of, read_plan
 from executor_sft.minimodel.model import LADDER
 from router.errors import BadConfig
-from serving.config.file import load_config, preset
+from serving.config.file import load_config
 from serving.documents.source import find_sources
 
 
@@ -68,25 +67,6 @@ def test_a_compositional_study(tmp_path: Path) -> None:
     assert {cell.config.roles.answer.model for cell in cells_of(plan)} == {"large"}
     assert {question.type for question in questions_of(plan)} == {"compositional"}
     assert len(questions_of(plan)) == 6
-
-
-def test_three_executors_under_one_backbone(tmp_path: Path) -> None:
-    """Once for each limit of turns; the distilled one is an adapter of the naive one."""
-    version = Path(load_config(preset("mini")).versions.start or "")
-    plan = read_plan(
-        executors.write_study(
-            executors.Options(work=tmp_path, worlds=(11,), questions=2, rollouts=1)
-        )
-    )
-    cells = cells_of(plan)
-    assert [cell.name for cell in cells[::3]] == ["backbone + naive", "backbone + naive, K=4"]
-    assert [cell.version for cell in cells[:3]] == [None, version.name, None]
-    assert [cell.roles["execution"].model for cell in cells[:3]] == [
-        "mini-executor",
-        "mini-executor",
-        "mini-teacher",
-    ]
-    assert len(questions_of(plan)) == 2
 
 
 def test_the_models_that_come_with_it(tmp_path: Path) -> None:

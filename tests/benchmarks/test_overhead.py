@@ -13,7 +13,7 @@ from rolegate.client import AsyncClient
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from benchmarks.__main__ import main
-from benchmarks.gateway import OnePassage, at_once, canned_config, gateway, played, retrieval
+from benchmarks.gateway import at_once, canned_config, gateway, played
 from benchmarks.harness import Child, child
 from benchmarks.pipelines.models import together_s
 from benchmarks.pipelines.process import calls, in_process
@@ -48,7 +48,6 @@ VARIANTS = {
     "proxy": {"straight", "Complete"},
     "tokens": {"role", "aiohttp"},
     "load": {"2 in flight", "8 in flight", "memory", "largest", "smallest"},
-    "pages": {"open", "none", "requests", "events"},
 }
 
 
@@ -67,7 +66,7 @@ def test_parts(part: str, tmp_path: Path) -> None:
         f"{part}: {name}" for name in VARIANTS[part]
     }
     # Differences may be nothing, or noise
-    least = {"paced: store": -1e9, "load: memory": 0.0, "pages: events": 0.0}
+    least = {"paced: store": -1e9, "load: memory": 0.0}
     assert all(
         least.get(row["variant"], 1e-9) <= row["p50"] <= row["p99"] for row in figures["variants"]
     )
@@ -105,24 +104,6 @@ async def asked_at(opened: AbstractAsyncContextManager[Child]) -> AnswerResponse
     """The answer of a gateway or a pipeline."""
     async with opened as process, AsyncClient(process.words[0]) as client:
         return await client.ask(QUESTION)
-
-
-async def test_somebody_who_has_pages_open(tmp_path: Path) -> None:
-    """Requests come of each page that is opened, and more, with events, where one follows a run
-    to its end.
-    """
-    async with (
-        child("benchmarks.pipelines.models", "paced", "0.02") as models,
-        retrieval(OnePassage()) as address,
-        gateway(canned_config(tmp_path / "config", [models.words[0]], address)) as process,
-        child("benchmarks.pages", process.words[1]) as browser,
-        AsyncClient(process.words[0]) as client,
-    ):
-        assert json.loads(await browser.answer(b"5")) == {}
-        await client.ask("When was the director of film number 1 born?")
-        seen = json.loads(await browser.answer(b"0"))
-        assert seen["requests"] > 3 * 5
-        assert seen["events"] > 2
 
 
 @pytest.mark.parametrize("name", ["P1", "P2"])

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.study.report import Options, ReportTable, measure
+from benchmarks.study.report import Options, measure
+from benchmarks.study.report_table import ReportTable
 from benchmarks.study.results import Row, read_study
 from benchmarks.study.scores import Score
 from benchmarks.study.tables import published_tables, tables_of

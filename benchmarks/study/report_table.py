@@ -1,0 +1,77 @@
+"""Tables of a report: their values, and how they are shown in Markdown."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from rolegate.client.text import markdown_table
+
+from benchmarks.study.scores import Score
+from executor_sft.evaluate import Difference
+
+MICRO = (
+    "Micro averages over all questions, in points of 100, ± standard error clustered by "
+    "question; ours."
+)
+ReportValue = str | int | float | Score | Difference | None
+"""Value of one table cell. Scores and differences are shares of 1 and are shown in points of 100,
+as in the paper; None is shown as a dash.
+"""
+
+
+class ReportTable(msgspec.Struct, frozen=True):
+    """Table with a title, named columns and rows."""
+
+    key: str
+    """Name of the table in `report.json`."""
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """A `ReportValue` for each column."""
+    note: str = ""
+    digits: int = 2
+    """Decimals of floats below 100; larger floats have none."""
+
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        title: str,
+        rows: Iterable[Mapping[str, ReportValue]],
+        *,
+        note: str = MICRO,
+        digits: int = 2,
+    ) -> "ReportTable":
+        """Return a table of rows by column; all rows have the columns of the first."""
+        lines = list(rows)
+        columns = tuple(lines[0]) if lines else ()
+        values = tuple(tuple(line[name] for name in columns) for line in lines)
+        return cls(key, title, columns, values, note, digits)
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, under its title as a heading."""
+        alignment = [
+            "---" if all(isinstance(value, str) for value in column) else "---:"
+            for column in zip(*self.rows, strict=True)
+        ]
+        lines = (tuple(map(self.text, row)) for row in self.rows)
+        note = [self.note, ""] if self.note else []
+        table = markdown_table(self.columns, lines, alignment)
+        return "\n".join([f"### {self.title}", "", *note, table])
+
+    def text(self, value: ReportValue) -> str:
+        """Return a value as text for readers."""
+        match value:
+            case None:
+                return "–"
+            case Score(mean, error):
+                plain = f"{100 * mean:.2f}"
+                return plain if error is None else f"{plain} ± {100 * error:.2f}"
+            case Difference(mean, low, high):
+                return f"{100 * mean:.2f} ({100 * low:.2f} to {100 * high:.2f})"
+            case float():
+                return f"{value:,.{self.digits if abs(value) < 100 else 0}f}"
+            case int():
+                return f"{value:,}"
+            case _:
+                return value
