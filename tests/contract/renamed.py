@@ -127,6 +127,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "bench executor": Dropped(
             "Its claim is settled; bench overhead measures the gateway against bare means."
         ),
+        "bench executors": Dropped("bench sweep compares executors under one backbone."),
         "bench durability": Dropped("It measured a single feature of the store."),
         "bench fuzz": Dropped("Every target has a property beside its reader's tests."),
         "bench reconciliation": Dropped("Its checks are those of bench reliability."),
