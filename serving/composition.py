@@ -36,7 +36,7 @@ from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
 from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import close_clients
-from router.models.session import upstream_session
+from router.models.session import fetch_text, upstream_session
 from router.protocol import Vocabulary
 from router.runs import Admission, Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
@@ -279,15 +279,14 @@ async def _open_runs(
             config, upstream, retriever, executor, lifecycle=lifecycle, trials=trials
         )
         usages = SQLUsages(database, journal.under_way)
+        engine_counts = VLLMCounts(partial(fetch_text, upstream.session))
         stored = Runs(archive, live, trials.judge)
         services = (
             RetrievalServicer(
                 retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id
             ),
             RunServicer(stored),
-            UsageServicer(
-                usages, Reconciler(upstream.deployments, VLLMCounts(upstream.session), usages)
-            ),
+            UsageServicer(usages, Reconciler(upstream.deployments, engine_counts, usages)),
             ExecutorVersionServicer(versions),
         )
         yield _Runs(gateway, services, stored, executors, trials, observers, usages, versions)

@@ -27,3 +27,14 @@ async def read_body(response: aiohttp.ClientResponse, most: int = 4 << 20) -> by
             response.close()
             raise BodyTooLong(f"a reply of more than {most >> 10} KiB")
     return bytes(body)
+
+
+async def fetch_text(session: aiohttp.ClientSession, url: str) -> str:
+    """Return the body at `url` as text, whatever its status. Raises `OSError` if there is no reply
+    within 10 seconds.
+    """
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=10)) as response:
+            return (await read_body(response)).decode(errors="replace")
+    except aiohttp.ClientError as error:
+        raise ConnectionError(type(error).__name__) from error

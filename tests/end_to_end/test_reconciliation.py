@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -21,6 +22,7 @@ from router.ledger.reconciliation import EngineCount, Reconciliation, Tokens, VL
 from router.models import Delta, Message, Prompt, Sampling
 from router.models.connection_pool import ConnectionPool, Reader, Target
 from router.models.openai_client import OpenAIHTTP
+from router.models.session import fetch_text
 from router.store import Database, LogJournal, SQLUsages
 from router.trace import Run
 from tests.end_to_end.conftest import Demo, Engine
@@ -57,7 +59,7 @@ class Served:
 
     async def read(self, base_url: str) -> EngineCount:
         """What it has counted since."""
-        count = await VLLMCounts(self.session).read(base_url)
+        count = await VLLMCounts(partial(fetch_text, self.session)).read(base_url)
         return msgspec.structs.replace(count, tokens=minus(count.tokens, self.before))
 
 
@@ -68,7 +70,7 @@ def minus(tokens: Tokens, before: Tokens) -> Tokens:
 @pytest_asyncio.fixture(loop_scope="package")
 async def served(executor_engine: Engine) -> AsyncIterator[Served]:
     async with aiohttp.ClientSession() as session, ConnectionPool() as pool:
-        before = (await VLLMCounts(session).read(executor_engine.url)).tokens
+        before = (await VLLMCounts(partial(fetch_text, session)).read(executor_engine.url)).tokens
         yield Served(executor_engine, session, pool, before)
 
 

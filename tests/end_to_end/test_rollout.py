@@ -3,6 +3,7 @@ teaches itself.
 """
 
 import re
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from executor_sft.questions import read_questions
 from executor_sft.rollout import CALLS, ROLLOUTS, Rollout, roll_out_all, rollout_worker
 from executor_sft.runtime import Runtime, open_runtime
 from router.ledger.reconciliation import Tokens, VLLMCounts
+from router.models.session import fetch_text
 from serving.config.config import Config, DistillationConfig
 from tests.end_to_end.test_demo import DEMO_SEED
 
@@ -36,7 +38,7 @@ def without_scores(lines: bytes) -> bytes:
 async def counted(bench: Runtime) -> dict[str, Tokens]:
     """What each engine has counted, by its model."""
     roles = (bench.config.roles.delegation, bench.config.roles.execution)
-    counts = VLLMCounts(bench.session)
+    counts = VLLMCounts(partial(fetch_text, bench.session))
     return {role.model: (await counts.read(str(role.base_url))).tokens for role in roles}
 
 

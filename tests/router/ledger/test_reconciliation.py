@@ -1,9 +1,8 @@
-"""Reconciliation: what is compared, by doubles of ledger and engine, and how engines' metrics
-are read.
-"""
+"""Reconciliation: comparisons with doubles of ledger and engine, and the reading of metrics."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
 import aiohttp
 import pytest
@@ -20,6 +19,7 @@ from router.ledger.reconciliation import (
     Tokens,
     VLLMCounts,
 )
+from router.models.session import fetch_text
 
 URL = "http://e/v1"
 
@@ -155,12 +155,22 @@ process_start_time_seconds 1.763733e+09
 """
 
 
+def counts(text: str) -> VLLMCounts:
+    """Counters read from these metrics; nothing is sent."""
+
+    async def fetch(url: str) -> str:
+        assert url == "http://e/metrics"
+        return text
+
+    return VLLMCounts(fetch)
+
+
 @asynccontextmanager
-async def metrics(text: str, status: int = 200) -> AsyncIterator[str]:
+async def metrics(text: str) -> AsyncIterator[str]:
     """The base URL of an engine with these metrics."""
 
     async def tell(_request: web.Request) -> web.Response:
-        return web.Response(text=text, status=status)
+        return web.Response(text=text, status=404)
 
     app = web.Application()
     app.router.add_get("/metrics", tell)
@@ -174,30 +184,31 @@ async def metrics(text: str, status: int = 200) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize(("created", "start"), [(True, 1763733600.0), (False, 1763733000.0)])
-async def test_sums_over_labels(
-    session: aiohttp.ClientSession, created: bool, start: float
-) -> None:
+async def test_sums_over_labels(created: bool, start: float) -> None:
     """All models and engines behind one address, since the first of them began to count, or
     else the process.
     """
     text = "".join(
         line + "\n" for line in METRICS.splitlines() if created or "_created" not in line
     )
-    async with metrics(text) as url:
-        assert await VLLMCounts(session).read(url) == EngineCount(start, Tokens(1240, 17))
+    assert await counts(text).read(URL) == EngineCount(start, Tokens(1240, 17))
 
 
-@pytest.mark.parametrize(
-    ("text", "status"), [("", 200), ("nothing here", 404), ("vllm:prompt_tokens_total 1", 200)]
-)
-async def test_no_engine(session: aiohttp.ClientSession, text: str, status: int) -> None:
-    """What has no such counters says so, and where."""
-    async with metrics(text, status) as url:
-        with pytest.raises(
-            UpstreamProtocolError,
-            match=r"^retrieval at http://127.*/metrics has no 'vllm:.*no vLLM engine",
-        ):
-            await VLLMCounts(session).read(url)
+@pytest.mark.parametrize("text", ["", "nothing here", "vllm:prompt_tokens_total 1"])
+async def test_no_engine(text: str) -> None:
+    """A page without the counters is an error that names the page."""
+    with pytest.raises(
+        UpstreamProtocolError,
+        match=r"^retrieval at http://e/metrics has no 'vllm:.*no vLLM engine",
+    ):
+        await counts(text).read(URL)
+
+
+async def test_metrics_are_fetched(session: aiohttp.ClientSession) -> None:
+    """The page next to the base URL is read, whatever its status."""
+    async with metrics(METRICS) as url:
+        count = await VLLMCounts(partial(fetch_text, session)).read(url)
+    assert count.tokens == Tokens(1240, 17)
 
 
 async def test_nobody_there(session: aiohttp.ClientSession) -> None:
@@ -205,5 +216,5 @@ async def test_nobody_there(session: aiohttp.ClientSession) -> None:
     async with metrics("") as url:
         gone = url
     with pytest.raises(UpstreamUnavailable, match="cannot be read") as caught:
-        await VLLMCounts(session).read(gone.replace("//", "//user:secret@"))
+        await VLLMCounts(partial(fetch_text, session)).read(gone.replace("//", "//user:secret@"))
     assert "secret" not in str(caught.value)
