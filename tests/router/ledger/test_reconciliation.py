@@ -199,7 +199,7 @@ async def test_no_engine(text: str) -> None:
     """A page without the counters is an error that names the page."""
     with pytest.raises(
         UpstreamProtocolError,
-        match=r"^retrieval at http://e/metrics has no 'vllm:.*no vLLM engine",
+        match=r"^retrieval at http://e/metrics: .* has no 'vllm:.*no vLLM engine",
     ):
         await counts(text).read(URL)
 
