@@ -1,5 +1,5 @@
-"""Steps of the distillation: a folder for each, whose manifest says what it was made of, and is
-written last.
+"""Steps of the distillation. Each has a folder, whose manifest names all that it was made of and
+is written last.
 """
 
 import hashlib
@@ -20,18 +20,18 @@ from serving.files import sha256_of, write_atomically
 
 _BEGUN = "begun.json"
 MANIFEST = "manifest.json"
-_ADVICE = "was it written by another release? Name another folder"
+_ADVICE = "another release may have written it; name another folder"
 _MAX_CHANGES = 5
 _MAX_VALUE = 80
-"""Differences that a refusal names, and characters of each."""
+"""Differences that an error names, and characters of each value."""
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that decides about a step's result."""
+    """Everything that determines a step's result."""
 
     step: str
     inputs: dict[str, str]
-    """SHA-256 of every input, by what it is for; of a folder, that of its manifest."""
+    """SHA-256 of every input by its purpose; for a folder, that of its manifest."""
     settings: dict[str, Any]
 
 
@@ -41,17 +41,17 @@ class StepManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origin: Origin
     figures: dict[str, Any]
     files: dict[str, str]
-    """SHA-256 of every file of the result, by its path in the folder."""
+    """SHA-256 of every result file, by its path in the folder."""
     seconds: float
-    """Duration of the last run of the step; one that was interrupted took longer."""
+    """Duration of the last run of the step; interrupted runs are not counted."""
     finished_at: str
     """ISO 8601, UTC."""
     steps: dict[str, "StepManifest"] = {}
-    """Manifests of the steps that the inputs came from, by the input's name."""
+    """Manifests of the steps that made the inputs, by the input's name."""
 
 
 class Step:
-    """A step under way, in a folder of its own."""
+    """A step under way in its folder."""
 
     def __init__(self, folder: Path, origin: Origin, inputs: Mapping[str, Path]) -> None:
         self.folder = folder
@@ -63,8 +63,8 @@ class Step:
     def begin(
         cls, folder: Path, step: str, inputs: Mapping[str, Path], settings: Mapping[str, Any]
     ) -> "Step":
-        """Begin, or go on. Raises `BadConfig` where the folder holds another step, or one made
-        of something else.
+        """Begin a step, or resume it. Raises `BadConfig` if the folder holds another step, or the
+        same one with other inputs or settings.
         """
         origin = Origin(
             step, {name: digest_of(path) for name, path in inputs.items()}, dict(settings)
@@ -72,35 +72,35 @@ class Step:
         folder.mkdir(parents=True, exist_ok=True)
         begun = folder / _BEGUN
         if not begun.exists():
-            # Left by a kill
+            # A killed command may have left a temporary file
             if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):
                 raise BadConfig(
-                    f"{folder}: is not empty, and no step began there; name another folder."
+                    f"{folder}: is not empty and not a step's folder; name another folder."
                 )
             write_json(begun, origin)
         else:
-            changes = _changes(
-                read_json(begun, dict[str, Any], _ADVICE),
-                msgspec.json.decode(msgspec.json.encode(origin)),
-            )
-            if changed := list(islice(changes, _MAX_CHANGES)):
+            before = read_json(begun, dict[str, Any], _ADVICE)
+            now = msgspec.json.decode(msgspec.json.encode(origin))
+            if changes := list(islice(_changes(before, now), _MAX_CHANGES)):
                 raise BadConfig(
-                    f"{folder}: holds a step that was begun with {', '.join(changed)}; "
+                    f"{folder}: holds a step that was begun with {', '.join(changes)}; "
                     "go back, or name another folder."
                 )
         return cls(folder, origin, inputs)
 
     @property
     def finished(self) -> StepManifest | None:
-        """The manifest, where everything was done before."""
+        """The manifest if the step is finished, else None."""
         return read_manifest(self.folder) if (self.folder / MANIFEST).exists() else None
 
     def reopen(self) -> None:
-        """Remove the manifest, as there is more to do."""
+        """Remove the manifest, so that the step can do more."""
         (self.folder / MANIFEST).unlink(missing_ok=True)
 
     def finish(self, figures: Any, files: list[str]) -> StepManifest:
-        """Write the manifest. `figures`: a struct or a dict; `files`: paths in the folder."""
+        """Write and return the manifest. `figures`: a struct or a dict. `files`: paths in the
+        folder.
+        """
         manifest = StepManifest(
             self._origin,
             msgspec.to_builtins(figures),
@@ -114,12 +114,12 @@ class Step:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as indented JSON, whole or not at all."""
+    """Write a value as indented JSON, atomically."""
     write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Differences, each with the old value and the new one; an absent value is as good as null."""
+    """Yield each difference with its old and new value. An absent value equals null."""
     if before == now:
         return
     if not isinstance(before, dict) or not isinstance(now, dict):
@@ -135,47 +135,60 @@ def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def read_manifest(folder: Path) -> StepManifest:
-    """The manifest of a finished step. Raises `BadConfig` where there is none, or where it
-    cannot be read.
-    """
+    """Return the manifest of a finished step. Raises `BadConfig` if it is missing or invalid."""
     if not (folder / MANIFEST).exists():
-        raise BadConfig(f"{folder}: has no {MANIFEST}; is this the folder of a finished step?")
+        raise BadConfig(f"{folder}: has no {MANIFEST}; name the folder of a finished step.")
     return read_json(folder / MANIFEST, StepManifest, _ADVICE)
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file, or of a folder's manifest. Raises `BadConfig` where it is not there."""
+    """Return the SHA-256 of a file, or of a folder's manifest. Raises `BadConfig` if missing."""
     file = path / MANIFEST if path.is_dir() else path
     if not file.is_file():
-        raise BadConfig(f"{file}: is not there; finish the step that makes it first.")
+        raise BadConfig(f"{file}: does not exist; finish the step that makes it first.")
     return sha256_of(file)
+
+
+_PLACES = {
+    "role": "prompt engine base_url api_key_env extra_body omit attempts replicas "
+    "first_token_timeout_s call_timeout_s max_in_flight fallbacks structured tool_calls",
+    "search": "vocabulary",
+    "retrieval": "address timeout_s index embedder",
+    "embedder": "engine base_url api_key_env",
+}
+"""Keys of a config that do not decide about a result, by the section: where and how its parts are
+served. A key that is not listed does.
+"""
 
 
 def config_settings(
     config: Config, extra_roles: Mapping[str, RoleConfig | None] = {}
 ) -> dict[str, Any]:
-    """Models, prompts, sampling, limits and retrieval of a config, as JSON. Raises `OSError`."""
-    named = (*config.roles.by_name.items(), *extra_roles.items())
-    roles = {name: role for name, role in named if role is not None}
-    search, retrieval = msgspec.to_builtins((config.search, config.retrieval))
-    embedder = {
-        key: retrieval["embedder"][key] for key in ("model", "query_prefix", "passage_prefix")
-    }
+    """Return the models, prompts, sampling, limits and retrieval of a config, as JSON. Raises
+    `OSError`.
+    """
+    roles = {**config.roles.by_name, **extra_roles}
+    embedder = _deciding("embedder", config.retrieval.embedder)
     return {
-        "roles": {name: _role(role) for name, role in roles.items()},
-        "search": {key: value for key, value in search.items() if key != "vocabulary"},
+        "roles": {name: _role(role) for name, role in roles.items() if role is not None},
+        "search": _deciding("search", config.search),
         "table": (config.table, config.roles.table_delegation, config.roles.table_execution),
-        "retrieval": {key: retrieval[key] for key in ("documents", "chunk_tokens", "lexical")}
-        | embedder,
+        "retrieval": _deciding("retrieval", config.retrieval) | embedder,
     }
+
+
+def _deciding(section: str, config: msgspec.Struct) -> dict[str, Any]:
+    """Return the keys of a section that decide about a result."""
+    ignored = _PLACES[section].split()
+    fields = msgspec.to_builtins(config)
+    return {key: value for key, value in fields.items() if key not in ignored}
 
 
 def _role(role: RoleConfig) -> dict[str, Any]:
-    """`extra_body` only by its digest, as there may be a key in it."""
-    names = "model max_tokens temperature top_p seed thinking system_role context_tokens".split()
+    """Return a role's settings; `extra_body` as a digest, as it may contain a key."""
     extra = msgspec.json.encode(role.extra_body, order="deterministic")
     return {
-        **{name: getattr(role, name) for name in names},
+        **_deciding("role", role),
         "prompt_sha256": sha256_of(Path(role.prompt)),
         "extra_body_sha256": hashlib.sha256(extra).hexdigest(),
     }

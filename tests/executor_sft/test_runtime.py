@@ -10,7 +10,7 @@ from executor_sft.runtime import open_runtime
 from executor_sft.step import config_settings
 from router.errors import BadConfig
 from router.testing.openai_server import MODEL, says, serving
-from serving.config.config import Config
+from serving.config.config import Config, RetrievalConfig
 from serving.config.file import load_config
 
 ROLE = 'model = "m"\nprompt = "prompt.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'
@@ -105,8 +105,29 @@ def test_a_role_that_cannot_be(tmp_path: Path, name: str) -> None:
         config(tmp_path, f'[distillation.{name}]\nmodel = "m"\nprompt = "nothing.txt"\n')
 
 
-def test_what_makes_a_result_what_it_is(tmp_path: Path) -> None:
-    """A prompt's text does and a limit, but not where a model is served; no key is told."""
+class LaterRetrieval(RetrievalConfig, frozen=True):
+    """The section in a later release."""
+
+    rerank: bool = False
+
+
+def test_settings_of_a_step_are_derived_from_the_config(tmp_path: Path) -> None:
+    """A new key of the retrieval makes a step's folder stale; the index's place does not."""
+    before = config_settings(made := config(tmp_path))
+    moved = msgspec.structs.replace(made.retrieval, index="elsewhere", timeout_s=1.0)
+    assert config_settings(msgspec.structs.replace(made, retrieval=moved)) == before
+    embedder = msgspec.structs.replace(made.retrieval.embedder, dimension=64)
+    for changed in (
+        LaterRetrieval(**msgspec.structs.asdict(made.retrieval), rerank=True),
+        msgspec.structs.replace(made.retrieval, embedder=embedder),
+    ):
+        assert config_settings(msgspec.structs.replace(made, retrieval=changed)) != before
+
+
+def test_settings_of_a_step_keep_no_key(tmp_path: Path) -> None:
+    """A prompt's text and a limit belong to them, but not a model's address; a key in `extra_body`
+    is kept as a digest.
+    """
     before = config_settings(config(tmp_path))
     moved = config(tmp_path, role=ROLE.replace(":9", ":10"))
     assert config_settings(moved) == before
