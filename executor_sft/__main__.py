@@ -1,4 +1,4 @@
-"""`rolegate sft`, or `python -m executor_sft`: distil the executor, step by step or all at once."""
+"""`rolegate sft`, or `python -m executor_sft`: distil the executor in single steps or one run."""
 
 import argparse
 import importlib
@@ -14,34 +14,34 @@ from serving.terminal import complain
 _COMMANDS = {
     "retrain": (
         "executor_sft.retrain",
-        "from logged runs to a version that works as shadow, all steps at once",
+        "run all steps, from logged runs to a shadow version",
     ),
     "rollout": (
         "executor_sft.rollout",
-        "let teacher and student work on the sub-queries of questions",
+        "run teacher and student on the sub-queries of questions",
     ),
     "mine": (
         "executor_sft.mine",
-        "the same for logged questions, with what clients said of the answers",
+        "roll out logged questions, with the clients' feedback",
     ),
-    "filter": ("executor_sft.filter", "keep what is worth learning from"),
-    "dataset": ("executor_sft.dataset", "turn it into the tokens that the serving engine sees"),
+    "filter": ("executor_sft.filter", "keep the trajectories to learn from"),
+    "dataset": ("executor_sft.dataset", "turn them into the tokens that the serving engine sees"),
     "train": ("executor_sft.train", "fine-tune an executor on them"),
     "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
     "publish": (
         "executor_sft.publish",
-        "make a version of what was trained, and hand it to a running gateway",
+        "publish a version, and register it with a gateway",
     ),
     "mini-world": (
         "executor_sft.miniworld.export",
-        "write a mini world: corpus, questions with gold plans, scope",
+        "write a mini world: corpus, questions, gold plans, vocabulary",
     ),
     "mini-model": ("executor_sft.minimodel.command", "train one of the mini models"),
 }
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; its exit status. Raises `RolegateError` and `OSError`."""
+    """Run one command and return its exit status. Raises `RolegateError` and `OSError`."""
     parser = argparse.ArgumentParser(prog="rolegate sft", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, summary) in _COMMANDS.items():
@@ -49,21 +49,19 @@ def run(arguments: Sequence[str]) -> int:
     chosen, rest = parser.parse_known_args(arguments[:1])
     errors_only()
     module = importlib.import_module(_COMMANDS[chosen.command][0])
-    return int(
-        module.run(
-            parse(module.Options, chosen.command, module.__doc__ or "", [*rest, *arguments[1:]])
-        )
-    )
+    rest += arguments[1:]
+    options = parse(module.Options, chosen.command, module.__doc__ or "", rest)
+    return int(module.run(options))
 
 
 @private_files()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status. Errors raised on purpose are printed in one line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Run one command and return its exit status. Expected errors are printed in one line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return run(given)
+        return run(arguments)
     except (RolegateError, OSError, UnicodeError) as error:
-        complain(f"rolegate sft {given[0]}: {error}")
+        complain(f"rolegate sft {arguments[0]}: {error}")
         return 1
     except KeyboardInterrupt:
         return 130

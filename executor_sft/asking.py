@@ -1,4 +1,4 @@
-"""Many questions: so many at once, with a bar, and with those told that failed."""
+"""Process many items concurrently, and collect those that failed."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
@@ -9,7 +9,7 @@ from router.errors import OutOfTime, RolegateError, UpstreamError, UpstreamUnava
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _HOPELESS = 5
-"""So many that fail before any is done are no accident."""
+"""Failures before the first success after which all work stops."""
 
 
 async def in_flight(
@@ -18,8 +18,8 @@ async def in_flight(
     at_once: int,
     on_done: Callable[[], None],
 ) -> list[Result]:
-    """Ask of each item, `at_once` at a time; the results in the items' order. The first error
-    ends all.
+    """Call `ask` for each item, `at_once` at a time, and return the results in order. The first
+    error cancels the rest.
     """
     results = dict[int, Result]()
     left = enumerate(items)
@@ -45,30 +45,32 @@ async def failures(
     so_far: Callable[[int], str],
     done: int = 0,
 ) -> dict[str, str]:
-    """Ask of each item; why items failed, by their names. `so_far`: says how many are done, `done`
-    of them before.
+    """Call `ask` for each item, and return the errors of failed items by name.
 
-    Raises `UpstreamUnavailable` once an endpoint is gone, `UpstreamError` or `OutOfTime` where
-    every item fails, and what else `ask` raises, with how far it came.
+    `name`: returns an item's name. `so_far`: describes the progress, given the number of finished
+    items. `done`: items that were finished before this call.
+
+    Raises `UpstreamUnavailable` when an endpoint is gone, `UpstreamError` or `OutOfTime` when every
+    item fails, and any other error of `ask`, with the progress in its message.
     """
-    failed: dict[str, str] = {}
+    errors: dict[str, str] = {}
 
-    async def tried(item: Item) -> None:
+    async def attempt(item: Item) -> None:
         nonlocal done
         try:
             await ask(item)
         except (UpstreamError, OutOfTime) as error:
-            failed[name(item)] = str(error)
-            hopeless = not done and len(failed) >= min(_HOPELESS, len(items))
+            errors[name(item)] = str(error)
+            hopeless = not done and len(errors) >= min(_HOPELESS, len(items))
             if hopeless or isinstance(error, UpstreamUnavailable):
                 raise
         else:
             done += 1
 
     try:
-        await in_flight(tried, items, at_once, on_done)
+        await in_flight(attempt, items, at_once, on_done)
     except RolegateError as error:
-        kept = "What was paid for is kept; start the same command again to go on."
+        kept = "Finished calls are kept; start the same command again to resume."
         error.args = (f"{error.args[0].rstrip('.')}. {so_far(done)}. {kept}",)
         raise
-    return failed
+    return errors

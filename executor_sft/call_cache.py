@@ -1,4 +1,4 @@
-"""Completed model calls, kept in a file by their request, so that nothing is paid for twice."""
+"""Cache of completed model calls in a file, by request, so that no call is paid for twice."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class Spent(msgspec.Struct):
-    """Paid calls of a role's model, with their tokens."""
+    """Number and tokens of the paid calls of a role's model."""
 
     role: RoleName
     model: str
@@ -35,10 +35,10 @@ class Spent(msgspec.Struct):
 
 
 class CallCache:
-    """Completed calls by their request; failed ones are not kept."""
+    """Completed calls by their request. Failed calls are not kept."""
 
     def __init__(self, file: JsonlFile[_Entry]) -> None:
-        """Raises `BadConfig` for a line that it did not write."""
+        """Read the file. Raises `BadConfig` for an invalid line."""
         self._file = file
         self._entries = {entry.key: entry for entry in file}
         self._hits: set[str] = set()
@@ -48,16 +48,15 @@ class CallCache:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator["CallCache"]:
-        """Open the cache of a file, which is made where it is not there. Raises `BadConfig`."""
-        with closing(JsonlFile(path, _Entry, "remove this line, or begin in a new folder")) as file:
+        """Open the cache of a file, which is created if missing. Raises `BadConfig`."""
+        with closing(JsonlFile(path, _Entry, "remove this line, or name a new folder")) as file:
             yield cls(file)
 
     async def complete(self, model: Model, role: RoleName, prompt: Prompt, key: str) -> Completion:
-        """The completion that was kept under `key`, or else the model's; asked for twice at the
-        same time, it is asked once. Raises what the model raises, and `StoreFailed`.
+        """Return the completion kept under `key`, or else the model's. Concurrent requests with
+        one key make one call. Raises the model's errors and `StoreFailed`.
         """
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:
+        async with self._locks.setdefault(key, asyncio.Lock()):
             if (entry := self._entries.get(key)) is None:
                 entry = _Entry(key, role, model.name, await model.complete(prompt))
                 self._file.append(entry)
@@ -68,38 +67,38 @@ class CallCache:
         return entry.completion
 
     def hits(self, calls: Iterable[Call]) -> int:
-        """Number of a ledger's calls that cost nothing, as they had been made before."""
+        """Return the number of a ledger's calls that were answered from the cache."""
         return sum(call.request_id in self._hits for call in calls)
 
     def key(self, call: Call) -> str | None:
-        """The key of a ledger's call, which all calls share that are paid for once. None for one
-        that was not asked here, or had no answer.
+        """Return the key of a ledger's call; calls with one key are paid for once. None if the
+        call was not made through this cache, or failed.
         """
         return self._keys.get(call.request_id)
 
     @property
     def spent(self) -> list[Spent]:
-        """By role and model, each call once."""
+        """Paid calls by role and model."""
         groups: dict[tuple[RoleName, str], Spent] = {}
         for entry in self._entries.values():
             group = groups.setdefault((entry.role, entry.model), Spent(entry.role, entry.model))
-            usage = entry.completion.usage
+            usage = entry.completion.usage or Usage(0, 0)
             group.calls += 1
-            group.calls_without_usage += usage is None
-            group.prompt_tokens += usage.prompt_tokens if usage else 0
-            group.completion_tokens += usage.completion_tokens if usage else 0
-        return [group for _, group in sorted(groups.items())]
+            group.calls_without_usage += entry.completion.usage is None
+            group.prompt_tokens += usage.prompt_tokens
+            group.completion_tokens += usage.completion_tokens
+        return [groups[key] for key in sorted(groups)]
 
 
 _LATER_FIELDS = ("unstopped", "raw")
-"""Fields of a prompt that are left out of its key unless they are set, so that older keys and
-seeds hold.
+"""Fields of a prompt that are in its key only when set, so that the keys and seeds of older caches
+stay valid.
 """
 
 
 class CachedModel:
-    """A model whose completed calls are kept. `variant`: request options that are sent beside
-    the prompt, as JSON.
+    """A model whose completed calls are cached. `variant`: request options that are sent with the
+    prompt, as JSON.
     """
 
     def __init__(
@@ -113,25 +112,25 @@ class CachedModel:
         self._variant = msgspec.json.encode((model.name, variant), order="deterministic")
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """The first completion of this prompt. Raises what the model raises, and `StoreFailed`."""
+        """Return the cached completion. Raises the model's errors and `StoreFailed`."""
         fields = msgspec.structs.asdict(msgspec.structs.replace(prompt, request_id=""))
         for name in _LATER_FIELDS:
             if not fields[name]:
                 del fields[name]
         request = msgspec.json.encode(fields)
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
-        # Each call has its own: the same noise would couple all calls of a seed
+        # Derive a seed from each request: one seed would give all calls the same noise
         if prompt.sampling.seed is not None:
             sampling = msgspec.structs.replace(prompt.sampling, seed=int(key[:7], 16))
             prompt = msgspec.structs.replace(prompt, sampling=sampling)
         return await self._cache.complete(self._model, self._role, prompt, key)
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """The whole completion in one piece."""
-        whole = await self.complete(prompt)
-        on_delta(Delta(whole.text, whole.reasoning, whole.usage))
-        return whole
+        """Return the completion, and report it in one piece."""
+        completion = await self.complete(prompt)
+        on_delta(Delta(completion.text, completion.reasoning, completion.usage))
+        return completion
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """The model's own count."""
+        """Return the model's own count."""
         return await self._model.count(prompt, text)

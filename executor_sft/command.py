@@ -1,11 +1,15 @@
-"""Commands of the distillation: options are the fields of a struct, figures are printed as
+"""Command lines of the distillation: options are the fields of a struct, figures are printed as
 tables or as JSON.
 """
 
 import argparse
+import ast
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -33,15 +37,18 @@ from router.errors import BadConfig, BadRequest
 from serving.cli.options import add_config, chosen_file
 
 POSITIONAL = Meta(extra={"positional": True})
-"""Marks an option that is given by its place, and not by its name."""
+"""Marks an option that is a positional argument."""
+Count = Annotated[int, Meta(ge=1)]
 _METAVARS = {IntType: "N", FloatType: "X", CustomType: "PATH"}
 
 
 class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of every step."""
 
-    out: Annotated[Path, Meta(description="folder of the step; the same command goes on in it")]
-    json: Annotated[bool, Meta(description="print the figures as JSON")] = False
+    out: Path
+    """folder of the step; the same command resumes it"""
+    json: bool = False
+    """print the figures as JSON"""
 
 
 _Options = TypeVar("_Options", bound=msgspec.Struct)
@@ -55,11 +62,13 @@ def parse(
     *,
     group: str = "sft",
 ) -> _Options:
-    """Read a command's arguments into its struct: fields are options, whose annotations give their
-    help, ranges and choices; `config` is the file that `--config` or `--preset` names, or that is
-    found without them.
+    """Read a command's arguments into its struct.
 
-    Raises `BadConfig` for a value that its field does not take; exits where argparse does.
+    Each field is an option: its annotation gives range and choices, its docstring (or
+    `Meta(description=…)`) the help. The field `config` is the file that `--config` or `--preset`
+    names, or the default config.
+
+    Raises `BadConfig` for a value that its field does not accept. Exits where argparse does.
     """
     parser = argparse.ArgumentParser(
         prog=f"rolegate {group} {command}",
@@ -70,11 +79,13 @@ def parse(
     )
     shape = type_info(options)
     assert isinstance(shape, StructType)
+    helps = _docstrings(options)
     for field in shape.fields:
         if field.name == "config":
             add_config(parser)
         else:
-            _add(parser, field)
+            _add(parser, field, helps.get(field.name, ""))
+
     given = parser.parse_args(arguments, argparse.Namespace(config=None, preset=None))
     values = vars(given)
     if "config" in options.__struct_fields__:
@@ -89,79 +100,98 @@ def parse(
         raise BadConfig(f"--{name.replace('_', '-')} {values[name]}: {why}.") from None
 
 
-def _add(parser: argparse.ArgumentParser, field: Field) -> None:
-    """Add the option of a field."""
-    kinds = field.type.types if isinstance(field.type, UnionType) else (field.type,)
-    (annotated,) = (kind for kind in kinds if not isinstance(kind, NoneType))
-    assert isinstance(annotated, Metadata), f"{field.name} has no description"
-    kind = annotated.type
-    text = (annotated.extra_json_schema or {}).get("description", "")
-    positional = "positional" in (annotated.extra or {})
-    how: dict[str, Any] = {} if positional else {"required": field.required}
+def _docstrings(options: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the docstring of each field, by its name; base classes included."""
+    texts: dict[str, str] = {}
+    for cls in reversed(options.__mro__):
+        if cls in msgspec.Struct.__mro__:
+            continue
+        (definition,) = ast.parse(dedent(inspect.getsource(cls))).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in pairwise(definition.body):
+            match statement, following:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    texts[name] = " ".join(text.split())
+    return texts
+
+
+def _add(parser: argparse.ArgumentParser, field: Field, text: str) -> None:
+    """Add the option of a field. `text`: its help."""
+    kind = field.type
+    if isinstance(kind, UnionType):
+        (kind,) = (member for member in kind.types if not isinstance(member, NoneType))
+    positional = False
+    if isinstance(kind, Metadata):
+        text = text or (kind.extra_json_schema or {}).get("description", "")
+        positional = "positional" in (kind.extra or {})
+        kind = kind.type
+    assert text, f"{field.name} has no description"
+
+    settings: dict[str, Any] = {} if positional else {"required": field.required}
     if isinstance(kind, BoolType) and field.default is False:
-        how["action"] = "store_true"
+        settings["action"] = "store_true"
     elif isinstance(kind, LiteralType):
-        how["choices"] = kind.values
-    elif isinstance(kind, VarTupleType):
-        how |= {
-            "nargs": "+",
-            "action": "extend",
-            "metavar": _METAVARS.get(type(kind.item_type), "TEXT"),
-        }
+        settings["choices"] = kind.values
     else:
-        how["metavar"] = _METAVARS.get(type(kind), "TEXT")
+        if isinstance(kind, VarTupleType):
+            settings |= {"nargs": "+", "action": "extend"}
+            kind = kind.item_type
+        settings["metavar"] = _METAVARS.get(type(kind), "TEXT")
+
     if not (field.required or field.default in (None, False, ())):
         values = field.default if isinstance(field.default, tuple) else (field.default,)
         text += f" (default: {' '.join(map(str, values))})"
-    text = text.replace("%", "%%")
-    parser.add_argument(
-        field.name if positional else f"--{field.encode_name.replace('_', '-')}", help=text, **how
-    )
+    name = field.name if positional else f"--{field.encode_name.replace('_', '-')}"
+    parser.add_argument(name, help=text.replace("%", "%%"), **settings)
 
 
 def agreed(question: str, more: str = "") -> bool:
-    """Ask at the terminal whether money may be spent. Raises `BadRequest`, which says `more`,
-    where there is none.
+    """Ask at the terminal whether money may be spent. Without a terminal, raise `BadRequest` with
+    `more` at its end.
     """
     if not sys.stdin.isatty():
-        raise BadRequest(f"there is nobody to ask whether that may be spent; --yes says so.{more}")
+        raise BadRequest(f"no terminal to confirm the cost; pass --yes.{more}")
     return input(f"{question} [y/N] ").strip().casefold() in ("y", "yes")
 
 
 def show(figures: Mapping[str, Any], *, as_json: bool = False, stderr: bool = False) -> None:
-    """Print figures: single ones in one table, each group of them in one of its own, and so the
-    rows inside a group.
+    """Print figures: the plain ones in one table, then a table for each group and each list of
+    rows, also for lists inside a group.
     """
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())
         return
-    console = Console(stderr=stderr)
-    single = {
+    plain = {
         name: value for name, value in figures.items() if not isinstance(value, dict | list | tuple)
     }
-    groups = {"figure": single, **figures}
-    for name, value in figures.items():
-        if isinstance(value, dict):
-            groups |= {f"{name}, {key}": of for key, of in value.items() if _is_rows(of)}
-    for name, value in groups.items():
-        if isinstance(value, dict):
-            items = [(key, of) for key, of in value.items() if not _is_rows(of)]
-            if items:
-                console.print(
-                    _table(
-                        [
-                            {name: key, **(of if isinstance(of, dict) else {"": of})}
-                            for key, of in items
-                        ]
-                    )
-                )
-        elif isinstance(value, list | tuple) and value:
-            rows = value if _is_rows(value) else [{"": one} for one in value]
-            console.print(name.replace("_", " "), _table(rows), sep="\n")
+    groups: dict[str, Any] = {"figure": plain, **figures}
+    for name, group in figures.items():
+        if isinstance(group, dict):
+            groups |= {f"{name}, {key}": item for key, item in group.items() if _is_rows(item)}
+
+    console = Console(stderr=stderr)
+    for name, group in groups.items():
+        if isinstance(group, dict):
+            rows = [
+                {name: key, **_columns(item)} for key, item in group.items() if not _is_rows(item)
+            ]
+        elif isinstance(group, list | tuple):
+            rows = [_columns(item) for item in group]
+        else:
+            continue
+        if not rows:
+            continue
+        if not isinstance(group, dict):
+            console.print(name.replace("_", " "))
+        console.print(_table(rows))
 
 
 def _is_rows(value: object) -> bool:
-    return isinstance(value, list | tuple) and any(isinstance(one, dict) for one in value)
+    return isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value)
+
+
+def _columns(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {"": value}
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -171,7 +201,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
             name.replace("_", " "), justify="right" if number else "left", overflow="fold"
         )
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*map(_cell, row.values()))
     return table
 
 
@@ -186,7 +216,7 @@ def _cell(value: object) -> str:
         case float():
             return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.0f}"
         case dict():
-            return ", ".join(f"{escape(str(name))}: {_cell(one)}" for name, one in value.items())
+            return ", ".join(f"{escape(str(name))}: {_cell(item)}" for name, item in value.items())
         case list() | tuple():
             value = ", ".join(map(str, value))
     return escape(str(value))

@@ -128,7 +128,7 @@ async def test_sweep(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) 
     command = ("sweep", "--config", sweep, "--out", tmp_path / "out")
     status, said = await ran(*command)
     assert status == 1
-    assert "--yes says so" in said
+    assert "pass --yes" in said
     assert "they will cost about" in said and "18" in said
     assert [row.rollout for row in rows(tmp_path / "out")] == [0] * 6, "the pilot's answers count"
 

@@ -51,7 +51,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         return JsonlFile(tmp_path / "lines", str, "look at it")
 
     file = opened()
-    with pytest.raises(BadConfig, match="another command is at work"):
+    with pytest.raises(BadConfig, match="another command is using it"):
         opened()
     file.close()
     opened().close()

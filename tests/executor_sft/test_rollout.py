@@ -400,7 +400,7 @@ async def test_mine(ran: Ran, config: Path, endpoint: Endpoint, tmp_path: Path) 
     command = ("mine", "--config", config, "--out", tmp_path / "out")
     status, said = await ran(*command)
     assert status == 1
-    assert "--yes says so" in said
+    assert "pass --yes" in said
     assert not (tmp_path / "out").exists()
 
     status, said = await ran(*command, "--yes")
