@@ -1,8 +1,17 @@
-"""The filling of a table: discoveries find rows, a program asks for their cells, until nothing is
-left to ask for.
+"""Fill a table: discoveries find rows, fills look up cells, until nothing is left to ask.
 
-There is no barrier: a row is filled while other rows are looked for. No model but executors sees a
-passage, and none writes the table, which is the fold of their reports.
+1. The delegator writes discoveries (questions that find rows) and a question for each column that
+   has none. It never sees the table, only its status: counts, and the names of some rows and holes.
+2. Each piece of work is an `Ask` in one queue, from which `width` executors are kept busy. Asks
+   about cells go before discoveries, so known rows are completed while others are still searched.
+3. Each report is folded into the table (`Assembly`). A new row puts fills for its cells into the
+   queue. A cell that a report lacks is asked for again, `asks_per_cell` times at most.
+4. Once the queue is empty and no executor is at work, cells with conflicting values are queued as
+   asks to settle them.
+5. When nothing is left, the delegator sees the new status: it writes more discoveries, or stops.
+
+Only executors see passages, and no model writes the table. A deadline, budget or limit empties the
+queue: executors at work finish, and the run ends with the table that there is.
 """
 
 import asyncio
@@ -29,7 +38,7 @@ from router.search.delegator import told
 from router.search.dispatch import Dispatching
 from router.search.executor import EXECUTOR, Executes
 from router.table import table_delegation
-from router.table.assembly import Assembly, Table, assemble
+from router.table.assembly import Assembly, Reading, Table, assemble
 from router.table.cell_value import is_mistyped, row_key
 from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
@@ -45,10 +54,12 @@ from router.trace.values import (
 )
 
 _OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_exhausted")
-"""Outcomes with which nothing is begun any more."""
+"""Outcomes after which no ask is begun."""
 EXECUTOR_OF_TABLES = dataclasses.replace(EXECUTOR, parse=parse_table_turn)
 _LARGE = 4_000
-"""Characters of a report with its passages that are read within a few hundredths of a second."""
+"""Characters of a report above which it is read in a thread; shorter ones take under 50 ms."""
+_ROW_CHARS = 100
+"""Characters that cost as much to read as one row."""
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
 
 
@@ -56,77 +67,76 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Limits of a table's run."""
 
     width: Annotated[int, Meta(ge=1, le=1000)] = 10
-    """Executors at a time."""
+    """Max executors at a time."""
     max_rounds: _Count = 10
-    """Turns of the delegator."""
+    """Max turns of the delegator."""
     discoveries: _Count = 20
-    """Questions of one turn that look for rows."""
+    """Max questions in one turn that look for rows."""
     max_tasks: _Count = 3000
-    """Executors of a run."""
+    """Max executors of a run."""
     asks_per_cell: Annotated[int, Meta(ge=1, le=10)] = 2
-    """Executors that look for a cell; as many more may fail."""
+    """Max executors that look for a cell; failed executors are allowed twice as many."""
     cells_per_ask: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Cells of a row that one executor is asked for; 0 for all that are wanted."""
+    """Max cells of a row in one ask; 0 for all wanted cells."""
     max_rows: _Count = 2000
+    """Max rows of a table."""
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 1800.0
-    """The longest that a request may take, whatever the client's deadline, instead of
-    server.timeout_s.
-    """
+    """Longest duration of a table's request, in seconds; replaces server.timeout_s."""
 
 
 class TableRequest(msgspec.Struct, frozen=True):
-    """A table that is wanted."""
+    """A request for a table."""
 
     question: str
-    """The rows that it is to have, in words."""
+    """Description of the wanted rows."""
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...] = ()
-    """Rows that are known, a value for each column; empty ones are asked for, the others kept."""
+    """Known rows, a value for each column; empty values are looked up, the others kept."""
     closed: bool = False
-    """Whether there are no rows besides these."""
+    """Whether the table has only the known rows."""
     max_rows: int = 0
-    """0 for as many as are allowed."""
+    """Max rows; 0 for the limit of the configuration."""
     topology: TableTopologyName = "wide"
 
     def checked(self, limits: TableLimits) -> "TableRequest":
-        """The same with values as they are used. Raises `BadRequest`."""
-        most = min(self.max_rows or limits.max_rows, limits.max_rows)
+        """Return the request with normalized values. Raises `BadRequest`."""
+        max_rows = min(self.max_rows or limits.max_rows, limits.max_rows)
         if self.max_rows < 0:
             raise BadRequest(
-                f"max_rows: {self.max_rows}; give a number of rows, or 0 for all that are allowed."
+                f"max_rows: must be 0 (the server's limit) or more, got {self.max_rows}."
             )
-        if len(self.rows) > most:
+        if len(self.rows) > max_rows:
             raise BadRequest(
-                f"rows: {len(self.rows)} are given, and the table may have {most} "
-                "(max_rows); send fewer."
+                f"rows: {len(self.rows)} given, but max_rows is {max_rows}; send fewer rows."
             )
         if self.closed and not self.rows:
-            raise BadRequest(
-                "closed: there are to be no rows but those of `rows`, which is empty; give some."
-            )
+            raise BadRequest("closed: needs at least one row in `rows`, got none.")
+
         schema = checked_schema(self.columns)
-        return replace(
-            self, columns=schema.columns, rows=checked_rows(schema, self.rows), max_rows=most
-        )
+        rows = checked_rows(schema, self.rows)
+        return replace(self, columns=schema.columns, rows=rows, max_rows=max_rows)
 
 
 def table_of(run: TableRun) -> Table:
-    """The table that a run has come to. One that a model wrote is folded alone, and checked by
-    all that was found.
+    """Return the table of a run.
+
+    If a model wrote the table, only its text is folded, and its values are checked against all
+    passages that the run found.
     """
     reports = list(zip(run.asks, run.executions, strict=True))
     if run.topology != "wide":
         searches = tuple(
             search for execution in run.executions for search in execution.every_search
         )
-        reports = [(ask, replace(written, searches=searches)) for ask, written in reports[-1:]]
+        ask, written = reports[-1]
+        reports = [(ask, replace(written, searches=searches))]
     return assemble(
         run.schema, run.given, reports, asks_per_cell=run.asks_per_cell, max_rows=run.max_rows
     )
 
 
 def occasions(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
-    """The discoveries that looked for rows by themselves, of these reports."""
+    """Return the discoveries that searched themselves instead of sharing another report."""
     return {
         ask
         for ask, execution in reports
@@ -135,9 +145,9 @@ def occasions(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
 
 
 def _size(execution: Execution) -> int:
-    """The characters of a report with its passages; a row costs as much as a hundred."""
+    """Return the characters to read in a report and its passages."""
     shown = sum(len(passage.text) for search in execution.every_search for passage in search.shown)
-    return shown + 100 * execution.report.answer.count("\n")
+    return shown + _ROW_CHARS * execution.report.answer.count("\n")
 
 
 class Filling(Protocol):
@@ -149,16 +159,14 @@ class Filling(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TableTopology:
-    """A way to fill a table, with the roles that work on it."""
+    """A way to fill tables, with the roles that it calls."""
 
     filling: Filling
     roles: Mapping[Any, Role]
 
 
 class WideSearch:
-    """Fills tables by a delegator that plans and executors that look; any number of tables at
-    once.
-    """
+    """Fills tables with a delegator that plans and executors that search; any number at a time."""
 
     def __init__(
         self,
@@ -169,8 +177,8 @@ class WideSearch:
         early_dispatch: bool = True,
         managers: Sequence[str] = (),
     ) -> None:
-        """`early_dispatch`: as for `FactorizedSearch`. `managers`: the names of those that the
-        executor is made of; a cell that one has not settled goes to the next one.
+        """`early_dispatch`: as for `FactorizedSearch`. `managers`: names of the managers behind
+        `executor`; a cell that one did not settle goes to the next.
         """
         self.delegator = delegator
         self.executor = executor
@@ -179,10 +187,11 @@ class WideSearch:
         self.managers = managers
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
-        """Fill the table of a checked request. What ends the work early, be it time, a budget or a
-        limit, ends in the table that there is; a failing executor costs its cells.
-        `context.failures` tells of both. Raises `UpstreamError` where the delegator fails before
-        anything is known, and `StoreFailed`.
+        """Fill the table of a checked request.
+
+        A deadline, budget or limit ends the run with the table that there is; a failed executor
+        costs its cells. Both are noted in `context.failures`. Raises `UpstreamError` if the
+        delegator fails before any row is known, and `StoreFailed`.
         """
         work = await in_worker(_Filling, self, request, context)
         try:
@@ -195,7 +204,7 @@ class WideSearch:
 
 
 class _Filling:
-    """One table on its way."""
+    """The filling of one table."""
 
     def __init__(self, search: WideSearch, request: TableRequest, context: RunContext) -> None:
         self._search = search
@@ -208,29 +217,35 @@ class _Filling:
         self._delegation = Conversation(())
         self._outcome: TableOutcome = "filled"
         self._round = 0
+
         self._discoveries: dict[tuple[str, str], str] = {}
-        """Questions that look for rows, by their normal forms and managers, in the order in
-        which they were written.
-        """
+        """Discovery questions by normal form and manager, in the order written."""
         self._not_dispatched: tuple[str, ...] = ()
+        """Questions of the last turn that were over its limit."""
         self._listed: dict[int, dict[RowKey, None]] = {}
-        """The keys that each discovery has named, by its number."""
+        """Keys that each discovery has named, by the discovery's number."""
         self._names = {row_key(self._schema, row): self._named(row) for row in request.rows}
-        """The values of keys, as they are shown."""
+        """Key values as models see them."""
+
         self._numbers = context.ledger.asks_before()
+        """Sub-query numbers of all asks; a resumed run keeps those on record."""
         self._asks = sorted(self._numbers, key=self._numbers.__getitem__)
         self._executions: dict[int, Execution] = {}
         self._queue: list[tuple[float, int, tuple[Any, ...], Ask]] = []
+        """Heap of asks, see `_put`."""
         self._at_work: dict[asyncio.Task[Execution], int] = {}
+        """Sub-query numbers of running executors."""
+
         self._asked = Counter[tuple[RowKey, str]]()
+        """Last attempt for each cell."""
         self._looked = Counter[tuple[RowKey, str]]()
-        """For each cell, the last attempt, and the number of executors that looked for it."""
+        """Executors that looked for each cell without failing."""
         self._filled: set[RowKey] = set()
-        """Keys whose cells have been asked for."""
+        """Keys whose fills have been queued."""
 
     @property
     def found(self) -> TableRun:
-        """All that has come of it so far."""
+        """The run so far; executors that have not reported count as timed out."""
         cut = Execution("", NO_EVIDENCE, "timed_out", (), Conversation(()))
         return TableRun(
             self._schema,
@@ -243,132 +258,154 @@ class _Filling:
             max_rows=self._request.max_rows,
         )
 
+    # The delegator's part
+
     async def fill(self, group: asyncio.TaskGroup) -> None:
-        """Do all there is to do. Executors work in `group`."""
+        """Fill the table; executors run in `group`."""
         self._group = group
-        closed = self._request.closed
         opening = table_delegation.opening(self._request.question, self._schema)
         if self._request.rows:
             await in_worker(self._plan, "")
             opening += await in_worker(self._status)
         self._delegation = Conversation(self._search.delegator.role.opening(opening))
-        await in_worker(self._plan, "")  # whose rows nobody was told of yet
-        unworded = any(not column.key and not column.ask for column in self._schema.columns)
-        rounds = int(unworded) if closed else self._limits.max_rounds
+        await in_worker(self._plan, "")  # again, as the status took the changes of given rows
+
+        rounds = self._limits.max_rounds
+        if self._request.closed:  # one turn, and only to word the questions for columns
+            rounds = int(any(not (column.key or column.ask) for column in self._schema.columns))
         if not rounds:
             await self._work_off()
         for self._round in range(1, rounds + 1):
-            more = await self._turn()
+            searching = await self._turn()
             await self._work_off()
-            if not more or self._outcome != "filled":
+            if not searching or self._outcome != "filled":
                 return
-        if rounds and not closed:
+        if not self._request.closed:
             self._outcome = "rounds_exhausted"
 
     def _plan(self, text: str) -> None:
-        """Take the delegator's wordings."""
+        """Set the columns' questions from the delegator's text, and start the fold."""
         self._schema = table_delegation.planned(Schema(self._request.columns), text)
-        given = self._request.rows
-        most = self._limits.asks_per_cell
         self._assembly = Assembly(
-            self._schema, given, asks_per_cell=most, max_rows=self._request.max_rows
+            self._schema,
+            self._request.rows,
+            asks_per_cell=self._limits.asks_per_cell,
+            max_rows=self._request.max_rows,
         )
 
     def _status(self) -> str:
-        """The table as the delegator is shown it."""
-        reports = (
-            (self._asks[number], execution) for number, execution in self._executions.items()
-        )
-        return table_delegation.status(
-            self._assembly.table(), occasions(reports), self._not_dispatched
-        )
+        """Return the table's status for the delegator."""
+        reports = ((self._asks[number], report) for number, report in self._executions.items())
+        table = self._assembly.table()
+        return table_delegation.status(table, occasions(reports), self._not_dispatched)
 
     async def _turn(self) -> bool:
-        """Let the delegator write its next turn; True where it looks for more rows."""
-        search = self._search
+        """Take the delegator's next turn; return whether it has new discoveries."""
         context = self._context
         first = self._round == 1
         context.on_event(RoundStarted(self._round))
         if not first:
             self._delegation = told(self._delegation, await in_worker(self._status))
-        most = self._limits.width
-        closed = self._request.closed
+
         early = Dispatching(
-            search.executor, self._round, len(self._asks), context, self._group, most=most
+            self._search.executor,
+            self._round,
+            len(self._asks),
+            context,
+            self._group,
+            most=self._limits.width,
         )
-        begins = (
-            search.early_dispatch
+        questions = await self._decide(early)
+
+        if first:
+            outputs = self._delegation.outputs
+            await in_worker(self._plan, outputs[-1].text if outputs else "")
+            context.on_event(Planned(self._schema.columns))
+        return await self._discover(questions, early)
+
+    async def _decide(self, early: Dispatching) -> list[tuple[str, str]]:
+        """Return the discoveries of the delegator's turn, each a question and a manager's name.
+
+        A failure of the turn becomes the outcome; it is raised only if no row is known yet.
+        """
+        delegator = self._search.delegator
+        context = self._context
+        closed = self._request.closed
+        first_of_all = self._round == 1 and not self._request.rows
+        begins_early = (
+            self._search.early_dispatch
             and not context.ledger.budgeted
             and len(self._schema.keys) == 1
             and not closed
         )
-        questions: Sequence[tuple[str, str]] = ()
         try:
             async with asyncio.timeout_at(context.search_deadline):
-                decision, self._delegation = await search.delegator.decide(
-                    self._delegation, context.ledger, early if begins else None
+                decision, self._delegation = await delegator.decide(
+                    self._delegation, context.ledger, early if begins_early else None
                 )
-            if isinstance(decision, Dispatch) and not closed:
-                managers = decision.managers or [""] * len(decision.sub_queries)
-                questions = list(zip(decision.sub_queries, managers, strict=True))
-                self._not_dispatched = decision.over_limit
-            elif first and isinstance(decision, Malformed) and not closed:
-                self._outcome = "no_search"
-                context.failures[None] = search.delegator.role.malformed()
-            elif first and not self._request.rows:
-                self._outcome = "no_search"
         except TimeoutError:
             self._outcome = "time_exhausted"
+            return []
         except BudgetExhausted:
             self._outcome = "budget_exhausted"
+            return []
         except UpstreamError as error:
-            if first and not self._request.rows:
+            if first_of_all:
                 raise
             self._outcome = "delegation_failed"
             context.failures[None] = error
-        if first:
-            await in_worker(
-                self._plan, self._delegation.outputs[-1].text if self._delegation.outputs else ""
-            )
-            context.on_event(Planned(self._schema.columns))
-        return await self._discover(questions, early)
+            return []
+
+        if isinstance(decision, Dispatch) and not closed:
+            self._not_dispatched = decision.over_limit
+            managers = decision.managers or [""] * len(decision.sub_queries)
+            return list(zip(decision.sub_queries, managers, strict=True))
+
+        malformed = isinstance(decision, Malformed) and self._round == 1 and not closed
+        if malformed:
+            context.failures[None] = delegator.role.malformed()
+        if malformed or first_of_all:
+            self._outcome = "no_search"
+        return []
 
     async def _discover(self, questions: Iterable[tuple[str, str]], early: Dispatching) -> bool:
-        """Go on with what was begun early of a turn's questions, each with its manager, and put the
-        others into the queue; True where there are new ones.
+        """Keep the executors that began early with the turn's first questions, and queue the
+        others; return whether any question is new.
         """
-        new = dict[tuple[str, str], str]()
+        managers = self._search.managers
+        texts = list[str]()
         asks = list[Ask]()
-        names = self._search.managers
         for text, manager in questions:
-            asked = normal_question(text), manager if manager in names else "".join(names[:1])
-            if asked not in self._discoveries | new:
-                new[asked] = text
-                asks.append(
-                    Ask(
-                        "discover", (), discovery=len(self._discoveries) + len(new), manager=manager
-                    )
-                )
-        self._discoveries |= new
+            default = managers[0] if managers else ""
+            identity = normal_question(text), manager if manager in managers else default
+            if identity not in self._discoveries:
+                self._discoveries[identity] = text
+                texts.append(text)
+                asks.append(Ask("discover", (), discovery=len(self._discoveries), manager=manager))
+
+        # An executor that began early has no manager, so a question with one ends the block.
         unnamed = next((at for at, ask in enumerate(asks) if ask.manager), len(asks))
-        begun = await early.keep([*new.values()][:unnamed])
+        begun = await early.keep(texts[:unnamed])
         for ask, task in zip(asks, begun, strict=False):
             self._at_work[task] = self._dispatched(ask)
         early.tell()
         for ask in asks[len(begun) :]:
             self._put(ask)
-        return bool(new)
+        return bool(asks)
+
+    # The executors' part
 
     async def _work_off(self) -> None:
-        """Work until the queue is empty and nobody is at work, and there is nothing to settle."""
-        await self._look()
+        """Run executors until the queue is empty and no conflict is left to settle."""
+        await self._announce()
         while True:
-            await self._begin()
+            await self._start_executors()
             if not self._at_work:
                 await self._settle()
                 if not self._queue:
                     return
                 continue
+
             done, _ = await asyncio.wait(self._at_work, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 number = self._at_work.pop(task)
@@ -377,10 +414,10 @@ class _Filling:
                     await in_worker(self._take, number, execution)
                 else:
                     self._take(number, execution)
-                await self._look()
+                await self._announce()
 
-    async def _begin(self) -> None:
-        """Let executors begin while slots are free, those who finish rows first."""
+    async def _start_executors(self) -> None:
+        """Start executors on queued asks while slots are free."""
         while self._queue and len(self._at_work) < self._limits.width:
             await asyncio.sleep(0)
             if asyncio.get_running_loop().time() >= self._context.search_deadline:
@@ -393,17 +430,16 @@ class _Filling:
                 self._at_work[self._group.create_task(self._work(number, ask))] = number
 
     async def _work(self, number: int, ask: Ask) -> Execution:
+        """Run one executor."""
         context = dataclasses.replace(self._context, manager=ask.manager)
-        if ask.kind == "settle":  # a second opinion, and not the report that is kept
+        if ask.kind == "settle":  # a second opinion must not come from a shared report
             context = dataclasses.replace(context, sharing="nobody")
         execution = await self._search.executor.run(self._text(ask), number, context)
         context.on_event(Reported(number, execution))
         return execution
 
     def _dispatched(self, ask: Ask) -> int:
-        """The number of the ask's sub-query, which is being begun: where a run is gone on with,
-        the one that it had.
-        """
+        """Record that an ask begins, and return the number of its sub-query."""
         if ask not in self._numbers:
             self._numbers[ask] = len(self._asks)
             self._asks.append(ask)
@@ -415,89 +451,80 @@ class _Filling:
         return number
 
     def _text(self, ask: Ask) -> str:
-        """The sub-query of an ask."""
+        """Return the sub-query of an ask."""
         if ask.row is not None:
-            return question(
-                self._schema, self._names[ask.row], ask.columns, anew=ask.kind == "settle"
-            )
+            name = self._names[ask.row]
+            return question(self._schema, name, ask.columns, anew=ask.kind == "settle")
+
         text = [*self._discoveries.values()][ask.discovery - 1]
         if len(self._schema.keys) > 1:
-            text += (
-                "\nIn a table with the columns "
-                f"{', '.join(column.name for column in self._schema.keys)}."
-            )
-        if known := self._listed.get(ask.discovery):
-            text += f"\nOther than: {'; '.join(', '.join(self._names[key]) for key in known)}."
+            columns = ", ".join(column.name for column in self._schema.keys)
+            text += f"\nIn a table with the columns {columns}."
+        if listed := self._listed.get(ask.discovery):
+            text += f"\nOther than: {'; '.join(', '.join(self._names[key]) for key in listed)}."
         return text
 
     def _take(self, number: int, execution: Execution) -> None:
-        """Take a report, and ask again for what it does not hold."""
+        """Fold a report into the table, and ask again for what it lacks."""
         ask = self._asks[number]
         self._executions[number] = execution
         reading = self._assembly.add(ask, execution)
-        limits = self._limits
+
         if execution.outcome == "budget_exhausted":
             self._end("budget_exhausted")
         elif execution.outcome == "timed_out":
             self._end("time_exhausted")
-        if ask.row is not None:
-            self._looked.update((ask.row, name) for name in ask.columns if execution.looked)
-            claims = zip(self._schema.columns, reading.found[0].claims, strict=True)
-            lacking = (
-                column.name
-                for column, claim in claims
-                if not claim or is_mistyped(column, claim.canonical)
-            )
-            self._ask(
-                ask.row,
-                [name for name in lacking if name in ask.columns],
-                execution.report.escalate_to,
-            )
+
+        if ask.row is None:
+            self._take_rows(ask, execution, reading)
             return
+        if execution.looked:
+            self._looked.update((ask.row, name) for name in ask.columns)
+        lacking = [
+            column.name
+            for column, claim in zip(self._schema.columns, reading.found[0].claims, strict=True)
+            if column.name in ask.columns
+            and (claim is None or is_mistyped(column, claim.canonical))
+        ]
+        self._ask(ask.row, lacking, execution.report.escalate_to)
+
+    def _take_rows(self, ask: Ask, execution: Execution, reading: Reading) -> None:
+        """Note the rows that a discovery names, and repeat it if there may be more."""
         listed = self._listed.setdefault(ask.discovery, {})
-        new = {each.key: None for each in reading.found if each.key not in listed}
-        listed |= new
-        for each in reading.found:
-            self._names.setdefault(
-                each.key, self._named([claim.value if claim else "" for claim in each.claims])
-            )
-        most = (
-            limits.max_rounds
-            if reading.lost and new
-            else 0
-            if execution.looked
-            else 2 * limits.asks_per_cell
-        )
-        if ask.attempt < most:
-            manager = (
-                self._manager(ask.attempt + 1, execution.report.escalate_to)
-                if execution.failed
-                else ask.manager
-            )
-            self._put(replace(ask, attempt=ask.attempt + 1, manager=manager))
+        new = [found.key for found in reading.found if found.key not in listed]
+        listed |= dict.fromkeys(new)
+        for found in reading.found:
+            values = ["" if claim is None else claim.value for claim in found.claims]
+            self._names.setdefault(found.key, self._named(values))
+
+        attempts = 0
+        if reading.lost and new:  # a long list was cut, and is continued
+            attempts = self._limits.max_rounds
+        elif not execution.looked:
+            attempts = 2 * self._limits.asks_per_cell
+        if ask.attempt < attempts:
+            attempt = ask.attempt + 1
+            manager = ask.manager
+            if execution.failed:
+                manager = self._manager(attempt, execution.report.escalate_to)
+            self._put(replace(ask, attempt=attempt, manager=manager))
 
     def _named(self, values: Sequence[str]) -> tuple[str, ...]:
-        """Of a row's values, those of its key."""
-        return tuple(
-            value for column, value in zip(self._schema.columns, values, strict=True) if column.key
-        )
+        """Return the key values of a row's values."""
+        columns = self._schema.columns
+        return tuple(value for column, value in zip(columns, values, strict=True) if column.key)
 
     def _manager(self, attempt: int, wanted: str = "") -> str:
-        """The manager of an attempt: the one that was named, if there is one of that name, or
-        else each in its turn.
-        """
+        """Return the manager of an attempt: `wanted` if it exists, else each in turn."""
         managers = self._search.managers
-        return (
-            wanted
-            if wanted in managers
-            else managers[(attempt - 1) % len(managers)]
-            if managers
-            else ""
-        )
+        if not managers:
+            return ""
+        return wanted if wanted in managers else managers[(attempt - 1) % len(managers)]
 
     def _ask(self, key: RowKey, columns: Iterable[str], wanted: str = "") -> None:
-        """Ask for cells, as far as they may be asked for once more. `wanted`: the manager that
-        the last one named.
+        """Queue asks for cells of a row, except those that were asked for often enough.
+
+        `wanted`: the manager that the last report named.
         """
         most = self._limits.asks_per_cell
         holes = [
@@ -508,43 +535,44 @@ class _Filling:
         attempt = 1 + max((self._asked[key, name] for name in holes), default=0)
         manager = self._manager(attempt, wanted)
         kind: AskKind = "settle" if any(self._looked[key, name] for name in holes) else "fill"
-        self._asked.update({(key, name): attempt - self._asked[key, name] for name in holes})
+
+        self._asked |= Counter({(key, name): attempt for name in holes})
         size = self._limits.cells_per_ask or len(self._schema.columns)
         for start in range(0, len(holes), size):
-            self._put(
-                Ask(kind, tuple(holes[start : start + size]), key, attempt=attempt, manager=manager)
-            )
+            names = tuple(holes[start : start + size])
+            self._put(Ask(kind, names, key, attempt=attempt, manager=manager))
+
+    def _wanted(self, ask: Ask) -> bool:
+        """Return whether the outcome so far lets an ask begin."""
+        if self._outcome == "rows_exhausted":
+            return ask.row is not None
+        return self._outcome not in _OVER
 
     def _put(self, ask: Ask) -> None:
-        """Put an ask into the queue, unless nothing may be begun any more. Where a run is gone on
-        with, what it had begun comes first, in its order.
+        """Queue an ask: those on record of a resumed run first, then cells before discoveries,
+        then by rank.
         """
-        if self._outcome not in _OVER and (
-            ask.row is not None or self._outcome != "rows_exhausted"
-        ):
-            place = ask.rank
-            heappush(self._queue, (self._numbers.get(ask, inf), -place[0], place, ask))
+        if self._wanted(ask):
+            rank = ask.rank
+            heappush(self._queue, (self._numbers.get(ask, inf), -rank[0], rank, ask))
 
     def _end(self, outcome: TableOutcome) -> None:
-        """Begin nothing any more; with `rows_exhausted`, no discovery."""
+        """Set the outcome, and drop the queued asks that it rules out."""
         self._outcome = outcome
-        self._queue = (
-            []
-            if outcome in _OVER
-            else [waiting for waiting in self._queue if waiting[-1].row is not None]
-        )
+        self._queue = [entry for entry in self._queue if self._wanted(entry[-1])]
         heapify(self._queue)
 
-    async def _look(self) -> None:
-        """Tell of the rows that have changed, and ask for the cells of new ones."""
+    async def _announce(self) -> None:
+        """Announce changed rows, and queue fills for new ones."""
         if self._assembly.overflows and self._outcome not in (*_OVER, "rows_exhausted"):
             self._end("rows_exhausted")
         for row in self._assembly.changed():
             await asyncio.sleep(0)
             self._context.on_event(RowChanged(row.key, row))
-            cells = zip(self._schema.columns, row.cells, strict=True)
             wanted = [
-                column.name for column, cell in cells if not column.key and cell.state != "given"
+                column.name
+                for column, cell in zip(self._schema.columns, row.cells, strict=True)
+                if not column.key and cell.state != "given"
             ]
             for key in (row.key, *row.aliases):
                 if key not in self._filled:
@@ -552,19 +580,18 @@ class _Filling:
                     self._ask(key, wanted)
 
     async def _settle(self) -> None:
-        """Ask again for cells in conflict. Only now, when all reports are there, as those of
-        another key may have come to a row.
-        """
-        for key, columns in await in_worker(self._conflicts):
-            await asyncio.sleep(0)
-            self._ask(key, columns)
+        """Queue asks for cells in conflict.
 
-    def _conflicts(self) -> list[tuple[RowKey, list[str]]]:
-        """The keys of rows, with their columns that are in conflict."""
-        columns = [column.name for column in self._schema.columns]
-        found = list[tuple[RowKey, list[str]]]()
-        for row in self._assembly.table().rows:
-            cells = zip(columns, row.cells, strict=True)
-            if conflicts := [name for name, cell in cells if cell.state == "conflict"]:
-                found.append((row.key, conflicts))
-        return found
+        This waits until all reports are in, as reports under another key may have joined a row.
+        """
+        table = await in_worker(self._assembly.table)
+        for row in table.rows:
+            await asyncio.sleep(0)
+            self._ask(
+                row.key,
+                [
+                    column.name
+                    for column, cell in zip(self._schema.columns, row.cells, strict=True)
+                    if cell.state == "conflict"
+                ],
+            )

@@ -335,7 +335,7 @@ async def test_pages() -> None:
             pb.FillTableRequest(columns=COLUMNS, rows=[pb.GivenRow(values=["x"])]),
             r"rows\[0\] has 1 values",
         ),
-        ("FillTable", pb.FillTableRequest(columns=COLUMNS, max_rows=-1), "max_rows: -1"),
+        ("FillTable", pb.FillTableRequest(columns=COLUMNS, max_rows=-1), "max_rows: must be 0"),
         (
             "FillTable",
             pb.FillTableRequest(columns=[pb.Column(name="a", type=99)]),  # type: ignore[arg-type]
@@ -345,7 +345,7 @@ async def test_pages() -> None:
         (
             "FillTable",
             pb.FillTableRequest(columns=COLUMNS, rows=[pb.GivenRow(values=["a"])] * 3, max_rows=2),
-            "rows: 3 are given, and the table may have 2",
+            "rows: 3 given, but max_rows is 2",
         ),
         (
             "FillTable",

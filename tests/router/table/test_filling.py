@@ -472,7 +472,7 @@ async def test_nothing_is_spent_on_what_is_no_table(tmp_path: Path) -> None:
         (TableRequest(QUESTION, COLUMNS, closed=True), "closed"),
         (
             TableRequest(QUESTION, COLUMNS, (("a", "", ""), ("b", "", "")), max_rows=1),
-            "2 are given",
+            "2 given",
         ),
         (TableRequest(QUESTION, COLUMNS, max_rows=-1), "max_rows"),
     ]
