@@ -1,11 +1,9 @@
-"""The composition root: from a config to a running gateway, and everything closed again in
-reverse order.
-"""
+"""Composition root: build a running gateway from a config, and close its parts in reverse order."""
 
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,17 +32,17 @@ from router.edge.pages.versions import add_versions
 from router.errors import BadConfig, UpstreamError
 from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
-from router.models.connection_pool import ConnectionPool
-from router.models.litellm_client import close_clients
-from router.models.session import fetch_text, upstream_session
+from router.models.session import fetch_text
 from router.protocol import Vocabulary
 from router.runs import Admission, Gateway, RunLifecycle, Runs
+from router.runs.archive import Archive
 from router.runs.live import LiveRuns
 from router.runs.observers import ObservedRetriever, Observers
 from router.search import Executor, ReportCache, Retriever, Topology
 from router.search.answerer import Judge
 from router.search.executor import Executes
 from router.search.loop import settings_of
+from router.search.report_cache import ReportCounts
 from router.search.retrieval import IndexRetriever, WatchedRetriever
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
 from router.store.follower import own_log
@@ -52,6 +50,7 @@ from router.store.log import RunLog
 from router.trace import RoleName
 from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
+from router.versions.book import Traffic, VersionBook
 from serving.config.config import Config, RoleConfig
 from serving.config.prices import listed_price
 from serving.config.secrets import missing
@@ -60,8 +59,8 @@ from serving.engines.loading import Loading
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import check_access, open_retriever
 from serving.retrieval.services import RetrievalServicer
-from serving.roles import all_roles, deployments, new_role
-from serving.startup import start_engines
+from serving.roles import all_roles, deployments
+from serving.startup import open_upstreams
 from serving.telemetry.observers import Watched, open_observers
 from serving.tools import ToolPool, tool_pool
 from serving.topologies import (
@@ -73,21 +72,21 @@ from serving.topologies import (
     new_worker,
 )
 
-_UPSTREAM_CONNECTIONS = 1000
 _GATE_ERROR = 0.05
+"""Probability of a wrong decision in each stage of a trial."""
 _GATE_TRIALS = 10_000
-"""In each stage of a trial, the probability of a wrong decision, and the most trials."""
+"""Max trials in each stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Upstream:
-    """All that a gateway calls."""
+    """Everything that a gateway calls."""
 
     readiness: Readiness
     retriever: WatchedRetriever
     session: aiohttp.ClientSession
     engines: Mapping[str, str]
-    """Base URLs by name."""
+    """Base URLs by engine name."""
     endpoints: Upstreams
     new_role: Callable[..., Role]
     roles: dict[RoleName, Role]
@@ -97,22 +96,29 @@ class _Upstream:
 
     @property
     def deployments(self) -> dict[str, str | None]:
-        """Places where models are served, each with the base URL of its engine."""
+        """Deployments, each with the base URL of its engine; None for a provider's."""
         return deployments(self.roles, self.baselines, self.managers)
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorVersions:
+    """Versions of the executor, the routing of runs to them, and their trials."""
+
+    versions: Versions
+    routing: VersionRouting
+    trials: Trials
+
+
+@dataclass(frozen=True, slots=True)
 class _Runs:
-    """All that works on runs, and what it works with."""
+    """Everything that works on runs."""
 
     gateway: Gateway
     services: tuple[RetrievalServicer, RunServicer, UsageServicer, ExecutorVersionServicer]
     stored: Runs
-    executors: VersionRouting
-    trials: Trials
+    executors: ExecutorVersions
     observers: Observers
     usages: SQLUsages
-    versions: Versions
 
 
 @asynccontextmanager
@@ -126,17 +132,15 @@ async def running_gateway(
     retriever: IndexRetriever | None = None,
     journal: Callable[[Journal], Journal] = lambda usual: usual,
 ) -> AsyncIterator[str]:
-    """A gateway that listens at `address` while the context is open, with its engines; where it
-    listens, host:port.
+    """Run a gateway with its engines while the context is open; yield its address as host:port.
 
-    `http`: where its OpenAI-compatible server is to be; None for none. `key`: one that is good
-    beside those that are stored. `retriever` and `journal`: doubles, instead of the config's and
-    around the store's; for measurements. `log` gets what is being done. Raises `BadConfig` or
-    `BadIndex`, saying what to do. Closing drains.
+    `http`: address of the OpenAI-compatible server; None for no such server. `key`: a valid key
+    in addition to the stored ones. `retriever` and `journal`: doubles for measurements, instead of
+    the config's retriever and around the store's journal. `log` receives the steps of the start.
+    Closing drains. Raises `BadConfig` or `BadIndex`.
     """
-    for problem in missing(
-        config, {"distillation.judge": judge} if (judge := _judge(config)) else {}
-    ):
+    judge = _judge(config)
+    for problem in missing(config, {"distillation.judge": judge} if judge else {}):
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
@@ -144,7 +148,7 @@ async def running_gateway(
         with own_log(database, Path(folder) if folder else None) as run_log:
             accounts = SQLAccounts(database)
             access = Access(accounts, key)
-            await _check_addresses(address, http, access)  # before anything slow begins
+            await _check_addresses(address, http, access)  # before anything slow starts
             async with (
                 _open_upstream(config, log, retriever) as upstream,
                 _open_runs(
@@ -161,26 +165,26 @@ async def running_gateway(
 
 
 async def _check_addresses(address: str, http: str | None, access: Access) -> None:
-    """See that nobody but this machine gets in without a key, and that nobody else listens there.
-    Raises `BadConfig` and `StoreFailed`.
+    """Check that the addresses are free, and that other machines need a key. Raises `BadConfig`
+    and `StoreFailed`.
     """
     for setting, wanted in (("server.address", address), ("server.http", http)):
         if not wanted:
             continue
+
         await check_listening(wanted, setting, access)
         host, _, port = wanted.rpartition(":")
         try:
-            family, kind, _, _, place = socket.getaddrinfo(
+            family, kind, _, _, socket_address = socket.getaddrinfo(
                 host.strip("[]"), int(port), type=socket.SOCK_STREAM
             )[0]
             with socket.socket(family, kind) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
+                probe.bind(socket_address)
         except (OSError, ValueError, OverflowError) as error:
             raise BadConfig(
-                f"{setting}: cannot listen on {wanted}; is the port in use? Name another "
-                "one, or port 0 for any "
-                f"({error})."
+                f"{setting}: cannot listen on {wanted}; is the port in use? Choose another, or "
+                f"port 0 for any free one ({error})."
             ) from None
 
 
@@ -188,28 +192,34 @@ async def _check_addresses(address: str, http: str | None, access: Access) -> No
 async def _open_upstream(
     config: Config, log: Log, double: IndexRetriever | None
 ) -> AsyncIterator[_Upstream]:
-    """Engines, roles and the retriever. Raises `BadConfig` or `BadIndex`."""
+    """Start engines, and open the retriever, roles and tools. Raises `BadConfig` or `BadIndex`."""
     readiness = Readiness()
-    say = partial(readiness.say, "retrieval.embedder", ["retrieval"])
-    opened = partial(open_retriever, config.retrieval, log, config.engines, on_change=say)
-    async with AsyncExitStack() as stack:
-        opening = opened if double is None else lambda **_: nullcontext(double)
-        also = [judge] if (judge := _judge(config)) else []
-        engines, retriever = await start_engines(
-            config, stack, log, opening, also, readiness=readiness
-        )
+    on_change = partial(readiness.say, "retrieval.embedder", ["retrieval"])
+    opened = partial(open_retriever, config.retrieval, log, config.engines, on_change=on_change)
+    opening = opened if double is None else lambda **_: nullcontext(double)
+    judge = _judge(config)
+    async with (
+        open_upstreams(
+            config, log, opening, [judge] if judge else [], readiness=readiness
+        ) as started,
+        tool_pool(config.tools, readiness) as tools,
+    ):
         if config.search.access:
-            await check_access(retriever)
-        pool = await stack.enter_async_context(ConnectionPool(_UPSTREAM_CONNECTIONS))
-        session = await stack.enter_async_context(upstream_session())
-        stack.push_async_callback(close_clients)
+            await check_access(started.retrieval)
         endpoints = Upstreams()
-        new = partial(new_role, pool=pool, engines=engines, upstreams=endpoints)
+        new = partial(started.new_role, upstreams=endpoints)
         roles, baselines, managers = await all_roles(config, new)
-        watched = WatchedRetriever(retriever, readiness)
-        tools = await stack.enter_async_context(tool_pool(config.tools, readiness))
         yield _Upstream(
-            readiness, watched, session, engines, endpoints, new, roles, baselines, managers, tools
+            readiness,
+            WatchedRetriever(started.retrieval, readiness),
+            started.session,
+            started.engines,
+            endpoints,
+            new,
+            roles,
+            baselines,
+            managers,
+            tools,
         )
 
 
@@ -223,73 +233,75 @@ async def _open_runs(
     run_log: RunLog,
     around: Callable[[Journal], Journal],
 ) -> AsyncIterator[_Runs]:
-    """The gateway proper, with its journal, its observers and the versions of its executor.
-    Raises `BadConfig`.
+    """Open the gateway with its journal, its observers and the versions of its executor. Raises
+    `BadConfig`.
     """
     admission = Admission(config.admission)
-    watched = Watched(admission, upstream.endpoints, upstream.deployments)
+    reports = ReportCounts() if _shares_reports(config) else None
+    watched = Watched(admission, upstream.endpoints, upstream.deployments, reports)
     live = LiveRuns()
-    book = SQLVersionBook(database)
-    async with AsyncExitStack() as stack:
-        say = partial(upstream.readiness.say, "store", ["store"])
-        keep_days = config.server.keep_days
-        writing = LogJournal.writing(
-            database, run_log, on_cancel=live.cancel, keep_days=keep_days, on_health=say
-        )
-        journal = await stack.enter_async_context(writing)
+    async with (
+        LogJournal.writing(
+            database,
+            run_log,
+            on_cancel=live.cancel,
+            keep_days=config.server.keep_days,
+            on_health=partial(upstream.readiness.say, "store", ["store"]),
+        ) as journal,
+        open_observers(config.telemetry, log, watched, config.server.http_hosts) as observers,
+    ):
         archive = SQLArchive(database, journal.calls)
-        observing = open_observers(config.telemetry, log, watched, config.server.http_hosts)
-        observers = await stack.enter_async_context(observing)
         retriever = (
             ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
         )
-        versions, executors = await _open_versions(config, database, upstream, retriever, log)
-        settings = settings_of(upstream.roles)
-        timeout_s = config.server.timeout_s
         lifecycle = RunLifecycle(
             around(journal),
             archive,
             live,
-            settings,
-            timeout_s,
+            settings_of(upstream.roles),
+            config.server.timeout_s,
             admission=admission,
             observer=observers,
             conditions=lambda: {
                 "index": retriever.index_id or "",
-                "executor version": executors.traffic.active,
+                "executor version": executors.routing.traffic.active,
             },
         )
-        search = partial(new_search, config.search, upstream.roles)
-        judged_by = _judge(config)
-        trials = Trials(
-            executors,
-            search,
+        executors = await open_versions(
+            config,
+            SQLVersionBook(database),
+            archive,
+            upstream,
+            log,
             lifecycle=lifecycle,
-            book=book,
-            archive=archive,
-            review=versions.review,
-            judge=Judge(upstream.new_role("judge", judged_by)) if judged_by else None,
+            retriever=retriever,
         )
-        if config.versions.held_out:
-            versions.held_out = HeldOutTest(
-                _held_out(config.versions.held_out), executors, search, lifecycle
+
+        executor: Executes = executors.routing
+        if reports is not None:
+            executor = ReportCache(
+                executors.routing,
+                lambda: retriever.index_id,
+                keep_s=config.report_cache.keep_s,
+                across_tenants=config.report_cache.across_tenants,
+                counts=reports,
             )
-        executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)
         gateway = _gateway(
-            config, upstream, retriever, executor, lifecycle=lifecycle, trials=trials
+            config, upstream, retriever, executor, lifecycle=lifecycle, trials=executors.trials
         )
+
         usages = SQLUsages(database, journal.under_way)
         engine_counts = VLLMCounts(partial(fetch_text, upstream.session))
-        stored = Runs(archive, live, trials.judge)
+        stored = Runs(archive, live, executors.trials.judge)
         services = (
             RetrievalServicer(
                 retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id
             ),
             RunServicer(stored),
             UsageServicer(usages, Reconciler(upstream.deployments, engine_counts, usages)),
-            ExecutorVersionServicer(versions),
+            ExecutorVersionServicer(executors.versions),
         )
-        yield _Runs(gateway, services, stored, executors, trials, observers, usages, versions)
+        yield _Runs(gateway, services, stored, executors, observers, usages)
 
 
 def _gateway(
@@ -302,16 +314,16 @@ def _gateway(
     trials: Trials,
 ) -> Gateway:
     roles = upstream.roles
-    words = config.search.vocabulary
+    vocabulary = config.search.vocabulary
     baselines = {
         name: new_topology(name, config, roles, role, retriever)
         for name, role in upstream.baselines.items()
     }
-    worker = replace(roles["execution"], executor_version=None)  # it is no version of the executor
+    worker = replace(roles["execution"], executor_version=None)  # not a version of the executor
     with_tools: dict[str, Executes] = {
-        name: new_worker(config, worker, None, upstream.tools.view(one.tools), manager=name)
-        for name, one in config.managers.items()
-        if one.tools
+        name: new_worker(config, worker, None, upstream.tools.view(manager.tools), manager=name)
+        for name, manager in config.managers.items()
+        if manager.tools
     }
     if upstream.managers:
         baselines["host"] = new_host(config, roles, upstream.managers, executor, with_tools)
@@ -328,50 +340,91 @@ def _gateway(
         ),
         table_limits=config.table,
         max_question_chars=config.server.max_question_chars,
-        vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,
+        vocabulary=Vocabulary.parse(Path(vocabulary).read_text("utf-8")) if vocabulary else None,
         on_answered=trials.consider,
     )
 
 
-async def _open_versions(
-    config: Config, database: Database, upstream: _Upstream, retriever: Retriever, log: Log
-) -> tuple[Versions, VersionRouting]:
-    """Versions, of which one is active, and the executors that work as those. Raises
-    `BadConfig`.
+async def open_versions(
+    config: Config,
+    book: VersionBook,
+    archive: Archive,
+    upstream: _Upstream,
+    log: Log,
+    *,
+    lifecycle: RunLifecycle,
+    retriever: Retriever,
+) -> ExecutorVersions:
+    """Build loading, routing, versions and trials of the executor, and put the config's version on
+    record. `lifecycle`: opens the runs of trials and held-out tests. Raises `BadConfig`.
     """
     gate = config.versions.gate
     model = config.roles.execution.model
-    book = SQLVersionBook(database)
-    loading = Loading(config, upstream.engines, upstream.session)
-    limits = gate.max_tokens_ratio, _GATE_TRIALS, gate.least_right
-    rule = GateRule(gate.margin, _GATE_ERROR, *limits) if gate.enabled else None
-    versions = Versions(book, loading.load, rule, gate.canary_share)
-    named, manifest = await loading.first() or (model, "")
-    await versions.ensure_base(named, manifest)
-    await versions.ensure_base(model)  # to be on record, too: there may be a wish to go back to it
-    new_executor = partial(_new_executor, config, upstream, retriever)
-    executors = VersionRouting(new_executor, model, versions.traffic, loading.load, log)
-    loading.in_use = lambda: executors.in_use
+    rule = None
+    if gate.enabled:
+        rule = GateRule(
+            gate.margin, _GATE_ERROR, gate.max_tokens_ratio, _GATE_TRIALS, gate.least_right
+        )
+
+    async def traffic() -> Traffic:
+        return await versions.traffic()
+
+    # Loading needs the versions in use, and routing the traffic on record, both only when called
+    loading = Loading(config, upstream.engines, upstream.session, in_use=lambda: routing.in_use)
+    routing = VersionRouting(
+        partial(_new_executor, config, upstream, retriever),
+        model,
+        traffic,
+        loading.load,
+        log,
+    )
+    search = partial(new_search, config.search, upstream.roles)
+    held_out = None
+    if config.versions.held_out:
+        questions = _held_out(config.versions.held_out)
+        held_out = HeldOutTest(questions, routing, search, lifecycle)
+    versions = Versions(
+        book,
+        loading.load,
+        rule,
+        gate.canary_share,
+        on_change=routing.refresh,
+        held_out=held_out,
+    )
+    judge = _judge(config)
+    trials = Trials(
+        routing,
+        search,
+        lifecycle=lifecycle,
+        book=book,
+        archive=archive,
+        review=versions.review,
+        judge=Judge(upstream.new_role("judge", judge)) if judge else None,
+    )
+
+    configured, manifest = await loading.first() or (model, "")
+    await versions.ensure_base(configured, manifest)
+    await versions.ensure_base(model)  # so that operators can go back to it
     try:
-        await executors.refresh()
+        await routing.refresh()
     except UpstreamError as error:
         log(f"versions of the executor are not in use yet: {error}")
-    if (active := executors.traffic.active) != named:
+    active = routing.traffic.active
+    if active != configured:
         log(
-            f"executor version {active} is active; the config names {named}, which "
+            f"executor version {active} is active; the config names {configured}, which "
             "`versions promote` would make it"
         )
-    versions.on_change = executors.refresh
-    return versions, executors
+    return ExecutorVersions(versions, routing, trials)
 
 
 def _judge(config: Config) -> RoleConfig | None:
-    """The judge that trials need; None where there is none, or no gate."""
+    """Return the judge of trials; None without a judge or a gate."""
     return config.distillation.judge if config.versions.gate.enabled else None
 
 
 def _held_out(path: str) -> list[HeldOutQuestion]:
-    """The questions of a file. Raises `BadConfig`."""
+    """Read the questions of a file. Raises `BadConfig`."""
     try:
         return msgspec.json.Decoder(HeldOutQuestion).decode_lines(Path(path).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
@@ -382,7 +435,7 @@ def _held_out(path: str) -> list[HeldOutQuestion]:
 def _new_executor(
     config: Config, upstream: _Upstream, retriever: Retriever, version: str
 ) -> Executor:
-    """The executor of a version: what is configured, but for the model's name."""
+    """Return the executor of a version: the configured one with another model name."""
     execution = config.roles.execution
     role = upstream.roles["execution"]
     if version != execution.model:
@@ -393,15 +446,11 @@ def _new_executor(
     return new_executor(config, role, retriever)
 
 
-def _shared(config: Config, executors: VersionRouting, index: Callable[[], str | None]) -> Executes:
-    """The executors, shared by all who ask the same, unless that is switched off, or decoding
-    is random.
-    """
+def _shares_reports(config: Config) -> bool:
+    """Return whether runs share reports: they do not if decoding is random."""
     execution = config.roles.execution
-    cache = config.report_cache
-    if not cache.enabled or (execution.temperature > 0 and execution.seed is None):
-        return executors
-    return ReportCache(executors, index, keep_s=cache.keep_s, across_tenants=cache.across_tenants)
+    random = execution.temperature > 0 and execution.seed is None
+    return config.report_cache.enabled and not random
 
 
 @asynccontextmanager
@@ -416,10 +465,11 @@ async def _listening(
     http: str | None,
     log: Log,
 ) -> AsyncIterator[str]:
-    """The servers, and what goes on beside them; where gRPC listens."""
+    """Serve gRPC and HTTP, and run the background tasks; yield the address of gRPC."""
     gateway = runs.gateway
     readiness = upstream.readiness
     observers = runs.observers
+    executors = runs.executors
     tls = config.server.tls
     tables = TableServicer(gateway, runs.stored, access)
     server = Server(
@@ -436,8 +486,8 @@ async def _listening(
     add_usage(
         pages, runs.usages, accounts, lambda model: config.prices.get(model) or listed_price(model)
     )
-    add_versions(pages, runs.versions)
-    asking = Asking(gateway, access, versions=runs.versions, executors=runs.executors)
+    add_versions(pages, executors.versions)
+    asking = Asking(gateway, access, versions=executors.versions, executors=executors.routing)
     add_asking(pages, asking)
     folder = config.retrieval.index
     RunPages(
@@ -464,10 +514,10 @@ async def _listening(
     port = await server.start(address)
     try:
         async with background_tasks(
-            runs.executors.follow(),
-            runs.trials.work(),
+            executors.routing.follow(),
+            executors.trials.work(),
             upstream.retriever.follow(),
-            _recover(config, upstream, runs.executors),
+            _recover(config, upstream, executors.routing),
             *(
                 watch_role(name, role, readiness, gateway.probe)
                 for name, role in upstream.roles.items()
@@ -490,14 +540,13 @@ async def _listening(
 
 
 async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:
-    """Once an engine is there again: call it again, and let the executor's load its versions;
-    for ever.
-    """
+    """Watch for engines that are back: call them again, and reload the executor's versions."""
     down: set[str] = set()
+    engines = {f"engines.{name}" for name in config.engines}
     async for _ in upstream.readiness.changes():
         up = down - upstream.readiness.all.keys()
         down = set(upstream.readiness.all)
-        for source in up & {f"engines.{name}" for name in config.engines}:
+        for source in up & engines:
             upstream.endpoints.endpoint(source).breaker = Breaker()
             if source == f"engines.{config.roles.execution.engine}":
                 executors.reload()

@@ -1,17 +1,60 @@
-"""Start of all that takes long: engines and an index, side by side."""
+"""Start of everything that takes long: engines and an index, concurrently."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+import aiohttp
 
 from router.background import task_group
-from router.calls import Need, Readiness
+from router.calls import Need, Readiness, Role
 from router.calls.health import NEEDS
+from router.models.connection_pool import ConnectionPool
+from router.models.litellm_client import close_clients
+from router.models.session import upstream_session
 from serving.config.config import Config, RoleConfig
 from serving.engines.engine import Log, cores, engine
+from serving.roles import new_role
 
 Opened = TypeVar("Opened")
+_MAX_CONNECTIONS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Generic[Opened]):
+    """Engines and a retriever or embedder that run, and the connections to call models with."""
+
+    engines: Mapping[str, str]
+    """Base URLs by engine name."""
+    retrieval: Opened
+    session: aiohttp.ClientSession
+    new_role: Callable[..., Role]
+    """`serving.roles.new_role` with these engines and connections."""
+
+
+@asynccontextmanager
+async def open_upstreams(
+    config: Config,
+    log: Log,
+    opened: Callable[..., AbstractAsyncContextManager[Opened]],
+    also: Sequence[RoleConfig] = (),
+    *,
+    readiness: Readiness | None = None,
+) -> AsyncIterator[Started[Opened]]:
+    """Start what `start_engines` starts, and open connections to all models. Raises `BadConfig` or
+    `BadIndex`.
+    """
+    async with AsyncExitStack() as stack:
+        engines, retrieval = await start_engines(
+            config, stack, log, opened, also, readiness=readiness
+        )
+        pool = await stack.enter_async_context(ConnectionPool(_MAX_CONNECTIONS))
+        session = await stack.enter_async_context(upstream_session())
+        stack.push_async_callback(close_clients)
+        new = partial(new_role, pool=pool, engines=engines)
+        yield Started(engines, retrieval, session, new)
 
 
 async def start_engines(
@@ -23,10 +66,11 @@ async def start_engines(
     *,
     readiness: Readiness | None = None,
 ) -> tuple[dict[str, str], Opened]:
-    """Start the engines of all roles, and of those in `also`, and open a retriever or an embedder
-    side by side: base URLs by engine name, and that. `readiness` is told of engines that die.
+    """Start the engines of all roles and of `also`, and open a retriever or an embedder
+    concurrently; return base URLs by engine name, and what `opened` yields.
 
-    `opened` takes `cpu_threads`, as `engine` does. Raises `BadConfig` or `BadIndex`.
+    `opened` takes `cpu_threads`, as `engine` does. `readiness` is notified of engines that die.
+    Raises `BadConfig` or `BadIndex`.
     """
     served: dict[str, dict[str, None]] = {}
     for role in (*config.called_roles.values(), *also):
@@ -54,13 +98,11 @@ async def start_engines(
 
 
 def _needed_by(config: Config, engine: str) -> list[Need]:
-    """The roles that no other endpoint stands in for."""
+    """Return the needs of roles that have no other endpoint than this engine."""
     roles = config.roles.by_name
-    return [
-        NEEDS[name]
-        for name, role in roles.items()
-        if all(
-            each.engine == engine and not each.replicas
-            for each in (role, *(roles[other] for other in role.fallbacks))
-        )
-    ]
+
+    def only_here(role: RoleConfig) -> bool:
+        candidates = (role, *(roles[name] for name in role.fallbacks))
+        return all(other.engine == engine and not other.replicas for other in candidates)
+
+    return [NEEDS[name] for name, role in roles.items() if only_here(role)]

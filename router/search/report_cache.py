@@ -76,6 +76,18 @@ class _Flight:
     """True once nobody can go on from it: it was reported, or it failed."""
 
 
+@dataclass(slots=True, eq=False)
+class ReportCounts:
+    """Sub-queries by the source of their report."""
+
+    kept: int = 0
+    """Answered from a stored report."""
+    shared: int = 0
+    """Shared with another run that was working on the same sub-query."""
+    worked: int = 0
+    """Worked on by this run's executor."""
+
+
 class ReportCache:
     """An executor that shares reports between runs with the same sub-query.
 
@@ -91,9 +103,10 @@ class ReportCache:
         *,
         keep_s: float = 300.0,
         across_tenants: bool = False,
+        counts: ReportCounts | None = None,
     ) -> None:
         """`index`: what identifies the index that is searched now; None where that is not known,
-        and then only runs at the same time share.
+        and then only runs at the same time share. `counts`: kept up to date for metrics.
         """
         self._executor = executor
         self._index = index
@@ -102,10 +115,7 @@ class ReportCache:
         self._kept: TTLCache[_Key, _Shared] = TTLCache(
             _MOST, keep_s, lambda: asyncio.get_running_loop().time()
         )
-        self.hits = self.shared = self.misses = 0
-        """Sub-queries that had a kept report, that got one from another run under way, and that
-        were worked on.
-        """
+        self.counts = counts or ReportCounts()
 
     @property
     def report_tokens(self) -> int:
@@ -124,7 +134,7 @@ class ReportCache:
         if (kept := self._kept.get(key)) and not any(
             kept.execution is one for one in context.wasted
         ):
-            self.hits += 1
+            self.counts.kept += 1
             return _given(kept, sub_query, index, context)
         flight = self._flights.setdefault(key, _Flight())
         flight.parties += 1
@@ -138,9 +148,9 @@ class ReportCache:
                 )
             try:
                 if flight.shared:
-                    self.shared += 1
+                    self.counts.shared += 1
                     return _given(flight.shared, sub_query, index, context)
-                self.misses += 1
+                self.counts.worked += 1
                 if not flight.over:
                     return await self._lead(flight, key, sub_query, index, context)
             finally:

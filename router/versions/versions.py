@@ -160,22 +160,23 @@ class Versions:
         load: Callable[[str], Awaitable[str]],
         gate: GateRule | None = None,
         canary_share: float = 0.2,
+        *,
+        on_change: Callable[[], Awaitable[None]] | None = None,
+        held_out: Examination | None = None,
     ) -> None:
         """`load` verifies a published version, loads it where executors run, and returns its
         manifest as JSON; it raises `BadVersion`. `gate`: None leaves every decision to operators.
-        `canary_share`: of the runs that a shadow which passes goes on to work for.
+        `canary_share`: of the runs that a shadow which passes goes on to work for. `on_change`:
+        awaited after a version has changed its state; its errors are logged. `held_out`: the test
+        that a canary must pass before it is promoted; None: only operators promote.
         """
         self._book = book
         self._load = load
         self.gate = gate
         self._canary_share = canary_share
         self._noted: tuple[str, float, TrialFigures] | None = None
-        self.on_change: Callable[[], Awaitable[None]] | None = None
-        """Awaited when a version has come into another state through here; its errors are
-        logged.
-        """
-        self.held_out: Examination | None = None
-        """Has to speak for a canary, too, before it is promoted; None: only operators promote."""
+        self._on_change = on_change
+        self._held_out = held_out
         self._compared: dict[tuple[str, str, float], list[tuple[bool, bool]]] = {}
         """What came of the held-out questions, by candidate, active version and trial."""
 
@@ -319,8 +320,8 @@ class Versions:
                 await self._book.wait(draft.decisions[-1])
                 self._noted = noted
                 _tell(draft.decisions[-1])
-            if passed and self.held_out and trial not in self._compared:
-                self._compared[trial] = await self.held_out.compare(*trial)
+            if passed and self._held_out and trial not in self._compared:
+                self._compared[trial] = await self._held_out.compare(*trial)
                 await self.review()  # on what is known by now
             return
         if verdict == "roll_back":
@@ -339,13 +340,13 @@ class Versions:
         """Decide by held-out questions on a canary that has passed its trial, and say why; wait
         while they are to be asked. `over`: there are no more trials to come.
         """
-        if self.held_out is None:
+        if self._held_out is None:
             return "stop" if over else "wait", _NO_HELD_OUT
         if trial in self._compared:
             return on_held_out(self._compared[trial], gate)
-        tokens = (figures.tokens + figures.active_tokens) // figures.trials * self.held_out.size
+        tokens = (figures.tokens + figures.active_tokens) // figures.trials * self._held_out.size
         return "wait", (
-            f"Both versions are asked {self.held_out.size} held-out questions now, for "
+            f"Both versions are asked {self._held_out.size} held-out questions now, for "
             f"about {tokens:,} executor "
             f"tokens and what leads them, booked to {DEFAULT_TENANT}."
         )
@@ -391,9 +392,9 @@ class Versions:
             return False
         for decision in draft.decisions:
             _tell(decision)
-        if self.on_change:
+        if self._on_change:
             with errors_logged(_log, "versions.not_in_use_yet"):
-                await self.on_change()
+                await self._on_change()
         return True
 
 

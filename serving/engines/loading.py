@@ -25,9 +25,15 @@ class Loading:
     """
 
     def __init__(
-        self, config: Config, engines: Mapping[str, str], session: aiohttp.ClientSession
+        self,
+        config: Config,
+        engines: Mapping[str, str],
+        session: aiohttp.ClientSession,
+        in_use: Callable[[], Container[str]] = frozenset,
     ) -> None:
-        """`engines`: base URLs by engine name."""
+        """`engines`: base URLs by engine name. `in_use`: returns the versions that must stay
+        loaded.
+        """
         self._role = config.roles.execution
         self._versions = config.versions
         engine = config.engines.get(self._role.engine or "")
@@ -40,8 +46,7 @@ class Loading:
         self._changing = asyncio.Lock()
         self._loaded: dict[str, None] = {}
         """From the one that was asked for longest ago."""
-        self.in_use: Callable[[], Container[str]] = frozenset
-        """Versions that must stay."""
+        self._in_use = in_use
 
     async def first(self) -> tuple[str, str] | None:
         """The version that is active until another one is promoted, loaded: its name and its
@@ -96,7 +101,7 @@ class Loading:
         # not our business.
         there = await self._replicas[0].names() if self._role.engine else []
         others = [name for name in dict.fromkeys((*self._loaded, *there)) if name != version]
-        in_use = self.in_use()
+        in_use = self._in_use()
         while len(others) >= MOST_LOADED:
             idle = next((name for name in others if name not in in_use), None)
             if idle is None:

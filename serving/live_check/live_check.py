@@ -5,7 +5,7 @@ engines started.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +17,6 @@ from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, Upstr
 from router.ledger import Ledger
 from router.models import Completion
 from router.models.adapters import Adapters
-from router.models.connection_pool import ConnectionPool
-from router.models.litellm_client import close_clients
 from router.protocol.tags import without_thinking
 from router.trace import Price, RoleName
 from serving.config.config import Config, RoleConfig, ToolServerConfig
@@ -32,8 +30,7 @@ from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import open_embedder, open_retriever
-from serving.roles import new_role
-from serving.startup import start_engines
+from serving.startup import open_upstreams
 from serving.tools.pool import reason
 
 _REPEAT = Turn(
@@ -105,24 +102,17 @@ async def live_check(config: Config, log: Log, limit_s: float) -> Found:
     """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises
     `BadConfig`.
     """
-    async with AsyncExitStack() as stack:
-        engines, probe_retrieval = await start_engines(
-            config, stack, log, partial(_retrieval_probe, config, log)
-        )
-        pool = await stack.enter_async_context(ConnectionPool())
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        stack.push_async_callback(close_clients)
+    opening = partial(_retrieval_probe, config, log)
+    async with open_upstreams(config, log, opening) as started:
         probes = {
-            name: _RoleProbe(
-                name, role, partial(new_role, name, pool=pool, engines=engines), limit_s
-            )
+            name: _RoleProbe(name, role, partial(started.new_role, name), limit_s)
             for name, role in config.roles.by_name.items()
         }
-        running = asyncio.gather(*(probe.run(session, log) for probe in probes.values()))
+        running = asyncio.gather(*(probe.run(started.session, log) for probe in probes.values()))
         listing = asyncio.gather(
             *(_probe_tools(name, server, limit_s) for name, server in config.tools.items())
         )
-        _, retrieval, listed = await asyncio.gather(running, probe_retrieval(), listing)
+        _, retrieval, listed = await asyncio.gather(running, started.retrieval(), listing)
         tools = {f"tools.{name}": cells for name, cells in zip(config.tools, listed, strict=True)}
         uses = estimate(config, {name: probe.measured for name, probe in probes.items()})
         judged = (

@@ -1,8 +1,8 @@
 """Metrics for Prometheus: counters and histograms of what has ended, and gauges of what is."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -12,8 +12,7 @@ from prometheus_client.registry import Collector
 from router.calls import Upstreams
 from router.calls.replicas import BreakerState
 from router.runs import Admission
-from router.search import ReportCache
-from router.search.executor import Executes
+from router.search.report_cache import ReportCounts
 from router.trace import Call, Run
 from router.trace.export import outcome_of
 
@@ -130,7 +129,7 @@ class Gauges(Collector):
 
     admission: Admission
     upstreams: Upstreams
-    executor: Callable[[], Executes | None]
+    reports: ReportCounts | None
 
     def collect(self) -> Iterator[Metric]:
         """Everything."""
@@ -159,9 +158,8 @@ class Gauges(Collector):
         yield _family(counter, "breaker_openings", "How often it was opened", openings, at)
         calls = [(name, endpoint.in_flight) for name, endpoint in endpoints]
         yield _family(gauge, "endpoint_calls_in_flight", "Calls under way", calls, at)
-        if isinstance(found := self.executor(), ReportCache):
-            # Reports that were kept, shared by a run at the same time, or worked for.
-            reports = [("kept", found.hits), ("shared", found.shared), ("worked", found.misses)]
+        if self.reports is not None:
+            reports = asdict(self.reports).items()
             yield _family(
                 counter, "sub_queries", "Sub-queries by where reports came from", reports, "report"
             )

@@ -13,7 +13,7 @@ from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
 from router.runs import Admission, Observer
 from router.runs.observers import Observers
-from router.search.executor import Executes
+from router.search.report_cache import ReportCounts
 from serving.config.config import TelemetryConfig
 from serving.engines.engine import Log
 
@@ -28,7 +28,8 @@ class Watched:
     upstreams: Upstreams
     addresses: Mapping[str, str | None]
     """Base URLs by deployment."""
-    executor: Executes | None = None
+    reports: ReportCounts | None
+    """Counts of the report cache; None without a cache."""
 
 
 @asynccontextmanager
@@ -59,7 +60,7 @@ async def _metrics(
 
     from serving.telemetry.metrics import Gauges, Metrics
 
-    metrics = Metrics(Gauges(watched.admission, watched.upstreams, lambda: watched.executor))
+    metrics = Metrics(Gauges(watched.admission, watched.upstreams, watched.reports))
     app = web.Application()
     app.router.add_get("/metrics", make_aiohttp_handler(metrics.registry))
     server = HTTPServer(app, 0.0, hosts=hosts)

@@ -1,6 +1,8 @@
 """From a config to a running gateway: that its keys reach the calls."""
 
+import ast
 import asyncio
+import inspect
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +32,7 @@ from router.testing.retriever import FixedRetriever
 from router.trace import Price
 from router.trace.identity import SCOPES
 from router.versions import ExecutorVersion, VersionDecision
+from serving import composition
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,
@@ -137,7 +140,7 @@ async def test_a_port_in_use_is_told_before_anything_slow(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Engines take minutes to load."""
-    monkeypatch.setattr("serving.composition.start_engines", NotImplemented)
+    monkeypatch.setattr("serving.startup.start_engines", NotImplemented)
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     async with serving() as server:
         role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=server.base_url)
@@ -283,6 +286,21 @@ async def test_a_judge_is_needed_as_a_role_is(
             msgspec.structs.replace(config, versions=versions), "127.0.0.1:0", ignored
         ):
             """Nobody asks the judge."""
+
+
+def test_parts_get_everything_when_they_are_built() -> None:
+    """The composition root sets no attribute of a part that it has built, but a fresh breaker for
+    an engine that was restarted.
+    """
+    tree = ast.parse(inspect.getsource(composition))
+    targets = [
+        target.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+    ]
+    assert targets == ["breaker"]
 
 
 async def test_the_model_that_the_config_names_is_on_record(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ async def test_one_run_for_all_who_ask_at_the_same_time() -> None:
         assert await ended(other) == msgspec.structs.replace(own, shared_from=("run-1",))
     assert [context.ledger.calls for context in contexts] == [(), ()]
     assert events == [SearchDone(3, SUB_QUERY, ("Heat",))]
-    assert (executor.misses, executor.shared, executor.hits) == (1, 2, 0)
+    assert (executor.counts.worked, executor.counts.shared, executor.counts.kept) == (1, 2, 0)
 
 
 def test_a_report_is_kept_for_a_while() -> None:
@@ -135,7 +135,7 @@ def test_a_report_is_kept_for_a_while() -> None:
         assert (again.sub_query, again.shared_from) == ("  who directed\n heat", ("run-1",))
         await clock.advance(0.1)
         assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
-        assert (executor.misses, executor.shared, executor.hits) == (2, 0, 1)
+        assert (executor.counts.worked, executor.counts.shared, executor.counts.kept) == (2, 0, 1)
 
     with_clock(main)
 
@@ -344,7 +344,7 @@ async def test_failures_are_not_shared() -> None:
     assert (await ended(first)).outcome == "model_failed"
     taken = await ended(second)
     assert (taken.outcome, taken.shared_from, len(context.ledger.calls)) == ("reported", (), 2)
-    assert executor.misses == 2
+    assert executor.counts.worked == 2
 
 
 async def test_nothing_is_left_behind() -> None:

@@ -41,7 +41,7 @@ from router.trace import RoleName, Run, Trajectory
 from router.trace.identity import LOCAL, SCOPES, Identity
 from router.trace.run import Feedback
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
-from router.versions.book import Judgement, Side, Source
+from router.versions.book import Judgement, Side, Source, Traffic
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
 
@@ -160,6 +160,7 @@ async def deployed(
     working: bool = True,
     tenants: Sequence[Tenant] = (),
     gate: GateRule | None = None,
+    held_out: Sequence[HeldOutQuestion] = (),
 ) -> AsyncIterator[Deployed]:
     """Everything of a gateway but its edge, with a version beside the configured model. `working`:
     whether trials are made. `tenants`: settings that are there when it begins. `gate`: None leaves
@@ -181,12 +182,23 @@ async def deployed(
         async def load(version: str) -> str:
             return f'{{"version": "{version}"}}'
 
-        versions = Versions(book, load, gate, canary_share=0.5)
+        async def traffic() -> Traffic:
+            return await versions.traffic()
+
+        executors = VersionRouting(models.executor, BASE, traffic, load)
+        lifecycle = RunLifecycle(journal, archive, live, {}, 60.0)
+        examination = HeldOutTest(held_out, executors, models.search, lifecycle)
+        versions = Versions(
+            book,
+            load,
+            gate,
+            canary_share=0.5,
+            on_change=executors.refresh if held_out else None,
+            held_out=examination if held_out else None,
+        )
         await versions.ensure_base(BASE)
         await versions.register(NEW)
-        executors = VersionRouting(models.executor, BASE, versions.traffic, load)
         await executors.refresh()
-        lifecycle = RunLifecycle(journal, archive, live, {}, 60.0)
         reviewed: asyncio.Queue[None] = asyncio.Queue()
 
         async def review() -> None:
@@ -425,14 +437,11 @@ async def test_held_out_questions_are_asked_with_both_versions(tmp_path: Path) -
 
 async def test_all_the_way(tmp_path: Path) -> None:
     """From shadow to active by itself, while clients ask and the operator tells what is right."""
-    async with deployed(tmp_path, gate=GateRule(0.5, 0.5, 100.0, 10_000)) as here:
-        questions = [
-            HeldOutQuestion(f"{QUESTION}{' ' * number}", ("Al Pacino",)) for number in range(4)
-        ]
-        here.versions.held_out = HeldOutTest(
-            questions, here.executors, Models().search, here.lifecycle
-        )
-        here.versions.on_change = here.executors.refresh
+    questions = [
+        HeldOutQuestion(f"{QUESTION}{' ' * number}", ("Al Pacino",)) for number in range(4)
+    ]
+    gate = GateRule(0.5, 0.5, 100.0, 10_000)
+    async with deployed(tmp_path, gate=gate, held_out=questions) as here:
         await here.set("shadow")
         async with asyncio.timeout(30):
             while (await here.versions.traffic()).active != NEW:

@@ -13,6 +13,7 @@ from router.errors import BadRequest, BadVersion
 from router.store import Database, SQLVersionBook
 from router.versions import GateRule, Versions
 from router.versions.book import EvidenceSource, Judgement, Side, Traffic, Trial
+from router.versions.versions import Examination
 from tests.router.store.stored import put, run
 
 BASE = "mini-executor"
@@ -46,9 +47,15 @@ class Setting:
         self.book = SQLVersionBook(database)
         self.load = Loaded()
         self.changes = 0
-        self.versions = Versions(self.book, self.load, gate, canary_share=0.25)
-        self.versions.on_change = self._changed
+        self.versions = self.with_held_out(None, gate)
         self._runs = 0
+
+    def with_held_out(self, held_out: Examination | None, gate: GateRule | None = RULE) -> Versions:
+        """Versions over the same book, with held-out questions."""
+        self.versions = Versions(
+            self.book, self.load, gate, 0.25, on_change=self._changed, held_out=held_out
+        )
+        return self.versions
 
     async def _changed(self) -> None:
         self.changes += 1
@@ -319,7 +326,8 @@ async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> No
     """From shadow to canary to active, each on what it has shown in that state alone, and on
     held-out questions; with figures, and as events.
     """
-    setting.versions.held_out = asked = Asked(40)
+    asked = Asked(40)
+    setting.with_held_out(asked)
     await setting.versions.set_traffic(FIRST, "shadow")
     with capture_logs() as logs:
         await setting.show(96, right=True)
@@ -357,7 +365,8 @@ async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> No
 
 async def test_held_out_questions_that_are_not_passed(setting: Setting) -> None:
     """They end the trial, and are asked once."""
-    setting.versions.held_out = asked = Asked(2)
+    asked = Asked(2)
+    setting.with_held_out(asked)
     await setting.versions.set_traffic(FIRST, "canary", 0.5)
     await setting.show(96, right=True)
     await setting.versions.review()

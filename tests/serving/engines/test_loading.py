@@ -1,7 +1,7 @@
 """Published versions are checked, then loaded; what does not fit is never asked for an answer."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,11 @@ def on_engine(
     """Loading into an engine of ours; `start`: the folder of the first version."""
     role = msgspec.structs.replace(ROLE, engine="executor")
     engines = {"executor": server.base_url}
-    return lambda start=None: Loading(config(tmp_path, role, model, start), engines, session)
+
+    def opened(start: Path | None = None, in_use: Container[str] = ()) -> Loading:
+        return Loading(config(tmp_path, role, model, start), engines, session, lambda: in_use)
+
+    return opened
 
 
 async def test_a_version_is_loaded_under_its_name(
@@ -191,8 +195,7 @@ async def test_the_engine_forgets_what_is_not_in_use(
     back.
     """
     names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 1)]
-    loading = on_engine()
-    loading.in_use = lambda: {names[0]}
+    loading = on_engine(in_use={names[0]})
     for name in (*names[:-1], names[1], names[-1]):
         await loading.load(name)
     assert set(server.adapters) == {*names} - {names[2]}
@@ -220,8 +223,7 @@ async def test_an_engine_whose_versions_are_all_in_use(
 ) -> None:
     """It takes no further one, and keeps those that it has."""
     names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 1)]
-    loading = on_engine()
-    loading.in_use = lambda: names
+    loading = on_engine(in_use=names)
     for name in names[:-1]:
         await loading.load(name)
     with pytest.raises(
