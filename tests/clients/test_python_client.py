@@ -40,9 +40,10 @@ import sys
 
 class Refused:
     def find_spec(self, name, path=None, target=None):
-        allowed = {*sys.stdlib_module_names, "rolegate", "grpc", "typing_extensions"}  # grpcio
-        itself needs the last ours = name.split(".")[0] in allowed or name == "google" or
-        name.startswith(("google.protobuf", "google.rpc")) if not ours and path is None:
+        # grpcio itself needs typing_extensions.
+        allowed = {*sys.stdlib_module_names, "rolegate", "grpc", "typing_extensions"}
+        google = name == "google" or name.startswith(("google.protobuf", "google.rpc"))
+        if not (google or name.split(".")[0] in allowed) and path is None:
             raise ImportError(f"{name} is not installed here")
 
 sys.meta_path.insert(0, Refused())

@@ -47,9 +47,10 @@ async def main(url, *names):
         for name in names:
             await journal.begin(start(f"{name}-1", "acme", request_id=name, hold=Amount(5, 5)))
             for number in range(3):
-                await journal.open(opened(ended(f"{name}-1", number, Amount(50, 60),
-                tenant="acme"))) journal.settle(ended(f"{name}-1", 0, Amount(50, 60),
-                tenant="acme")) await journal.begin(start(f"{name}-2", "acme"))
+                call = ended(f"{name}-1", number, Amount(50, 60), tenant="acme")
+                await journal.open(opened(call))
+            journal.settle(ended(f"{name}-1", 0, Amount(50, 60), tenant="acme"))
+            await journal.begin(start(f"{name}-2", "acme"))
             await journal.begin(start(f"{name}-3", "acme", request_id=f"{name}-3"))
             await journal.finish(run(f"{name}-3", NOW, tenant="acme", request_id=f"{name}-3"))
         print("ready", flush=True)

