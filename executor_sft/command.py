@@ -50,6 +50,10 @@ class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: bool = False
     """print the figures as JSON"""
 
+    def settings(self, *names: str) -> dict[str, Any]:
+        """Return the options of these names."""
+        return {name: getattr(self, name) for name in names}
+
 
 _Options = TypeVar("_Options", bound=msgspec.Struct)
 

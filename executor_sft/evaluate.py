@@ -1,14 +1,15 @@
-"""`rolegate sft evaluate`: executors, and delegators, on the same held-out questions, with all else
-the same.
+"""`rolegate sft evaluate`: compare executors, or delegators, on the same held-out questions.
 
-Each question is asked several times with each executor, with other seeds; figures are means over
-all of it (mean@k), and differences come with a confidence interval from a bootstrap over questions.
-Every model call is kept in the folder, so that an interrupted evaluation goes on where it was.
+Every executor answers each question several times, with other seeds. Figures are means over all
+answers (mean@k); differences have a confidence interval from a bootstrap over questions. Model
+calls are kept in the folder, so that an interrupted evaluation resumes.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -18,9 +19,9 @@ import numpy as np
 from msgspec import Meta
 
 from executor_sft.asking import in_flight
-from executor_sft.command import StepOptions, show
+from executor_sft.command import Count, StepOptions, show
 from executor_sft.questions import Question, read_questions
-from executor_sft.rollout import CALLS, check_failures, teacher_config
+from executor_sft.rollout import CALLS, check_failures, mean, teacher_config
 from executor_sft.runtime import BASE, TEACHER, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings, write_json
 from router.protocol import exact_match
@@ -33,31 +34,28 @@ from serving.terminal import complain, progress_bar
 
 RESULT = "evaluation.json"
 _RESAMPLES = 10_000
-_DRAWN_AT_ONCE = 1_000_000
+_FIGURES = ("exact_match", "f1", "executor_tokens", "tokens")
+"""Figures that are compared: fields of `Answered` and of `Comparison`."""
 
 
 class Options(StepOptions, frozen=True, kw_only=True):
     """Options of the step."""
 
     config: Path
-    questions: Annotated[Path, Meta(description="held-out questions, JSON lines")]
-    executors: Annotated[
-        tuple[str, ...],
-        Meta(
-            description=f"{BASE} (the config's model), {TEACHER}, or adapters' folders; others are "
-            "compared with the "
-            "first"
-        ),
-    ] = (BASE,)
-    delegators: Annotated[
-        tuple[str, ...], Meta(description=f"{BASE}, or adapters' folders; each with each executor")
-    ] = (BASE,)
-    rollouts: Annotated[int, Meta(ge=1, description="of each question")] = 4
-    temperature: (
-        Annotated[float, Meta(ge=0, description="of all roles; without it, the config's")] | None
-    ) = None
-    limit: Annotated[int, Meta(ge=1, description="the first questions only")] | None = None
-    concurrency: Annotated[int, Meta(ge=1, description="questions in flight")] = 8
+    questions: Path
+    """held-out questions, JSON lines"""
+    executors: tuple[str, ...] = (BASE,)
+    """base (the config's model), teacher, or adapters' folders; the first is the baseline"""
+    delegators: tuple[str, ...] = (BASE,)
+    """base, or adapters' folders; each works with each executor"""
+    rollouts: Count = 4
+    """answers to each question"""
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    """temperature of all roles (default: the config's)"""
+    limit: Count | None = None
+    """use the first questions only"""
+    concurrency: Count = 8
+    """questions in flight"""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -69,29 +67,27 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0) -> Difference:
-    """Of the means of `new` and `old`, both by question in the same order, by the percentile
-    bootstrap over questions. Raises `ValueError` where they differ in length or are empty.
+    """Return the difference of two means, with an interval by the percentile bootstrap.
+
+    `new`, `old`: scores by question, in the same order. Raises `ValueError` if they differ in
+    length or are empty.
     """
     if not new or len(new) != len(old):
         raise ValueError(f"{len(new)} and {len(old)} scores cannot be paired")
     differences = np.asarray(new, np.float64) - np.asarray(old, np.float64)
     rng = np.random.default_rng(seed)
     count = len(differences)
-    block = max(1, _DRAWN_AT_ONCE // count)
-    means = [
-        differences[rng.integers(0, count, (min(block, _RESAMPLES - done), count))].mean(axis=1)
-        for done in range(0, _RESAMPLES, block)
-    ]
-    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
+    means = [differences[rng.integers(0, count, count)].mean() for _ in range(_RESAMPLES)]
+    low, high = np.quantile(means, (0.025, 0.975))
     return Difference(float(differences.mean()), float(low), float(high))
 
 
 def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Each question's mean, of values with its id."""
-    found: dict[str, list[float]] = {}
+    """Return the mean value of each question. `values`: pairs of question id and value."""
+    groups: dict[str, list[float]] = {}
     for question, value in values:
-        found.setdefault(question, []).append(value)
-    return {question: fmean(its) for question, its in found.items()}
+        groups.setdefault(question, []).append(value)
+    return {question: fmean(group) for question, group in groups.items()}
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -102,37 +98,39 @@ class Answered(msgspec.Struct, frozen=True):
     exact_match: bool
     f1: float
     accepted: bool | None
-    """The judge's verdict; None where there is none, or its reply could not be read."""
+    """The judge's verdict; None without a judge, or if its reply could not be parsed."""
     executor_tokens: int
-    """Prompt and completion tokens of its executor calls."""
+    """Prompt and completion tokens of the executor's calls."""
     executions: tuple[Execution, ...]
     tokens: int
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """An executor's figures, means over all rollouts of all questions (mean@k)."""
+    """Figures of an executor: means over all rollouts of all questions (mean@k)."""
 
     executor: str
     exact_match: float
     f1: float
     judge: float | None
-    """Share that the judge accepts, unreadable replies in the denominator; None without a judge."""
+    """Share of answers that the judge accepts; unparsed replies count as refusals. None without a
+    judge.
+    """
     searches: float
-    """For each executor run."""
+    """Searches per executor run."""
     multi_search: float
-    """Share of executor runs with two searches or more."""
+    """Share of executor runs with at least two searches."""
     failed: float
     """Share of executor runs without a report."""
     executor_tokens: float
-    """For each question."""
+    """Tokens of the executor's calls per question."""
     tokens_per_right_answer: float | None
-    """None where no answer was right."""
+    """None if no answer was right."""
     tokens: float
-    """Of all roles, for each question."""
+    """Tokens of all roles per question."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """An executor less the first one, paired by question."""
+    """Differences of an executor from the first one, paired by question."""
 
     executor: str
     baseline: str
@@ -143,18 +141,18 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """`evaluation.json`."""
+    """Content of `evaluation.json`."""
 
     questions: int
     rollouts: int
-    """For each question and executor."""
+    """Answers to each question by each executor."""
     max_turns: int
     max_searches: int
     temperature: float | None
-    """Of all roles; None for the config's own."""
+    """Temperature of all roles; None for the config's."""
     rows: tuple[Scores, ...]
     comparisons: tuple[Comparison, ...]
-    """Every other executor with the first."""
+    """Comparison of every other executor with the first."""
 
 
 def evaluation_of(
@@ -163,61 +161,56 @@ def evaluation_of(
     rollouts: int,
     temperature: float | None,
 ) -> Evaluation:
-    """The figures of all executors, in the order given; all have answered the same questions,
-    any number of times.
+    """Return the figures of all executors, in the given order. All must have answered the same
+    questions; the number of answers may differ.
     """
     (baseline, old), *others = answered.items()
     return Evaluation(
-        len({one.question_id for one in old}),
+        len({answer.question_id for answer in old}),
         rollouts,
         search.max_turns,
         search.max_searches,
         temperature,
-        tuple(_scores(name, found) for name, found in answered.items()),
+        tuple(_scores(name, answers) for name, answers in answered.items()),
         tuple(
-            Comparison(
-                name,
-                baseline,
-                *(
-                    _difference(found, old, figure)
-                    for figure in ("exact_match", "f1", "executor_tokens", "tokens")
-                ),
-            )
-            for name, found in others
+            Comparison(name, baseline, *(_difference(new, old, figure) for figure in _FIGURES))
+            for name, new in others
         ),
     )
 
 
 def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
-    runs = [run for one in answered for run in one.executions]
-    judged = any(one.accepted is not None for one in answered)
-    right = sum(one.exact_match for one in answered)
-    tokens = sum(one.executor_tokens for one in answered)
+    runs = [run for answer in answered for run in answer.executions]
+    judged = any(answer.accepted is not None for answer in answered)
+    right = sum(answer.exact_match for answer in answered)
+    tokens = sum(answer.executor_tokens for answer in answered)
     return Scores(
         executor,
-        fmean(one.exact_match for one in answered),
-        fmean(one.f1 for one in answered),
-        fmean(bool(one.accepted) for one in answered) if judged else None,
-        fmean([len(run.searches) for run in runs] or [0]),
-        fmean([len(run.searches) >= 2 for run in runs] or [0]),
-        fmean([run.failed for run in runs] or [0]),
+        right / len(answered),
+        mean(answer.f1 for answer in answered),
+        mean(bool(answer.accepted) for answer in answered) if judged else None,
+        mean(len(run.searches) for run in runs),
+        mean(len(run.searches) >= 2 for run in runs),
+        mean(run.failed for run in runs),
         tokens / len(answered),
         tokens / right if right else None,
-        fmean(one.tokens for one in answered),
+        mean(answer.tokens for answer in answered),
     )
 
 
 def _difference(new: Sequence[Answered], old: Sequence[Answered], figure: str) -> Difference:
-    """Of a figure's means over the rollouts of each question."""
-    first, second = (
-        by_question((one.question_id, float(getattr(one, figure))) for one in answered)
+    """Return the difference of a figure's means over the rollouts of each question."""
+    new_scores, old_scores = (
+        by_question((answer.question_id, float(getattr(answer, figure))) for answer in answered)
         for answered in (new, old)
     )
-    return paired_difference(list(first.values()), [second[question] for question in first])
+    return paired_difference(
+        list(new_scores.values()), [old_scores[question] for question in new_scores]
+    )
 
 
 def run(options: Options) -> int:
-    """Run the step; the exit status."""
+    """Run the step and return the exit status."""
     config = load_config(options.config)
     executors = named_adapters(options.executors, (BASE, TEACHER))
     delegators = named_adapters(options.delegators)
@@ -228,7 +221,7 @@ def run(options: Options) -> int:
     }
     teacher = teacher_config(config) if TEACHER in executors else None
     settings = {
-        **{key: getattr(options, key) for key in ("rollouts", "temperature", "limit")},
+        **options.settings("rollouts", "temperature", "limit"),
         "executors": list(executors),
         "delegators": list(delegators),
         **config_settings(config, {"judge": config.distillation.judge, "teacher": teacher}),
@@ -252,30 +245,28 @@ async def answers(
     temperature: float | None = None,
     concurrency: int = 8,
 ) -> dict[str, list[Answered]]:
-    """The answers of all executors with all delegators to all questions, by executor, and delegator
-    where that is an adapter: `base`, `teacher`, or adapters by the name under which they are
-    loaded. Raises `UpstreamError` and `OutOfTime` where an endpoint does not do its part, which
-    says nothing of an executor, and `BadConfig` where there is no teacher.
+    """Return the answers of all executors, with all delegators, to all questions.
+
+    `executors`, `delegators`: `base`, `teacher`, or the names of loaded adapters. The keys of the
+    result are the executors' names, with the delegator's if that is an adapter.
+
+    Raises `BadConfig` without a teacher, and `UpstreamError` or `OutOfTime` if an endpoint fails,
+    which says nothing about the executor.
     """
-    pairs = {
-        name if led == BASE else f"{name}, {led}": (name, led)
-        for name in executors
-        for led in delegators
-    }
-    answered = {pair: list[Answered]() for pair in pairs}
+    answered: dict[str, list[Answered]] = {}
+    total = len(executors) * len(delegators) * rollouts * len(questions)
     with progress_bar() as bar:
-        task = bar.add_task("evaluating", total=len(pairs) * rollouts * len(questions))
+        task = bar.add_task("evaluating", total=total)
         for number in range(rollouts):
-            for pair, (name, led) in pairs.items():
-                seeded = runtime.sampled(number, temperature).with_versions(name, led)
-                taught = (
-                    seeded.role("execution", teacher_config(seeded.config))
-                    if name == TEACHER
-                    else None
-                )
-                ask = partial(_answered, seeded, seeded.executor(taught))
-                answered[pair] += await in_flight(
-                    ask, questions, concurrency, lambda: bar.advance(task)
+            for executor, delegator in product(executors, delegators):
+                seeded = runtime.sampled(number, temperature).with_versions(executor, delegator)
+                role = None
+                if executor == TEACHER:
+                    role = seeded.role("execution", teacher_config(seeded.config))
+                ask = partial(_answered, seeded, seeded.executor(role))
+                name = executor if delegator == BASE else f"{executor}, {delegator}"
+                answered.setdefault(name, []).extend(
+                    await in_flight(ask, questions, concurrency, lambda: bar.advance(task))
                 )
     return answered
 
@@ -287,10 +278,14 @@ async def _evaluated(
     delegators: Mapping[str, Path | None],
 ) -> Evaluation:
     questions = read_questions(options.questions)[0][: options.limit]
-    opened = partial(
-        open_runtime, config, complain, cache=options.out / CALLS, teacher=TEACHER in executors
-    )
-    async with opened(adapters=executors, delegators=delegators) as runtime:
+    async with open_runtime(
+        config,
+        complain,
+        cache=options.out / CALLS,
+        adapters=executors,
+        delegators=delegators,
+        teacher=TEACHER in executors,
+    ) as runtime:
         answered = await answers(
             runtime,
             list(executors),
@@ -305,25 +300,25 @@ async def _evaluated(
 
 async def _answered(runtime: Runtime, executor: Executor, question: Question) -> Answered:
     context = runtime.context()
-    found: Trajectory = await runtime.search(executor).run(question.text, context)
-    check_failures(found, 0, context)
+    trajectory: Trajectory = await runtime.search(executor).run(question.text, context)
+    check_failures(trajectory, 0, context)
     accepted = None
     if runtime.judge is not None:
         accepted = await runtime.judge.accepts(
-            question.text, question.golds, found.answer, runtime.context().ledger
+            question.text, question.golds, trajectory.answer, runtime.context().ledger
         )
-    usages = [
-        (call.role, call.usage.total_tokens)
-        for call in context.ledger.calls
-        if call.usage is not None
-    ]
+
+    tokens: Counter[str] = Counter()
+    for call in context.ledger.calls:
+        if call.usage is not None:
+            tokens[call.role] += call.usage.total_tokens
     return Answered(
         question.id,
-        found.answer,
-        exact_match(found.answer, question.golds),
-        token_f1(found.answer, question.golds),
+        trajectory.answer,
+        exact_match(trajectory.answer, question.golds),
+        token_f1(trajectory.answer, question.golds),
         accepted,
-        sum(tokens for role, tokens in usages if role == "execution"),
-        found.executions,
-        sum(tokens for _, tokens in usages),
+        tokens["execution"],
+        trajectory.executions,
+        tokens.total(),
     )

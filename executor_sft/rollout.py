@@ -1,24 +1,24 @@
-"""`rolegate sft rollout`: let teacher and student work on the sub-queries of questions (TBSS 3.4).
+"""`rolegate sft rollout`: run teacher and student on the sub-queries of questions (TBSS 3.4).
 
-The backbone answers each question with the teacher as its executor; the student works on every
-sub-query beside it, and where its report differs, the run goes on from there to see which answer
-that leads to. What the teacher found with two searches it looks for again with one, several times.
-So `rolegate sft filter` can tell what is worth learning. A question with columns asks for a table,
-of which each report is right or wrong by itself.
+The backbone answers each question with the teacher as its executor, and the student works on every
+sub-query as well. If the student's report differs, the run continues from there to see which answer
+that leads to. What the teacher found with two searches, it searches again several times with one.
+With this, `rolegate sft filter` decides which trajectories to learn from. A question with columns
+asks for a table; each report on it is judged on its own.
 
-With `--group 8`, each question is answered eight times instead, by models that are all sampled:
-trajectories.jsonl has what each agent said, with the run's reward; `rolegate sft filter --best`
-reads such rollouts.
+With `--group 8`, each question is answered eight times by sampled models instead;
+trajectories.jsonl has what each agent wrote, with the run's reward, for `rolegate sft filter
+--best`.
 
-Interrupted, the same command goes on where it was, and no model call is paid for twice.
+After an interruption, the same command resumes, and no model call is paid for twice.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Meta
 
 from executor_sft.asking import failures, in_flight
-from executor_sft.command import StepOptions, show
+from executor_sft.command import Count, StepOptions, show
 from executor_sft.jsonl import JsonlFile, read_jsonl
 from executor_sft.questions import HeldOut, Question, TableReports, read_questions
 from executor_sft.runtime import BASE, Runtime, adapter_files, named_adapters, open_runtime
@@ -53,72 +53,66 @@ ROLLOUTS = "rollouts.jsonl"
 CALLS = "calls.jsonl"
 TRAJECTORIES = "trajectories.jsonl"
 ADVICE = "remove this line, and it is rolled out again"
-"""For a line that is no rollout."""
+"""Advice for an invalid line of a file of rollouts."""
 _TEMPERATURE = 0.7
-"""At least, of what is tried again."""
+"""Min temperature of repeated tries, so that they differ."""
 _FAILED = ("retrieval_failed", "model_failed")
-_TIME = (
-    "time ran out; allow more with server.timeout_s, or ask for less at once with --concurrency."
-)
+_TIME = "time ran out; allow more with server.timeout_s, or run fewer questions with --concurrency."
 
 
 class RolloutOptions(StepOptions, frozen=True, kw_only=True):
     """Options of `rollout` and `mine`."""
 
     config: Path
-    limit: Annotated[int, Meta(ge=1, description="so many questions at most")] | None = None
-    leave_failed: Annotated[bool, Meta(description="finish without the questions that failed")] = (
-        False
-    )
-    concurrency: Annotated[int, Meta(ge=1, description="questions in flight")] = 8
-    capped: Annotated[
-        int, Meta(ge=1, description="tries of the teacher with one search, where it made more")
-    ] = 3
+    limit: Count | None = None
+    """max questions"""
+    leave_failed: bool = False
+    """finish without the questions that failed"""
+    concurrency: Count = 8
+    """questions in flight"""
+    capped: Count = 3
+    """tries of the teacher with one search, where it made more"""
 
 
 class Options(RolloutOptions, frozen=True, kw_only=True):
     """Options of `rollout`."""
 
-    questions: Annotated[
-        Path, Meta(description="questions with right answers, or tables, JSON lines")
-    ]
-    exclude: Annotated[tuple[Path, ...], Meta(description="files of questions to leave out")] = ()
-    group: (
-        Annotated[int, Meta(ge=2, description="runs of each question, and no teacher")] | None
-    ) = None
-    temperature: Annotated[float, Meta(ge=_TEMPERATURE, description="of all roles in a group")] = (
-        1.0
-    )
-    executor: Annotated[str, Meta(description=f"in a group: {BASE}, or an adapter's folder")] = BASE
-    delegator: Annotated[str, Meta(description="the same")] = BASE
+    questions: Path
+    """questions with right answers, or tables, JSON lines"""
+    exclude: tuple[Path, ...] = ()
+    """files of questions to leave out"""
+    group: Annotated[int, Meta(ge=2)] | None = None
+    """answer each question this often, without a teacher"""
+    temperature: Annotated[float, Meta(ge=_TEMPERATURE)] = 1.0
+    """temperature of all roles with --group"""
+    executor: str = BASE
+    """with --group: base, or an adapter's folder"""
+    delegator: str = BASE
+    """with --group: base, or an adapter's folder"""
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """Correctness of a final answer."""
 
     exact_match: bool | None
-    """None where no right answer is known."""
+    """None if no right answer is known."""
     accepted: bool | None = None
-    """The judge's verdict; None where it was not asked, or its reply could not be read."""
+    """The judge's verdict; None if it was not asked, or its reply could not be parsed."""
     judged: bool = False
-    """The judge was asked."""
+    """Whether the judge was asked."""
 
     @property
     def correct(self) -> bool:
-        """By exact match, where a right answer is known, and by the judge, where one was asked
+        """True if neither the exact match nor the judge objects, and at least one was available
         (TBSS 3.4).
         """
-        return (
-            self.accepted is True and self.exact_match is not False
-            if self.judged
-            else self.exact_match is True
-        )
+        if self.judged:
+            return self.accepted is True and self.exact_match is not False
+        return self.exact_match is True
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One executor's work on one sub-query, and the answer that it leads to in the teacher's
-    run.
-    """
+    """An executor's work on a sub-query, and the answer that it leads to in the teacher's run."""
 
     execution: Execution
     answer: str
@@ -126,40 +120,41 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class SubQueryRollout(msgspec.Struct, frozen=True):
-    """A sub-query with all samples of it."""
+    """All samples of a sub-query."""
 
     teacher: Sample
     student: Sample
     capped: tuple[Sample, ...] = ()
-    """The teacher's again, with one search at most; only where it was correct with two or more."""
+    """Tries of the teacher with one search; only if it was correct with more."""
 
 
 class Rollout(msgspec.Struct, frozen=True):
-    """A question with everything that was made of it; one line of `rollouts.jsonl`."""
+    """All samples of a question; one line of `rollouts.jsonl`."""
 
     question: Question
     trajectory: Trajectory | TableRun
     """The teacher's run."""
     verdict: Verdict
     sub_queries: tuple[SubQueryRollout, ...] = ()
-    """In order of dispatch; of a table, by the numbers of its asks."""
+    """In order of dispatch; for a table, in the order of its asks."""
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A question with several runs; one line of `rollouts.jsonl` of `--group`."""
+    """Several runs of a question; one line of `rollouts.jsonl` with `--group`."""
 
     question: Question
     runs: tuple[Run, ...]
 
     @property
     def rewards(self) -> list[Reward]:
-        """Of the runs."""
+        """Reward of each run."""
         return [reward_of(run, self.question.golds) for run in self.runs]
 
 
 def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunContext) -> None:
-    """Raise the failure that a run answered in spite of: time ran out, or an endpoint failed.
-    `first`: the number of the first sub-query that was worked on in `context`.
+    """Raise the failure behind a run's answer: time ran out, or an endpoint failed.
+
+    `first`: number of the first sub-query that was worked on in `context`.
     """
     for index, execution in enumerate(trajectory.executions[first:], first):
         check_execution(execution, index, context)
@@ -172,7 +167,7 @@ def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunCo
 def check_some(
     executions: Iterable[Execution], failures: Mapping[int | None, UpstreamError]
 ) -> None:
-    """Raise the failure of an endpoint that is gone, or any where no executor did its work."""
+    """Raise if an endpoint is unavailable, or if all executions failed."""
     hopeless = all(execution.outcome in _FAILED for execution in executions)
     for error in failures.values():
         if hopeless or isinstance(error, UpstreamUnavailable):
@@ -180,34 +175,31 @@ def check_some(
 
 
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
-    """Raise the failure that an execution reported in spite of. `index`: the number of its
-    sub-query.
-    """
-    match execution.outcome:
-        case "timed_out":
-            raise OutOfTime(_TIME)
-        case outcome if outcome in _FAILED:
-            raise context.failures[index]
+    """Raise the failure behind an execution's report. `index`: number of its sub-query."""
+    if execution.outcome == "timed_out":
+        raise OutOfTime(_TIME)
+    if execution.outcome in _FAILED:
+        raise context.failures[index]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutWorker:
-    """Rolls out any number of questions at once."""
+    """Rolls out questions; any number at the same time."""
 
     search: FactorizedSearch
-    """With the teacher as executor."""
+    """Search with the teacher as executor."""
     student: Executor
     capped: Sequence[Executor]
-    """The teacher with one search at most, each with another seed."""
+    """The teacher with at most one search, each with its own seed."""
     judge: Judge | None
     context: Callable[..., RunContext]
-    """For one run, which may be given so many seconds."""
+    """Makes the context of one run; takes a time limit in seconds."""
     wide: WideSearch | None = None
-    """The search that fills tables, with the teacher as executor; None where none are asked for."""
+    """Search that fills tables, with the teacher as executor; None if no tables are asked for."""
 
     async def roll_out(self, question: Question) -> Rollout:
-        """Sample `question` and its sub-queries. An executor that could not do its work is an
-        error, not a sample: raises `UpstreamError`, `OutOfTime` and `StoreFailed`.
+        """Sample a question and its sub-queries. Raises `UpstreamError` or `OutOfTime` if an
+        executor could not work, which is no sample, and `StoreFailed`.
         """
         if question.table:
             return await self._table(question, question.table)
@@ -215,90 +207,93 @@ class RolloutWorker:
         trajectory = await self.search.run(question.text, context)
         check_failures(trajectory, 0, context)
         run = Rollout(question, trajectory, await self._verdict(question, trajectory))
+
         rollouts: list[SubQueryRollout] = []
-        for number in range(len(trajectory.rounds)):
-            for place, execution in enumerate(trajectory.block(number)):
-                student = await self._sample(self.student, run, number, place)
+        for round_ in range(len(trajectory.rounds)):
+            for place, execution in enumerate(trajectory.block(round_)):
+                teacher = Sample(execution, trajectory.answer, run.verdict)
+                student = await self._sample(self.student, run, round_, place)
                 needed = run.verdict.correct and len(execution.searches) >= 2
-                tries = self.capped if needed else ()
-                capped = tuple(
-                    [await self._sample(executor, run, number, place) for executor in tries]
-                )
-                rollouts.append(
-                    SubQueryRollout(
-                        Sample(execution, trajectory.answer, run.verdict), student, capped
-                    )
-                )
+                capped = [
+                    await self._sample(executor, run, round_, place)
+                    for executor in (self.capped if needed else ())
+                ]
+                rollouts.append(SubQueryRollout(teacher, student, tuple(capped)))
         return msgspec.structs.replace(run, sub_queries=tuple(rollouts))
 
-    async def _sample(self, executor: Executor, run: Rollout, number: int, place: int) -> Sample:
-        """The work of `executor` on a sub-query, by its round and its place there, and where
-        its report leads to.
+    async def _sample(self, executor: Executor, run: Rollout, round_: int, place: int) -> Sample:
+        """Let `executor` work on a sub-query, by its round and its place there, and continue the
+        run from its report.
         """
         trajectory = run.trajectory
         assert isinstance(trajectory, Trajectory)
-        block = list(trajectory.block(number))
+        block = list(trajectory.block(round_))
+        first = sum(trajectory.rounds[:round_])
         context = self.context()
-        first = sum(trajectory.rounds[:number])
         execution = await executor.run(block[place].sub_query, first + place, context)
         check_execution(execution, first + place, context)
         if execution.report == block[place].report:
             return Sample(execution, trajectory.answer, run.verdict)
+
         block[place] = execution
         context = self.context()
-        changed = self.search.instead(trajectory, number, block)
-        led = await self.search.proceed(run.question.text, changed, context)
-        check_failures(led, first + len(block), context)
-        return Sample(execution, led.answer, await self._verdict(run.question, led))
+        changed = self.search.instead(trajectory, round_, block)
+        continued = await self.search.proceed(run.question.text, changed, context)
+        check_failures(continued, first + len(block), context)
+        verdict = await self._verdict(run.question, continued)
+        return Sample(execution, continued.answer, verdict)
 
     async def _table(self, question: Question, table: TableRequest) -> Rollout:
-        """The rollout of a table, by as many executors at once as fill it. Those that could not do
-        their work stay among the samples, and cost nothing else, unless there are no others.
+        """Roll out a table, with as many executors as fill it. Executions that failed stay among
+        the samples, unless all failed.
         """
         assert self.wide
         limits = self.wide.limits
-        context = self.context(self.wide.limits.timeout_s)
-        found = await self.wide.run(table.checked(limits), context)
-        check_some(found.executions, context.failures)
-        check_failures(found, len(found.executions), context)
-        failures = dict[int | None, UpstreamError]()
-        reports = TableReports(question, found)
+        context = self.context(limits.timeout_s)
+        filled = await self.wide.run(table.checked(limits), context)
+        check_some(filled.executions, context.failures)
+        check_failures(filled, len(filled.executions), context)
+        failures: dict[int | None, UpstreamError] = {}
+        reports = TableReports(question, filled)
 
         async def sample(number: int, executor: Executor | None = None) -> Sample:
-            execution = found.executions[number]
+            execution = filled.executions[number]
             if executor:
                 context = replace(self.context(), tabular=True, failures=failures)
                 execution = await executor.run(execution.sub_query, number, context)
-                check_some(found.executions, failures)
-            right = reports.flaw(found.asks[number], execution) is None if question.rows else None
+                check_some(filled.executions, failures)
+            right = None
+            if question.rows:
+                right = reports.flaw(filled.asks[number], execution) is None
             return Sample(execution, execution.report.answer, Verdict(right))
 
         async def work(number: int) -> SubQueryRollout:
             teacher = await sample(number)
             student = await sample(number, self.student)
-            needless = teacher.verdict.exact_match is False or len(teacher.execution.searches) < 2
-            tries = [
-                await sample(number, executor) for executor in (() if needless else self.capped)
-            ]
-            return SubQueryRollout(teacher, student, tuple(tries))
+            wrong = teacher.verdict.exact_match is False
+            needless = wrong or len(teacher.execution.searches) < 2
+            capped = [await sample(number, one) for one in (() if needless else self.capped)]
+            return SubQueryRollout(teacher, student, tuple(capped))
 
-        rolled_out = await in_flight(work, range(len(found.asks)), limits.width, lambda: None)
-        check_some((one.student.execution for one in rolled_out), failures)
-        return Rollout(question, found, Verdict(reports.right), tuple(rolled_out))
+        rollouts = await in_flight(work, range(len(filled.asks)), limits.width, lambda: None)
+        check_some((rollout.student.execution for rollout in rollouts), failures)
+        return Rollout(question, filled, Verdict(reports.right), tuple(rollouts))
 
     async def _verdict(self, question: Question, trajectory: Trajectory) -> Verdict:
-        """The verdict on an answer; the judge is asked only where it decides."""
+        """Return the verdict on an answer. The judge is asked only where the exact match does not
+        decide.
+        """
         answer = trajectory.answer
         matched = exact_match(answer, question.golds) if question.golds else None
         if exact_match(answer, question.rejected) and not matched:
             return Verdict(exact_match=False)
         if self.judge is None or matched is False:
             return Verdict(matched)
-        evidence = (
-            ()
-            if question.golds
-            else [p for run in trajectory.executions for p in run.report.evidence]
-        )
+
+        evidence: list[str] = []
+        if not question.golds:
+            for execution in trajectory.executions:
+                evidence += execution.report.evidence
         ledger = self.context().ledger
         accepted = await self.judge.accepts(question.text, question.golds, answer, ledger, evidence)
         return Verdict(matched, accepted, judged=True)
@@ -306,24 +301,35 @@ class RolloutWorker:
 
 @dataclass(frozen=True, slots=True)
 class GroupWorker:
-    """Answers any number of questions at once, each of them several times."""
+    """Answers questions several times each; any number at the same time."""
 
     runtime: Runtime
     size: int
+    """Runs of each question."""
     temperature: float
 
     async def roll_out(self, question: Question) -> Group:
-        """Answer `question`, all roles sampled. Raises as `RolloutWorker` does."""
+        """Answer a question with all roles sampled. Raises as `RolloutWorker.roll_out`."""
         runs = []
         for seed in range(self.size):
             sampled = self.runtime.sampled(seed, self.temperature)
             topology = sampled.topology("factorized")
             context = sampled.context()
-            found = await topology.loop.run(question.text, context)
-            check_failures(found, 0, context)
-            more = settings_of(topology.roles), tuple(context.ledger.calls), 0.0, 0.0
+            trajectory = await topology.loop.run(question.text, context)
+            check_failures(trajectory, 0, context)
             runs.append(
-                Run(f"{question.id}/{seed}", "answer", question.text, "finished", "", found, *more)
+                Run(
+                    f"{question.id}/{seed}",
+                    "answer",
+                    question.text,
+                    "finished",
+                    "",
+                    trajectory,
+                    settings_of(topology.roles),
+                    tuple(context.ledger.calls),
+                    0.0,
+                    0.0,
+                )
             )
         return Group(question, tuple(runs))
 
@@ -332,25 +338,21 @@ Worker = RolloutWorker | GroupWorker
 
 
 def teacher_config(config: Config) -> RoleConfig:
-    """The teacher's role. Raises `BadConfig` where the config names none, or one with a prompt
-    of its own.
+    """Return the teacher's role. Raises `BadConfig` if the config has none, or if its prompt
+    differs from the student's.
     """
     teacher = config.distillation.teacher
     student = config.roles.execution
     if teacher is None:
         raise BadConfig(
-            "distillation.teacher: is not set; add a table [distillation.teacher] with "
-            "model, prompt and where it is "
-            "served, as in [roles.execution], which is the student."
+            "distillation.teacher: is not set; add a table [distillation.teacher] with model, "
+            "prompt and base_url or engine, as in [roles.execution], which is the student."
         )
-    if (
-        Path(teacher.prompt).read_text("utf-8").strip()
-        != Path(student.prompt).read_text("utf-8").strip()
-    ):
+    prompts = {Path(role.prompt).read_text("utf-8").strip() for role in (teacher, student)}
+    if len(prompts) > 1:
         raise BadConfig(
-            f"distillation.teacher.prompt: {teacher.prompt} differs from "
-            f"{student.prompt}; name the prompt of "
-            "roles.execution, as the student learns under the one that it serves with."
+            f"distillation.teacher.prompt: {teacher.prompt} differs from {student.prompt}; name "
+            "the prompt of roles.execution, as the student learns with the prompt it serves with."
         )
     return teacher
 
@@ -358,21 +360,26 @@ def teacher_config(config: Config) -> RoleConfig:
 def rollout_worker(
     runtime: Runtime, capped: int = 3, teaching: Callable[[Role], Role] = replace
 ) -> RolloutWorker:
-    """A worker with the config's teacher and student, which tell their tokens. `capped`: tries with
-    one search, sampled but for the first, as they would else be the same. `teaching`: makes another
-    role of the teacher's. Raises `BadConfig`.
+    """Return a worker with the config's teacher and student, which return their token ids.
+
+    `capped`: tries of the teacher with one search; all but the first are sampled, so that they
+    differ. `teaching`: wraps the teacher's role. Raises `BadConfig`.
     """
     runtime = replace(runtime, asking={"execution": {"return_token_ids": True}})
     config = teacher_config(runtime.config)
-    once = replace(executor_limits(runtime.config.search), max_searches=1)
+    one_search = replace(executor_limits(runtime.config.search), max_searches=1)
     warm = max(config.temperature, _TEMPERATURE)
-    again = [runtime, *(runtime.sampled(seed, warm) for seed in range(1, capped))]
-    first, *others = [teaching(one.role("execution", config)) for one in again]
-    tries = [runtime.executor(role, once) for role in (first, *others)]
-    executor = runtime.executor(first)
-    search = runtime.search(executor)
-    wide = runtime.wide_search(executor)
-    return RolloutWorker(search, runtime.executor(), tries, runtime.judge, runtime.context, wide)
+    runtimes = [runtime, *(runtime.sampled(seed, warm) for seed in range(1, capped))]
+    roles = [teaching(sampled.role("execution", config)) for sampled in runtimes]
+    teacher = runtime.executor(roles[0])
+    return RolloutWorker(
+        runtime.search(teacher),
+        runtime.executor(),
+        [runtime.executor(role, one_search) for role in roles],
+        runtime.judge,
+        runtime.context,
+        runtime.wide_search(teacher),
+    )
 
 
 async def roll_out_all(
@@ -382,11 +389,13 @@ async def roll_out_all(
     concurrency: int,
     on_done: Callable[[], None],
 ) -> dict[str, str]:
-    """Roll out whatever is not in `path` yet, so many questions at once; a line for each, at the
-    end in the order of the questions. Returns why questions failed, by their ids; these are not in
-    the file. `on_done`: called for every question that is done, before or now, or has failed.
+    """Roll out the questions that are not in `path` yet, `concurrency` at a time, and return the
+    errors of failed questions by id.
 
-    Raises what `failures` raises, and `StoreFailed`; all that was done is then kept.
+    The file gets a line for each rollout, at the end in the order of the questions. `on_done` is
+    called for every question that is done, before or now, or has failed.
+
+    Raises as `failures`, and `StoreFailed`; finished rollouts are then kept.
     """
     kind: type[Any] = Group if isinstance(worker, GroupWorker) else Rollout
     with closing(JsonlFile(path, kind, ADVICE)) as file:
@@ -394,11 +403,11 @@ async def roll_out_all(
         for _ in done:
             on_done()
 
-        async def one(question: Question) -> None:
+        async def roll_out(question: Question) -> None:
             file.append(await worker.roll_out(question))
 
         failed = await failures(
-            one,
+            roll_out,
             [question for question in questions if question.id not in done],
             concurrency,
             on_done,
@@ -407,69 +416,72 @@ async def roll_out_all(
             done=len(done),
         )
         rollouts = {rollout.question.id: rollout for rollout in file}
+
+    # The file must not depend on which question was done first
     ordered = [rollouts[question.id] for question in questions if question.id in rollouts]
-    # Does not tell who was quicker
     write_atomically(path, msgspec.json.Encoder().encode_lines(ordered))
     return failed
 
 
+def mean(values: Iterable[float]) -> float:
+    """Return the mean; 0 for no values."""
+    return fmean(list(values) or [0])
+
+
 def search_counts(searches: Iterable[int]) -> dict[str, float]:
-    """Executor runs, and the searches that they made: on average, and how many made none, one or
-    more (TBSS Table 4). `searches`: of each run.
+    """Return the number of executor runs, their average searches, and how many runs made none,
+    one or more (TBSS Table 4). `searches`: those of each run.
     """
     counts = list(searches)
-    runs = len(counts)
-    none = counts.count(0)
-    one = counts.count(1)
-    average = sum(counts) / max(1, runs)
     return {
-        "invocations": runs,
-        "average": average,
-        "none": none,
-        "one": one,
-        "more": runs - none - one,
+        "invocations": len(counts),
+        "average": mean(counts),
+        "none": counts.count(0),
+        "one": counts.count(1),
+        "more": sum(count > 1 for count in counts),
     }
 
 
 def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
-    """Count a file of rollouts. `models`: of teacher and student. Shares are of questions, and
-    of executor runs.
+    """Return the figures of a file of rollouts; shares are of questions and of executor runs.
+
+    `models`: the models of `teacher` and `student`.
     """
     rollouts = [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
     verdicts = [rollout.verdict for rollout in rollouts]
+    sub_queries = list(chain.from_iterable(rollout.sub_queries for rollout in rollouts))
     executors = {}
     for name, model in models.items():
-        samples: list[Sample] = [
-            getattr(work, name) for rollout in rollouts for work in rollout.sub_queries
-        ]
+        samples: list[Sample] = [getattr(sub_query, name) for sub_query in sub_queries]
         executors[name] = {
             **search_counts(len(sample.execution.searches) for sample in samples),
             "model": model,
             "no_report": sum(sample.execution.failed for sample in samples),
-            "exact_match": fmean([sample.verdict.exact_match is True for sample in samples] or [0]),
+            "exact_match": mean(sample.verdict.exact_match is True for sample in samples),
         }
     return {
         "executors": executors,
         "questions": len(rollouts),
-        "exact_match": fmean([verdict.exact_match is True for verdict in verdicts] or [0]),
-        "correct": fmean([verdict.correct for verdict in verdicts] or [0]),
+        "exact_match": mean(verdict.exact_match is True for verdict in verdicts),
+        "correct": mean(verdict.correct for verdict in verdicts),
         "unread": sum(verdict.judged and verdict.accepted is None for verdict in verdicts),
         "no_search": sum(not rollout.sub_queries for rollout in rollouts),
     }
 
 
 def run(options: Options) -> int:
-    """Run the step; the exit status."""
+    """Run the step and return the exit status."""
     listed, duplicates = read_questions(options.questions, tables=options.group is None)
     held_out = HeldOut.read(options.exclude)
     likeness = [held_out.likeness(question.text) for question in listed]
-    chosen = [question for question, like in zip(listed, likeness, strict=True) if like is None]
+    kept = [question for question, like in zip(listed, likeness, strict=True) if like is None]
+    questions = kept[: options.limit]
     selection = {
         "read": len(listed) + duplicates,
         "duplicates": duplicates,
         "excluded": likeness.count("same"),
         "nearly_excluded": likeness.count("near"),
-        "over_limit": len(chosen) - len(chosen[: options.limit]),
+        "over_limit": len(kept) - len(questions),
     }
     inputs = {
         "questions": options.questions,
@@ -481,34 +493,32 @@ def run(options: Options) -> int:
         inputs |= adapter_files(
             named_adapters([options.executor]) | named_adapters([options.delegator])
         )
-        told = ("limit", "group", "temperature", "executor", "delegator")
-        settings = {name: getattr(options, name) for name in told} | config_settings(
-            load_config(options.config)
-        )
+        settings = options.settings("limit", "group", "temperature", "executor", "delegator")
+        settings |= config_settings(load_config(options.config))
         step = Step.begin(options.out, "rollout", inputs, settings)
-    return roll_out_step(step, options, chosen[: options.limit], selection)
+    return roll_out_step(step, options, questions, selection)
 
 
 def begin_step(
     name: str, options: RolloutOptions, inputs: Mapping[str, Path], settings: Mapping[str, object]
 ) -> Step:
-    """Begin a step that rolls out. Raises `BadConfig` where nobody teaches."""
+    """Begin a step that rolls out. Raises `BadConfig` without a teacher."""
     config = load_config(options.config)
     extra_roles = {"teacher": teacher_config(config), "judge": config.distillation.judge}
-    made_with = {
-        "limit": options.limit,
-        "capped": options.capped,
+    all_settings = {
+        **options.settings("limit", "capped"),
         **settings,
         **config_settings(config, extra_roles),
     }
-    return Step.begin(options.out, name, inputs, made_with)
+    return Step.begin(options.out, name, inputs, all_settings)
 
 
 def roll_out_step(
     step: Step, options: RolloutOptions, questions: Sequence[Question], selection: dict[str, int]
 ) -> int:
-    """Roll out, unless that was done, and print the figures; the exit status. Where questions
-    failed, the step is not finished, unless it is to be without them.
+    """Roll out unless the step is finished, print the figures and return the exit status.
+
+    Where questions failed, the step stays unfinished, unless `leave_failed` is set.
     """
     if (manifest := step.finished) is not None:
         complain(f"{step.folder}: was finished before, at {manifest.finished_at}")
@@ -516,71 +526,69 @@ def roll_out_step(
         return 0
     if not questions:
         raise BadConfig(f"{step.folder}: no question is left to roll out ({selection}).")
-    work = (
-        _group(options, questions)
-        if isinstance(options, Options) and options.group
-        else _teach(options, questions)
-    )
+    if isinstance(options, Options) and options.group:
+        work = _group(options, options.group, questions)
+    else:
+        work = _teach(options, questions)
     figures = {"selection": selection, **asyncio.run(work)}
     show(figures, as_json=options.json)
     if figures["failed"] and not options.leave_failed:
         complain(
-            "The same command tries those that failed again; --leave-failed goes on without them."
+            "The same command tries failed questions again; --leave-failed finishes without them."
         )
         return 1
-    step.finish(
-        figures, [name for name in (ROLLOUTS, TRAJECTORIES) if (step.folder / name).exists()]
-    )
+    files = [name for name in (ROLLOUTS, TRAJECTORIES) if (step.folder / name).exists()]
+    step.finish(figures, files)
     return 0
 
 
 async def _teach(options: RolloutOptions, questions: Sequence[Question]) -> dict[str, Any]:
     config = load_config(options.config)
     async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True) as runtime:
-        done = await _rolled_out(
-            rollout_worker(runtime, options.capped), runtime, questions, options
-        )
+        worker = rollout_worker(runtime, options.capped)
+        figures = await _rolled_out(worker, runtime, questions, options)
     models = {"teacher": teacher_config(config).model, "student": config.roles.execution.model}
-    return {**done, **figures_of(options.out / ROLLOUTS, models)}
+    return {**figures, **figures_of(options.out / ROLLOUTS, models)}
 
 
-async def _group(options: Options, questions: Sequence[Question]) -> dict[str, Any]:
+async def _group(options: Options, size: int, questions: Sequence[Question]) -> dict[str, Any]:
     executors = named_adapters([options.executor])
     delegators = named_adapters([options.delegator])
-    opened = partial(open_runtime, load_config(options.config), complain, cache=options.out / CALLS)
-    async with opened(adapters=executors, delegators=delegators) as runtime:
-        asking = {
-            role: {"return_token_ids": True, "logprobs": True}
-            for role in runtime.config.roles.by_name
-        }
+    async with open_runtime(
+        load_config(options.config),
+        complain,
+        cache=options.out / CALLS,
+        adapters=executors,
+        delegators=delegators,
+    ) as runtime:
+        extra = {"return_token_ids": True, "logprobs": True}
+        asking = dict.fromkeys(runtime.config.roles.by_name, extra)
         asked = replace(runtime.with_versions(*executors, *delegators), asking=asking)
-        worker = GroupWorker(asked, options.group or 1, options.temperature)
-        done = await _rolled_out(worker, runtime, questions, options)
+        worker = GroupWorker(asked, size, options.temperature)
+        figures = await _rolled_out(worker, runtime, questions, options)
+
     groups = [group for _, group in read_jsonl(options.out / ROLLOUTS, Group, ADVICE)]
-    lines = (
-        line
-        for one in groups
-        for run in one.runs
-        for line in agent_trajectories(run, one.question.golds)
-    )
-    write_json_lines(options.out / TRAJECTORIES, lines)
+    write_json_lines(options.out / TRAJECTORIES, _trajectories(groups))
     rewards = [group.rewards for group in groups]
-    right = Counter(sum(reward.exact_match is True for reward in of) for of in rewards)
-    told = {
-        name: [getattr(reward, name) for of in rewards for reward in of]
-        for name in Reward.__struct_fields__
-    }
-    means = {
-        name: fmean([one for one in values if one is not None] or [0])
-        for name, values in told.items()
-    }
-    return {**done, **means, "groups": {f"{count} right": right[count] for count in sorted(right)}}
+    right = Counter(sum(reward.exact_match is True for reward in group) for group in rewards)
+    means = {}
+    for name in Reward.__struct_fields__:
+        values = [getattr(reward, name) for reward in chain.from_iterable(rewards)]
+        means[name] = mean(value for value in values if value is not None)
+    by_right = {f"{count} right": right[count] for count in sorted(right)}
+    return {**figures, **means, "groups": by_right}
+
+
+def _trajectories(groups: Sequence[Group]) -> Iterator[object]:
+    for group in groups:
+        for run in group.runs:
+            yield from agent_trajectories(run, group.question.golds)
 
 
 async def _rolled_out(
     worker: Worker, runtime: Runtime, questions: Sequence[Question], options: RolloutOptions
 ) -> dict[str, Any]:
-    """Roll out with a bar; why questions failed, and what was spent."""
+    """Roll out with a progress bar, and return the errors and the paid calls."""
     with progress_bar() as bar:
         task = bar.add_task("rolling out", total=len(questions))
         path = options.out / ROLLOUTS

@@ -145,7 +145,7 @@ def digest_of(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's manifest. Raises `BadConfig` if missing."""
     file = path / MANIFEST if path.is_dir() else path
     if not file.is_file():
-        raise BadConfig(f"{file}: does not exist; finish the step that makes it first.")
+        raise BadConfig(f"{file}: is missing; finish the step that makes it first.")
     return sha256_of(file)
 
 

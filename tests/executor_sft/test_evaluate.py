@@ -134,8 +134,8 @@ def test_an_adapter_is_loaded_under_a_name_that_no_other_one_has(tmp_path: Path)
         (["--concurrency", "0"], "--concurrency 0: Expected `int` >= 1"),
         (["--rollouts", "0"], "--rollouts 0: Expected `int` >= 1"),
         (["--executors", "base", "base"], "names the same one twice"),
-        (["--executors", "base", "trained"], "adapter_model.safetensors: is not there"),
-        (["--delegators", "base", "teacher"], "adapter_model.safetensors: is not there"),
+        (["--executors", "base", "trained"], "adapter_model.safetensors: is missing"),
+        (["--delegators", "base", "teacher"], "adapter_model.safetensors: is missing"),
         ([], "holds no question"),
     ],
 )
