@@ -39,6 +39,7 @@ from router.search import Executor, FactorizedSearch, RunContext
 from router.search.answerer import Judge
 from router.search.loop import settings_of
 from router.table import TableRequest, WideSearch
+from router.table.filling import TABLE_REPORTING
 from router.trace import Execution, Run, Trajectory
 from router.trace.export import Reward, agent_trajectories, reward_of
 from router.trace.values import TableRun
@@ -259,7 +260,7 @@ class RolloutWorker:
         async def sample(number: int, executor: Executor | None = None) -> Sample:
             execution = filled.executions[number]
             if executor:
-                context = replace(self.context(), tabular=True, failures=failures)
+                context = replace(self.context(), reporting=TABLE_REPORTING, failures=failures)
                 execution = await executor.run(execution.sub_query, number, context)
                 check_some(filled.executions, failures)
             right = None

@@ -19,7 +19,7 @@ from router.search.managers import Manager, Managers
 from router.search.single_agent import SingleAgent, single_agent_limits
 from router.search.tools import Tools
 from router.table import TableTopology, WideSearch
-from router.table.filling import EXECUTOR_OF_TABLES
+from router.table.filling import EXECUTOR_OF_TABLES, TABLE_FORM
 from router.table.table_delegation import STOP
 from router.table.table_text import parse_table_turn
 from router.table.writing import SINGLE_WRITER, WrittenTables
@@ -211,8 +211,8 @@ def new_worker(
     own = _told_besides(own, others)
     limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
-    tabular = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
-    return Executor(role, retriever, limits, tabular=tabular, tools=tools)
+    agent = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
+    return Executor(role, retriever, limits, forms={TABLE_FORM: agent}, tools=tools)
 
 
 def new_wide_search(

@@ -1,6 +1,8 @@
-"""The context of one run: ledger, listener, clock."""
+"""The context of one run: ledger, event listener, deadlines."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,50 +13,74 @@ from router.trace.values import AnswerOutcome, OnEvent, Result
 
 Sharing = Literal["nobody", "tenant", "everybody"]
 ANSWERING_SHARE = 0.2
-"""The share of a run's time that is kept for the answerer."""
+"""The share of a run's time that is reserved for the answerer."""
 
 
 @dataclass(slots=True)
 class Draft:
-    """The result of a run as far as it has come: what is stored however it ends."""
+    """The run's result so far, which is stored however the run ends."""
 
     result: Result | None = None
 
 
+def has_evidence(execution: Execution) -> bool:
+    """Return whether an execution's report carries evidence."""
+    return bool(execution.report.evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """How the executors of a run report, and which reports a result may rest on."""
+
+    form: str = ""
+    """The key of the agent in the executor's `forms`; empty for its default agent."""
+    is_grounds: Callable[[Execution], bool] = has_evidence
+    """Whether a result may rest on this execution."""
+    max_joined_chars: int | None = None
+    """Max characters of each text when a manager joins reports; None for its `report_tokens`."""
+    escalates: bool = True
+    """Whether managers pass a sub-query on to the manager that a report names."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The ledger, the listener and the clock of one run."""
+    """The ledger, the event listener and the deadlines of one run."""
 
     on_event: OnEvent
     deadline: float
-    """The time at which the answer is due, by the event loop's clock."""
+    """When the answer is due, by the event loop's clock."""
     search_deadline: float
-    """The time at which searching ends, so that there is time to answer from what was found."""
+    """When searching ends, which leaves time to answer from what was found."""
     ledger: Ledger
     draft: Draft = field(default_factory=Draft)
     sharing: Sharing = "nobody"
-    """Those whose reports it may use, and who may use its own: other runs of its tenant, or
-    also other tenants'.
-    """
-    tabular: bool = False
-    """Whether executors report rows and cells, by their prompt for tables."""
+    """The runs that may exchange reports with this one: none, its tenant's, or all tenants'."""
+    reporting: Reporting = Reporting()
     manager: str = ""
     """The manager that a sub-query is for; empty where none is named."""
     executor: str = ""
-    """The version of the executor that is to work in it; empty for the one whose turn it is."""
+    """The required version of the executor; empty to let the traffic rules choose."""
     wasted: list[Execution] = field(default_factory=list)
-    """Finished for nothing: other runs may use these, but this one goes on as if they had never
-    been begun.
+    """Executions that finished but were discarded. Other runs may use their reports, this one
+    may not.
     """
     failures: dict[int | None, UpstreamError] = field(default_factory=dict)
-    """Errors by the numbers of sub-queries that could not be looked up; under None, the error of
-    the models that lead the run and write the answer.
+    """Errors by the number of the failed sub-query; under None, the error of the delegator or the
+    answerer.
     """
 
-    def raise_without_evidence(self, outcome: AnswerOutcome) -> None:
-        """Raise what kept a search from finding anything, be it time or a budget; otherwise
-        there was nothing.
+    @asynccontextmanager
+    async def searching(self) -> AsyncIterator[None]:
+        """Limit the work inside to the search deadline; raise `TimeoutError` beyond it. No work
+        begins after the deadline, so that no call is opened in vain.
         """
+        if asyncio.get_running_loop().time() >= self.search_deadline:
+            raise TimeoutError
+        async with asyncio.timeout_at(self.search_deadline):
+            yield
+
+    def raise_without_evidence(self, outcome: AnswerOutcome) -> None:
+        """Raise `OutOfTime` or `BudgetExhausted` if that is why the search found nothing."""
         if outcome == "time_exhausted":
             raise OutOfTime(
                 "Time ran out before anything was found; allow a longer deadline or a faster model."
@@ -73,7 +99,7 @@ class RunContext:
         sharing: Sharing = "nobody",
         executor: str = "",
     ) -> "RunContext":
-        """A run that begins now and may take `time_s` seconds."""
+        """Return the context of a run that begins now and may take `time_s` seconds."""
         now = asyncio.get_running_loop().time()
         return cls(
             on_event,

@@ -1,10 +1,8 @@
-"""The executors of one round at work, those among them that were begun before the delegator had
-ended its turn.
-"""
+"""The executors of one round, some of which start before the delegator has finished its turn."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from router.background import task_group
@@ -16,11 +14,11 @@ from router.trace.values import Reported, SearchDone, SubQueryDispatched
 
 
 class Dispatching:
-    """Runs the sub-queries of a block side by side.
+    """Runs the sub-queries of a block in parallel.
 
-    What is begun early is a guess. Until `run` has said what the block really holds, nobody hears
-    of it, and its calls wait to be booked. Whatever is not in the block then is cancelled, and what
-    it spent was wasted.
+    Work that starts early is a guess. Until `run` gets the complete block, its events are held back
+    and its calls are marked as undecided in the ledger. Work on sub-queries that the block does not
+    contain is cancelled, and what it spent counts as wasted.
     """
 
     def __init__(
@@ -32,102 +30,106 @@ class Dispatching:
         group: asyncio.TaskGroup,
         *,
         most: int | None = None,
-        width: int = 10**6,
+        width: int | None = None,
     ) -> None:
-        """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors
-        work in `group`. `most`: of those begun early; None for any number. `width`: of those at
-        work at a time.
+        """`number`: the round, from 1. `first`: the number of its first sub-query in the run.
+        `group`: the task group of the executors. `most`: max sub-queries started early; None for no
+        limit. `width`: max executors at a time; None for no limit.
         """
         self._executor = executor
         self._number = number
         self._first = first
         self._group = group
         self._most = most
-        self._slots = asyncio.Semaphore(width)
+        self._slots: AbstractAsyncContextManager[None] = (
+            asyncio.Semaphore(width) if width else nullcontext()
+        )
         self._outer = context
-        self._texts: list[str] = []
+        self._sub_queries: list[str] = []
         self._tasks: list[asyncio.Task[Execution]] = []
-        self._unheard: list[SearchDone | Reported] = []
+        self._held_back: list[SearchDone | Reported] = []
         self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, sub_queries: tuple[str, ...]) -> None:
-        """Begin with what the block is certain to start with; with nothing more where that is not
-        what it was certain to start with before, as when its call broke off and was made anew.
+        """Start the sub-queries that the block certainly begins with. Starts nothing if they do not
+        continue those started before, as after a call that broke off and was repeated.
         """
-        begun = len(self._texts)
-        if agreeing(self._texts, sub_queries) == begun:
+        started = len(self._sub_queries)
+        if agreeing(self._sub_queries, sub_queries) == started:
             self._outer.ledger.await_decision(self._first)
-            for sub_query in sub_queries[begun : self._most]:
+            for sub_query in sub_queries[started : self._most]:
                 self._start(sub_query)
 
     async def drop(self, kept: int = 0) -> None:
-        """Cancel what was begun but for the first `kept`, and wait for its end. Once the block
-        is known, nothing is.
+        """Cancel all early work but the first `kept` sub-queries, and wait until it has ended. Do
+        nothing once the block is decided.
         """
         if self._decided.done():
             return
         dropped = self._tasks[kept:]
-        del self._tasks[kept:], self._texts[kept:]
+        del self._tasks[kept:]
+        del self._sub_queries[kept:]
         for task in dropped:
             task.cancel()
         if dropped:
             await asyncio.wait(dropped)
-        self._outer.wasted.extend(
-            task.result() for task in dropped if not task.cancelled() and not task.exception()
-        )
-        self._unheard = [event for event in self._unheard if event.index < self._first + kept]
+
+        finished = [task for task in dropped if not task.cancelled() and not task.exception()]
+        self._outer.wasted.extend(task.result() for task in finished)
+        self._held_back = [event for event in self._held_back if event.index < self._first + kept]
         self._outer.ledger.decide(self._first + kept)
 
     async def keep(self, sub_queries: Sequence[str]) -> list[asyncio.Task[Execution]]:
-        """Cancel what was begun and is not in this block; the work on its first sub-queries, as
-        far as it was begun.
+        """Cancel early work that does not match this block; return the tasks that remain, which
+        work on the block's first sub-queries.
         """
-        await self.drop(agreeing(self._texts, sub_queries))
+        await self.drop(agreeing(self._sub_queries, sub_queries))
         return self._tasks
 
     def tell(self) -> None:
-        """From now on, say what happens, and say what has happened."""
+        """Emit the events that were held back, and all later ones immediately."""
         self._decided.set_result(None)
-        for event in self._unheard:
+        for event in self._held_back:
             self._outer.on_event(event)
 
     async def run(
         self, sub_queries: Sequence[str], managers: Sequence[str] = ()
     ) -> list[Execution]:
-        """Work on these, the block; the executions in their order. `managers`: as in a
-        `Dispatch`.
+        """Work on the block `sub_queries`; return the executions in the same order. `managers`: as
+        in `Dispatch`.
         """
         managers = managers or [""] * len(sub_queries)
+        # Early work is for no named manager, so it serves only the sub-queries before the first.
         unnamed = next((at for at, manager in enumerate(managers) if manager), len(managers))
-        await self.keep(sub_queries[:unnamed])  # what is begun early goes to no manager by name
-        for index, (sub_query, manager) in enumerate(
-            zip(sub_queries, managers, strict=True), self._first
-        ):
+        await self.keep(sub_queries[:unnamed])
+
+        block = list(zip(sub_queries, managers, strict=True))
+        for index, (sub_query, manager) in enumerate(block, self._first):
             self._outer.on_event(
                 SubQueryDispatched(index, self._number, sub_query, manager=manager)
             )
         self.tell()
-        begun = len(self._texts)
-        for sub_query, manager in zip(sub_queries[begun:], managers[begun:], strict=True):
+        for sub_query, manager in block[len(self._sub_queries) :]:
             self._start(sub_query, manager)
         return [await task for task in self._tasks]
 
     def _start(self, sub_query: str, manager: str = "") -> None:
-        work = self._work(self._first + len(self._texts), sub_query, manager)
-        self._texts.append(sub_query)
+        work = self._work(self._first + len(self._sub_queries), sub_query, manager)
+        self._sub_queries.append(sub_query)
         self._tasks.append(self._group.create_task(work))
 
     async def _work(self, index: int, sub_query: str, manager: str) -> Execution:
-        # Not kept in `self`, to which it leads back: whatever is in a cycle stays until the garbage
-        # is looked for.
+        # Not an attribute: it refers to `self`, and the cycle would keep all of it in memory until
+        # the garbage collector runs.
         context = replace(self._outer, on_event=self._on_event, manager=manager)
         async with self._slots:
             execution = await self._executor.run(sub_query, index, context)
         if execution.outcome == "budget_exhausted" and not self._decided.done():
-            # What is reserved for the delegator's call may have been in its way.
-            self._unheard = [event for event in self._unheard if event.index != index]
+            # The reservation of the delegator's call may have been in the way: wait for its end,
+            # and try again.
+            self._held_back = [event for event in self._held_back if event.index != index]
             self._outer.ledger.waste(index)
-            await asyncio.wait([self._decided])  # which never cancels it
+            await asyncio.wait([self._decided])  # unlike awaiting the future, never cancels it
             async with self._slots:
                 execution = await self._executor.run(sub_query, index, context)
         self._on_event(Reported(index, execution))
@@ -137,15 +139,15 @@ class Dispatching:
         if self._decided.done():
             self._outer.on_event(event)
         elif isinstance(event, SearchDone | Reported):
-            self._unheard.append(event)
+            self._held_back.append(event)
 
 
 @asynccontextmanager
 async def dispatching(
-    executor: Executes, number: int, first: int, context: RunContext, width: int = 10**6
+    executor: Executes, number: int, first: int, context: RunContext, width: int | None = None
 ) -> AsyncIterator[Dispatching]:
-    """The executors of round `number`, whose first sub-query has the number `first`. When the
-    context is left, none is at work any more.
+    """Open the dispatching of round `number` (from 1), whose first sub-query has the number
+    `first`. No executor runs once the context is left.
     """
     try:
         async with task_group() as group:

@@ -1,5 +1,20 @@
-"""The search loop: delegate, execute, inform, until the evidence suffices; then answer (TBSS
-3.1).
+"""The search loop: decide, dispatch, inform, until the evidence suffices; then answer (TBSS 3.1).
+
+A round has three steps:
+
+    decide      the delegator writes sub-queries, or stops
+    dispatch    executors work on the sub-queries in parallel, each in a fresh context
+    inform      the delegator is shown their reports, and nothing else
+
+The rounds end when the delegator stops, after `max_rounds`, or when time or budget run out. Then
+the answerer writes the answer from the reports alone.
+
+A trajectory is a frozen value. Each step returns the next one, and `context.draft` keeps the
+latest, which is stored however the run ends.
+
+Where spending is limited, the cost of the answer is set aside before each step that spends: before
+a decision for the reports so far, before a dispatch also for the reports to come. So the search
+can never spend what the answer needs.
 """
 
 import asyncio
@@ -10,7 +25,6 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from router.amount import NOTHING
 from router.calls import Role
 from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
 from router.protocol import NO_EVIDENCE
@@ -27,8 +41,8 @@ from router.trace.values import NOT_FOUND, AnswerOutcome, RoundStarted, Topology
 
 
 class FactorizedSearch:
-    """Answers questions with three roles that share nothing but reports; any number of
-    questions at once.
+    """Answers questions with three roles that share nothing but reports. One instance serves any
+    number of concurrent questions.
     """
 
     def __init__(
@@ -41,14 +55,16 @@ class FactorizedSearch:
         require_evidence: bool = True,
         early_dispatch: bool = True,
         topology: TopologyName = "factorized",
-        width: int = 10**6,
+        width: int | None = None,
     ) -> None:
-        """`answerer`: None for a search that ends with the delegator's last turn, and has no
-        answer. `max_rounds`: delegator decisions (T in TBSS 4.1). `require_evidence`: without a
-        single report that carries evidence, the answer is `NOT_FOUND` and the answerer is not asked
-        to guess. `early_dispatch`: begin with a sub-query once it is written, not when the block
-        is; not in runs with a budget, which are not to spend on guesses. `topology`: what the
-        trajectories are to say of whose model the executor is. `width`: executors at a time.
+        """Configure the loop.
+
+        `answerer`: None for a search that ends with the delegator's last turn and writes no answer.
+        `max_rounds`: max decisions of the delegator (T in TBSS 4.1). `require_evidence`: without a
+        report that carries evidence, return `NOT_FOUND` instead of letting the answerer guess.
+        `early_dispatch`: start a sub-query as soon as it is written, before the block is complete;
+        ignored in runs with a budget, which must not pay for guesses. `topology`: recorded in the
+        trajectories. `width`: max executors at a time; None for no limit.
         """
         self._delegator = delegator
         self._executor = executor
@@ -60,164 +76,184 @@ class FactorizedSearch:
         self._width = width
 
     def run(self, question: str, context: RunContext) -> Coroutine[Any, Any, Trajectory]:
-        """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails,
-        `OutOfTime` where the deadline passes, `BudgetExhausted` where nothing was found by the time
-        that the budget does not suffice; an executor's failure is a result that found nothing, a
-        delegator that cannot be understood one that has stopped, and `context.failures` tells of
-        both.
+        """Answer `question`.
+
+        An executor that fails counts as one that found nothing, and a delegator whose output cannot
+        be parsed as one that stopped; `context.failures` has their errors. Raises `UpstreamError`
+        if the delegator or the answerer fails, `OutOfTime` if the deadline passes, and
+        `BudgetExhausted` if the budget runs out before anything is found.
         """
         delegation = self._delegator.open(question)
         opened = Trajectory("", "rounds_exhausted", delegation=delegation, topology=self._topology)
         return self.proceed(question, opened, context)
 
-    async def again(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
-        """Work on the sub-queries of a run that another executor worked in. As long as all reports
-        of a round are the same, so is what followed them, and nothing else is asked. Raises what
-        `run` raises.
+    async def again(self, question: str, recorded: Trajectory, context: RunContext) -> Trajectory:
+        """Replay a recorded trajectory with this search's executor.
+
+        The recorded rounds stand as long as all reports of a round are unchanged. From the first
+        round whose reports differ, the search continues live. Raises what `run` raises.
         """
         executions: tuple[Execution, ...] = ()
-        for number in range(len(found.rounds)):
-            block = found.block(number)
+        for number in range(len(recorded.rounds)):
+            block = recorded.block(number)
             sub_queries = [execution.sub_query for execution in block]
             async with dispatching(self._executor, number + 1, len(executions), context) as work:
-                anew = await work.run(sub_queries)
-            if any(new.report != old.report for new, old in zip(anew, block, strict=True)):
-                changed = replace(
-                    found, executions=(*executions, *found.executions[len(executions) :])
+                replayed = await work.run(sub_queries)
+
+            if [execution.report for execution in replayed] != [old.report for old in block]:
+                rest = recorded.executions[len(executions) :]
+                changed = replace(recorded, executions=(*executions, *rest))
+                return await self.proceed(
+                    question, self.instead(changed, number, replayed), context
                 )
-                return await self.proceed(question, self.instead(changed, number, anew), context)
-            executions += tuple(anew)
-        return replace(found, executions=executions)
+            executions += tuple(replayed)
+        return replace(recorded, executions=executions)
 
     def instead(
-        self, found: Trajectory, number: int, executions: Sequence[Execution]
+        self, recorded: Trajectory, number: int, executions: Sequence[Execution]
     ) -> Trajectory:
-        """`found` up to round `number`, from 0, as if its executors had come to `executions`."""
-        before = found.before(number)
+        """Return `recorded` up to round `number` (from 0), with `executions` as that round's."""
+        before = recorded.before(number)
         assert before.delegation is not None
-        return self._told(before, executions, self._delegator.over_limit(before.delegation))
+        return self._inform(before, executions, self._delegator.over_limit(before.delegation))
 
-    async def proceed(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
-        """Go on from a decision, or from reports that the delegator has been told. Raises what
-        `run` raises.
+    async def proceed(
+        self, question: str, trajectory: Trajectory, context: RunContext
+    ) -> Trajectory:
+        """Continue a trajectory whose delegator has just been shown the question or reports.
+        Raises what `run` raises.
         """
         try:
-            if not found.rounds:
-                # A budget that cannot hold a decision, a search, a report and an answer is refused
-                # before any is paid.
-                await self._reserve_for_answer(question, found, (), context, begins=True)
-            await self._reserve_for_answer(question, found, (), context)
-            for number in range(len(found.rounds) + 1, self._max_rounds + 1):
-                context.on_event(RoundStarted(number))
+            for number in range(len(trajectory.rounds) + 1, self._max_rounds + 1):
                 async with dispatching(
-                    self._executor, number, len(found.executions), context, self._width
+                    self._executor, number, len(trajectory.executions), context, self._width
                 ) as work:
-                    decision, found = await self._decide(found, work, context)
+                    decision, trajectory = await self._decide(question, trajectory, work, context)
                     if not isinstance(decision, Dispatch):
-                        if isinstance(decision, Malformed) and not found.executions:
-                            context.failures[None] = self._delegator.role.malformed()
-                        found = replace(
-                            found, outcome="answered" if found.executions else "no_search"
-                        )
+                        trajectory = self._stopped(decision, trajectory, context)
                         break
-                    await self._reserve_for_answer(question, found, decision.sub_queries, context)
-                    executions = await work.run(decision.sub_queries, decision.managers)
-                    found = self._told(found, executions, decision.over_limit)
-                context.draft.result = found
-                if found.outcome in ("time_exhausted", "budget_exhausted"):
+                    executions = await self._dispatch(question, trajectory, decision, work, context)
+                trajectory = self._inform(trajectory, executions, decision.over_limit)
+                context.draft.result = trajectory
+                if trajectory.outcome != "rounds_exhausted":
                     break
-                await self._reserve_for_answer(question, found, (), context)
         except TimeoutError:
-            found = replace(found, outcome="time_exhausted")
+            trajectory = replace(trajectory, outcome="time_exhausted")
         except BudgetExhausted:
-            found = replace(found, outcome="budget_exhausted")
-        return await self._answer(question, found, context) if self._answerer else found
-
-    async def _reserve_for_answer(
-        self,
-        question: str,
-        found: Trajectory,
-        coming: Sequence[str],
-        context: RunContext,
-        *,
-        begins: bool = False,
-    ) -> None:
-        """Keep back what answering may cost, from what was found and from the reports on the
-        sub-queries `coming`. `begins`: with the least that it takes to find something.
-        """
-        if not context.ledger.limited or self._answerer is None:
-            return
-        async with asyncio.timeout_at(context.search_deadline):
-            pairs = [(execution.sub_query, execution.report) for execution in found.executions]
-            pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
-            beside = NOTHING
-            if begins:
-                searching = await self._executor.role(context).least("", turns=2)
-                beside = searching + await self._delegator.role.least(question)
-            await self._answerer.reserve_for_answer(
-                question, pairs, len(coming) * self._executor.report_tokens, context.ledger, beside
-            )
+            trajectory = replace(trajectory, outcome="budget_exhausted")
+        if self._answerer is None:
+            return trajectory
+        return await self._answer(self._answerer, question, trajectory, context)
 
     async def _decide(
-        self, found: Trajectory, work: Dispatching, context: RunContext
+        self, question: str, trajectory: Trajectory, work: Dispatching, context: RunContext
     ) -> tuple[Decision, Trajectory]:
-        assert found.delegation is not None
+        """Ask the delegator for its next decision. `work` starts certain sub-queries early."""
+        assert trajectory.delegation is not None
+        await self._reserve_for_answer(question, trajectory, (), context)
+        context.on_event(RoundStarted(len(trajectory.rounds) + 1))
         early = work if self._early_dispatch and not context.ledger.budgeted else None
         async with asyncio.timeout_at(context.search_deadline):
             try:
                 decision, conversation = await self._delegator.decide(
-                    found.delegation, context.ledger, early
+                    trajectory.delegation, context.ledger, early
                 )
             except ContextTooLong:
-                if not found.executions:
+                if not trajectory.executions:
                     raise
-                return Stop(), found  # its context is full of reports: they must do
-        found = replace(found, delegation=conversation)
-        context.draft.result = found
-        return decision, found
+                return Stop(), trajectory  # reports fill its context, so they have to suffice
+        trajectory = replace(trajectory, delegation=conversation)
+        context.draft.result = trajectory
+        return decision, trajectory
 
-    def _told(
-        self, found: Trajectory, executions: Sequence[Execution], over_limit: Sequence[str]
+    async def _dispatch(
+        self,
+        question: str,
+        trajectory: Trajectory,
+        decision: Dispatch,
+        work: Dispatching,
+        context: RunContext,
+    ) -> list[Execution]:
+        """Let executors work on the sub-queries of a decision."""
+        await self._reserve_for_answer(question, trajectory, decision.sub_queries, context)
+        return await work.run(decision.sub_queries, decision.managers)
+
+    def _inform(
+        self, trajectory: Trajectory, executions: Sequence[Execution], over_limit: Sequence[str]
     ) -> Trajectory:
-        """`found` with the reports of another round, which the delegator is shown."""
-        assert found.delegation is not None
+        """Return the trajectory with another round, whose reports the delegator is shown."""
+        assert trajectory.delegation is not None
         ends = {execution.outcome for execution in executions}
-        outcome = found.outcome
-        if "budget_exhausted" in ends or "timed_out" in ends:
-            outcome = "budget_exhausted" if "budget_exhausted" in ends else "time_exhausted"
+        outcome = trajectory.outcome
+        if "budget_exhausted" in ends:
+            outcome = "budget_exhausted"
+        elif "timed_out" in ends:
+            outcome = "time_exhausted"
         return replace(
-            found,
+            trajectory,
             outcome=outcome,
-            executions=(*found.executions, *executions),
-            rounds=(*found.rounds, len(executions)),
-            told=(*found.told, len(found.delegation.messages)),
-            delegation=self._delegator.inform(found.delegation, executions, over_limit),
+            executions=(*trajectory.executions, *executions),
+            rounds=(*trajectory.rounds, len(executions)),
+            told=(*trajectory.told, len(trajectory.delegation.messages)),
+            delegation=self._delegator.inform(trajectory.delegation, executions, over_limit),
         )
 
-    async def _answer(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
-        """Let the answerer write, or say that nothing was found."""
-        assert self._answerer is not None
-        # A list or table needs no evidence beside it: each of its values is looked for in the
-        # passages.
-        grounds = (
-            one.report.evidence or (context.tabular and not one.failed) for one in found.executions
-        )
-        if self._require_evidence and not any(grounds):
-            context.raise_without_evidence(found.outcome)
-            outcome: AnswerOutcome = "no_search" if found.outcome == "no_search" else "not_found"
-            return replace(found, answer=NOT_FOUND, outcome=outcome)
+    def _stopped(
+        self, decision: Decision, trajectory: Trajectory, context: RunContext
+    ) -> Trajectory:
+        """Return the trajectory after a decision that dispatches nothing."""
+        if trajectory.executions:
+            return replace(trajectory, outcome="answered")
+        if isinstance(decision, Malformed):
+            context.failures[None] = self._delegator.role.malformed()
+        return replace(trajectory, outcome="no_search")
+
+    async def _reserve_for_answer(
+        self, question: str, trajectory: Trajectory, coming: Sequence[str], context: RunContext
+    ) -> None:
+        """Set aside the worst-case cost of an answer from the reports so far and from those on the
+        sub-queries `coming`. Raises `BudgetExhausted`.
+        """
+        if not context.ledger.limited or self._answerer is None:
+            return
+        pairs = [(execution.sub_query, execution.report) for execution in trajectory.executions]
+        pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
+        coming_tokens = len(coming) * self._executor.report_tokens
+
+        async with asyncio.timeout_at(context.search_deadline):
+            if not trajectory.rounds and not coming:
+                # Refuse a budget that cannot hold a decision, a search, a report and an answer
+                # before anything is spent.
+                searching = await self._executor.role(context).least("", turns=2)
+                searching += await self._delegator.role.least(question)
+                await self._answerer.reserve_for_answer(
+                    question, pairs, 0, context.ledger, searching
+                )
+            await self._answerer.reserve_for_answer(question, pairs, coming_tokens, context.ledger)
+
+    async def _answer(
+        self, answerer: Answerer, question: str, trajectory: Trajectory, context: RunContext
+    ) -> Trajectory:
+        """Let the answerer write, or return `NOT_FOUND` where there is nothing to answer from."""
+        grounds = any(map(context.reporting.is_grounds, trajectory.executions))
+        if self._require_evidence and not grounds:
+            context.raise_without_evidence(trajectory.outcome)
+            outcome: AnswerOutcome = "not_found"
+            if trajectory.outcome == "no_search":
+                outcome = "no_search"
+            return replace(trajectory, answer=NOT_FOUND, outcome=outcome)
         try:
             async with asyncio.timeout_at(context.deadline):
-                answer, answering = await self._answerer.answer(
-                    question, found.executions, context.ledger
+                answer, answering = await answerer.answer(
+                    question, trajectory.executions, context.ledger
                 )
         except TimeoutError:
             raise OutOfTime(
                 "Time ran out before the answer was written; allow a longer deadline."
             ) from None
         if not without_thinking(answering.outputs[-1].text).strip():
-            context.failures[None] = self._answerer.role.malformed()
-        return replace(found, answering=answering).answered(answer)
+            context.failures[None] = answerer.role.malformed()
+        return replace(trajectory, answering=answering).answered(answer)
 
 
 class Loop(Protocol):

@@ -1,22 +1,23 @@
-"""Managers: each splits a step, lets workers look, checks what comes back, and reports (InfoSeeker
+"""Managers: each splits a step, lets workers search, checks their reports, and reports (InfoSeeker
 3.1 and 3.3).
 
-Above a manager only its report is seen, and inside nothing but the step. There is one layer of
-them, and no setting for more: with deeper ones results get worse (WideSeek-R1, app. A), and costs
-multiply.
+The delegator sees only a manager's report, and a manager only its step. There is one layer of
+managers and no setting for more: deeper layers give worse results (WideSeek-R1, app. A) and
+multiply costs.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from router.calls import Role
 from router.errors import BudgetExhausted, UpstreamError
-from router.models import Message
+from router.models import Completion, Message
 from router.protocol import NO_EVIDENCE, Report, prompts
-from router.protocol.turns import MOST_POINTS, ReportTurn
+from router.protocol.turns import MOST_POINTS, ExecutionTurn, ReportTurn
 from router.search.context import ANSWERING_SHARE, Draft, RunContext
 from router.search.delegator import Delegator, told
 from router.search.executor import STOP, Executes
@@ -25,8 +26,6 @@ from router.trace import Conversation, Event, Execution, Trajectory
 from router.trace.call import Purpose
 from router.trace.values import ExecutionOutcome, SearchDone
 
-_CHARS = 10**6
-"""Of a text in a report on a table that is made of workers' ones."""
 _CUT: Mapping[str, ExecutionOutcome] = {
     "time_exhausted": "timed_out",
     "budget_exhausted": "budget_exhausted",
@@ -35,66 +34,46 @@ _CUT: Mapping[str, ExecutionOutcome] = {
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """Works on a sub-query by a search of its own, in a context that holds nothing else."""
+    """Works on a sub-query by a search of its own delegator and workers, in a fresh context."""
 
     name: str
     delegator: Delegator
-    """Reads reports of its own by `report`."""
+    """Writes the sub-queries; parses the manager's own reports by `Delegator.report`."""
     workers: Executes
     max_rounds: int = 2
-    """Turns in which it may dispatch."""
+    """Max turns that dispatch sub-queries."""
     max_workers: int = 8
-    """Workers at a time."""
+    """Max workers at a time."""
 
     @property
     def report_tokens(self) -> int:
-        """The most tokens of a report, its own or its workers'."""
+        """Max tokens of a report, whether the manager's or its workers'."""
         return max(self.delegator.role.sampling.max_tokens, self.workers.report_tokens)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """Look, and report. Nothing is raised that an executor does not raise. What ends the work
-        early leaves a report of what workers have found by then.
+        """Search and report. Raises nothing that an executor does not raise. If the work is cut
+        short, the report joins what workers have found by then.
         """
         inner = _inside(index, self.name, context)
-        now = asyncio.get_running_loop().time()
         inner.draft.result = Trajectory(
             "", "rounds_exhausted", delegation=self.delegator.open(sub_query)
-        )
-        search = FactorizedSearch(
-            self.delegator,
-            self.workers,
-            None,
-            max_rounds=self.max_rounds,
-            early_dispatch=False,
-            width=self.max_workers,
         )
         report: Report | None = None
         cut: ExecutionOutcome | None = None
         error: UpstreamError | None = None
         try:
-            if now >= context.search_deadline:
-                raise TimeoutError  # before a call is opened
-            async with asyncio.timeout_at(context.search_deadline):
-                found = await search.run(sub_query, inner)
-                report = await _report(self.delegator, found, inner)
+            async with context.searching():
+                report = await _report(self.delegator, await self._search(sub_query, inner), inner)
         except TimeoutError:
-            cut = _CUT["time_exhausted"]
+            cut = "timed_out"
         except BudgetExhausted:
-            cut = _CUT["budget_exhausted"]
-        except UpstreamError as failed:
-            error = failed
+            cut = "budget_exhausted"
+        except UpstreamError as failure:
+            error = failure
+
         work = inner.draft.result
         assert isinstance(work, Trajectory)
-        grounds = _grounds(work, context)
-        # Each of the up to four texts gets a quarter, at some four characters a token. Tables need
-        # all lines.
-        chars = _CHARS if context.tabular else self.report_tokens
-        if report is None and grounds:
-            report = _joined(grounds, chars)
-        elif report and report.escalate_to and bool(report.evidence) != bool(grounds):
-            # What it wrote without any is a guess
-            found_by = _joined(grounds, chars) if grounds else NO_EVIDENCE
-            report = msgspec.structs.replace(found_by, escalate_to=report.escalate_to)
+        report = self._supported(report, work, context)
         outcome: ExecutionOutcome = cut or _CUT.get(work.outcome, "no_report")
         if report is not None:
             outcome = "escalated" if report.escalate_to else "reported"
@@ -111,10 +90,39 @@ class Manager:
             work=work,
         )
 
+    def _search(self, sub_query: str, inner: RunContext) -> Coroutine[Any, Any, Trajectory]:
+        """Run the search loop over the workers, without an answerer."""
+        search = FactorizedSearch(
+            self.delegator,
+            self.workers,
+            None,
+            max_rounds=self.max_rounds,
+            early_dispatch=False,
+            width=self.max_workers,
+        )
+        return search.run(sub_query, inner)
+
+    def _supported(
+        self, report: Report | None, work: Trajectory, context: RunContext
+    ) -> Report | None:
+        """Return the manager's report, or its workers' reports where it has none that they
+        support.
+        """
+        grounds = _grounds(work, context)
+        # Each of the up to four texts gets a quarter, at about four characters a token.
+        chars = context.reporting.max_joined_chars or self.report_tokens
+        if report is None:
+            return _joined(grounds, chars) if grounds else None
+        if report.escalate_to and bool(report.evidence) != bool(grounds):
+            # Evidence that no worker reported is a guess.
+            joined = _joined(grounds, chars) if grounds else NO_EVIDENCE
+            return msgspec.structs.replace(joined, escalate_to=report.escalate_to)
+        return report
+
 
 def _inside(index: int, name: str, context: RunContext) -> RunContext:
-    """The context of a manager's workers: their searches are told as its own, and of the time a
-    part is left to report in.
+    """Return the context of a manager's workers. Their searches are reported as the manager's, and
+    part of the time is reserved for its report.
     """
 
     def on_event(event: Event) -> None:
@@ -134,70 +142,81 @@ def _inside(index: int, name: str, context: RunContext) -> RunContext:
     )
 
 
-def _grounds(found: Trajectory, context: RunContext) -> list[Execution]:
-    """Executions that a report may rest on."""
+def _grounds(trajectory: Trajectory, context: RunContext) -> list[Execution]:
+    """Return the executions that a report may rest on."""
     return [
-        one
-        for one in found.executions
-        if one.report.evidence or (context.tabular and not one.failed)
+        execution for execution in trajectory.executions if context.reporting.is_grounds(execution)
     ]
 
 
-async def _report(delegator: Delegator, found: Trajectory, context: RunContext) -> Report | None:
-    """The report that its last turn is, or that it writes when asked for one; of nothing there is
-    none, unless it, or else a worker, says who could find something.
+async def _report(
+    delegator: Delegator, trajectory: Trajectory, context: RunContext
+) -> Report | None:
+    """Return the manager's report: its last turn, or what it writes when asked for one.
+
+    Without any grounds, only an escalation counts: the manager's, or else a worker's.
     """
-    assert delegator.report and found.delegation
-    grounds = _grounds(found, context)
-    conversation = found.delegation
+    assert delegator.report and trajectory.delegation
+    grounds = _grounds(trajectory, context)
+    conversation = trajectory.delegation
     if conversation.outputs and conversation.messages[-1].role == "assistant":
-        said = delegator.report(
-            conversation.outputs[-1].text, conversation.outputs[-1].finish_reason == "length"
-        )
-        if isinstance(said, ReportTurn) and (grounds or said.report.escalate_to):
-            return said.report
+        last_turn = _read(delegator.report, conversation.outputs[-1])
+        if last_turn and (grounds or last_turn.escalate_to):
+            return last_turn
     if not grounds:
-        return next((one.report for one in found.executions if one.outcome == "escalated"), None)
+        for execution in trajectory.executions:
+            if execution.outcome == "escalated":
+                return execution.report
+        return None
+
     purposes: tuple[tuple[Purpose, str], ...] = (
         ("first", prompts.REPORT),
         ("correction", prompts.CORRECT_REPORT),
     )
     for purpose, text in purposes:
         last = conversation.messages[-1]
-        beside = last.role == "user"  # reports, in a round that was the last one
-        if beside:
+        if last.role == "user":  # the reports of the last round: extend that message
             conversation = Conversation(conversation.messages[:-1], conversation.outputs)
-        conversation = told(conversation, f"{last.content}\n{text}" if beside else text)
-        stop = STOP if purpose == "first" else ()
+            conversation = told(conversation, f"{last.content}\n{text}")
+        else:
+            conversation = told(conversation, text)
         output = await delegator.role.ask(
-            conversation.messages, stop, context.ledger, purpose=purpose, until=context.deadline
+            conversation.messages,
+            STOP if purpose == "first" else (),
+            context.ledger,
+            purpose=purpose,
+            until=context.deadline,
         )
         conversation = Conversation(
             (*conversation.messages, Message("assistant", prompts.said(output.text))),
             (*conversation.outputs, output),
         )
-        context.draft.result = msgspec.structs.replace(found, delegation=conversation)
-        said = delegator.report(output.text, output.finish_reason == "length")
-        if isinstance(said, ReportTurn):
-            return said.report
+        context.draft.result = msgspec.structs.replace(trajectory, delegation=conversation)
+        if report := _read(delegator.report, output):
+            return report
     return None
 
 
+def _read(parse: Callable[[str, bool], ExecutionTurn], output: Completion) -> Report | None:
+    turn = parse(output.text, output.finish_reason == "length")
+    return turn.report if isinstance(turn, ReportTurn) else None
+
+
 def _joined(grounds: Sequence[Execution], chars: int) -> Report:
-    """The reports of workers, where their manager cannot say it; of several, each text cut to
-    `chars` characters.
+    """Return the workers' reports as one, each text cut to `chars` characters; a single report is
+    left whole.
     """
     if len(grounds) == 1:
         return grounds[0].report
-    points = [point for one in grounds for point in one.report.evidence[:1]]
-    return Report(
-        "\n".join(one.report.answer for one in grounds), tuple(points[:MOST_POINTS])
-    ).within(chars)
+    reports = [execution.report for execution in grounds]
+    points = [point for report in reports for point in report.evidence[:1]]
+    answer = "\n".join(report.answer for report in reports)
+    return Report(answer, tuple(points[:MOST_POINTS])).within(chars)
 
 
 class Managers:
-    """Managers by name: each sub-query goes to the one that its block names, or else to the
-    first.
+    """Managers by name. A sub-query goes to the manager that its block names, or else to the
+    default.
     """
 
     def __init__(self, managers: Sequence[Manager]) -> None:
@@ -206,27 +225,28 @@ class Managers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, the first one's first."""
+        """All names, beginning with the default manager's."""
         return tuple(self._by_name)
 
     @property
     def report_tokens(self) -> int:
-        """The most tokens of a report."""
+        """Max tokens of a report."""
         return max(manager.report_tokens for manager in self._by_name.values())
 
     def role(self, context: RunContext) -> Role:
-        """The workers', in any run."""
+        """Return the role of the first manager's workers."""
         return self._first.workers.role(context)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """See `Manager.run`. Where the manager names another one, that one is asked, once; in a
-        table's run, the table does so. Where that one fails, what the first has found is kept.
+        """See `Manager.run`. If the report names another manager, that one is asked too, once,
+        unless `Reporting.escalates` is false. If it fails, the first manager's findings are kept.
         """
         manager = self._by_name.get(context.manager, self._first)
         execution = await manager.run(sub_query, index, context)
         other = self._by_name.get(execution.report.escalate_to, manager)
-        if other is manager or context.tabular:
+        if other is manager or not context.reporting.escalates:
             return execution
         second = await other.run(sub_query, index, context)
-        kept = second.failed and not second.report.evidence and execution.report.evidence
-        return execution if kept else msgspec.structs.replace(second, before=execution)
+        if second.failed and not second.report.evidence and execution.report.evidence:
+            return execution
+        return msgspec.structs.replace(second, before=execution)

@@ -1,7 +1,7 @@
-"""One executor run for all who ask the same sub-query: at the same time, or a little later."""
+"""One executor run for all runs that ask the same sub-query concurrently, or shortly after."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -12,68 +12,60 @@ from router.calls import Role
 from router.protocol import NO_EVIDENCE
 from router.protocol.sub_queries import normal_question
 from router.search.context import RunContext
-from router.search.executor import Executes, Unfinished
+from router.search.executor import Executes
 from router.trace import Conversation, Execution
-from router.trace.values import SearchDone, SearchRecord
+from router.trace.values import SearchDone
 
-_MOST = 10_000
-"""Reports that are kept; the one that was not asked for longest goes first."""
+_MAX_REPORTS = 10_000
+"""Max reports kept; the least recently used is evicted first."""
 ANOTHER_TENANT = "another tenant's run"
-"""Stands in a trace instead of the identifier of a run that is not the tenant's own."""
+"""Replaces the identifier of another tenant's run in a trace."""
 
 
 class Versioned(Executes, Protocol):
-    """Executors of several versions, whose work can be gone on with."""
+    """An executor with several versions."""
 
     def serving(self, context: RunContext) -> str:
-        """The version that works in a run."""
-
-    async def run(
-        self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
-    ) -> Execution:
-        """See `Executor.run`."""
+        """Return the version that serves a run."""
 
 
 class _Key(NamedTuple):
-    """Runs that agree in this are shown the same and do the same; all else is the same in a
-    process.
-    """
+    """Everything that a report depends on and that may differ between runs of one process."""
 
     tenant: str | None
-    """None for all who share with everybody."""
+    """None for all runs that share with everybody."""
     sub_query: str
     version: str
-    tabular: bool
+    form: str
     index_id: str | None
-
-
-class _Payer(NamedTuple):
-    tenant: str
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A report with what led to it, and the runs that paid."""
+    """A report with its execution, and the run that paid for it."""
 
     execution: Execution
-    payers: tuple[_Payer, ...]
+    tenant: str
+    run_id: str
+
+    def given(self, sub_query: str, index: int, context: RunContext) -> Execution:
+        """Return the execution for another run, and repeat its search events there."""
+        for search in self.execution.searches:
+            titles = tuple(passage.title for passage in search.passages)
+            context.on_event(SearchDone(index, search.query, titles))
+        run_id = self.run_id if self.tenant == context.ledger.tenant else ANOTHER_TENANT
+        return replace(self.execution, sub_query=sub_query, shared_from=(run_id,))
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A sub-query that is worked on: one of those who ask leads, the others wait."""
+    """A sub-query under way: one run leads, the others wait for its report."""
 
     lead: asyncio.Lock = field(default_factory=asyncio.Lock)
-    unfinished: Unfinished = field(default_factory=Unfinished)
-    payers: tuple[_Payer, ...] = ()
-    """The runs whose leading ended early."""
-    foreign: bool = False
-    """True where another version, or another role's model, stepped in for one of them."""
     parties: int = 0
     shared: _Shared | None = None
     over: bool = False
-    """True once nobody can go on from it: it was reported, or it failed."""
+    """True once the leader has reported or failed for a reason that is not its own run's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,9 +83,9 @@ class ReportCounts:
 class ReportCache:
     """An executor that shares reports between runs with the same sub-query.
 
-    Who waits for another run's report pays nothing, and waits no longer than its own search
-    deadline; where the leading run is cancelled or cut, one that waits goes on from its last turn.
-    Only reports are shared: after a failure everybody works alone.
+    A run that waits for another run's report pays nothing, and waits no longer than its own search
+    deadline. If the leading run is cancelled, or runs out of time or budget, the next one leads.
+    Failures are never shared: after one, every run works on its own.
     """
 
     def __init__(
@@ -105,21 +97,23 @@ class ReportCache:
         across_tenants: bool = False,
         counts: ReportCounts | None = None,
     ) -> None:
-        """`index`: what identifies the index that is searched now; None where that is not known,
-        and then only runs at the same time share. `counts`: kept up to date for metrics.
+        """`index`: returns the identifier of the current index; None if it is unknown, and then
+        only concurrent runs share. `keep_s`: how long reports are kept, in seconds.
+        `across_tenants`: whether tenants may share with each other. `counts`: kept up to date for
+        metrics.
         """
         self._executor = executor
         self._index = index
         self._across_tenants = across_tenants
         self._flights: dict[_Key, _Flight] = {}
         self._kept: TTLCache[_Key, _Shared] = TTLCache(
-            _MOST, keep_s, lambda: asyncio.get_running_loop().time()
+            _MAX_REPORTS, keep_s, lambda: asyncio.get_running_loop().time()
         )
         self.counts = counts or ReportCounts()
 
     @property
     def report_tokens(self) -> int:
-        """The most tokens of a report."""
+        """Max tokens of a report."""
         return self._executor.report_tokens
 
     def role(self, context: RunContext) -> Role:
@@ -127,15 +121,15 @@ class ReportCache:
         return self._executor.role(context)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """See `Executor.run`; `shared_from` of what it returns tells whose work it is."""
+        """See `Executor.run`. `shared_from` of the result names the run that paid for it."""
         if context.sharing == "nobody":
             return await self._executor.run(sub_query, index, context)
         key = self._key(sub_query, context)
-        if (kept := self._kept.get(key)) and not any(
-            kept.execution is one for one in context.wasted
-        ):
+        kept = self._kept.get(key)
+        if kept and not any(kept.execution is wasted for wasted in context.wasted):
             self.counts.kept += 1
-            return _given(kept, sub_query, index, context)
+            return kept.given(sub_query, index, context)
+
         flight = self._flights.setdefault(key, _Flight())
         flight.parties += 1
         try:
@@ -149,7 +143,7 @@ class ReportCache:
             try:
                 if flight.shared:
                     self.counts.shared += 1
-                    return _given(flight.shared, sub_query, index, context)
+                    return flight.shared.given(sub_query, index, context)
                 self.counts.worked += 1
                 if not flight.over:
                     return await self._lead(flight, key, sub_query, index, context)
@@ -157,80 +151,40 @@ class ReportCache:
                 flight.lead.release()
         finally:
             flight.parties -= 1
-            if not flight.parties:
+            if not flight.parties or flight.over:
                 self._drop(key, flight)
         return await self._executor.run(sub_query, index, context)
 
     async def _lead(
         self, flight: _Flight, key: _Key, sub_query: str, index: int, context: RunContext
     ) -> Execution:
-        """Work on it, from where the last one who led has stopped."""
-        payer = _Payer(context.ledger.tenant, context.ledger.run_id)
-        turns = flight.unfinished.turns
-        _tell(flight.unfinished.searches, index, context)
+        """Work on the sub-query on behalf of all runs that wait for it."""
         try:
-            execution = await self._executor.run(sub_query, index, context, flight.unfinished)
-            # One that ended by the terms of this run, another one can go on with.
-            flight.over = execution.outcome not in ("timed_out", "budget_exhausted")
-            if (
-                execution.outcome == "reported"
-                and not flight.foreign
-                and _by_version(key.version, index, context)
-            ):
-                flight.shared = _Shared(execution, (*flight.payers, payer))
-                # It was not swapped meanwhile
-                if key.index_id is not None and key.index_id == self._index():
-                    self._kept[key] = flight.shared
-            return _named(execution, flight.payers, context)
+            execution = await self._executor.run(sub_query, index, context)
         except Exception:
             flight.over = True
             raise
-        finally:
-            if flight.unfinished.turns > turns:
-                flight.payers += (payer,)
-                flight.foreign |= not _by_version(key.version, index, context)
-            if flight.over:
-                self._drop(key, flight)
+        # Another run may have more time or budget, so the next one tries again.
+        flight.over = execution.outcome not in ("timed_out", "budget_exhausted")
+        by_version = context.ledger.worked_on(index) <= {key.version}  # no other one stepped in
+        if execution.outcome == "reported" and by_version:
+            flight.shared = _Shared(execution, context.ledger.tenant, context.ledger.run_id)
+            # Keep it only if the index was not replaced meanwhile.
+            if key.index_id is not None and key.index_id == self._index():
+                self._kept[key] = flight.shared
+        return execution
 
     def _key(self, sub_query: str, context: RunContext) -> _Key:
         everybody = self._across_tenants and context.sharing == "everybody"
-        tenant = None if everybody else context.ledger.tenant
         return _Key(
-            tenant,
+            None if everybody else context.ledger.tenant,
             normal_question(sub_query),
             self._executor.serving(context),
-            context.tabular,
+            context.reporting.form,
             self._index(),
         )
 
     def _drop(self, key: _Key, flight: _Flight) -> None:
-        """Let the next one who asks begin anew."""
+        """Let the next run that asks start a new flight."""
         if self._flights.get(key) is flight:
             del self._flights[key]
-
-
-def _by_version(version: str, index: int, context: RunContext) -> bool:
-    """True where nobody stepped in for the version that was to work on a sub-query."""
-    return context.ledger.worked_on(index) <= {version}
-
-
-def _given(shared: _Shared, sub_query: str, index: int, context: RunContext) -> Execution:
-    """The report as that of another run; what was searched for is told as if it were searched
-    for now.
-    """
-    _tell(shared.execution.searches, index, context)
-    return _named(replace(shared.execution, sub_query=sub_query), shared.payers, context)
-
-
-def _named(execution: Execution, payers: Sequence[_Payer], context: RunContext) -> Execution:
-    """The execution with those who paid for it."""
-    own = context.ledger.tenant
-    names = tuple(payer.run_id if payer.tenant == own else ANOTHER_TENANT for payer in payers)
-    return replace(execution, shared_from=names) if names else execution
-
-
-def _tell(searches: Sequence[SearchRecord], index: int, context: RunContext) -> None:
-    for search in searches:
-        context.on_event(
-            SearchDone(index, search.query, tuple(passage.title for passage in search.passages))
-        )

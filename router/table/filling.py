@@ -34,6 +34,7 @@ from router.protocol.decision import Dispatch
 from router.protocol.sub_queries import normal_question
 from router.protocol.tags import Malformed
 from router.search import Delegator, RunContext
+from router.search.context import Reporting
 from router.search.delegator import told
 from router.search.dispatch import Dispatching
 from router.search.executor import EXECUTOR, Executes
@@ -56,6 +57,21 @@ from router.trace.values import (
 _OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_exhausted")
 """Outcomes after which no ask is begun."""
 EXECUTOR_OF_TABLES = dataclasses.replace(EXECUTOR, parse=parse_table_turn)
+TABLE_FORM = "table"
+"""The name of this form among an executor's `forms`."""
+
+
+def _is_grounds(execution: Execution) -> bool:
+    """Return whether a table may rest on a report: on any, as each of its values is checked
+    against the passages.
+    """
+    return bool(execution.report.evidence) or not execution.failed
+
+
+TABLE_REPORTING = Reporting(TABLE_FORM, _is_grounds, max_joined_chars=1_000_000, escalates=False)
+"""Executors report rows and cells, managers keep all lines of their workers, and the table itself
+asks the manager that a report names.
+"""
 _LARGE = 4_000
 """Characters of a report above which it is read in a thread; shorter ones take under 50 ms."""
 _ROW_CHARS = 100
@@ -210,7 +226,7 @@ class _Filling:
         self._search = search
         self._request = request
         self._limits = search.limits
-        self._context = dataclasses.replace(context, tabular=True)
+        self._context = dataclasses.replace(context, reporting=TABLE_REPORTING)
         self._group: asyncio.TaskGroup
         self._schema = Schema(request.columns)
         self._assembly: Assembly

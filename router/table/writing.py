@@ -20,7 +20,7 @@ from router.search.context import ANSWERING_SHARE
 from router.search.loop import Loop
 from router.search.single_agent import SINGLE_AGENT
 from router.table.assembly import read_report
-from router.table.filling import TableRequest, table_of
+from router.table.filling import TABLE_REPORTING, TableRequest, table_of
 from router.table.table_delegation import described
 from router.table.table_text import parse_table_turn, to_markdown
 from router.trace import Conversation, Execution, Trajectory
@@ -58,7 +58,10 @@ class WrittenTables:
         ended = ""
         until = now + (context.search_deadline - now) * (1 - ANSWERING_SHARE)
         inner = dataclasses.replace(
-            context, deadline=context.search_deadline, search_deadline=until, tabular=True
+            context,
+            deadline=context.search_deadline,
+            search_deadline=until,
+            reporting=TABLE_REPORTING,
         )
         try:
             context.draft.result = found = await self._loop.run(_question(request), inner)

@@ -14,7 +14,6 @@ from router.calls import Role
 from router.errors import BadVersion
 from router.ledger import Ledger
 from router.search import Executor, RunContext
-from router.search.executor import Unfinished
 from router.trace import Execution
 from router.versions.book import Traffic
 
@@ -74,20 +73,18 @@ class VersionRouting:
         """The version that works in a run."""
         return self._traffic(context).serving(context.ledger.run_id)
 
-    async def run(
-        self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
-    ) -> Execution:
-        """See `Executor.run`; the version that works in this run does it. Where the engine does not
-        have it, the active one steps in, and for that one the configured model; where a candidate
-        fails by itself, the active one, too, as no client is to suffer from a trial.
+    async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
+        """See `Executor.run`. The run's version works on it.
+
+        If the engine does not have that version, the active one steps in, and for the active one
+        the configured model. If a candidate fails, the active version steps in too, so that no
+        client suffers from a trial.
         """
         traffic = self._traffic(context)
         versions = list(dict.fromkeys((self.serving(context), traffic.active, self._configured)))
         steps_in = False
         for version, instead in pairwise(versions):
-            execution = await self.of(version).run(
-                sub_query, index, context, unfinished, instead=steps_in
-            )
+            execution = await self.of(version).run(sub_query, index, context, instead=steps_in)
             if _turned_away(execution, index, context.ledger):
                 self._on_record = None  # an engine that was started anew has lost it
             elif version == traffic.active or execution.outcome not in (
@@ -100,10 +97,7 @@ class VersionRouting:
             )
             context.failures.pop(index, None)
             steps_in = True
-            unfinished = None
-        return await self.of(versions[-1]).run(
-            sub_query, index, context, unfinished, instead=steps_in
-        )
+        return await self.of(versions[-1]).run(sub_query, index, context, instead=steps_in)
 
     async def require(self, version: str) -> None:
         """Make the engine know a version that a run is to work with. Raises `BadVersion` and

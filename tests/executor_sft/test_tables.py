@@ -27,7 +27,7 @@ from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import Agent, ExecutorLimits
 from router.store import Database
 from router.table import TableLimits, TableRequest, WideSearch
-from router.table.filling import EXECUTOR_OF_TABLES
+from router.table.filling import EXECUTOR_OF_TABLES, TABLE_FORM
 from router.table.table_delegation import STOP
 from router.testing.openai_server import ChatRequest, says, serving
 from router.trace import Conversation, Execution, RoleName
@@ -200,7 +200,7 @@ def worker(
         own = role("execution", model)
         most = ExecutorLimits(max_searches=searches)
         tabular = Agent(replace(own, system="tables"), world, most, EXECUTOR_OF_TABLES)
-        return Executor(own, world, most, tabular=tabular)
+        return Executor(own, world, most, forms={TABLE_FORM: tabular})
 
     leads = role("delegation", lead(world))
     answers = role("answer", ScriptedModel([]))

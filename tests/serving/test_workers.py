@@ -13,7 +13,9 @@ from rolegate.client import AsyncClient
 from router.errors import BadConfig
 from router.models.connection_pool import ConnectionPool
 from router.protocol import Passage
+from router.search.context import Reporting
 from router.search.tools import Tool, ToolOutput
+from router.table.filling import TABLE_REPORTING
 from router.testing.openai_server import Behaviour, says, serving
 from router.testing.retriever import FixedRetriever
 from router.testing.tools import FixedTools
@@ -36,9 +38,9 @@ REPORT = report("Michael Mann", "Heat is a film by Michael Mann.")
 OPENED = Passage("heat.pdf#7", "Heat", "Heat is a film by Michael Mann.", 0.5, "heat.pdf")
 
 
-@pytest.mark.parametrize("tabular", [False, True])
+@pytest.mark.parametrize("reporting", [Reporting(), TABLE_REPORTING], ids=["answer", "table"])
 @pytest.mark.parametrize("tool_calls", [False, True])
-async def test_both_forms_of_models(tmp_path: Path, tool_calls: bool, tabular: bool) -> None:
+async def test_both_forms_of_models(tmp_path: Path, tool_calls: bool, reporting: Reporting) -> None:
     """A model with tool calls of its own is sent tools and results, one without is told in its
     prompt; either way the report rests on the page.
     """
@@ -54,7 +56,7 @@ async def test_both_forms_of_models(tmp_path: Path, tool_calls: bool, tabular: b
         execution = msgspec.structs.replace(config.roles.execution, tool_calls=tool_calls)
         worker = new_worker(config, new_role("execution", execution, pool, {}), None, tools)
         done = await worker.run(
-            "Who made Heat?", 0, dataclasses.replace(lasting(), tabular=tabular)
+            "Who made Heat?", 0, dataclasses.replace(lasting(), reporting=reporting)
         )
         first, second = server.bodies
     assert (done.outcome, done.report.answer) == ("reported", "Michael Mann")

@@ -17,7 +17,9 @@ from router.models import Completion, Message, ScriptedModel
 from router.models.model import Answer
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
 from router.search import Executor, Retriever, RunContext
-from router.search.agent import ExecutorLimits
+from router.search.agent import Agent, ExecutorLimits
+from router.search.context import Reporting
+from router.search.executor import EXECUTOR
 from router.testing.retriever import FixedRetriever
 from router.trace import Event, Execution
 from router.trace.values import SearchDone, SearchRecord
@@ -359,3 +361,18 @@ def test_time_runs_out() -> None:
         assert [call.outcome for call in context.ledger.calls] == ["cancelled"]
 
     with_clock(main)
+
+
+async def test_the_form_of_reports_selects_the_agent() -> None:
+    """A run that reports in another form is served by the executor's agent for that form."""
+    listing = Agent(
+        role("execution", ScriptedModel([SEARCH, report("a list", "b")])),
+        RETRIEVER,
+        LIMITS,
+        EXECUTOR,
+    )
+    usual = role("execution", ScriptedModel([SEARCH, REPORT]))
+    executor = Executor(usual, RETRIEVER, LIMITS, forms={"list": listing})
+    other = replace(lasting(), reporting=Reporting("list"))
+    assert (await executor.run(SUB_QUERY, 0, other)).report.answer == "a list"
+    assert (await executor.run(SUB_QUERY, 0, lasting())).report == READ

@@ -20,7 +20,9 @@ from router.protocol.decision import Dispatch
 from router.protocol.turns import ReportTurn
 from router.search import Executor, RunContext
 from router.search.agent import ExecutorLimits
+from router.search.context import Reporting
 from router.search.managers import Managers
+from router.table.filling import TABLE_REPORTING
 from router.trace import Call, Event, Execution, Trajectory
 from router.trace.call import layer_of, totals
 from router.trace.values import SearchDone, SubQueryDispatched, by_executors
@@ -342,17 +344,17 @@ def at_length() -> Layers:
     )
 
 
-@pytest.mark.parametrize("tabular", [False, True])
-async def test_long_reports_of_workers(tabular: bool) -> None:
+@pytest.mark.parametrize("reporting", [Reporting(), TABLE_REPORTING], ids=["answer", "table"])
+async def test_long_reports_of_workers(reporting: Reporting) -> None:
     """Are cut where a manager cannot say them, so that what is kept back for an answer is
     enough; not in tables.
     """
 
     managers = at_length().of()
-    execution = await managers.run(STEPS[0], 3, replace(lasting(), tabular=tabular))
+    execution = await managers.run(STEPS[0], 3, replace(lasting(), reporting=reporting))
     size = sum(map(len, (execution.report.answer, *execution.report.evidence)))
     assert execution.outcome == "reported"
-    assert (size > 4 * managers.report_tokens) == tabular
+    assert (size > 4 * managers.report_tokens) == (reporting is TABLE_REPORTING)
 
 
 @pytest.mark.parametrize("layers", [Layers, at_length])
@@ -375,15 +377,15 @@ async def test_budgets(most: int, layers: Callable[[], Layers]) -> None:
     assert spent <= most
 
 
-@pytest.mark.parametrize("tabular", [False, True])
-async def test_a_budget_that_ends_within_a_manager(tabular: bool) -> None:
+@pytest.mark.parametrize("reporting", [Reporting(), TABLE_REPORTING], ids=["answer", "table"])
+async def test_a_budget_that_ends_within_a_manager(reporting: Reporting) -> None:
     """What its workers had found by then is reported, so that a table reads it."""
     cut = 0
     for most in range(100, 3000, 100):
         context = RunContext.lasting(
             60.0, lambda _: None, Ledger(allowance=Allowance(Budget(max_total_tokens=most)))
         )
-        execution = await Layers().of().run(STEPS[0], 3, replace(context, tabular=tabular))
+        execution = await Layers().of().run(STEPS[0], 3, replace(context, reporting=reporting))
         assert execution.work
         grounds = any(one.report.evidence for one in execution.work.executions)
         assert execution.outcome == ("reported" if grounds else "budget_exhausted")

@@ -3,7 +3,6 @@ another one's end.
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from router.ledger.budget import Allowance
 from router.ledger.journal import Admitted, EarlierRun
 from router.models import Model, ScriptedModel
 from router.models.model import Answer
-from router.protocol import Passage
 from router.runs import Gateway, RequestOptions, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search import Executor, ReportCache, Retriever, RunContext, Topology
@@ -224,59 +222,23 @@ async def test_whoever_shares_with_nobody() -> None:
 
 
 async def test_a_leader_that_leaves_hands_over() -> None:
-    """One who waits goes on from the last turn, and pays for what comes after it; the trace
-    names both.
-    """
+    """The next run that waits works on the sub-query, and the others share its report."""
     model = HeldModel(ScriptedModel(finds), free=1)
     executor = shared(model)
-    events = list[Event]()
     leader = asking("run-1")
-    next_one = asking("run-2", events=events)
-    last = asking("run-3")
+    next_leader = asking("run-2")
+    waiting_on = asking("run-3")
     first = await held(model, executor, leader)
-    second, third = await waiting(executor, next_one, last)
+    second, third = await waiting(executor, next_leader, waiting_on)
     first.cancel()
     model.let.set()
-    taken = await ended(second)
-    assert (taken.outcome, taken.shared_from) == ("reported", ("run-1",))
-    assert (len(taken.conversation.outputs), len(taken.searches)) == (2, 1)
-    assert events == [SearchDone(3, SUB_QUERY, ("Heat",))]
-    assert (await ended(third)).shared_from == ("run-1", "run-2")
+    execution = await ended(second)
+    assert (execution.outcome, execution.shared_from) == ("reported", ())
+    assert (await ended(third)).shared_from == ("run-2",)
     await leader.ledger.close(1.0)
     assert [call.outcome for call in leader.ledger.calls] == ["completed", "cancelled"]
-    assert [call.outcome for call in next_one.ledger.calls] == ["completed"]
-    assert last.ledger.calls == ()
-
-
-async def test_a_search_that_was_cut_is_done_by_the_next_one() -> None:
-    """Without asking the model for it again."""
-
-    class Held:
-        """Keeps whoever asks waiting, until it is let."""
-
-        def __init__(self) -> None:
-            self.asked = asyncio.Event()
-            self.let = asyncio.Event()
-
-        async def search(
-            self, queries: Sequence[str], top_k: int, document: str | None = None
-        ) -> list[list[Passage]]:
-            self.asked.set()
-            await self.let.wait()
-            return [[PASSAGE] for _ in queries]
-
-    retriever = Held()
-    model = ScriptedModel(finds)
-    executor = shared(model, retriever)
-    context = asking("run-2")
-    first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1")))
-    await ended(retriever.asked.wait())
-    (second,) = await waiting(executor, context)
-    first.cancel()
-    retriever.let.set()
-    taken = await ended(second)
-    assert (taken.outcome, taken.shared_from, len(taken.searches)) == ("reported", ("run-1",), 1)
-    assert (len(model.prompts), len(context.ledger.calls)) == (2, 1)
+    assert [call.outcome for call in next_leader.ledger.calls] == ["completed", "completed"]
+    assert waiting_on.ledger.calls == ()
 
 
 @pytest.mark.parametrize("cut", ["time", "budget"])

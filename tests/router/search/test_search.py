@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from router.errors import ContextTooLong, OutOfTime, UpstreamRefused, UpstreamUnavailable
 from router.models import Message, Prompt, ScriptedModel
 from router.protocol import Passage, prompts
+from router.search import Answerer, Delegator, Executor, FactorizedSearch
+from router.search.agent import ExecutorLimits
+from router.search.context import Reporting
 from router.testing.retriever import FixedRetriever
 from router.trace import Event
 from router.trace.values import NOT_FOUND, Reported, RoundStarted, SearchDone, SubQueryDispatched
@@ -445,3 +449,21 @@ async def test_proceeding_from_a_last_round() -> None:
     )
     ended = await search.proceed(QUESTION, search.instead(found, 0, found.executions), lasting())
     assert (ended.answer, ended.outcome) == ("no", "rounds_exhausted")
+
+
+async def test_the_run_says_which_reports_are_grounds() -> None:
+    """By default, reports with evidence are; a run may demand something else."""
+    assert (await Deployment().search().run(QUESTION, lasting())).answer == "Michael Mann"
+    demanding = replace(lasting(), reporting=Reporting(is_grounds=lambda _execution: False))
+    assert (await Deployment().search().run(QUESTION, demanding)).answer == NOT_FOUND
+
+
+async def test_a_search_without_a_width_runs_all_executors_together() -> None:
+    deployment = Deployment(ScriptedModel([block("a?", "b?", "c?"), STOP]), retriever=Meeting(3))
+    roles = deployment.roles()
+    executor = Executor(roles["execution"], deployment.retriever, ExecutorLimits())
+    search = FactorizedSearch(
+        Delegator(roles["delegation"]), executor, Answerer(roles["answer"]), width=None
+    )
+    async with asyncio.timeout(10):
+        assert (await search.run(QUESTION, lasting())).rounds == (3,)

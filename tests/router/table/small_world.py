@@ -25,7 +25,7 @@ from router.search.managers import Managers
 from router.search.single_agent import SingleAgent, single_agent_limits
 from router.store import Database, LogJournal, SQLArchive
 from router.table import TableLimits, TableRequest, TableTopology, WideSearch
-from router.table.filling import EXECUTOR_OF_TABLES
+from router.table.filling import EXECUTOR_OF_TABLES, TABLE_FORM
 from router.table.table_delegation import STOP
 from router.table.writing import SINGLE_WRITER, WrittenTables
 from router.trace import RoleName
@@ -230,7 +230,7 @@ async def gateway(
     limits = limits or TableLimits()
     long = ExecutorLimits(report_chars=report_chars)
     agent = Agent(roles["execution"], world, long, EXECUTOR_OF_TABLES)
-    executes: Any = Executor(roles["execution"], world, ExecutorLimits(), tabular=agent)
+    executes: Any = Executor(roles["execution"], world, ExecutorLimits(), forms={TABLE_FORM: agent})
     if shared:
         one: Executor = executes
         executes = ReportCache(

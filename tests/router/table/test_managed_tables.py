@@ -21,7 +21,7 @@ from router.search import Delegator, Executor
 from router.search.agent import Agent, ExecutorLimits
 from router.search.managers import Manager, Managers
 from router.table import TableLimits, table_of
-from router.table.filling import EXECUTOR_OF_TABLES
+from router.table.filling import EXECUTOR_OF_TABLES, TABLE_FORM
 from router.table.table_text import parse_table_turn
 from router.trace import Run
 from router.trace.table import Ask
@@ -89,7 +89,7 @@ def managers(**pages: Any) -> Managers:
         model = shown.model if isinstance(shown, Held) else Blocked() if shown else gone
         worker = Role("execution", model, "execution", Sampling(max_tokens=256), 1)
         agent = Agent(worker, shown or Partly(World()), ExecutorLimits(), EXECUTOR_OF_TABLES)
-        workers = Executor(worker, shown, ExecutorLimits(), tabular=agent)
+        workers = Executor(worker, shown, ExecutorLimits(), forms={TABLE_FORM: agent})
         return Manager(name, Delegator(lead_role, report=parse_table_turn), workers)
 
     return Managers([manager(name, shown) for name, shown in pages.items()])
