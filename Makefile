@@ -30,6 +30,7 @@ check: $(VENV)/ready-dev
 	$(BIN)/mypy
 	PYTHONPATH=protos $(BIN)/lint-imports
 	$(BIN)/python scripts/size.py
+	$(BIN)/python scripts/wording.py
 	$(BIN)/python scripts/configuration.py --check
 	@fresh=$$(mktemp -d) && $(MAKE) --no-print-directory protos OUT=$$fresh >/dev/null && \
 	  for file in $$(cd $$fresh && find . -type f); do cmp $$fresh/$$file protos/$$file || exit 1; done && \
