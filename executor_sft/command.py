@@ -2,44 +2,24 @@
 tables or as JSON.
 """
 
-import argparse
-import ast
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from textwrap import dedent
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
-from msgspec.inspect import (
-    BoolType,
-    CustomType,
-    Field,
-    FloatType,
-    IntType,
-    LiteralType,
-    Metadata,
-    NoneType,
-    StructType,
-    UnionType,
-    VarTupleType,
-    type_info,
-)
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from router.errors import BadConfig, BadRequest
-from serving.cli.options import add_config, chosen_file
+from router.errors import BadRequest
+from serving.cli import command as command_line
+from serving.cli.command import POSITIONAL
 
-POSITIONAL = Meta(extra={"positional": True})
-"""Marks an option that is a positional argument."""
+__all__ = ["POSITIONAL", "Count", "StepOptions", "agreed", "parse", "show"]
 Count = Annotated[int, Meta(ge=1)]
-_METAVARS = {IntType: "N", FloatType: "X", CustomType: "PATH"}
 
 
 class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,87 +46,10 @@ def parse(
     *,
     group: str = "sft",
 ) -> _Options:
-    """Read a command's arguments into its struct.
-
-    Each field is an option: its annotation gives range and choices, its docstring (or
-    `Meta(description=…)`) the help. The field `config` is the file that `--config` or `--preset`
-    names, or the default config.
-
-    Raises `BadConfig` for a value that its field does not accept. Exits where argparse does.
+    """Read the arguments of `rolegate GROUP COMMAND` into its struct; see
+    `serving.cli.command.parse`.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"rolegate {group} {command}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    shape = type_info(options)
-    assert isinstance(shape, StructType)
-    helps = _docstrings(options)
-    for field in shape.fields:
-        if field.name == "config":
-            add_config(parser)
-        else:
-            _add(parser, field, helps.get(field.name, ""))
-
-    given = parser.parse_args(arguments, argparse.Namespace(config=None, preset=None))
-    values = vars(given)
-    if "config" in options.__struct_fields__:
-        values["config"] = chosen_file(given)
-    try:
-        return msgspec.convert(
-            values, options, strict=False, dec_hook=lambda kind, value: kind(value)
-        )
-    except msgspec.ValidationError as error:
-        why, _, name = str(error).partition(" - at `$.")
-        name = name.rstrip("`").partition("[")[0]
-        raise BadConfig(f"--{name.replace('_', '-')} {values[name]}: {why}.") from None
-
-
-def _docstrings(options: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the docstring of each field, by its name; base classes included."""
-    texts: dict[str, str] = {}
-    for cls in reversed(options.__mro__):
-        if cls in msgspec.Struct.__mro__:
-            continue
-        (definition,) = ast.parse(dedent(inspect.getsource(cls))).body
-        assert isinstance(definition, ast.ClassDef)
-        for statement, following in pairwise(definition.body):
-            match statement, following:
-                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                    texts[name] = " ".join(text.split())
-    return texts
-
-
-def _add(parser: argparse.ArgumentParser, field: Field, text: str) -> None:
-    """Add the option of a field. `text`: its help."""
-    kind = field.type
-    if isinstance(kind, UnionType):
-        (kind,) = (member for member in kind.types if not isinstance(member, NoneType))
-    positional = False
-    if isinstance(kind, Metadata):
-        text = text or (kind.extra_json_schema or {}).get("description", "")
-        positional = "positional" in (kind.extra or {})
-        kind = kind.type
-    assert text, f"{field.name} has no description"
-
-    settings: dict[str, Any] = {} if positional else {"required": field.required}
-    if isinstance(kind, BoolType) and field.default is False:
-        settings["action"] = "store_true"
-    elif isinstance(kind, LiteralType):
-        settings["choices"] = kind.values
-    else:
-        if isinstance(kind, VarTupleType):
-            settings |= {"nargs": "+", "action": "extend"}
-            kind = kind.item_type
-        settings["metavar"] = _METAVARS.get(type(kind), "TEXT")
-
-    if not (field.required or field.default in (None, False, ())):
-        values = field.default if isinstance(field.default, tuple) else (field.default,)
-        text += f" (default: {' '.join(map(str, values))})"
-    name = field.name if positional else f"--{field.encode_name.replace('_', '-')}"
-    parser.add_argument(name, help=text.replace("%", "%%"), **settings)
+    return command_line.parse(options, f"{group} {command}", arguments, description)
 
 
 def agreed(question: str, more: str = "") -> bool:

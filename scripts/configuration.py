@@ -2,12 +2,10 @@
 instead.
 """
 
-import ast
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from textwrap import dedent
 
 import msgspec
 from msgspec import NODEFAULT
@@ -25,6 +23,7 @@ from msgspec.inspect import (
 )
 
 from serving.config.config import Config
+from serving.field_docs import field_docs
 
 PAGE = Path(__file__).parent.parent / "docs/configuration.md"
 HEAD = """\
@@ -58,11 +57,11 @@ def _collect(key: str, cls: type, keys: dict[type, list[str]]) -> None:
 
 
 def _section(cls: type, keys: Sequence[str]) -> str:
-    prose = _prose(cls)
+    docs = {name: doc.replace("|", "\\|") for name, doc in field_docs(cls).items()}
     rows = [
         (
             f"| `{field.encode_name}` | {_kind(field.type)} | {_default(field)} | "
-            f"{prose.get(field.name, '')} |"
+            f"{docs.get(field.name, '')} |"
         )
         for field in _fields(cls, plain=True)
     ]
@@ -123,20 +122,6 @@ def _default(field: Field) -> str:
         return "required"
     default = field.default_factory() if field.default is NODEFAULT else field.default
     return "" if default is None else f"`{msgspec.json.encode(default).decode()}`"
-
-
-def _prose(cls: type) -> dict[str, str]:
-    """The text below each field."""
-    (body,) = ast.parse(dedent(inspect.getsource(cls))).body
-    assert isinstance(body, ast.ClassDef)
-    prose = {}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                value=ast.Constant(value=str(words))
-            ):
-                prose[name] = " ".join(words.split()).replace("|", "\\|")
-    return prose
 
 
 if __name__ == "__main__":

@@ -43,6 +43,14 @@ _NAMED: dict[str, type[Section]] = {
 }
 """Sections of which there may be several, each with a name."""
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "a table",
+    "array": "a list",
+}
 
 
 def load_config(path: Path) -> Config:
@@ -132,11 +140,24 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
         return f"{_joined(key, unknown[1])}: unknown field; {_instead(unknown[1], place, key)}"
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
         return f"{_joined(key, missing[1])}: missing"
-    if limit := re.fullmatch(r"Expected `\w+` ([<>]=?) (\S+?)(\.0)?", text):
-        return f"{key}: must be {_RANGES[limit[1]]} {limit[2]}"
     if text.startswith("Invalid enum value") and isinstance(kind := _kind(place), LiteralType):
         return f"{key}: {text.lower()}; there are: {', '.join(map(str, kind.values))}"
-    return f"{key or 'the file'}: {text}"
+    return f"{key or 'the file'}: {plain_words(text)}"
+
+
+def plain_words(message: str) -> str:
+    """Return a message of msgspec in plain words, such as "must be a whole number, got text"."""
+    if limit := re.fullmatch(r"Expected `\w+` ([<>]=?) (\S+?)(\.0)?", message):
+        return f"must be {_RANGES[limit[1]]} {limit[2]}"
+    if kinds := re.fullmatch(r"Expected `(.+)`, got `(.+)`", message):
+        wanted, given = (
+            " or ".join(
+                _KINDS.get(kind, kind) for kind in kind_names.split(" | ") if kind != "null"
+            )
+            for kind_names in kinds.groups()
+        )
+        return f"must be {wanted}, got {given or 'nothing'}"
+    return message
 
 
 def _joined(table: str, key: str) -> str:

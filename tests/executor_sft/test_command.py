@@ -45,7 +45,10 @@ def test_options_are_the_fields_of_a_struct(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     ("option", "why"),
-    [("--count=0", "--count 0: Expected `int` >= 1"), ("--rate=x", "--rate x: Expected `float")],
+    [
+        ("--count=0", "--count: must be at least 1, got '0'"),
+        ("--rate=x", "--rate: must be a number, got 'x'"),
+    ],
 )
 def test_values_out_of_range_are_named(option: str, why: str) -> None:
     """By the option, with what it takes."""

@@ -218,16 +218,19 @@ def test_a_secret_is_not_repeated(tmp_path: Path, text: str, key: str) -> None:
         ),
         (
             with_tables("[tools.b]\nheaders = {Key = 1}"),
-            "tools.b.headers[...]: Expected `str`, got `int`",
+            "tools.b.headers[...]: must be text, got a whole number",
         ),
         ("", "roles: missing"),
         (GOOD.partition("[retrieval]")[0], "retrieval: missing"),
-        (in_role("seed = 'a'"), "roles.delegation.seed: Expected `int | null`, got `str`"),
-        (with_tables("[search]\nrequire_evidence = 1"), "search.require_evidence: Expected `bool`"),
-        ("engines = 1\n" + GOOD, "engines: Expected `object`, got `int`"),
+        (in_role("seed = 'a'"), "roles.delegation.seed: must be a whole number, got text"),
+        (
+            with_tables("[search]\nrequire_evidence = 1"),
+            "search.require_evidence: must be true or false",
+        ),
+        ("engines = 1\n" + GOOD, "engines: must be a table, got a whole number"),
         (
             with_tables("[engines.b]\npath='m'\narguments=[1]"),
-            "engines.b.arguments[0]: Expected `str`, got `int`",
+            "engines.b.arguments[0]: must be text, got a whole number",
         ),
         (
             in_role('fallbacks = ["judge"]'),

@@ -1,0 +1,207 @@
+"""Commands: options are the fields of a struct, whose docstrings are the help texts.
+
+A field's type gives the option's values, its docstring (or `Meta(description=…)`) the help text,
+and the class's docstring the description. A field named `config` adds `--config` and `--preset`,
+and holds the file that these choose.
+"""
+
+import argparse
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import NODEFAULT, Meta
+from msgspec.inspect import (
+    BoolType,
+    CustomType,
+    Field,
+    FloatType,
+    IntType,
+    LiteralType,
+    Metadata,
+    NoneType,
+    StructType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
+
+from router.errors import BadConfig
+from serving.config.file import plain_words, preset
+from serving.field_docs import field_docs
+from serving.terminal import complain
+
+POSITIONAL = Meta(extra={"positional": True})
+"""Marks an option that is given by its position, not by its name."""
+CONFIG = Path("rolegate.toml")
+"""Config file in the working directory that commands use by default."""
+_METAVARS = {IntType: "N", FloatType: "X", CustomType: "PATH"}
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+_Groups: TypeAlias = "defaultdict[str, argparse._MutuallyExclusiveGroup]"
+
+
+def exclusive(group: str) -> Meta:
+    """Mark options of which a command line may have one only."""
+    return Meta(extra={"group": group})
+
+
+def reads(read: Callable[[str], object], metavar: str) -> Meta:
+    """Mark an option whose value `read` converts. `read` raises `argparse.ArgumentTypeError` or
+    `BadConfig`.
+    """
+    return Meta(extra={"type": read, "metavar": metavar})
+
+
+class Command(NamedTuple):
+    """A subcommand; the first line of its options' docstring is its summary."""
+
+    options: type[msgspec.Struct]
+    work: Callable[..., object]
+
+
+def run_subcommand(
+    group: str,
+    about: str | None,
+    commands: Mapping[str, Command | str],
+    arguments: Sequence[str],
+    run: Callable[..., object] = lambda work, options: work(options),
+) -> int:
+    """Run one of a group's subcommands; return its exit status. `commands`: a string is the
+    summary of a command that runs elsewhere. `run`: calls a command's work with its options.
+    """
+    parser = new_parser(group, about)
+    choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in commands.items():
+        summary = command
+        if isinstance(command, Command):
+            first = (command.options.__doc__ or "").partition("\n")[0].rstrip(".")
+            summary = first[:1].lower() + first[1:]
+        choices.add_parser(name, help=summary, add_help=False)
+    chosen = parser.parse_args(arguments[:1]).command
+    command = commands[chosen]
+    assert isinstance(command, Command)
+    return int(run(command.work, parse(command.options, f"{group} {chosen}", arguments[1:])) or 0)
+
+
+def parse(
+    options: type[Options],
+    command: str,
+    arguments: Sequence[str],
+    about: str | None = None,
+) -> Options:
+    """Read the arguments of `rolegate COMMAND` into a struct. `about`: description, by default the
+    struct's docstring.
+
+    Raises `BadConfig` for a value that its field does not accept; exits where argparse does.
+    """
+    parser = new_parser(command, about or options.__doc__)
+    shape = type_info(options)
+    assert isinstance(shape, StructType)
+    docs = field_docs(options)
+    groups: _Groups = defaultdict(parser.add_mutually_exclusive_group)
+    for field in shape.fields:
+        if field.name == "config":
+            _add_config(groups["config"])
+        else:
+            _add_option(parser, groups, field, docs.get(field.name, ""))
+
+    values = vars(parser.parse_args(arguments))
+    preset_name = values.pop("preset", None)
+    instead_of_config = groups["config"]._group_actions if "config" in groups else ()
+    if instead_of_config and not any(option.dest in values for option in instead_of_config):
+        values["config"] = _default_config(preset_name)
+    try:
+        return msgspec.convert(
+            values, options, strict=False, dec_hook=lambda kind, value: kind(value)
+        )
+    except msgspec.ValidationError as error:
+        reason, _, name = str(error).partition(" - at `$.")
+        name = name.rstrip("`").partition("[")[0]
+        must = plain_words(reason).partition(", got")[0]
+        raise BadConfig(f"--{name.replace('_', '-')}: {must}, got {values[name]!r}.") from None
+
+
+def new_parser(command: str, about: str | None) -> argparse.ArgumentParser:
+    """Return the parser of `rolegate COMMAND`; absent options are absent from what it parses."""
+    return argparse.ArgumentParser(
+        prog=f"rolegate {command}",
+        description=inspect.cleandoc(about or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+
+
+def _add_config(group: argparse._MutuallyExclusiveGroup) -> None:
+    group.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"read this TOML file (default: {CONFIG}, if it is here)",
+    )
+    group.add_argument(
+        "--preset", metavar="NAME", help="use a shipped config (default: mini, the demo)"
+    )
+
+
+def _default_config(name: str | None) -> Path:
+    """Return the file of a preset, or the default file, which is printed. Raises `BadConfig`."""
+    if name is None and CONFIG.is_file():
+        complain(f"rolegate: the config is {CONFIG.resolve()}")
+        return CONFIG
+    if name is None:
+        complain(f"rolegate: no {CONFIG} here, so this is the demo")
+    return preset(name or "mini")
+
+
+def _add_option(parser: argparse.ArgumentParser, groups: _Groups, field: Field, doc: str) -> None:
+    kind = field.type
+    if isinstance(kind, UnionType):
+        (kind,) = (member for member in kind.types if not isinstance(member, NoneType))
+    extra: dict[str, Any] = {}
+    if isinstance(kind, Metadata):
+        doc = doc or (kind.extra_json_schema or {}).get("description", "")
+        extra = kind.extra or {}
+        kind = kind.type
+    assert doc, f"{field.name} has no description"
+
+    settings = _value_settings(kind, field.default)
+    settings |= {name: extra[name] for name in ("type", "metavar") if name in extra}
+    if not (field.required or field.default in (None, False, "", (), NODEFAULT)):
+        values = field.default if isinstance(field.default, tuple) else (field.default,)
+        doc += f" (default: {' '.join(map(str, values))})"
+    doc = doc.replace("%", "%%")
+
+    if "positional" in extra:
+        settings.pop("action", None)
+        if not field.required:
+            settings["nargs"] = "*" if "nargs" in settings else "?"
+        settings["metavar"] = field.name.upper()
+        parser.add_argument(field.name, help=doc, **settings)
+    else:
+        target = groups[extra["group"]] if "group" in extra else parser
+        option = f"--{field.encode_name.replace('_', '-')}"
+        target.add_argument(option, required=field.required, help=doc, **settings)
+
+
+def _value_settings(kind: Type, default: object) -> dict[str, Any]:
+    """Return the settings of `add_argument` that follow from a field's type."""
+    if isinstance(kind, BoolType) and default is False:
+        return {"action": "store_true"}
+    if isinstance(kind, BoolType) and default is NODEFAULT:
+        return {"action": argparse.BooleanOptionalAction}
+
+    settings: dict[str, Any] = {}
+    if isinstance(kind, VarTupleType):
+        settings = {"nargs": "+", "action": "extend"}
+        kind = kind.item_type
+    if isinstance(kind, LiteralType):
+        settings["choices"] = kind.values
+    else:
+        settings["metavar"] = _METAVARS.get(type(kind), "TEXT")
+    return settings
