@@ -32,6 +32,7 @@ check: $(VENV)/ready-dev
 	$(BIN)/python scripts/size.py
 	$(BIN)/python scripts/wording.py
 	$(BIN)/python scripts/configuration.py --check
+	$(BIN)/python scripts/reference.py --check
 	@fresh=$$(mktemp -d) && $(MAKE) --no-print-directory protos OUT=$$fresh >/dev/null && \
 	  for file in $$(cd $$fresh && find . -type f); do cmp $$fresh/$$file protos/$$file || exit 1; done && \
 	  rm -r $$fresh && echo "generated code is fresh"
@@ -46,6 +47,7 @@ protos: $(VENV)/ready-dev
 
 docs: $(VENV)/ready-dev
 	@$(BIN)/python scripts/configuration.py
+	@$(BIN)/python scripts/reference.py
 
 pictures: $(VENV)/ready-dev
 	@$(BIN)/python -m scripts.pictures docs/pages --width 1280 --theme light \

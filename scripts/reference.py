@@ -1,0 +1,254 @@
+"""Write docs/errors.md, metrics.md and rpc.md from the code; `--check` compares instead."""
+
+import ast
+import inspect
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    EnumDescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
+from google.rpc import code_pb2
+
+from router import errors
+from router.edge.status import HTTP_STATUS, STATUS
+
+ROOT = Path(__file__).resolve().parents[1]
+REMEDIES: dict[type[errors.RolegateError], str] = {
+    errors.BadRequest: "Correct the field that the message names.",
+    errors.BadConfig: "Run `rolegate check`, and correct what it names.",
+    errors.StoreInUse: "Stop the other process, or give this one a store of its own.",
+    errors.BadIndex: "Run `rolegate index build` again; it keeps what can be kept.",
+    errors.BadCorpus: "Correct the row that the message names.",
+    errors.DuplicateId: "Give each row an id that no other row has.",
+    errors.BadDocument: "Open the file with its own program, or leave it out.",
+    errors.DocumentTooLarge: "Split the file, or leave it out.",
+    errors.BadVersion: "Publish the version again, for the engine's base model.",
+    errors.NotFound: "Check the run's identifier, and the tenant of the key.",
+    errors.RequestIdTaken: "Use a new `request_id` for each request.",
+    errors.RunCancelled: "Ask again, if the answer is still wanted.",
+    errors.OutOfTime: "Allow a longer deadline, or raise `server.timeout_s`.",
+    errors.BudgetExhausted: "Raise the request's budget to what the message names.",
+    errors.QuotaExhausted: "Wait for the next period, or raise the quota (`rolegate tenants set`).",
+    errors.PriceUnknown: "State the model's price in its role, or set a limit in tokens.",
+    errors.Overloaded: "Retry after the pause that the error names.",
+    errors.SlowReader: "Read the stream while it comes, or ask for the result only.",
+    errors.AccessDenied: "Use a key with the scope that the message names.",
+    errors.NoKey: "Send a valid key as `authorization: Bearer …` (`rolegate keys create`).",
+    errors.StoreFailed: "Free disk space or restore the database; nothing acknowledged is lost.",
+    errors.UpstreamUnavailable: "Retry later; `rolegate check --live` shows which one is down.",
+    errors.UpstreamRefused: "Correct the role's model name, key or parameters.",
+    errors.ContextTooLong: "Show fewer passages, or serve the model with a longer context.",
+    errors.ContentRefused: "Ask something else, or use another model for the role.",
+    errors.UpstreamProtocolError: "Check that the address is an OpenAI-compatible endpoint.",
+    errors.ToolFailed: "Look at the tool's server; `rolegate check --live` lists its tools.",
+    errors.MalformedOutput: "Use a model that follows the role's prompt, or set `structured`.",
+}
+_METRICS = ("serving/telemetry/metrics.py",)
+_KINDS = {
+    "counter": "counter",
+    "histogram": "histogram",
+    "gauge": "gauge",
+    "Gauge": "gauge",
+    "_family": "gauge",
+}
+_SECTIONS = {"message": 4, "enum": 5, "service": 6, "field": 2, "value": 2, "method": 2}
+"""Numbers of fields in descriptors, of which the paths of comments are made."""
+
+
+def errors_page() -> str:
+    """Return the page of errors: one row for each reason."""
+    lines = [
+        "# Errors",
+        "",
+        "Every error has a status code and a reason: over gRPC in `google.rpc.ErrorInfo`, over",
+        "HTTP in `error.code`. The message says what is wrong and where. `make docs` makes this page.",
+        "",
+        "| reason | gRPC | HTTP | cause | remedy |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, (code, reason) in sorted(STATUS.items(), key=lambda row: row[1][1]):
+        cause = _sentence(inspect.getdoc(kind) or "")
+        status = f"{code_pb2.Code.Name(code)} | {HTTP_STATUS[code]}"
+        lines.append(f"| `{reason}` | {status} | {cause} | {REMEDIES[kind]} |")
+    internal = "The gateway's log has the details; report it."
+    lines.append(f"| `INTERNAL` | INTERNAL | 500 | An error of the gateway. | {internal} |")
+    return "\n".join([*lines, ""])
+
+
+def metrics_page() -> str:
+    """Return the page of metrics: one row for each name."""
+    lines = [
+        "# Metrics",
+        "",
+        "`telemetry.prometheus` names the address at which Prometheus reads them. Counters end in",
+        "`_total`, histograms have `_bucket`, `_sum` and `_count`. `make docs` makes this page.",
+        "",
+        "| name | kind | labels | |",
+        "|---|---|---|---|",
+    ]
+    for file in _METRICS:
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        lines += sorted(filter(None, map(_metric, ast.walk(tree))))
+    return "\n".join([*lines, ""])
+
+
+def _metric(node: ast.AST) -> str | None:
+    """Return the row of a call that makes a metric; None for every other node."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        return None
+    texts = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
+    labels = texts[2:]
+    for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+        if isinstance(argument, ast.Tuple | ast.List):
+            labels += [str(item.value) for item in argument.elts if isinstance(item, ast.Constant)]
+        elif isinstance(argument, ast.Name) and argument.id == "at":
+            labels.insert(0, "deployment")
+    kind = _KINDS.get(node.func.id)
+    if kind and isinstance(node.args[0], ast.Name):
+        kind = node.args[0].id
+    if kind is None or len(texts) < 2:
+        return None
+    name = texts[0] if texts[0].startswith("rolegate_") else f"rolegate_{texts[0]}"
+    if kind == "counter":
+        name += "_total"
+    if kind == "histogram":
+        name += "_seconds"
+    shown = ", ".join(f"`{label}`" for label in labels)
+    return f"| `{name}` | {kind} | {shown} | {_sentence(texts[1])} |"
+
+
+def rpc_page() -> str:
+    """Return the page of RPCs, messages and enums, from the comments of the protos."""
+    lines = [
+        "# RPCs",
+        "",
+        "The package `rolegate.v1`, from the comments in",
+        "[`protos/rolegate/v1`](../protos/rolegate/v1). `make docs` makes this page.",
+        "",
+    ]
+    for file in _descriptors().file:
+        if file.package == "rolegate.v1":
+            lines += _services(file)
+    for file in _descriptors().file:
+        if file.package == "rolegate.v1":
+            lines += _types(file)
+    return "\n".join(lines)
+
+
+def _descriptors() -> FileDescriptorSet:
+    """Compile the protos, with their comments."""
+    with tempfile.NamedTemporaryFile() as out:
+        protos = sorted(str(path) for path in (ROOT / "protos/rolegate/v1").glob("*.proto"))
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
+        command += ["--include_source_info", f"--descriptor_set_out={out.name}", *protos]
+        subprocess.run(command, check=True)  # noqa: S603
+        return FileDescriptorSet.FromString(Path(out.name).read_bytes())
+
+
+def _comments(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
+    """Return the comment before each definition, by the path of the definition."""
+    return {
+        tuple(location.path): " ".join(location.leading_comments.split())
+        for location in file.source_code_info.location
+    }
+
+
+def _services(file: FileDescriptorProto) -> Iterator[str]:
+    """Yield a section for each service of a file."""
+    comments = _comments(file)
+    for at, service in enumerate(file.service):
+        path = (_SECTIONS["service"], at)
+        yield from (f"## {service.name}", "", comments.get(path, ""), "")
+        yield from ("| method | request | response | |", "|---|---|---|---|")
+        for number, method in enumerate(service.method):
+            text = comments.get((*path, _SECTIONS["method"], number), "")
+            response = _link(method.output_type)
+            if method.server_streaming:
+                response = f"stream of {response}"
+            yield f"| `{method.name}` | {_link(method.input_type)} | {response} | {text} |"
+        yield ""
+
+
+def _types(file: FileDescriptorProto) -> Iterator[str]:
+    """Yield a section for each message and enum of a file."""
+    comments = _comments(file)
+    for at, message in enumerate(file.message_type):
+        yield from _message(message, (_SECTIONS["message"], at), comments)
+    for at, enum in enumerate(file.enum_type):
+        yield from _enum(enum, (_SECTIONS["enum"], at), comments)
+
+
+def _message(
+    message: DescriptorProto, path: tuple[int, ...], comments: dict[tuple[int, ...], str]
+) -> Iterator[str]:
+    """Yield the section of a message."""
+    yield from (f"### {message.name}", "", comments.get(path, ""), "")
+    if message.field:
+        yield from ("| field | type | |", "|---|---|---|")
+    for number, field in enumerate(message.field):
+        text = comments.get((*path, _SECTIONS["field"], number), "")
+        yield f"| `{field.name}` | {_type(field)} | {text} |"
+    yield ""
+
+
+def _enum(
+    enum: EnumDescriptorProto, path: tuple[int, ...], comments: dict[tuple[int, ...], str]
+) -> Iterator[str]:
+    """Yield the section of an enum."""
+    yield from (f"### {enum.name}", "", comments.get(path, ""), "", "| value | |", "|---|---|")
+    for number, value in enumerate(enum.value):
+        yield f"| `{value.name}` | {comments.get((*path, _SECTIONS['value'], number), '')} |"
+    yield ""
+
+
+def _type(field: FieldDescriptorProto) -> str:
+    """Return the type of a field, as a link where it is a message or an enum."""
+    if field.type_name:
+        name = _link(field.type_name)
+    else:
+        name = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    repeated = field.label == FieldDescriptorProto.LABEL_REPEATED
+    return f"repeated {name}" if repeated else name
+
+
+def _link(name: str) -> str:
+    """Return the name of a type, as a link to its section where it is one of ours."""
+    plain = name.removeprefix(".rolegate.v1.")
+    if plain == name:
+        return f"`{name.removeprefix('.')}`"
+    return f"[{plain}](#{plain.lower()})"
+
+
+def _sentence(text: str) -> str:
+    """Return the first paragraph in one line, with a full stop at its end."""
+    line = " ".join(text.partition("\n\n")[0].split())
+    return line if line.endswith(".") else f"{line}."
+
+
+PAGES = {"errors.md": errors_page, "metrics.md": metrics_page, "rpc.md": rpc_page}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or say which one is not fresh."""
+    stale = 0
+    for name, page in PAGES.items():
+        path = ROOT / "docs" / name
+        text = page()
+        if "--check" not in arguments:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            print(f"docs/{name} is not what the code says; run `make docs`.")
+            stale += 1
+    return int(stale > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
