@@ -1,13 +1,13 @@
-"""A gateway in a process of its own, before models that are played: `python -m benchmarks.gateway
-CONFIG DOUBLES…`.
+"""Gateway in a separate process, in front of simulated models: `python -m benchmarks.gateway CONFIG
+DOUBLES…`.
 
-It listens on free ports of the loopback, prints the addresses of gRPC and of HTTP, and goes on
-until its standard input ends. Doubles: `retriever`, one in the process, whatever the config says;
-`no-store`, a journal that keeps nothing; `timed`, a journal that measures: for each line that it is
-sent, the gateway prints how many seconds each call since the last line took to be on record.
+It listens on free loopback ports, prints its gRPC and HTTP addresses, and runs until its standard
+input is closed. Doubles: `retriever` replaces the configured retrieval by one in the process;
+`no-store` keeps nothing; `timed` measures the journal: for each line of standard input, the gateway
+prints the seconds that each call since the last line took to be recorded.
 
-The played models answer a two-hop question: 3 calls of the delegator, 2 executor runs of 2 turns
-with a search each, and 1 call of the answerer.
+The simulated models answer a two-hop question with 3 delegator calls, 2 executor runs of 2 turns
+with one search each, and 1 answerer call.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ _PASSAGE = Passage(
 
 
 def canned(asked: ChatRequest) -> str:
-    """The text of a role's turn; sub-queries and queries repeat the question, so that no two
-    questions share any.
+    """Return the text of a role's turn. Sub-queries and queries repeat the question, so that
+    different questions share none.
     """
     about = asked.texts[1] if len(asked.texts) > 1 else ""
     turns = len(asked.texts)
@@ -62,9 +62,8 @@ def canned(asked: ChatRequest) -> str:
         case "delegator" if turns > 4:
             return "<stop/>Enough evidence<stop>"
         case "delegator":
-            return (
-                f"<search>{json.dumps([('First: ' if turns == 2 else 'Then: ') + about])}</search>"
-            )
+            order = "First" if turns == 2 else "Then"
+            return f"<search>{json.dumps([f'{order}: {about}'])}</search>"
         case "executor" if turns == 2:
             return f"<search>{about}</search>"
         case "executor":
@@ -75,12 +74,12 @@ def canned(asked: ChatRequest) -> str:
 
 
 def at_once(asked: ChatRequest) -> Reply:
-    """A role's turn without any delay."""
+    """Return a role's turn without delay."""
     return Reply.of(canned(asked))
 
 
 class OnePassage:
-    """Finds the same for every query."""
+    """Retriever that returns the same passage for every query."""
 
     index_id: str | None = None
     """See `IndexRetriever.index_id`."""
@@ -94,7 +93,9 @@ class OnePassage:
 
 @asynccontextmanager
 async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, str]]:
-    """Models in this process, and the address of a retrieval."""
+    """Start simulated models and a retrieval service in this process. Yield the models' server and
+    the retrieval address.
+    """
     async with serving(recording=False) as models, retrieval(OnePassage()) as address:
         models.plays(*behaviours or (writes(at_once),))
         yield models, address
@@ -102,9 +103,9 @@ async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, st
 
 @asynccontextmanager
 async def retrieval(retriever: Retriever) -> AsyncIterator[str]:
-    """A retrieval service in this process; host:port."""
+    """Start a retrieval service in this process and yield its host:port."""
     server = Server(None, RetrievalServicer(retriever))
-    port = await server.start("127.0.0.1:0")
+    port = await server.start(_ANY)
     try:
         yield f"127.0.0.1:{port}"
     finally:
@@ -118,11 +119,12 @@ def canned_config(
     roles: Mapping[str, Mapping[str, Any]] | None = None,
     **sections: Mapping[str, Any],
 ) -> Path:
-    """Write the config of a gateway before played models, with its store, into a new `folder`; its
-    file. Executor runs are not shared unless a section says so. `roles`: further keys of each.
+    """Write the config of a gateway in front of simulated models into `folder`, which also gets its
+    store, and return the file. The report cache is off by default. `roles`: more keys by role.
+    `sections`: more keys by section.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    further = roles or {}
+    by_role = roles or {}
     common = {"base_url": base_urls[0], "replicas": list(base_urls[1:]), "max_tokens": MAX_TOKENS}
     config: dict[str, Any] = {
         "server": {"store": f"sqlite:///{folder}/runs.db"},
@@ -133,7 +135,7 @@ def canned_config(
                 "model": model,
                 "prompt": f"shipped:prompts/full/{role}.txt",
                 **common,
-                **further.get(role, {}),
+                **by_role.get(role, {}),
             }
             for role, model in MODELS.items()
         },
@@ -148,22 +150,22 @@ Double = Literal["retriever", "no-store", "timed"]
 
 
 def gateway(config: Path, *doubles: Double) -> AbstractAsyncContextManager[Child]:
-    """A gateway in a process of its own; its words are the addresses of gRPC and of HTTP."""
+    """Start a gateway process; its words are its gRPC and HTTP addresses."""
     return child("benchmarks.gateway", str(config), *doubles)
 
 
 async def on_record_s(process: Child) -> list[float]:
-    """Seconds of each call since the last time until it was on record, of a gateway with the
-    double `timed`.
+    """Return the seconds that each call since the last request took to be recorded, for a gateway
+    with the double `timed`.
     """
     return list(json.loads(await process.answer(b"")))
 
 
 class TimedJournal:
-    """A journal around another one, which measures how long a call takes to be on record."""
+    """Journal that measures how long another journal takes to record a call."""
 
     def __init__(self, journal: Journal, took_s: list[float]) -> None:
-        """`took_s`: gets the seconds of each call."""
+        """`took_s`: receives the seconds of each call."""
         self._journal = journal
         self._took_s = took_s
 
@@ -178,7 +180,7 @@ class TimedJournal:
 
 
 async def _serve(config: Path, doubles: Sequence[str]) -> None:
-    told = list[str]()
+    log_lines = list[str]()
     took_s = list[float]()
 
     def journal(usual: Journal) -> Journal:
@@ -187,13 +189,12 @@ async def _serve(config: Path, doubles: Sequence[str]) -> None:
         return NoJournal() if "no-store" in doubles else usual
 
     retriever = OnePassage() if "retriever" in doubles else None
-    log = told.append
     opened = running_gateway(
-        load_config(config), _ANY, log, _ANY, retriever=retriever, journal=journal
+        load_config(config), _ANY, log_lines.append, _ANY, retriever=retriever, journal=journal
     )
     async with opened as address:
         tune_interpreter()
-        print(address, told[-1].rpartition(" ")[2], flush=True)
+        print(address, log_lines[-1].rpartition(" ")[2], flush=True)  # the HTTP address
         while await asyncio.to_thread(sys.stdin.readline):
             print(json.dumps(took_s), flush=True)
             took_s.clear()

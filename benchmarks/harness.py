@@ -1,8 +1,8 @@
-"""One way to run a benchmark: its options and figures, child processes, meters.
+"""Running a benchmark: command-line options, figures, child processes, CPU and memory meters.
 
-A benchmark is a module with a struct `Options`, whose fields are its command line, and a function
-`measure`, from those to a struct of figures. Figures may hold `checks`; where one does not hold,
-the exit status is 1.
+A benchmark is a module with a struct `Options`, whose fields are its command-line options, and a
+function `measure` that takes them and returns a struct of figures. Figures may have `checks`; if
+one fails, the exit status is 1.
 """
 
 import asyncio
@@ -26,12 +26,13 @@ from router.background import background_tasks
 from router.errors import RolegateError
 from serving.logs import errors_only
 
-_METER_EVERY_S = 0.1
-_LONGEST_LINE = 64 << 20
+_SAMPLE_S = 0.1
+_MAX_LINE_BYTES = 64 << 20
+_EXIT_S = 30.0
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Something that has to hold."""
+    """Condition that has to hold."""
 
     check: str
     held: bool
@@ -41,16 +42,18 @@ class Check(msgspec.Struct, frozen=True):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of every benchmark."""
 
-    json: Annotated[Path, Meta(description="where the figures go")] | None = None
+    json: Annotated[Path, Meta(description="write the figures to this file")] | None = None
 
 
 def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
-    """Run a benchmark; 1 where a check did not hold. Raises `RolegateError`."""
+    """Run a benchmark and return 1 if a check failed, else 0. Raises `RolegateError`."""
     options = parse(benchmark.Options, name, benchmark.__doc__ or "", arguments, group="bench")
     errors_only()
+
     figures: Any = benchmark.measure(options)
     if inspect.iscoroutine(figures):
         figures = asyncio.run(figures)
+
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.json, figures)
@@ -60,7 +63,7 @@ def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def work_folder(kept: Path | None) -> Iterator[Path]:
-    """The folder that is to be kept, or one that is deleted at the end."""
+    """Open the folder `kept`; if None, a temporary folder that is deleted at the end."""
     if kept is not None:
         kept.mkdir(parents=True, exist_ok=True)
         yield kept.resolve()
@@ -71,35 +74,35 @@ def work_folder(kept: Path | None) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child process that has begun."""
+    """Running child process."""
 
     process: asyncio.subprocess.Process
     words: list[str]
-    """Of its first line."""
+    """Words of the first line that it printed."""
     watched: psutil.Process
-    """The same, as it looks from outside."""
+    """Handle of the process for CPU and memory meters."""
 
     async def answer(self, line: bytes) -> bytes:
-        """Send a line to its standard input; the next line of its output. Raises
-        `RolegateError` where it has ended.
+        """Send a line to its standard input and return the next line of its output. Raises
+        `RolegateError` if the process has ended.
         """
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(line + b"\n")
-        if not (said := await self.process.stdout.readline()):
-            raise RolegateError(f"{' '.join(self.words)}: ended before it was told to.")
-        return said
+        if not (reply := await self.process.stdout.readline()):
+            raise RolegateError(f"{' '.join(self.words)}: ended before it was asked to.")
+        return reply
 
 
 @asynccontextmanager
 async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
-    """Run `python -m module arguments…`, which prints a line when it is ready and goes on until its
-    standard input ends. Raises `RolegateError` where it ends before.
+    """Run `python -m module arguments…`, which prints a line when it is ready and runs until its
+    standard input is closed. Raises `RolegateError` if it ends before it is ready.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        limit=_LONGEST_LINE,
+        limit=_MAX_LINE_BYTES,
     )
     assert process.stdin is not None and process.stdout is not None
     try:
@@ -111,48 +114,39 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
     finally:
         process.stdin.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(30):
-                await process.wait()
+            await asyncio.wait_for(process.wait(), _EXIT_S)
         if process.returncode is None:
             process.kill()
             await process.wait()
 
 
-@dataclass(slots=True)
-class Used:
-    """CPU and memory of a process while it was watched; known at the end."""
-
-    cpu_s: float = 0.0
-    """In user mode and in the kernel."""
-    grown_bytes: int = 0
-    """How much more memory of its own it had at most than before."""
-
-
 def cpu_s(process: psutil.Process) -> float:
-    """Seconds of CPU that it has used so far, in user mode and in the kernel."""
+    """Return the CPU seconds that a process has used, in user mode and in the kernel."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def own_bytes(process: psutil.Process) -> int:
-    """Memory that it shares with nobody."""
+    """Return the memory that a process shares with no other process."""
     return int(process.memory_full_info().uss)
 
 
+@dataclass(slots=True)
+class Peak:
+    """Largest memory of a process while it was watched."""
+
+    memory_bytes: int = 0
+
+
 @asynccontextmanager
-async def watching(process: psutil.Process, before: int | None = None) -> AsyncIterator[Used]:
-    """Measure what a process uses while this is open. `before`: what its memory is compared with,
-    in bytes; None for what it has now.
-    """
-    used = Used()
-    begun_s = cpu_s(process)
-    before = own_bytes(process) if before is None else before
+async def watching(process: psutil.Process) -> AsyncIterator[Peak]:
+    """Sample the memory of a process while this context is open."""
+    peak = Peak()
 
-    async def look() -> None:
+    async def sample() -> None:
         while True:
-            await asyncio.sleep(_METER_EVERY_S)
-            used.grown_bytes = max(used.grown_bytes, own_bytes(process) - before)
+            await asyncio.sleep(_SAMPLE_S)
+            peak.memory_bytes = max(peak.memory_bytes, own_bytes(process))
 
-    async with background_tasks(look()):
-        yield used
-    used.cpu_s = cpu_s(process) - begun_s
+    async with background_tasks(sample()):
+        yield peak

@@ -1,6 +1,4 @@
-"""One call of a model, with something in between: the gateway's `Complete`, or LiteLLM's proxy
-server.
-"""
+"""Single model calls through the gateway's `Complete` or through LiteLLM's proxy server."""
 
 import asyncio
 import os
@@ -33,25 +31,26 @@ general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
 
 @asynccontextmanager
 async def completing(address: str) -> AsyncIterator[Ask]:
-    """Ask the gateway at an address for completions of the answerer."""
+    """Yield a function that asks a gateway for a completion of the answerer."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = CompletionServiceStub(channel)
 
         async def ask(number: int) -> object:
-            said = [ChatMessage(role="user", content=question(number))]
-            return await stub.Complete(CompleteRequest(role=ROLE_ANSWER, messages=said), timeout=60)
+            messages = [ChatMessage(role="user", content=question(number))]
+            request = CompleteRequest(role=ROLE_ANSWER, messages=messages)
+            return await stub.Complete(request, timeout=60)
 
         yield ask
 
 
 @asynccontextmanager
 async def posting(base_url: str) -> AsyncIterator[Ask]:
-    """Ask an OpenAI-compatible server for completions of the answerer."""
+    """Yield a function that asks an OpenAI-compatible server for a completion of the answerer."""
     async with aiohttp.ClientSession(raise_for_status=True) as session:
 
         async def ask(number: int) -> object:
-            said = [{"role": "user", "content": question(number)}]
-            body = {"model": "answerer", "messages": said, "max_tokens": MAX_TOKENS}
+            messages = [{"role": "user", "content": question(number)}]
+            body = {"model": "answerer", "messages": messages, "max_tokens": MAX_TOKENS}
             async with session.post(f"{base_url}/chat/completions", json=body) as response:
                 return await response.read()
 
@@ -62,8 +61,9 @@ async def posting(base_url: str) -> AsyncIterator[Ask]:
 async def litellm_proxy(
     python: Path, folder: Path, base_url: str
 ) -> AsyncIterator[tuple[psutil.Process, str]]:
-    """LiteLLM's proxy server with one worker, and its base URL. `python`: of an environment with
-    `litellm[proxy]`. Raises `RolegateError` where it does not begin.
+    """Start LiteLLM's proxy server with one worker; yield its process and base URL. `python`: the
+    interpreter of an environment with `litellm[proxy]`. Raises `RolegateError` if it fails
+    to start.
     """
     config = folder / "litellm.yaml"
     config.write_text(_CONFIG.format(base_url=base_url), "utf-8")
@@ -71,17 +71,9 @@ async def litellm_proxy(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with (folder / "litellm.log").open("wb") as log:
+        command = f"--config {config.name} --host 127.0.0.1 --port {port} --num_workers 1"
         process = await asyncio.create_subprocess_exec(
-            *(
-                python.with_name("litellm"),
-                "--config",
-                config,
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(port),
-            ),
-            *("--num_workers", "1", "--telemetry", "False"),
+            *(python.with_name("litellm"), *command.split(), "--telemetry", "False"),
             cwd=folder,
             env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"},
             stdout=log,
@@ -99,7 +91,7 @@ async def litellm_proxy(
                 await asyncio.sleep(0.5)
             else:
                 raise RolegateError(
-                    f"LiteLLM's proxy server does not begin; see {folder / 'litellm.log'}."
+                    f"LiteLLM's proxy server does not start; see {folder / 'litellm.log'}."
                 )
         yield psutil.Process(process.pid), f"http://127.0.0.1:{port}/v1"
     finally:

@@ -1,5 +1,5 @@
-"""Ways to ask many times: always so many at once, or at a rate; and questions with a deadline,
-and how they ended.
+"""Load generators: a fixed number of requests in flight, or a fixed rate; and questions with a
+deadline, with how they ended.
 """
 
 import asyncio
@@ -22,26 +22,28 @@ from serving.terminal import progress_bar
 
 ANSWERED = "answered"
 _STREAMS = 500
-"""Questions of one connection; a server allows no more than 1,000."""
-_BEYOND_S = 30.0
-"""How much longer than a question's deadline a client waits, to see how late the gateway is."""
+"""Concurrent questions per connection; servers allow 1,000."""
+_GRACE_S = 30.0
+"""Time that a client waits after the gateway's deadline, to measure how late the gateway is."""
 
 
 def question(number: int) -> str:
-    """A question; no two numbers have one in common."""
+    """Return the question with this number; questions of different numbers share no sub-query."""
     return f"When was the director of film number {number} born?"
 
 
 async def in_flight(
     ask: Callable[[Item], Awaitable[Result]],
     items: Iterable[Item],
-    at_once: int,
+    concurrency: int,
     title: str = "asking",
 ) -> list[Result]:
-    """Ask of each item, `at_once` at a time, with a bar; the results in the items' order."""
+    """Call `ask` for each item, `concurrency` at a time, with a progress bar. Return the results in
+    the order of the items.
+    """
     with progress_bar() as bar:
         task = bar.add_task(title, total=len(items) if isinstance(items, Sized) else None)
-        return await asking.in_flight(ask, items, at_once, lambda: bar.advance(task))
+        return await asking.in_flight(ask, items, concurrency, lambda: bar.advance(task))
 
 
 async def at_rate(
@@ -50,12 +52,14 @@ async def at_rate(
     per_s: float,
     seed: int = 0,
 ) -> list[Result]:
-    """Ask of each item, so many a second on average, as independent callers do."""
+    """Call `ask` for each item at a mean rate per second, with exponential gaps, as independent
+    callers do.
+    """
     chance = random.Random(seed)
     clock = asyncio.get_running_loop().time
     due = clock()
-    tasks = []
     async with asyncio.TaskGroup() as group:
+        tasks = []
         for item in items:
             due += chance.expovariate(per_s)
             await asyncio.sleep(due - clock())
@@ -64,7 +68,7 @@ async def at_rate(
 
 
 def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Coroutine[Any, Any, float]]:
-    """The same, which results in seconds."""
+    """Wrap `ask` so that it returns the seconds that it took."""
 
     async def measured(item: Item) -> float:
         begun = time.perf_counter()
@@ -75,16 +79,18 @@ def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Coroutin
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """The value that `share` of all are at most; 0 of none."""
+    """Return the value below which `share` of the values lie; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 @asynccontextmanager
-async def clients(address: str, at_once: int) -> AsyncIterator[Callable[[int], Awaitable[str]]]:
-    """Ask the question of a number, over as many connections as so many at once need; its run."""
+async def clients(address: str, concurrency: int) -> AsyncIterator[Callable[[int], Awaitable[str]]]:
+    """Open as many connections as `concurrency` needs. Yield a function that asks the question of
+    a number and returns its run id.
+    """
     async with AsyncExitStack() as stack:
-        count = -(-at_once // _STREAMS)
+        count = -(-concurrency // _STREAMS)
         turns = cycle([await stack.enter_async_context(AsyncClient(address)) for _ in range(count)])
 
         async def ask(number: int) -> str:
@@ -94,17 +100,17 @@ async def clients(address: str, at_once: int) -> AsyncIterator[Callable[[int], A
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Questions to be asked: at a rate, or always so many at once."""
+    """Questions to ask, at a rate or with a fixed number in flight."""
 
     first: int
     questions: int
     per_s: float = 0.0
-    """0: as fast as `at_once` allows."""
+    """Mean rate; 0 asks as fast as `at_once` allows."""
     at_once: int = 1
 
 
 async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list[float]:
-    """Ask as ordered; the seconds of each question."""
+    """Ask the questions of an order and return the seconds of each."""
     numbers = range(order.first, order.first + order.questions)
     if order.per_s:
         return await at_rate(timed(ask), numbers, order.per_s, seed=order.first)
@@ -112,36 +118,39 @@ async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """One question with a deadline, when it has ended."""
+    """Result of one question with a deadline."""
 
     outcome: str
-    """`answered`, or the reason of a typed error, or what was not one."""
+    """`answered`, the reason of a gateway error, or else the gRPC status."""
     typed: bool
+    """True for an answer, an error of the gateway other than INTERNAL, and the client's own
+    deadline.
+    """
     took_s: float
     deadline_s: float
     run_id: str = ""
-    """Of an answer; empty otherwise."""
+    """Run of an answer; empty otherwise."""
     attempts: int = 0
-    """Upstream calls that the answer was told to have taken."""
+    """Upstream calls of the answer, as its usage reports them."""
     tokens: int = 0
     rows: str = ""
-    """Those of a table, as `rows_of` writes them."""
+    """Rows of a table, as `rows_of` writes them."""
 
     @property
     def late_s(self) -> float:
-        """Seconds after its deadline; negative before."""
+        """Seconds after the deadline; negative before it."""
         return self.took_s - self.deadline_s
 
 
 async def ask_until(
     client: AsyncClient, text: str, deadline_s: float, *, hurried: bool = False, columns: str = ""
 ) -> Ended:
-    """Ask a question under a name that it has again when it is asked again. `hurried`: the deadline
-    is the client's own, not the gateway's. `columns`: of the table that is wanted; empty for an
-    answer.
+    """Ask a question, or for a table if `columns` are given. The text is also the request id, so
+    that the same question asked again is the same request. `hurried`: `deadline_s` is the client's
+    own deadline instead of the gateway's.
     """
     begun = time.perf_counter()
-    wait_s = deadline_s + (0.0 if hurried else _BEYOND_S)
+    wait_s = deadline_s + (0.0 if hurried else _GRACE_S)
     rows = ""
     try:
         if columns:
@@ -155,6 +164,7 @@ async def ask_until(
             return Ended(error.reason, error.reason != "INTERNAL", took_s, deadline_s)
         typed = error.code is grpc.StatusCode.DEADLINE_EXCEEDED
         return Ended(f"{error.code.name}, by the client", typed, took_s, deadline_s)
+
     took_s = time.perf_counter() - begun
     tokens = sum(usage.prompt_tokens + usage.completion_tokens for usage in answer.usage)
     attempts = sum(usage.attempts for usage in answer.usage)
@@ -162,8 +172,8 @@ async def ask_until(
 
 
 def rows_of(table: Table) -> str:
-    """All that a table says, and what it rests on; its costs, which a run that went on has in
-    part, are left out.
+    """Return all that a table says and its support as text, without its costs: a resumed run
+    reports only its own costs. Clears the costs in `table`.
     """
     for row in table.rows:
         for part in (row, *row.cells):
@@ -173,25 +183,25 @@ def rows_of(table: Table) -> str:
 
 
 class Outcomes(msgspec.Struct, frozen=True):
-    """Many questions, summed up."""
+    """Summary of many questions."""
 
     questions: int
     outcomes: dict[str, int]
     p50_s: float
     p99_s: float
     latest_ms: float
-    """After the deadline, of the question that was closest to it, or furthest beyond."""
+    """Largest delay after the deadline; negative if all ended before theirs."""
 
     @classmethod
-    def of(cls, ended: Sequence[Ended]) -> "Outcomes":
-        """Sum them up."""
-        took = [one.took_s for one in ended]
-        counts = Counter(one.outcome for one in ended)
-        latest_ms = max((one.late_s for one in ended), default=0.0) * 1000
+    def of(cls, results: Sequence[Ended]) -> "Outcomes":
+        """Summarize results."""
+        took = [result.took_s for result in results]
+        counts = Counter(result.outcome for result in results)
+        latest_s = max((result.late_s for result in results), default=0.0)
         return cls(
-            len(ended),
+            len(results),
             dict(counts.most_common()),
             quantile(took, 0.5),
             quantile(took, 0.99),
-            latest_ms,
+            latest_s * 1000,
         )

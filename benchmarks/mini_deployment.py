@@ -1,4 +1,4 @@
-"""The demo's models and retrieval, started apart from any gateway: gateways may come and go in
+"""The demo's models and retrieval without a gateway, so that gateways can be started and killed in
 front of them.
 """
 
@@ -24,19 +24,20 @@ from serving.terminal import complain
 
 
 class MiniDeployment(msgspec.Struct, frozen=True):
-    """A running deployment of the mini models."""
+    """Running engines and retrieval of the mini models."""
 
     of: Config
-    """The preset `mini`, over whichever world."""
+    """Config like the preset `mini`, over any world."""
     engines: dict[str, str]
-    """Base URLs by the engine's name in the preset."""
+    """Base URLs by engine name."""
     retrieval: str
-    """host:port of the retrieval service; empty leaves retrieval to whoever reads the config."""
+    """host:port of the retrieval service; if empty, `config` keeps the index and documents of `of`.
+    """
 
     def config(self, file: Path, *, versions: Path | None = None) -> Config:
-        """The config of a gateway in front of it, which works on every question anew; also written
-        to `file`, with its store beside it. `versions`: where versions are published; then the
-        untuned model is the active one at first.
+        """Return the config of a gateway in front of this deployment, without a report cache, and
+        write it to `file`; its store is in the same folder. `versions`: folder of published
+        versions; the gateway then starts with the untuned model.
         """
 
         def at(role: RoleConfig) -> RoleConfig:
@@ -81,12 +82,12 @@ class MiniDeployment(msgspec.Struct, frozen=True):
 async def mini_deployment(
     config: Config, *, teacher: bool = False
 ) -> AsyncIterator[MiniDeployment]:
-    """The preset `mini`, or a `config` like it, without its gateway. `teacher`: with the
-    teacher's engine.
+    """Start the engines and the retrieval of a config like the preset `mini`. `teacher`: start the
+    teacher's engine, too.
     """
-    teaching = config.distillation.teacher
+    teacher_role = config.distillation.teacher
     async with AsyncExitStack() as stack:
-        opened = partial(open_retriever, config.retrieval, complain, config.engines)
-        also = [teaching] if teacher and teaching is not None else []
-        engines, retriever = await start_engines(config, stack, complain, opened, also)
+        open_index = partial(open_retriever, config.retrieval, complain, config.engines)
+        more_roles = [teacher_role] if teacher and teacher_role else []
+        engines, retriever = await start_engines(config, stack, complain, open_index, more_roles)
         yield MiniDeployment(config, engines, await stack.enter_async_context(retrieval(retriever)))

@@ -19,7 +19,7 @@ not absolute times.
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -116,25 +116,25 @@ _FIGURES: dict[Part, list[Wanted]] = {
     ],
 }
 _PACES: dict[Part, Pace] = {"paced": "paced", "tokens": "tokens"}
-_EACH = 1_000_000
+_NUMBERS_PER_ROUND = 1_000_000
 """Question numbers that a round may use."""
-_AT_ONCE = 64
+_CONCURRENCY = 64
 _STREAMS = 16
 _CALLS = 256
-_ONE_BY_ONE = 64
+_SINGLE_CALLS = 64
 _SYNCS = 20
 _RECORD = b"x" * 200
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the benchmark."""
 
     parts: Annotated[
         tuple[Part, ...],
         Meta(description="of paced, cpu, proxy, tokens, load (default: all)"),
     ] = ()
-    rounds: Annotated[int, Meta(ge=2, description="of each part, after one to warm up")] = 10
-    questions: Annotated[int, Meta(ge=2, description="of each variant and round")] = 200
+    rounds: Annotated[int, Meta(ge=2, description="rounds per part, after one to warm up")] = 10
+    questions: Annotated[int, Meta(ge=2, description="questions per variant and round")] = 200
     rate: Annotated[float, Meta(gt=0, description="questions a second, of paced")] = 20.0
     in_flight: Annotated[tuple[int, ...], Meta(description="questions in flight, of load")] = (
         10,
@@ -143,11 +143,11 @@ class Options(harness.Options, frozen=True, kw_only=True):
         3000,
     )
     token_s: Annotated[
-        float, Meta(gt=0, description="seconds for a token; for the first, five times")
+        float, Meta(gt=0, description="seconds per token; the first takes five times as long")
     ] = 0.01
-    folder: Annotated[Path, Meta(description="for stores and logs, as its disk matters")] | None = (
-        None
-    )
+    folder: (
+        Annotated[Path, Meta(description="folder for stores and logs; its disk matters")] | None
+    ) = None
     litellm: (
         Annotated[Path, Meta(description="the Python of an environment with litellm[proxy]")] | None
     ) = None
@@ -157,17 +157,17 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """A variant of a part; milliseconds of a question, call or token, but for memory."""
+    """Measurements of one variant: milliseconds per question, call or token; for memory, kB."""
 
     variant: str
     p50: float
-    """Added, where there is something to add to."""
+    """Added time, if model calls were measured."""
     p99: float
     cpu: float
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Figures of the parts that were asked for, and of their variants."""
+    """Figures and variants of the parts that ran."""
 
     figures: list[Figure]
     variants: list[Variant]
@@ -181,69 +181,85 @@ _times = msgspec.json.Decoder(list[float]).decode
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Processes that are measured, before models and a retrieval that are played."""
+    """Starts and measures processes in front of simulated models and a retrieval service."""
 
     stack: AsyncExitStack
     folder: Path
     models: Child
     retrieval: str
+    """host:port of the retrieval service."""
 
     @property
     def base_url(self) -> str:
-        """Of the models."""
+        """Base URL of the models."""
         return self.models.words[0]
 
     async def start(self, *names: str) -> dict[str, Child]:
-        """Begin gateways and bare means, all at once, as that takes a while."""
-        begun = await asyncio.gather(
+        """Start gateways and bare pipelines, concurrently."""
+        processes = await asyncio.gather(
             *(self.stack.enter_async_context(self._process(name)) for name in names)
         )
-        return dict(zip(names, begun, strict=True))
+        return dict(zip(names, processes, strict=True))
 
     def _process(self, name: str) -> AbstractAsyncContextManager[Child]:
         if name in _DOUBLES:
-            return gateway(
-                canned_config(
-                    self.folder / f"{name}-{time.time_ns()}", [self.base_url], self.retrieval
-                ),
-                *_DOUBLES[name],
-            )
+            folder = self.folder / f"{name}-{time.time_ns()}"
+            config = canned_config(folder, [self.base_url], self.retrieval)
+            return gateway(config, *_DOUBLES[name])
         return child(
             "benchmarks.pipelines.process", name, self.base_url, self.retrieval, str(self.folder)
         )
 
-    async def measure(self, process: Child, most: int = 1) -> Measure:
-        """Measure a process that was begun, with at most so many questions at once."""
+    async def variants(
+        self, processes: Mapping[str, Child], order: Order
+    ) -> dict[str, Callable[[int], Awaitable[Round]]]:
+        """Return a function for each process that measures one round of `order`. No two rounds
+        ask the same question.
+        """
+        measures = {
+            name: await self.measure(process, order.at_once) for name, process in processes.items()
+        }
+
+        def rounds(measure: Measure) -> Callable[[int], Awaitable[Round]]:
+            return lambda number: measure(replace(order, first=number * _NUMBERS_PER_ROUND))
+
+        return {name: rounds(measure) for name, measure in measures.items()}
+
+    async def measure(self, process: Child, concurrency: int = 1) -> Measure:
+        """Return a function that measures a process, with at most `concurrency` questions in
+        flight.
+        """
         if process.words[0] != DRIVEN:
-            ask = await self.stack.enter_async_context(clients(process.words[0], most))
+            ask = await self.stack.enter_async_context(clients(process.words[0], concurrency))
             return self.measured(process.watched, partial(ordered, ask))
 
-        async def told(order: Order) -> list[float]:
+        async def drive(order: Order) -> list[float]:
             return _times(await process.answer(msgspec.json.encode(order)))
 
-        return self.measured(process.watched, told)
+        return self.measured(process.watched, drive)
 
     def measured(
-        self, process: psutil.Process | None, asking: Callable[[Order], Awaitable[list[float]]]
+        self, process: psutil.Process | None, ask: Callable[[Order], Awaitable[list[float]]]
     ) -> Measure:
-        """Measure added times, and the process's CPU for a question."""
+        """Return a function that measures added times and the CPU of a process per question."""
 
         async def measure(order: Order) -> Round:
-            await self.models.answer(b"")  # what was before
-            before = cpu_s(process) if process else 0.0
-            took_s = await asking(order)
-            used_s = cpu_s(process) - before if process else 0.0
+            await self.models.answer(b"")  # discards earlier spans
+            before_s = cpu_s(process) if process else 0.0
+            took_s = await ask(order)
+            used_s = cpu_s(process) - before_s if process else 0.0
+
             busy_s = _seconds(await self.models.answer(b""))
-            added = [
+            added_ms = [
                 (took - busy_s.get(number, 0.0)) * 1000
                 for number, took in enumerate(took_s, order.first)
             ]
-            return Round(added, used_s / order.questions * 1000)
+            return Round(added_ms, used_s / order.questions * 1000)
 
         return measure
 
     async def syncs(self, _number: int) -> Round:
-        """Sync small appends to a file beside the stores."""
+        """Measure fdatasync after small appends to a file in the folder of the stores."""
         took_ms = list[float]()
         with (self.folder / "syncs.log").open("ab", buffering=0) as file:
             for _ in range(_SYNCS):
@@ -262,66 +278,51 @@ async def measure(options: Options) -> Figures:
         )
     figures = list[Figure]()
     variants = list[Variant]()
-    parts = {
-        "paced": _paced,
-        "cpu": _cpu,
-        "proxy": _proxy,
-        "tokens": _tokens,
-        "load": _load,
-    }
     for part in options.parts or get_args(Part):
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(work_folder(options.folder))
-            played = child(
-                "benchmarks.pipelines.models", _PACES.get(part, "at-once"), str(options.token_s)
+            models = await stack.enter_async_context(
+                child(
+                    "benchmarks.pipelines.models",
+                    _PACES.get(part, "at-once"),
+                    str(options.token_s),
+                )
             )
-            models = await stack.enter_async_context(played)
-            bench = Bench(
-                stack, folder, models, await stack.enter_async_context(retrieval(OnePassage()))
-            )
-            found = await parts[part](bench, options)
-        figures += [figure(wanted, found) for wanted in _FIGURES[part] if wanted.of in found]
+            address = await stack.enter_async_context(retrieval(OnePassage()))
+            measured = await _PARTS[part](Bench(stack, folder, models, address), options)
+        figures += [figure(wanted, measured) for wanted in _FIGURES[part] if wanted.of in measured]
         variants += [
-            Variant(f"{part}: {name}", p50(each), p99(each), cpu(each))
-            for name, each in found.items()
+            Variant(f"{part}: {name}", p50(rounds), p99(rounds), cpu(rounds))
+            for name, rounds in measured.items()
         ]
     return Figures(figures, variants)
 
 
-def _rounds(measure: Measure, order: Order) -> Callable[[int], Awaitable[Round]]:
-    """The same order in each round, with questions that no other round has."""
-    return lambda number: measure(replace(order, first=number * _EACH))
-
-
 async def _paced(bench: Bench, options: Options) -> Rounds:
-    begun = await bench.start(*_DOUBLES, "P1", "P2", "no_gateway")
+    processes = await bench.start(*_DOUBLES, "P1", "P2", "no_gateway")
     order = Order(0, options.questions, per_s=options.rate)
-    variants = {
-        name: _rounds(await bench.measure(process), order) for name, process in begun.items()
-    }
+    variants = await bench.variants(processes, order)
 
     async def on_record(_number: int) -> Round:
-        return Round([took_s * 1000 for took_s in await on_record_s(begun["in_process"])])
+        recorded_s = await on_record_s(processes["in_process"])
+        return Round([seconds * 1000 for seconds in recorded_s])
 
-    found = await in_turns(
+    measured = await in_turns(
         {**variants, "on_record": on_record, "fdatasync": bench.syncs}, options.rounds
     )
-    both = zip(found["in_process"], found["no_store"], strict=True)
-    return {**found, "store": [Round([p50([kept]) - p50([none])]) for kept, none in both]}
+    pairs = zip(measured["in_process"], measured["no_store"], strict=True)
+    store = [Round([p50([kept]) - p50([none])]) for kept, none in pairs]
+    return {**measured, "store": store}
 
 
 async def _cpu(bench: Bench, options: Options) -> Rounds:
-    begun = await bench.start(*_DOUBLES, "P1", "P2", "no_gateway", "SDK", "SDK_streamed")
-    order = Order(0, options.questions, at_once=_AT_ONCE)
-    variants = {
-        name: _rounds(await bench.measure(process, _AT_ONCE), order)
-        for name, process in begun.items()
-    }
-    return await in_turns(variants, options.rounds)
+    processes = await bench.start(*_DOUBLES, "P1", "P2", "no_gateway", "SDK", "SDK_streamed")
+    order = Order(0, options.questions, at_once=_CONCURRENCY)
+    return await in_turns(await bench.variants(processes, order), options.rounds)
 
 
 async def _proxy(bench: Bench, options: Options) -> Rounds:
-    """Calls one after the other, for what each adds; then many at once, for their CPU."""
+    """Measure single calls, for the added time, then concurrent calls, for the CPU."""
     enter = bench.stack.enter_async_context
     complete = (await bench.start("in_process"))["in_process"]
     ways = {
@@ -332,13 +333,13 @@ async def _proxy(bench: Bench, options: Options) -> Rounds:
         process, base_url = await enter(
             litellm_proxy(options.litellm, bench.folder, bench.base_url)
         )
-        ways["LiteLLM"] = await enter(posting(base_url)), process
+        ways["LiteLLM"] = (await enter(posting(base_url)), process)
 
     async def measured(measure: Measure, number: int) -> Round:
-        added = await measure(Order(number * _EACH, _ONE_BY_ONE))
-        return replace(
-            added, cpu_ms=(await measure(Order(number * _EACH, _CALLS, at_once=_AT_ONCE))).cpu_ms
-        )
+        first = number * _NUMBERS_PER_ROUND
+        added = await measure(Order(first, _SINGLE_CALLS))
+        concurrent = await measure(Order(first, _CALLS, at_once=_CONCURRENCY))
+        return replace(added, cpu_ms=concurrent.cpu_ms)
 
     variants = {
         name: partial(measured, bench.measured(process, partial(ordered, ask)))
@@ -348,15 +349,12 @@ async def _proxy(bench: Bench, options: Options) -> Rounds:
 
 
 async def _tokens(bench: Bench, options: Options) -> Rounds:
-    begun = await bench.start("role", "aiohttp")
+    processes = await bench.start("role", "aiohttp")
     order = Order(0, _STREAMS, at_once=_STREAMS)
-    variants = {
-        name: _rounds(await bench.measure(process), order) for name, process in begun.items()
-    }
-    found = await in_turns(variants, options.rounds)
+    measured = await in_turns(await bench.variants(processes, order), options.rounds)
     return {
-        name: [replace(each, cpu_ms=each.cpu_ms / TOKENS) for each in rounds]
-        for name, rounds in found.items()
+        name: [replace(measurement, cpu_ms=measurement.cpu_ms / TOKENS) for measurement in rounds]
+        for name, rounds in measured.items()
     }
 
 
@@ -366,19 +364,28 @@ async def _load(bench: Bench, options: Options) -> Rounds:
     measure = await bench.measure(process, max(levels))
     memory = list[Round]()
     await measure(Order(0, options.questions, at_once=min(levels)))
-    idle = own_bytes(process.watched)
+    idle_bytes = own_bytes(process.watched)
 
     async def loaded(level: int, number: int) -> Round:
-        async with watching(process.watched, idle) as used:
-            found = await measure(
-                Order(number * _EACH, max(level, options.questions), at_once=level)
-            )
+        questions = max(level, options.questions)
+        async with watching(process.watched) as peak:
+            measured = await measure(Order(number * _NUMBERS_PER_ROUND, questions, at_once=level))
         if level == max(levels) and number:
-            memory.append(Round([used.grown_bytes / level / 1000]))
-        return found
+            grown_bytes = max(0, peak.memory_bytes - idle_bytes)
+            memory.append(Round([grown_bytes / level / 1000]))
+        return measured
 
-    found = await in_turns(
+    measured = await in_turns(
         {f"{level} in flight": partial(loaded, level) for level in levels}, options.rounds
     )
-    by_cpu = sorted(found.values(), key=cpu)
-    return {**found, "memory": memory, "largest": by_cpu[-1], "smallest": by_cpu[0]}
+    by_cpu = sorted(measured.values(), key=cpu)
+    return {**measured, "memory": memory, "largest": by_cpu[-1], "smallest": by_cpu[0]}
+
+
+_PARTS: dict[Part, Callable[[Bench, Options], Awaitable[Rounds]]] = {
+    "paced": _paced,
+    "cpu": _cpu,
+    "proxy": _proxy,
+    "tokens": _tokens,
+    "load": _load,
+}

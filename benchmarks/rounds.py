@@ -1,4 +1,4 @@
-"""Variants measured in turns, round by round, and figures of them with their spread."""
+"""Variants measured in alternating order, round by round, and figures with bootstrap intervals."""
 
 import itertools
 import random
@@ -14,20 +14,20 @@ _SEED = 0
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One variant, one round."""
+    """Measurements of one variant in one round."""
 
     values: list[float]
-    """Mostly milliseconds of each question."""
+    """Mostly milliseconds, one value for each question."""
     cpu_ms: float = 0.0
-    """Of a question."""
+    """CPU time per question."""
 
 
 Metric = Callable[[Sequence[Round]], float]
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A figure that is wanted: a metric of a variant or, where another one is named, its ratio
-    to that one's.
+    """Figure to compute, with its bound: a metric of the variant `of`, divided by the same metric
+    of the variant `to` if that is given.
     """
 
     figure: str
@@ -39,9 +39,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A figure of all rounds, and between which values 95 % of it lie where the rounds are
-    drawn anew.
-    """
+    """Figure over all rounds, with its 95 % interval from a bootstrap over rounds."""
 
     figure: str
     value: float
@@ -52,25 +50,29 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def p50(rounds: Sequence[Round]) -> float:
-    """The median of all values."""
-    return quantile((value for each in rounds for value in each.values), 0.5)
+    """Return the median of all values."""
+    return _quantile(rounds, 0.5)
 
 
 def p99(rounds: Sequence[Round]) -> float:
-    """The value that 99 % of all are at most."""
-    return quantile((value for each in rounds for value in each.values), 0.99)
+    """Return the 99th percentile of all values."""
+    return _quantile(rounds, 0.99)
 
 
 def cpu(rounds: Sequence[Round]) -> float:
-    """The mean CPU."""
-    return sum(each.cpu_ms for each in rounds) / len(rounds)
+    """Return the mean CPU time."""
+    return sum(measured.cpu_ms for measured in rounds) / len(rounds)
+
+
+def _quantile(rounds: Sequence[Round], share: float) -> float:
+    return quantile((value for measured in rounds for value in measured.values), share)
 
 
 async def in_turns(
     variants: Mapping[str, Callable[[int], Awaitable[Round]]], rounds: int
 ) -> dict[str, list[Round]]:
-    """Measure all variants in each round, from first to last and then from last to first, after one
-    round to warm up. Each gets the number of the round, from 1.
+    """Measure all variants in each round, after one warm-up round. Every second round runs in
+    reverse order. Variants are called with the number of the round, from 1 (the warm-up has 0).
     """
     measured: dict[str, list[Round]] = {name: [] for name in variants}
     orders = itertools.cycle((list(variants), list(variants)[::-1]))
@@ -80,33 +82,32 @@ async def in_turns(
             for name in next(orders):
                 measured[name].append(await variants[name](number))
                 bar.advance(task)
-    return {name: each[1:] for name, each in measured.items()}
+    return {name: results[1:] for name, results in measured.items()}
 
 
-def figure(wanted: Wanted, found: Mapping[str, Sequence[Round]]) -> Figure:
-    """A figure with its spread, by a bootstrap over the rounds, which are drawn alike for both
-    sides of a ratio.
+def figure(wanted: Wanted, measured: Mapping[str, Sequence[Round]]) -> Figure:
+    """Compute a figure with its interval. The bootstrap draws the same rounds for both sides of a
+    ratio, so that a slow round affects both alike.
     """
-    of = found[wanted.of]
-    to = found.get(wanted.to)
+    numerator = measured[wanted.of]
+    denominator = measured.get(wanted.to)
     chance = random.Random(_SEED)
 
     def of_rounds(chosen: Sequence[int]) -> float:
-        part = wanted.metric([of[number] for number in chosen])
-        whole = wanted.metric([to[number] for number in chosen]) if to else 1.0
+        part = wanted.metric([numerator[number] for number in chosen])
+        if denominator is None:
+            return part
+        whole = wanted.metric([denominator[number] for number in chosen])
         return part / whole if whole else 0.0
 
-    every = range(len(of))
+    every = range(len(numerator))
     value = of_rounds(every)
-    drawn = [of_rounds(chance.choices(every, k=len(of))) for _ in range(_DRAWS)]
+    drawn = [of_rounds(chance.choices(every, k=len(every))) for _ in range(_DRAWS)]
     low = quantile(drawn, 0.025)
     high = quantile(drawn, 0.975)
-    bound = ""
-    held = None
+
     if wanted.most is not None:
-        bound = f"≤ {wanted.most:g}"
-        held = value <= wanted.most
-    elif wanted.least is not None:
-        bound = f"≥ {wanted.least:g}"
-        held = value >= wanted.least
-    return Figure(wanted.figure, value, low, high, bound, held)
+        return Figure(wanted.figure, value, low, high, f"≤ {wanted.most:g}", value <= wanted.most)
+    if wanted.least is not None:
+        return Figure(wanted.figure, value, low, high, f"≥ {wanted.least:g}", value >= wanted.least)
+    return Figure(wanted.figure, value, low, high, "", None)

@@ -1,3 +1,3 @@
-"""Bare pipelines, which do the same calls as the gateway and nothing else: yardsticks of
+"""Bare pipelines that make the gateway's calls and nothing else: baselines of
 `benchmarks.overhead`.
 """

@@ -1,14 +1,13 @@
-"""Models that are played in a process of their own, with next to no work: `python -m
-benchmarks.pipelines.models PACE TOKEN_S`, which is the seconds from one token to the next; the
-first comes after five times as long.
+"""Simulated models in a separate process, with little CPU: `python -m benchmarks.pipelines.models
+PACE TOKEN_S`. TOKEN_S are the seconds between tokens; the first token takes five times as long.
 
-paced    writes the turns of a question (`benchmarks.gateway.canned`), a token at a time
-at-once  writes the same in two pieces, as fast as it can
-tokens   writes long streams, a token at a time, at an uneven pace
+paced    writes the turns of a question (`benchmarks.gateway.canned`), one token at a time
+at-once  writes the same turns in two pieces, without delay
+tokens   writes long streams, one token at a time, at an uneven pace
 
-It prints its base URL. For each line of its standard input it prints, by the number of the question
-that calls tell of, the seconds in which at least one of them was being worked on since the last
-line. It goes on until its standard input ends.
+It prints its base URL. For each line of standard input it prints the seconds since the last line
+during which at least one call was in progress, by question number. It runs until its standard input
+is closed.
 """
 
 import asyncio
@@ -40,8 +39,9 @@ _NUMBER = re.compile(rb"film number (\d+)")
 
 
 def together_s(spans: Iterable[tuple[float, float]]) -> float:
-    """The time in which at least one of some spans was going on, each from its begin to its end."""
-    sum_s = until = 0.0
+    """Return the time covered by at least one of the spans, each a start and an end."""
+    sum_s = 0.0
+    until = 0.0
     for begin, end in sorted(spans):
         sum_s += max(0.0, end - max(begin, until))
         until = max(until, end)
@@ -56,14 +56,14 @@ _asked = msgspec.json.Decoder(_Asked).decode
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, one request at a time; a stream is a chain of timers, and no task."""
+    """HTTP connection with one request at a time; a stream is a chain of timers, without a task."""
 
     _transport: asyncio.Transport
 
     def __init__(
         self, pace: str, token_s: float, spans: defaultdict[int, list[tuple[float, float]]]
     ) -> None:
-        """`spans`: of the calls, by the number of their question."""
+        """`spans`: start and end of each call, by question number."""
         self._pace = pace
         self._token_s = token_s
         self._spans = spans
@@ -87,21 +87,23 @@ class _Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        self._begun, body = time.perf_counter(), b"".join(self._body)
-        if not body:  # LiteLLM looks what there is
+        self._begun = time.perf_counter()
+        body = b"".join(self._body)
+        if not body:  # LiteLLM lists the models
             self._transport.write(_NOTHING)
             return
-        self._number = int(number[1]) if (number := _NUMBER.search(body)) else -1
+        number = _NUMBER.search(body)
+        self._number = int(number[1]) if number else -1
         asked = _asked(body)
         reply = Reply([" word"] * asked.max_tokens) if self._pace == "tokens" else at_once(asked)
-        read = sum(len(text.split()) for text in asked.texts)
+        prompt_tokens = sum(len(text.split()) for text in asked.texts)
         if not asked.stream:
-            text = whole(reply, read)
+            text = whole(reply, prompt_tokens)
             self._last(_WHOLE % (len(text), text))
             return
         self._transport.write(_STREAM)
         first, *others, end = (
-            b"%x\r\n%b\r\n" % (len(event), event) for _, event in events(reply, read)
+            b"%x\r\n%b\r\n" % (len(event), event) for _, event in events(reply, prompt_tokens)
         )
         if self._pace == "at-once":
             self._transport.write(first)
@@ -115,7 +117,7 @@ class _Connection(asyncio.Protocol):
         self._loop.call_at(due, self._next, due)
 
     def _next(self, due: float) -> None:
-        """Write the token that is due, and the end at once after the last."""
+        """Write the next token; after the last one, write the end immediately."""
         self._transport.write(self._pieces.popleft())
         if len(self._pieces) == 1 or self._transport.is_closing():
             self._last(self._pieces[-1])
@@ -127,7 +129,7 @@ class _Connection(asyncio.Protocol):
         self._spans[self._number].append((self._begun, time.perf_counter()))
 
 
-async def _play(pace: str, token_s: str) -> None:
+async def _serve(pace: str, token_s: str) -> None:
     spans = defaultdict[int, list[tuple[float, float]]](list)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
@@ -136,14 +138,10 @@ async def _play(pace: str, token_s: str) -> None:
     tune_interpreter()
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
-        print(
-            msgspec.json.encode(
-                {number: together_s(each) for number, each in spans.items()}
-            ).decode(),
-            flush=True,
-        )
+        busy_s = {number: together_s(calls) for number, calls in spans.items()}
+        print(msgspec.json.encode(busy_s).decode(), flush=True)
         spans.clear()
 
 
 if __name__ == "__main__":
-    uvloop.run(_play(*sys.argv[1:]))
+    uvloop.run(_serve(*sys.argv[1:]))

@@ -1,19 +1,18 @@
-"""Bare means in processes of their own: `python -m benchmarks.pipelines.process KIND BASE_URL
-RETRIEVAL FOLDER`.
+"""Baselines in separate processes: `python -m benchmarks.pipelines.process KIND BASE_URL RETRIEVAL
+FOLDER`.
 
-P1            a pipeline on aiohttp and plain asyncio, retrieval by gRPC
-P2            a pipeline that reads what is pushed, on uvloop, retrieval in the process
-no_gateway    P2's calls and searches, made by the client itself; no log
-SDK           the same by LiteLLM's SDK, on plain asyncio
+P1            pipeline on aiohttp and plain asyncio, retrieval over gRPC
+P2            pipeline on uvloop that parses pushed bytes, retrieval in the process
+no_gateway    P2's calls and searches, made by the client itself, without a log
+SDK           the same with LiteLLM's SDK, on plain asyncio
 SDK_streamed  the same, streamed
-role          a long stream, read as a role of the gateway reads it, on the event loop of gateways
-aiohttp       the same, read as P1 reads it, on plain asyncio
+role          long stream, read by a role of the gateway on the gateway's event loop
+aiohttp       long stream, read as in P1 on plain asyncio
 
-P1 and P2 write each call to a log before it is made and when it has ended, and each run; they sync
-the log before they answer. They print the address of their `AnswerService`. The others print
-`driven`, and make calls as they are told to, by a `benchmarks.load.Order` in JSON on each line of
-their standard input; for each they print a line, with the seconds of each question. All go on until
-their standard input ends.
+P1 and P2 log each call before it is made and after it has ended, and each run; they sync the log
+before they answer. They print the address of their `AnswerService`. The others print `driven` and
+read a `benchmarks.load.Order` as JSON from each line of standard input; for each they print one
+line with the seconds of each question. All run until their standard input is closed.
 """
 
 import asyncio
@@ -44,19 +43,20 @@ from router.protocol import Passage
 from serving.signals import tune_interpreter
 
 DRIVEN = "driven"
+"""First line of a process that is driven by orders."""
 TOKENS = 400
-"""The line of a process that is told what to ask, and the tokens of a long stream."""
+"""Tokens of a long stream."""
 _TOP_K = 3
 
 
 async def in_process(query: str) -> Sequence[Passage]:
-    """The search of a retriever in the process."""
+    """Search with a retriever in the process."""
     return (await OnePassage().search([query], _TOP_K))[0]
 
 
 @asynccontextmanager
 async def calls(kind: str, base_url: str) -> AsyncIterator[Call]:
-    """The model calls of a kind."""
+    """Open the client of a kind, which makes model calls."""
     match kind:
         case "P2" | "no_gateway":
             with closing(PushCalls(base_url)) as push:
@@ -73,10 +73,11 @@ async def _serve(kind: str, base_url: str, retrieval: str, folder: str) -> None:
         stub = RetrievalServiceStub(channel)
 
         async def by_address(query: str) -> Sequence[Passage]:
-            found = await stub.Search(SearchRequest(queries=[query], top_k=_TOP_K), timeout=10)
+            request = SearchRequest(queries=[query], top_k=_TOP_K)
+            response = await stub.Search(request, timeout=10)
             return [
-                Passage(each.passage_id, each.title, each.text, each.score)
-                for each in found.results[0].passages
+                Passage(passage.passage_id, passage.title, passage.text, passage.score)
+                for passage in response.results[0].passages
             ]
 
         log = RunLog(Path(folder) / f"{kind}.log")
@@ -101,7 +102,7 @@ async def _serve(kind: str, base_url: str, retrieval: str, folder: str) -> None:
         await server.stop(0)
 
 
-async def _obey(kind: str, base_url: str, *_: str) -> None:
+async def _drive(kind: str, base_url: str, *_: str) -> None:
     async with calls(kind, base_url) as call, ConnectionPool() as pool:
         role = Role("answer", OpenAIHTTP(pool, base_url, "long"), "", Sampling(TOKENS))
         pipeline = Pipeline(call, in_process)
@@ -113,10 +114,9 @@ async def _obey(kind: str, base_url: str, *_: str) -> None:
                         (Message("user", question(number)),), (), Ledger(f"run-{number}")
                     )
                 case "aiohttp":
-                    said = [{"role": "user", "content": question(number)}]
-                    return await call(
-                        {"model": "long", "messages": said, "max_tokens": TOKENS}, f"run-{number}-1"
-                    )
+                    messages = [{"role": "user", "content": question(number)}]
+                    body = {"model": "long", "messages": messages, "max_tokens": TOKENS}
+                    return await call(body, f"run-{number}-1")
             return await pipeline.answer(question(number))
 
         tune_interpreter()
@@ -127,5 +127,6 @@ async def _obey(kind: str, base_url: str, *_: str) -> None:
 
 
 if __name__ == "__main__":
-    main = (_serve if sys.argv[1] in ("P1", "P2") else _obey)(*sys.argv[1:])
-    (uvloop.run if sys.argv[1] in ("P2", "no_gateway", "role") else asyncio.run)(main)
+    main = _serve if sys.argv[1] in ("P1", "P2") else _drive
+    run = uvloop.run if sys.argv[1] in ("P2", "no_gateway", "role") else asyncio.run
+    run(main(*sys.argv[1:]))

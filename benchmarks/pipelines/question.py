@@ -1,5 +1,5 @@
-"""A question as a pipeline without a gateway answers it: the same prompts, calls and searches, read
-by simple means, with an append-only log. No ledger, budgets, retries or citations; a model that
+"""Pipeline that answers questions without a gateway: the same prompts, calls and searches, with
+simple parsing and an append-only log. It has no ledger, budgets, retries or citations; a model that
 breaks the protocol fails the question.
 """
 
@@ -35,12 +35,12 @@ _TAGS = {
     tag: re.compile(f"<{tag}>(.*?)(?:</{tag}>|$)", re.DOTALL)
     for tag in ("search", "answer", "evidence")
 }
-_SEARCHES = 2
-"""Of an executor at most; then it reports."""
+_MAX_SEARCHES = 2
+"""Searches of an executor, after which it reports."""
 
 
-class Said(msgspec.Struct):
-    """The output of a call."""
+class Completion(msgspec.Struct):
+    """Output of a model call."""
 
     text: str
     finish_reason: str | None
@@ -48,14 +48,14 @@ class Said(msgspec.Struct):
     completion_tokens: int
 
 
-Call = Callable[[dict[str, Any], str], Awaitable[Said]]
-"""Makes a call, from its body and its name."""
+Call = Callable[[dict[str, Any], str], Awaitable[Completion]]
+"""Makes a model call from its body and its request id."""
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
 
 
 class RunLog:
-    """An append-only log: a record is one write on the event loop; a sync, in a thread, is
-    shared by all who wait.
+    """Append-only log. A record is one write on the event loop; a sync runs in a thread and serves
+    all waiting callers.
     """
 
     def __init__(self, file: Path) -> None:
@@ -64,15 +64,14 @@ class RunLog:
         self._syncing: asyncio.Task[None] | None = None
 
     def write(self, *record: object) -> None:
-        """Append a record; it survives a kill when this returns."""
+        """Append a record, which then survives a kill of the process."""
         os.write(self._fd, msgspec.json.encode(record) + b"\n")
 
     async def sync(self) -> None:
-        """Wait for a sync that begins from now on; then what was written survives a power cut,
-        too.
-        """
+        """Wait for a sync that begins after this call; records then survive a power failure."""
         loop = asyncio.get_running_loop()
-        self._waiting.append(done := loop.create_future())
+        done = loop.create_future()
+        self._waiting.append(done)
         if self._syncing is None:
             self._syncing = loop.create_task(self._sync())
         await done
@@ -82,17 +81,17 @@ class RunLog:
             waiting = self._waiting
             self._waiting = []
             await asyncio.get_running_loop().run_in_executor(None, os.fdatasync, self._fd)
-            for each in waiting:
-                if not each.done():
-                    each.set_result(None)
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
         self._syncing = None
 
 
 class Pipeline:
-    """Answers questions, any number at once."""
+    """Answers any number of questions concurrently."""
 
     def __init__(self, call: Call, search: Search, log: RunLog | None = None) -> None:
-        """`log`: None keeps nothing."""
+        """`log`: None logs nothing."""
         self._call = call
         self._search = search
         self._log = log
@@ -102,33 +101,37 @@ class Pipeline:
         }
 
     async def answer(self, question: str) -> AnswerResponse:
-        """Delegate, search, and answer from the reports; on disk when this returns. Raises
-        `RolegateError`.
+        """Delegate, search, and answer from the reports; the run is on disk when this returns.
+        Raises `RolegateError`.
         """
         begun = time.monotonic_ns()
         run = AnswerResponse(run_id=f"run-{next(self._numbers):016x}")
         used = {
             role: run.usage.add(role=_ROLES[role], model=model) for role, model in MODELS.items()
         }
-        told = self._opening("delegation", prompts.request(question))
-        pairs = list[tuple[str, Report]]()
-        while sub_queries := _sub_queries(
-            said := await self._ask(run.run_id, used, "delegation", told)
-        ):
+
+        messages = self._opening("delegation", prompts.request(question))
+        reports = list[tuple[str, Report]]()
+        while True:
+            text = await self._ask(run.run_id, used, "delegation", messages)
+            if not (sub_queries := _sub_queries(text)):
+                break
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._execute(run.run_id, used, each)) for each in sub_queries
+                    group.create_task(self._execute(run.run_id, used, sub_query))
+                    for sub_query in sub_queries
                 ]
-            run.results.extend(results := [task.result() for task in tasks])
-            pairs += (
-                found := [
-                    (each.sub_query, Report(each.answer, (each.evidence[0].text,)))
-                    for each in results
-                ]
-            )
-            told += _turn(said, prompts.search_results(found))
-        asked = self._opening("answer", prompts.answer_request(question, pairs))
-        run.answer = _found("answer", await self._ask(run.run_id, used, "answer", asked))
+            results = [task.result() for task in tasks]
+            run.results.extend(results)
+            round_reports = [
+                (result.sub_query, Report(result.answer, (result.evidence[0].text,)))
+                for result in results
+            ]
+            reports += round_reports
+            messages += _turn(text, prompts.search_results(round_reports))
+
+        messages = self._opening("answer", prompts.answer_request(question, reports))
+        run.answer = _required("answer", await self._ask(run.run_id, used, "answer", messages))
         run.outcome = ANSWER_OUTCOME_ANSWERED
         run.duration.FromNanoseconds(time.monotonic_ns() - begun)
         if self._log:
@@ -140,16 +143,18 @@ class Pipeline:
         self, run_id: str, used: dict[str, RoleUsage], sub_query: str
     ) -> SubQueryResult:
         report = SubQueryResult(sub_query=sub_query)
-        told = self._opening("execution", prompts.request(sub_query))
-        while query := _inside("search", said := await self._ask(run_id, used, "execution", told)):
+        messages = self._opening("execution", prompts.request(sub_query))
+        while True:
+            text = await self._ask(run_id, used, "execution", messages)
+            if not (query := _inside("search", text)):
+                break
             report.search_queries.append(query)
             passages = await self._search(query)
-            told += _turn(
-                said, prompts.documents(passages, last=len(report.search_queries) == _SEARCHES)
-            )
-        report.answer = _found("answer", said)
+            last = len(report.search_queries) == _MAX_SEARCHES
+            messages += _turn(text, prompts.documents(passages, last=last))
+        report.answer = _required("answer", text)
         report.outcome = EXECUTION_OUTCOME_REPORTED
-        report.evidence.append(EvidencePoint(text=_found("evidence", said)))
+        report.evidence.append(EvidencePoint(text=_required("evidence", text)))
         return report
 
     def _opening(self, role: str, text: str) -> list[dict[str, str]]:
@@ -161,42 +166,47 @@ class Pipeline:
     async def _ask(
         self, run_id: str, used: dict[str, RoleUsage], role: str, messages: list[dict[str, str]]
     ) -> str:
-        """One call, on record before and after."""
+        """Make one call, logged before and after."""
         usage = used[role]
         usage.attempts += 1
-        name = f"{run_id}-{sum(each.attempts for each in used.values())}"
+        name = f"{run_id}-{sum(role_usage.attempts for role_usage in used.values())}"
         body: dict[str, Any] = {
             "model": MODELS[role],
             "messages": messages,
             "max_tokens": MAX_TOKENS,
+            "temperature": 0.0,
+            "top_p": 1.0,
+            "stop": _STOP[role],
         }
-        body |= {"temperature": 0.0, "top_p": 1.0, "stop": _STOP[role]}
         if self._log:
             self._log.write(name, role, body["model"], time.time())
-        said = await self._call(body, name)
+        completion = await self._call(body, name)
         if self._log:
-            self._log.write(name, said, time.time())
-        if said.finish_reason != "stop" or not said.prompt_tokens:
-            raise RolegateError(f"{name}: {said}")
-        usage.prompt_tokens += said.prompt_tokens
-        usage.completion_tokens += said.completion_tokens
-        return said.text
+            self._log.write(name, completion, time.time())
+        if completion.finish_reason != "stop" or not completion.prompt_tokens:
+            raise RolegateError(f"{name}: {completion}")
+        usage.prompt_tokens += completion.prompt_tokens
+        usage.completion_tokens += completion.completion_tokens
+        return completion.text
 
 
-def _turn(said: str, told: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": said}, {"role": "user", "content": told}]
+def _turn(text: str, reply: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}, {"role": "user", "content": reply}]
 
 
-def _inside(tag: str, said: str) -> str:
-    return unescape(found[1]).strip() if (found := _TAGS[tag].search(said)) else ""
+def _inside(tag: str, text: str) -> str:
+    match = _TAGS[tag].search(text)
+    return unescape(match[1]).strip() if match else ""
 
 
-def _found(tag: str, said: str) -> str:
-    if not (text := _inside(tag, said)):
-        raise RolegateError(f"neither a search nor {tag}: {said!r}")
-    return text
+def _required(tag: str, text: str) -> str:
+    if not (content := _inside(tag, text)):
+        raise RolegateError(f"expected a search or <{tag}>, got {text!r}")
+    return content
 
 
-def _sub_queries(said: str) -> list[str]:
-    body = _inside("search", said)
-    return list(json.loads(body)) if body.startswith("[") else [body] if body else []
+def _sub_queries(text: str) -> list[str]:
+    body = _inside("search", text)
+    if body.startswith("["):
+        return list(json.loads(body))
+    return [body] if body else []

@@ -1,5 +1,5 @@
-"""Ways to make a model call: by aiohttp, as most would write it; by bytes pushed into a parser;
-by LiteLLM's SDK.
+"""Clients that make a model call: with aiohttp, as most people would write it; with a protocol
+that parses pushed bytes; with LiteLLM's SDK.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import aiohttp
 import httptools
 import msgspec
 
-from benchmarks.pipelines.question import Said
+from benchmarks.pipelines.question import Completion
 from router.errors import RolegateError
 from router.models.litellm_client import load_litellm
 from router.models.openai_wire import REQUEST_ID
@@ -55,7 +55,7 @@ def _chunks(events: Iterable[bytes]) -> list[_Chunk]:
     ]
 
 
-def _said(chunks: Iterable[Any]) -> Said:
+def _completion(chunks: Iterable[Any]) -> Completion:
     texts = list[str]()
     usage = _Usage()
     finish_reason = None
@@ -64,20 +64,18 @@ def _said(chunks: Iterable[Any]) -> Said:
         for choice in chunk.choices:
             texts.append(choice.delta.content or "")
             finish_reason = choice.finish_reason or finish_reason
-    return Said("".join(texts), finish_reason, usage.prompt_tokens, usage.completion_tokens)
+    return Completion("".join(texts), finish_reason, usage.prompt_tokens, usage.completion_tokens)
 
 
 class AiohttpCalls:
-    """Reads streams in a task, which wakes for each piece; one session, whose connections are
-    kept.
-    """
+    """Client that reads a stream in a task, which wakes for each piece. Keeps its connections."""
 
     def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
         self._session = session
         self._url = f"{base_url}/chat/completions"
         self._timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
 
-    async def __call__(self, body: dict[str, Any], name: str) -> Said:
+    async def __call__(self, body: dict[str, Any], name: str) -> Completion:
         """Make a call. Raises `aiohttp.ClientError`."""
         data = msgspec.json.encode(body | _STREAMED)
         chunks = list[_Chunk]()
@@ -89,11 +87,11 @@ class AiohttpCalls:
             async for received in response.content.iter_any():
                 *events, rest = (rest + received).split(b"\n\n")
                 chunks += _chunks(events)
-        return _said(chunks)
+        return _completion(chunks)
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, one call at a time; the task wakes when the reply is whole."""
+    """HTTP connection with one call at a time; the caller wakes when the reply is complete."""
 
     transport: asyncio.Transport
 
@@ -108,7 +106,7 @@ class _Connection(asyncio.Protocol):
         return self._kept and not self.transport.is_closing()
 
     async def send(self, request: bytes) -> bytes:
-        """The body of the reply. Raises `RolegateError`."""
+        """Send a request and return the body of the reply. Raises `RolegateError`."""
         loop = asyncio.get_running_loop()
         self._reply = loop.create_future()
         self._body = []
@@ -136,7 +134,7 @@ class _Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        self._kept = self._parser.should_keep_alive()  # which is known here only
+        self._kept = self._parser.should_keep_alive()  # known only here
         body = b"".join(self._body)
         status = self._parser.get_status_code()
         if self._reply and not self._reply.done():
@@ -147,27 +145,29 @@ class _Connection(asyncio.Protocol):
 
 
 class PushCalls:
-    """Keeps connections, and reads a stream's events once all are there."""
+    """Client that parses a stream's events after all have arrived. Keeps its connections."""
 
     def __init__(self, base_url: str) -> None:
-        where = urlsplit(base_url)
-        self._place = (where.hostname or "", where.port or 80)
+        url = urlsplit(base_url)
+        self._address = (url.hostname or "", url.port or 80)
         self._idle = list[_Connection]()
         self._head = (
-            f"POST {where.path}/chat/completions HTTP/1.1\r\nHost: {where.netloc}\r\n"
+            f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: {url.netloc}\r\n"
             "Accept: */*\r\n"
             f"Content-Type: application/json\r\n{REQUEST_ID}: "
         )
 
-    async def __call__(self, body: dict[str, Any], name: str) -> Said:
+    async def __call__(self, body: dict[str, Any], name: str) -> Completion:
         """Make a call. Raises `RolegateError` and `OSError`."""
         data = msgspec.json.encode(body | _STREAMED)
-        while not self._idle or not (connection := self._idle.pop()).reusable:
-            if not self._idle:
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    _Connection, *self._place
-                )
-                break
+        while self._idle and not self._idle[-1].reusable:
+            self._idle.pop()
+        if self._idle:
+            connection = self._idle.pop()
+        else:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                _Connection, *self._address
+            )
         reply = await connection.send(
             f"{self._head}{name}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
         )
@@ -175,16 +175,16 @@ class PushCalls:
             self._idle.append(connection)
         else:
             connection.transport.close()
-        return _said(_chunks(reply.split(b"\n\n")))
+        return _completion(_chunks(reply.split(b"\n\n")))
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for connection in self._idle:
             connection.transport.close()
 
 
 class LiteLLMCalls:
-    """Calls by LiteLLM's SDK."""
+    """Client based on LiteLLM's SDK."""
 
     def __init__(self, base_url: str, *, streamed: bool) -> None:
         self._litellm = load_litellm()
@@ -193,16 +193,16 @@ class LiteLLMCalls:
         if streamed:
             self._fixed |= {"stream": True, "stream_options": {"include_usage": True}}
 
-    async def __call__(self, body: dict[str, Any], _name: str) -> Said:
-        """Make a call. Raises what LiteLLM raises."""
+    async def __call__(self, body: dict[str, Any], _name: str) -> Completion:
+        """Make a call. Raises errors of LiteLLM."""
         reply = await self._litellm.acompletion(
             **body | {"model": f"openai/{body['model']}"}, **self._fixed
         )
         if self._streamed:
-            return _said([chunk async for chunk in reply])
+            return _completion([chunk async for chunk in reply])
         choice = reply.choices[0]
         usage = reply.usage
-        return Said(
+        return Completion(
             choice.message.content,
             choice.finish_reason,
             usage.prompt_tokens,
