@@ -1,13 +1,13 @@
 """Time saved by early dispatch: a sub-query starts when its closing quote is written, and not when
-its block is. Measures the wall time of questions with one block, with and without early dispatch, by
-two gateways in front of the same paced models. Both get each question at the same time, so that
+its block is. Measures the wall time of questions with one block, with and without early dispatch,
+by two gateways in front of the same paced models. Both get each question at the same time, so that
 other load on the machine affects both.
 
 Sub-queries have some 25 tokens. The delegator writes one block and then stops; executors search
-once or twice and report; the answerer writes one sentence. With early dispatch the first sub-queries
-finish sooner; the last one starts no earlier, but finds the engine free. So the gain depends on the
-engines: the executors of a question share one that serves two calls at full speed (`shared`), like
-a small or busy engine, or have one each (`alone`).
+once or twice and report; the answerer writes one sentence. With early dispatch the first
+sub-queries finish sooner; the last one starts no earlier, but finds the engine free. So the gain
+depends on the engines: the executors of a question share one that serves two calls at full speed
+(`shared`), like a small or busy engine, or have one each (`alone`).
 """
 
 import asyncio
@@ -77,7 +77,9 @@ class Setting(msgspec.Struct, frozen=True):
     tokens_per_event: int = 1
 
     def question(self, number: int) -> str:
-        """Return a question that tells the models this setting; no two numbers share a sub-query."""
+        """Return a question that tells the models this setting; no two numbers share a
+        sub-query.
+        """
         fields = {"number": number, **msgspec.structs.asdict(self)}
         return " ".join(f"{name}={value}" for name, value in fields.items())
 
