@@ -45,7 +45,7 @@ class RunStart(msgspec.Struct, frozen=True):
     resumes: str = ""
     """The interrupted run that it goes on with; empty where it begins anew."""
     content: str = ""
-    """Of a table, all that is asked for, as JSON."""
+    """The whole request of an answer or a table, as JSON; empty for other kinds."""
 
     def ended(self, **known: Any) -> Run:
         """The run that has come of it. `known`: the fields that tell how."""

@@ -1,10 +1,11 @@
-"""The gateway: what may be asked of it, and who works on it."""
+"""The gateway: the requests that it accepts, and who works on them."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from router.background import in_worker
 from router.calls import Role
@@ -31,13 +32,13 @@ from router.trace.values import NOT_FOUND, OnEvent, TableRun, TopologyName
 
 _PROBE_TOKENS = 16
 _PROBE_S = 10.0
-"""Models that think refuse to write less."""
+"""Models that reason refuse to write fewer tokens."""
 _REPORTING_SHARE = 0.05
-"""How much of an execution's time is kept, so that one that takes too long can say so."""
+"""The share of an execution's time that is left to report a timeout in."""
 _FOLDING_SHARE = 0.1
-"""How much of a table's time is kept, to make it of the reports that there are."""
+"""The share of a table's time that is left to build the table from the reports."""
 _SHORT = 4_000
-"""Characters of passages that are read in less time than a thread takes to start."""
+"""Max characters of passages that are checked faster than a thread starts."""
 OUT_OF_SCOPE = (
     "not in the demo world: the demo's models know a small fictional world only, and "
     "nothing of {words}. "
@@ -46,14 +47,21 @@ OUT_OF_SCOPE = (
 )
 
 
+class AnswerRequest(msgspec.Struct, frozen=True):
+    """A question with the way to answer it."""
+
+    question: str
+    topology: TopologyName = "factorized"
+
+
 class CompletionRequest(msgspec.Struct, frozen=True):
-    """A conversation to be continued by the model of a role."""
+    """A conversation that a role's model continues."""
 
     role: RoleName
     messages: tuple[Message, ...]
     stop: tuple[str, ...]
     max_tokens: int
-    """0 takes the role's own limit."""
+    """0 for the role's own limit."""
 
 
 _GRAVITY: dict[type[UpstreamError], int] = {
@@ -61,13 +69,15 @@ _GRAVITY: dict[type[UpstreamError], int] = {
     UpstreamProtocolError: 1,
     MalformedOutput: 2,
 }
-"""Of several failures the first in this order is told: a refusal, which lasts, before all of
-these.
+"""Order in which failures are reported, if there are several. A refusal lasts, so it comes
+first.
 """
 
 
 class Gateway:
-    """Answers, fills tables, completes and executes. All of it is booked, traced and stored."""
+    """Answers questions, fills tables, continues conversations and runs executors. Every call is
+    booked, and every run is traced and stored.
+    """
 
     def __init__(
         self,
@@ -82,10 +92,10 @@ class Gateway:
         vocabulary: Vocabulary | None = None,
         on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
-        """`topologies`: the ways to answer, `factorized` among them. `tables`: the ways to fill
-        tables. `vocabulary`: what questions may be about; None for models that know the language.
-        `on_answered` gets every question that was answered here, unless its texts must not be kept
-        or nothing may be learnt from it.
+        """`topologies`: the ways to answer, which include `factorized`. `tables`: the ways to fill
+        tables. `vocabulary`: all words that questions may use; None for models that know the
+        language. `on_answered`: called with every answered run whose texts are stored and may be
+        learnt from.
         """
         self._topologies = topologies
         self._executor = executor
@@ -99,7 +109,7 @@ class Gateway:
 
     @property
     def topologies(self) -> tuple[TopologyName, ...]:
-        """The ways to answer that are set up."""
+        """The configured ways to answer."""
         return tuple(self._topologies)
 
     async def answer(
@@ -110,37 +120,37 @@ class Gateway:
         topology: TopologyName = "factorized",
     ) -> Run:
         """Answer a question. The run's result is a `Trajectory`. Raises `BadConfig` for a topology
-        that is not set up, `UpstreamError` where nothing was found because something failed, and
+        that is not configured, `UpstreamError` if nothing was found because something failed, and
         what `RunLifecycle.open` raises.
         """
-        if options.resume:
-            before, options = await self._lifecycle.going_on("answer", options)
-            question = before.request
-            topology = cast(TopologyName, before.topology)
-        question = self.readable("question", question)
+        request = AnswerRequest(question, topology)
+        request, options = await self._lifecycle.resumed("answer", request, options)
+        question = self.readable("question", request.question)
+        topology = request.topology
         chosen = self._topology(topology)
         self._check_prices(options, chosen.roles)
-        request = RunRequest("answer", question, question, topology=topology)
-        if topology != "factorized":
-            settings = settings_of(chosen.roles)
-            request = RunRequest(
-                "answer", question, (question, topology), settings=settings, topology=topology
-            )
-        async with self._lifecycle.open(request, options, on_event) as run:
+        opened = RunRequest(
+            "answer",
+            question,
+            AnswerRequest(question, topology),
+            None if topology == "factorized" else settings_of(chosen.roles),
+            topology=topology,
+        )
+        async with self._lifecycle.open(opened, options, on_event) as run:
             if isinstance(run, Run):
                 return run
             draft = run.context.draft
             if self._vocabulary and (outside := self._vocabulary.outside(question)):
                 draft.result = Trajectory(_out_of_scope(outside), "out_of_scope", topology=topology)
             else:
-                draft.result = found = await chosen.loop.run(question, run.context)
-                if _read_chars(found) <= _SHORT:
-                    supported = is_supported(question, found)
+                draft.result = trajectory = await chosen.loop.run(question, run.context)
+                if _read_chars(trajectory) <= _SHORT:
+                    supported = is_supported(question, trajectory)
                 else:
-                    supported = await asyncio.to_thread(is_supported, question, found)
-                draft.result = found = msgspec.structs.replace(found, unsupported=not supported)
-                if error := _in_the_way(found, run.context):
-                    draft.result = msgspec.structs.replace(found, answer="")
+                    supported = await asyncio.to_thread(is_supported, question, trajectory)
+                draft.result = trajectory = replace(trajectory, unsupported=not supported)
+                if error := _answer_failure(trajectory, run.context):
+                    draft.result = replace(trajectory, answer="")
                     raise error
         if run.training and not run.private:
             self._on_answered(run.stored)
@@ -152,18 +162,14 @@ class Gateway:
         options: RequestOptions,
         on_event: OnEvent = lambda _event: None,
     ) -> Run:
-        """Fill a table. The run's result is a `TableRun`, whose table `table_of` makes. Raises
-        `BadRequest` for what is no table, `UpstreamError` where there is no row because something
-        failed, and what `answer` raises besides.
+        """Fill a table. The run's result is a `TableRun`, from which `table_of` makes the table.
+        Raises `BadRequest` for an invalid request, `UpstreamError` if there is no row because
+        something failed, and what `answer` raises.
         """
-        if options.resume:
-            before, options = await self._lifecycle.going_on("table", options)
-            request = msgspec.json.decode(before.content, type=TableRequest)
+        request, options = await self._lifecycle.resumed("table", request, options)
         question = self.readable("question", request.question)
         limits = self._table_limits
-        request = msgspec.structs.replace(
-            await in_worker(request.checked, limits), question=question
-        )
+        request = replace(await in_worker(request.checked, limits), question=question)
         if request.topology not in self._tables:
             raise BadConfig(
                 f"topology {request.topology}: is not set up here; use wide, or leave it out."
@@ -184,13 +190,13 @@ class Gateway:
                     Schema(request.columns), request.rows, outcome="out_of_scope", topology=topology
                 )
             else:
-                found = await chosen.filling.run(request, context)
-                if error := _nothing_but(found, context):
+                table_run = await chosen.filling.run(request, context)
+                if error := _table_failure(table_run, context):
                     raise error
         return run.stored
 
     async def execute(self, sub_query: str, options: RequestOptions) -> Run:
-        """Work on one sub-query. The run's result is an `Execution`. Raises `UpstreamError` where
+        """Work on one sub-query. The run's result is an `Execution`. Raises `UpstreamError` if
         something failed, and what `RunLifecycle.open` raises.
         """
         sub_query = self.readable("sub_query", sub_query)
@@ -216,9 +222,8 @@ class Gateway:
         options: RequestOptions,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Run:
-        """Continue a conversation with a role's model, passing each piece to `on_delta`, if given,
-        as it is written. The run's result is a `Conversation`. Raises what `RunLifecycle.open`
-        raises.
+        """Continue a conversation with a role's model. The run's result is a `Conversation`.
+        `on_delta`: called with each piece as it is written. Raises what `RunLifecycle.open` raises.
         """
         messages = request.messages
         if not messages or messages[-1].role == "assistant":
@@ -230,11 +235,10 @@ class Gateway:
             if isinstance(run, Run):
                 return run
             context = run.context
-            role = (
-                self._executor.role(context)
-                if request.role == "execution"
-                else self._roles[request.role]
-            )
+            if request.role == "execution":
+                role = self._executor.role(context)
+            else:
+                role = self._roles[request.role]
             role = role.limited(request.max_tokens)
             output = await role.ask(
                 messages, request.stop, context.ledger, until=context.deadline, on_delta=on_delta
@@ -243,14 +247,14 @@ class Gateway:
         return run.stored
 
     async def probe(self, role: RoleName) -> None:
-        """See by a call of a few tokens whether a role's model works, booked as any other.
-        Raises as `complete`.
+        """Check with a call of a few tokens whether a role's model works. The call is booked like
+        any other. Raises what `complete` raises.
         """
         request = CompletionRequest(role, (Message("user", "Hello."),), (), _PROBE_TOKENS)
         await self.complete(request, RequestOptions(SHADOW, _PROBE_S))
 
     async def settled(self) -> None:
-        """Wait until every run that has begun has ended and is stored."""
+        """Wait until every run under way has ended and is stored."""
         await self._lifecycle.settled()
 
     def _topology(self, name: TopologyName) -> Topology:
@@ -262,67 +266,68 @@ class Gateway:
         return self._topologies[name]
 
     def _check_prices(self, options: RequestOptions, roles: Mapping[Any, Role]) -> None:
-        """Refuse a limit in money where a price is unknown. Raises `BadRequest`."""
+        """Refuse a limit in money if a price is unknown. Raises `BadRequest`."""
         unpriced = [role.model.name for role in roles.values() if role.price is None]
         if options.budget.max_nano_usd is not None and unpriced:
             raise BadRequest(
-                f"budget.max_cost_nano_usd: what {unpriced[0]} costs is not known; set "
-                f'[prices."{unpriced[0]}"] in the '
-                "config, or limit tokens instead."
+                f"budget.max_cost_nano_usd: the price of {unpriced[0]} is unknown; set "
+                f'[prices."{unpriced[0]}"] in the config, or limit tokens instead.'
             )
 
-    def readable(self, field: str, text: str) -> str:
-        """Return a question without white space around it. Raises `BadRequest` where it is
-        empty or too long.
+    def readable(self, field: str, question: str) -> str:
+        """Return a question without surrounding white space. Raises `BadRequest` if it is empty or
+        too long.
         """
-        text = text.strip()
-        if not text:
-            raise BadRequest(f"{field} is empty; put a question in plain words into it.")
-        if len(text) > self._max_question_chars:
+        question = question.strip()
+        if not question:
+            raise BadRequest(f"{field} is empty; write a question in plain words.")
+        if len(question) > self._max_question_chars:
             allowed = self._max_question_chars
             raise BadRequest(
-                f"{field} has {len(text)} characters; at most {allowed} are allowed "
+                f"{field} has {len(question)} characters; at most {allowed} are allowed "
                 "(server.max_question_chars)."
             )
-        return text
+        return question
 
 
-def _in_the_way(found: Trajectory, context: RunContext) -> UpstreamError | None:
-    """The failure for which nothing was found; None where there is an answer, or where there
-    just is none.
+def _answer_failure(trajectory: Trajectory, context: RunContext) -> UpstreamError | None:
+    """Return the failure because of which nothing was found; None where there is an answer, or
+    where the documents hold none.
     """
-    if found.answer != NOT_FOUND or found.outcome not in ("not_found", "no_search"):
+    if trajectory.answer != NOT_FOUND or trajectory.outcome not in ("not_found", "no_search"):
         return None
-    executions = enumerate(found.executions)
-    failed = [
-        context.failures[index]
-        for index, one in executions
-        if one.failed and index in context.failures
-    ]
-    # Who follows the protocol may slip
-    if any(one.every_search or not one.failed for one in found.executions):
-        failed = [error for error in failed if not isinstance(error, MalformedOutput)]
+    executions = trajectory.executions
+    # A malformed output is no cause where any executor followed the protocol.
+    followed = any(execution.every_search or not execution.failed for execution in executions)
+    errors = list[UpstreamError]()
+    for index, execution in enumerate(executions):
+        error = context.failures.get(index)
+        if execution.failed and error and not (followed and isinstance(error, MalformedOutput)):
+            errors.append(error)
     if None in context.failures:
-        failed.append(context.failures[None])
-    return min(failed, key=lambda error: _GRAVITY.get(type(error), 0), default=None)
+        errors.append(context.failures[None])
+    return _most_lasting(errors)
 
 
-def _nothing_but(found: TableRun, context: RunContext) -> UpstreamError | None:
-    """The failure for which there is no row; None where there is one, or where there just is
-    none.
+def _table_failure(run: TableRun, context: RunContext) -> UpstreamError | None:
+    """Return the failure because of which a table has no row; None where there is a row, or where
+    the documents hold none.
     """
-    if found.given or any(not one.failed for one in found.executions):
+    if run.given or any(not execution.failed for execution in run.executions):
         return None
-    return min(
-        context.failures.values(), key=lambda error: _GRAVITY.get(type(error), 0), default=None
-    )
+    return _most_lasting(context.failures.values())
+
+
+def _most_lasting(errors: Iterable[UpstreamError]) -> UpstreamError | None:
+    """Return the error that is the least likely to pass by itself."""
+    return min(errors, key=lambda error: _GRAVITY.get(type(error), 0), default=None)
 
 
 def _out_of_scope(outside: Sequence[str]) -> str:
     return OUT_OF_SCOPE.format(words=", ".join(f'"{word}"' for word in outside[:5]))
 
 
-def _read_chars(found: Trajectory) -> int:
+def _read_chars(trajectory: Trajectory) -> int:
     """Return how many characters of passages a run's executors were shown."""
-    searches = [search for execution in found.executions for search in execution.every_search]
+    searches = [search for execution in trajectory.executions for search in execution.every_search]
     return sum(len(passage.text) for search in searches for passage in search.shown)

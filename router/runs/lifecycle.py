@@ -1,5 +1,5 @@
-"""The lifecycle of a run: on record before anything is spent, stored before anyone hears of its
-result.
+"""The lifecycle of a run: on record before anything is spent, stored before its result is
+returned.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -32,35 +32,38 @@ from router.trace.run import RoleSetting, RunKind, RunStatus
 from router.trace.values import AnswerWritten, OnEvent, RunStarted
 
 _log = structlog.get_logger("gateway")
+_RESUMABLE = ("answer", "table")
+"""Kinds of runs that can be resumed after an interruption."""
 _POLL_S = 0.2
-"""How often a run of another process is looked at."""
+"""Interval of polling a run of another process."""
 _STORING_SHARE = 0.05
 _LONGEST_STORING_S = 0.5
-"""How much of a request's time is kept for storing the run and sending the answer."""
+"""The share of a request's time, and its maximum, for storing the run and sending the answer."""
 _COUNTING_S = 0.25
-"""How long counting the tokens of cut streams may take."""
+"""Max time for counting the tokens of cut streams."""
+Request = TypeVar("Request")
 
 
 class RequestOptions(msgspec.Struct, frozen=True):
-    """Options of a request: who asks, its deadline, its budget, and its id."""
+    """Options of a request: the caller, its deadline, its budget, and its id."""
 
     identity: Identity = LOCAL
     time_s: float | None = None
-    """The client's deadline, in seconds from now; None leaves it to the gateway."""
+    """The client's deadline, in seconds from now; None for the gateway's limit."""
     request_id: str = ""
-    """The client's name for the request, which makes a second one return the first one's
-    answer; empty for none.
-    """
+    """The client's name for the request; repeating it returns the first answer. Empty for none."""
     budget: Budget = UNLIMITED
     no_cache: bool = False
-    """Whether every sub-query is to be worked on anew: no report of another run is used, nor any of
-    this one by others.
+    """Whether to work on every sub-query afresh: the run uses no report of another run, and shares
+    none.
     """
     executor: str = ""
-    """The version of the executor that is to work, loaded; empty for the one whose turn it is."""
+    """The required version of the executor, which must be loaded; empty to let the traffic rules
+    choose.
+    """
     resume: str = ""
-    """The interrupted run to go on with; empty for none. Its question, topology and budget are
-    those of this one.
+    """The interrupted run to resume; empty for none. The request and the budget are then that
+    run's.
     """
 
 
@@ -70,15 +73,15 @@ class RunRequest:
 
     kind: RunKind
     text: str
-    """For people to read."""
+    """The request in short, for lists and logs."""
     content: object
-    """All that makes a request what it is; two that are equal ask the same."""
+    """The complete request; two requests with equal content are the same request."""
     settings: dict[str, RoleSetting] | None = None
-    """The roles that work on it; None for the usual ones."""
+    """The roles that work on it; None for the default ones."""
     answering_share: float = ANSWERING_SHARE
     topology: str = ""
     timeout_s: float | None = None
-    """The longest that it may take; None for the usual time."""
+    """Max duration; None for the gateway's limit."""
 
     @property
     def fingerprint(self) -> str:
@@ -94,9 +97,9 @@ class OpenRun:
     start: RunStart
     live: LiveRun
     private: bool
-    """Whether its texts are left out of what is stored."""
+    """Whether its texts are left out when it is stored."""
     training: bool
-    """Whether anything may be learnt from it."""
+    """Whether it may be used for training."""
     settings: dict[str, RoleSetting]
     begun: float = field(default_factory=time.monotonic)
     status: RunStatus = "finished"
@@ -105,13 +108,13 @@ class OpenRun:
 
     @property
     def stored(self) -> Run:
-        """The run as it is on record; only after its end."""
+        """The stored run; only after its end."""
         assert self.ended is not None, "the run has not ended"
         return self.ended
 
     @property
     def last_events(self) -> tuple[Event, ...]:
-        """The events that are told only once the run is stored."""
+        """The events that are emitted only once the run is stored."""
         result = self.context.draft.result
         if self.status == "finished" and isinstance(result, Trajectory):
             return (AnswerWritten(result.answer),)
@@ -124,7 +127,7 @@ class OpenRun:
 
 
 class RunLifecycle:
-    """Begins runs, gives their work its deadline, and stores them however they end."""
+    """Begins runs, applies their deadlines, and stores them however they end."""
 
     def __init__(
         self,
@@ -138,10 +141,10 @@ class RunLifecycle:
         observer: Observer | None = None,
         conditions: Callable[[], dict[str, str]] = dict,
     ) -> None:
-        """`timeout_s`: the longest a request may take, whatever its deadline. `admission`: None for
-        its defaults. `conditions`: all that turns depend on beside models and prompts, by name.
+        """`timeout_s`: max duration of a request. `admission`: None for the defaults. `conditions`:
+        returns what turns depend on in addition to models and prompts, by name.
         """
-        self._further = conditions
+        self._further_conditions = conditions
         self._journal = journal
         self._archive = archive
         self._live = live
@@ -154,15 +157,15 @@ class RunLifecycle:
     async def open(
         self, request: RunRequest, options: RequestOptions, on_event: OnEvent = lambda _event: None
     ) -> AsyncIterator[OpenRun | Run]:
-        """Put a run on record and store it once the context is left; the work inside leaves its
-        result in `context.draft`. A request whose `request_id` was answered before yields the
-        earlier run instead.
+        """Put a run on record, and store it when the context is left. The work inside leaves its
+        result in `context.draft`. If a request with this `request_id` was answered before, yield
+        that run instead.
 
-        Raises what the work raises, `OutOfTime`, `RunCancelled`, `BudgetExhausted`,
+        Raises what the work raises, and `OutOfTime`, `RunCancelled`, `BudgetExhausted`,
         `RequestIdTaken`, `Overloaded` and `StoreFailed`.
         """
         shadow = request.kind == "shadow"
-        if shadow:  # it gives way to clients, and takes no place of theirs
+        if shadow:  # it yields to clients, and takes no place of theirs
             await self._admission.spare()
         now = asyncio.get_running_loop().time()
         longest = request.timeout_s or self._timeout_s
@@ -171,16 +174,17 @@ class RunLifecycle:
         deadline = ends_at - min(_LONGEST_STORING_S, time_s * _STORING_SHARE)
         tenant = options.identity.books_on
         async with nullcontext() if shadow else self._place(tenant, deadline):
+            start = self._start(request, options)
             async with _in_time(deadline):
-                began = await self._begin(start := self._start(request, options))
+                began = await self._begin(start)
             if isinstance(began, Run):
                 for event in began.events:
                     on_event(event)
                 yield began
                 return
-            about = {"run_id": start.id, "tenant": tenant, "request_id": start.request_id}
+            log_fields = {"run_id": start.id, "tenant": tenant, "request_id": start.request_id}
             with (
-                bound_contextvars(**{name: value for name, value in about.items() if value}),
+                bound_contextvars(**{name: value for name, value in log_fields.items() if value}),
                 self._live.running(start.id, start.kind, start.tenant, on_event) as live,
             ):
                 self._observer.run_began()
@@ -193,28 +197,43 @@ class RunLifecycle:
             for event in run.last_events:
                 on_event(event)
 
-    async def going_on(
-        self, kind: RunKind, options: RequestOptions
-    ) -> tuple[RunStart, RequestOptions]:
-        """The beginning of the interrupted run that is to be gone on with, and the options, which
-        are then its own. Raises `NotFound`, and `BadRequest` for another kind and for a run that
-        cannot be gone on with.
+    async def resumed(
+        self, kind: RunKind, request: Request, options: RequestOptions
+    ) -> tuple[Request, RequestOptions]:
+        """Return the request and the options of the interrupted run `options.resume`, or those
+        given if none is to be resumed.
+
+        Raises `NotFound`, and `BadRequest` for a run of another kind or one that cannot be resumed.
         """
+        if not options.resume:
+            return request, options
         start = self._journal.unfinished(options.resume)
         if start is None or start.kind != kind or not options.identity.sees(start.tenant):
             run = await self._archive.load(options.resume, options.identity.tenant)
             raise BadRequest(
-                f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; an answer "
-                "or a table interrupted at "
-                "this gateway in the last hour can be gone on with here, once. GetRun "
-                "tells what this run came to."
+                f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; only an answer or a "
+                "table that was interrupted at this gateway in the last hour can be resumed, once. "
+                "GetRun returns this run's result."
             )
-        request_id = options.request_id or start.request_id
-        executor = start.conditions.get("executor", "")
-        options = replace(options, budget=start.budget, no_cache=start.no_cache, executor=executor)
-        return start, replace(options, request_id=request_id)
+        recorded = replace(
+            options,
+            budget=start.budget,
+            no_cache=start.no_cache,
+            executor=start.conditions.get("executor", ""),
+            request_id=options.request_id or start.request_id,
+        )
+        return msgspec.json.decode(start.content, type=type(request)), recorded
 
     def _start(self, request: RunRequest, options: RequestOptions) -> RunStart:
+        content = ""
+        conditions = dict[str, str]()
+        if request.kind in _RESUMABLE:
+            content = msgspec.json.encode(request.content).decode()
+            for name, role in (request.settings or self._settings).items():
+                conditions[f"model or prompt of {name}"] = f"{role.model} {role.prompt_sha256}"
+            conditions |= self._further_conditions()
+        if options.executor:
+            conditions["executor"] = options.executor
         return RunStart(
             id=f"run-{secrets.token_hex(8)}",
             kind=request.kind,
@@ -227,12 +246,9 @@ class RunLifecycle:
             topology=request.topology,
             budget=options.budget,
             no_cache=options.no_cache,
-            conditions=self._conditions(request)
-            | ({"executor": options.executor} if options.executor else {}),
+            conditions=conditions,
             resumes=options.resume,
-            content=msgspec.json.encode(request.content).decode()
-            if request.kind == "table"
-            else "",
+            content=content,
         )
 
     def _running(
@@ -245,44 +261,31 @@ class RunLifecycle:
         *,
         executor: str,
     ) -> OpenRun:
-        """The run with its ledger and its clock."""
-        limited = began.limited
-        resumed = began.resumed
-        shadow = start.kind == "shadow"
-        if resumed:  # also where nobody has named it
-            start = replace(start, resumes=resumed.start.id)
-        budget = Allowance(start.budget)
+        """Return the run with its ledger and its deadlines."""
+        if began.resumed:  # a repeated `request_id` resumes a run, too
+            start = replace(start, resumes=began.resumed.start.id)
         ledger = Ledger(
             start.id,
             start.tenant,
             self._journal,
-            budget,
-            limited=limited,
-            shadow=shadow,
-            resumed=resumed,
+            Allowance(start.budget),
+            limited=began.limited,
+            shadow=start.kind == "shadow",
+            resumed=began.resumed,
         )
-        left_s = deadline - asyncio.get_running_loop().time()
-        share = request.answering_share
-        sharing = _sharing(start, began)
         context = RunContext.lasting(
-            left_s, live.on_event, ledger, answering_share=share, sharing=sharing, executor=executor
+            deadline - asyncio.get_running_loop().time(),
+            live.on_event,
+            ledger,
+            answering_share=request.answering_share,
+            sharing=_sharing(start, began),
+            executor=executor,
         )
         settings = request.settings or self._settings
         return OpenRun(context, start, live, began.redact, began.training, settings)
 
-    def _conditions(self, request: RunRequest) -> dict[str, str]:
-        """All that the turns of an answer or a table depend on, by name."""
-        if request.kind not in ("answer", "table"):
-            return {}
-        roles = (request.settings or self._settings).items()
-        found = {
-            f"model or prompt of {name}": f"{role.model} {role.prompt_sha256}"
-            for name, role in roles
-        }
-        return {**found, **self._further()}
-
     async def settled(self) -> None:
-        """Wait until every run that has begun has ended and is stored."""
+        """Wait until every run under way has ended and is stored."""
         await self._live.ended()
 
     @asynccontextmanager
@@ -295,7 +298,9 @@ class RunLifecycle:
             self._admission.leave(tenant)
 
     async def _begin(self, start: RunStart) -> Admitted | Run:
-        """Put the run on record, or find the earlier one, whose end is waited for."""
+        """Put the run on record, or wait for the earlier run of the same `request_id` and return
+        it.
+        """
         while True:
             try:
                 began = await self._journal.begin(start)
@@ -306,8 +311,8 @@ class RunLifecycle:
                 return began
             if not began.same:
                 raise RequestIdTaken(
-                    f"request_id {start.request_id!r}: names another request, run "
-                    f"{began.run_id}; make up a new one."
+                    f"request_id {start.request_id!r}: already names another request, run "
+                    f"{began.run_id}; choose a new one."
                 )
             run = None
             with suppress(NotFound):
@@ -317,13 +322,13 @@ class RunLifecycle:
             if run.redacted:
                 raise RequestIdTaken(
                     f"request_id {start.request_id!r}: was answered by run {run.id}, "
-                    "whose texts are not kept."
+                    "whose texts are not stored."
                 )
             return run
 
     @asynccontextmanager
     async def _stored_at_the_end(self, run: OpenRun, ends_at: float) -> AsyncIterator[None]:
-        """Store the run, however its work ends; the store is waited for until `ends_at`."""
+        """Store the run, however its work ends. Waits for the store until `ends_at`."""
         try:
             async with asyncio.timeout_at(run.context.deadline):
                 yield
@@ -331,17 +336,18 @@ class RunLifecycle:
             run.status = "failed"
             run.failure = OutOfTime(f"Time ran out (run {run.start.id}); allow a longer deadline.")
         except asyncio.CancelledError as cancelled:
-            run.status, run.failure = "cancelled", run.live.reason(cancelled)
+            run.status = "cancelled"
+            run.failure = run.live.reason(cancelled)
         except Exception as error:
             run.status = "failed"
             run.failure = error
         try:
             run.ended = await run.live.until_ended(self._store(run), ends_at)
         except TimeoutError:
-            late = OutOfTime(f"Time ran out while run {run.start.id} was stored; look there later.")
+            late = OutOfTime(f"Time ran out while run {run.start.id} was stored; fetch it later.")
             raise run.failure or late from None
         except StoreFailed:
-            if isinstance(run.failure, asyncio.CancelledError):  # nobody is left to hear of it
+            if isinstance(run.failure, asyncio.CancelledError):  # the caller has left
                 raise run.failure from None
             raise
         if run.failure is not None:
@@ -374,10 +380,10 @@ class RunLifecycle:
 async def ended_run(
     run_id: str, archive: Archive, live: LiveRuns, tenant: str | None = None
 ) -> Run | None:
-    """Return the run once it has ended; None where it could not be stored. Raises `NotFound`."""
+    """Return the run once it has ended; None if it could not be stored. Raises `NotFound`."""
     if here := live.find(run_id):
         return await asyncio.shield(here.ended)
-    while (run := await archive.load(run_id, tenant)).status == "running":  # noqa: ASYNC110 - nobody here hears of it
+    while (run := await archive.load(run_id, tenant)).status == "running":  # noqa: ASYNC110 - no event crosses processes
         await asyncio.sleep(_POLL_S)
     return run
 
@@ -392,8 +398,8 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
 
 
 def _sharing(start: RunStart, began: Admitted) -> Sharing:
-    """Tell who may use the run's reports: what nobody may train on must not stand in other
-    tenants' runs either.
+    """Return which runs may use this run's reports. A run that must not train anything must not
+    appear in other tenants' runs either.
     """
     if start.no_cache or began.redact or start.kind == "shadow":
         return "nobody"

@@ -34,7 +34,7 @@ _CUT: Mapping[str, ExecutionOutcome] = {
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """Works on a sub-query by a search of its own delegator and workers, in a fresh context."""
+    """Works on a sub-query by a nested search with a delegator and workers, in a fresh context."""
 
     name: str
     delegator: Delegator

@@ -62,8 +62,8 @@ def test_stream(gateway: str) -> None:
 @pytest.mark.parametrize(
     ("question", "method", "said"),
     [
-        (" ", "Answer", "question is empty; put a question in plain words into it."),
-        (" ", "StreamAnswer", "question is empty; put a question in plain words into it."),
+        (" ", "Answer", "question is empty; write a question in plain words."),
+        (" ", "StreamAnswer", "question is empty; write a question in plain words."),
         (DEAD_QUESTION, "Answer", "delegation at http://127.0.0.1:9/v1: connection refused"),
     ],
 )

@@ -151,7 +151,7 @@ async def test_a_search(gateway: str) -> None:
 @pytest.mark.parametrize(
     ("question", "said"),
     [
-        (" ", "question is empty; put a question in plain words into it."),
+        (" ", "question is empty; write a question in plain words."),
         (DEAD_QUESTION, "delegation at http://127.0.0.1:9/v1: connection refused"),
     ],
 )

@@ -4,6 +4,7 @@ import asyncio
 from asyncio import Task
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.errors import (
@@ -18,10 +19,11 @@ from router.ledger import Budget, RunStart
 from router.ledger.journal import Admitted, EarlierRun
 from router.models import Completion, Delta, Message, ScriptedModel, Usage
 from router.protocol import Vocabulary
-from router.runs import RequestOptions
-from router.runs.gateway import CompletionRequest
+from router.runs import Gateway, RequestOptions
+from router.runs.gateway import AnswerRequest, CompletionRequest
 from router.runs.lifecycle import RunRequest
 from router.runs.live import LiveRuns
+from router.search import Topology
 from router.trace import Conversation, Event, Execution, Run, Trajectory
 from router.trace.identity import DEFAULT_TENANT, SCOPES, Identity
 from tests.router.clock import Clock, ended, with_clock
@@ -389,7 +391,7 @@ async def test_a_request_that_is_repeated_while_it_runs(stored: list[str]) -> No
 async def test_a_request_that_is_repeated_while_it_fails_elsewhere() -> None:
     """Whoever waits for it begins anew, also where the texts of runs are not kept."""
     store = Kept()
-    fingerprint = RunRequest("answer", QUESTION, QUESTION).fingerprint
+    fingerprint = RunRequest("answer", QUESTION, AnswerRequest(QUESTION)).fingerprint
     await store.begin(
         RunStart("run-1", "answer", DEFAULT_TENANT, "", "once", QUESTION, fingerprint, 0.0)
     )
@@ -501,3 +503,32 @@ async def test_nobody_hears_of_anything_else() -> None:
         .answer(QUESTION, RequestOptions())
     )
     assert heard == []
+
+
+class Interrupted(Kept):
+    """A journal with one interrupted run."""
+
+    def __init__(self, start: RunStart) -> None:
+        super().__init__()
+        self.start = start
+
+    def unfinished(self, run_id: str) -> RunStart | None:
+        return self.start if run_id == self.start.id else None
+
+
+async def test_a_resumed_answer_gets_the_whole_request() -> None:
+    """All of its fields are on record, and they are what is asked again."""
+
+    def hosting(store: Kept) -> Gateway:
+        deployment = Deployment()
+        host = Topology(deployment.search(topology="host"), deployment.roles())
+        return deployment.gateway(store, topologies={"host": host})
+
+    store = Kept()
+    await hosting(store).answer(QUESTION, RequestOptions(), topology="host")
+    (start,) = store.starts.values()
+    interrupted = Interrupted(msgspec.structs.replace(start, request="shortened", topology=""))
+    resumed = await hosting(interrupted).answer("", RequestOptions(resume=start.id))
+    assert resumed.request == QUESTION
+    assert isinstance(resumed.result, Trajectory)
+    assert resumed.result.topology == "host"

@@ -340,7 +340,7 @@ async def test_what_cannot_be_gone_on_with(tmp_path: Path, what: str) -> None:
             "finished": "of kind answer and finished",
         }
         with pytest.raises(
-            (BadRequest, NotFound), match=said.get(what, "interrupted; .* can be gone on with here")
+            (BadRequest, NotFound), match=said.get(what, "interrupted; .* can be resumed")
         ):
             await second.answer("", RequestOptions(resume=tried))
         if what in ("index", "redacted"):

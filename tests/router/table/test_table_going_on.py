@@ -214,5 +214,5 @@ async def test_a_table_is_no_answer(tmp_path: Path) -> None:
     """Neither is gone on with as the other."""
     left, run_id = await killed(tmp_path, "executor", models("executor", 3))
     async with gateway(left, world(), **models(), limits=LIMITS) as (second, _):
-        with pytest.raises(BadRequest, match="can be gone on with here"):
+        with pytest.raises(BadRequest, match="can be resumed"):
             await second.answer("", RequestOptions(resume=run_id))
