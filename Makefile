@@ -6,7 +6,7 @@ export Q ?= In which country is the birthplace of the spouse of Worfle Shenlei?
 
 WORK ?= study
 
-.PHONY: ask test test-engines test-all check study protos docs pictures clean
+.PHONY: ask test test-engines test-all check study protos client docs pictures clean
 
 ask: $(VENV)/ready
 	@$(BIN)/rolegate ask --stream -- "$$Q"
@@ -28,6 +28,7 @@ check: $(VENV)/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/sync_client.py --check
 	PYTHONPATH=protos $(BIN)/lint-imports
 	$(BIN)/python scripts/size.py
 	$(BIN)/python scripts/wording.py
@@ -44,6 +45,9 @@ OUT ?= protos
 protos: $(VENV)/ready-dev
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(OUT) --pyi_out=$(OUT) \
 	  --grpc_python_out=$(OUT) --mypy_grpc_out=quiet:$(OUT) protos/rolegate/v1/*.proto
+
+client: $(VENV)/ready-dev
+	@$(BIN)/python scripts/sync_client.py
 
 docs: $(VENV)/ready-dev
 	@$(BIN)/python scripts/configuration.py

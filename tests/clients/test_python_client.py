@@ -304,7 +304,7 @@ async def test_what_answers_is_no_gateway() -> None:
     """It is told apart from a gateway that refuses."""
     server = Server(None, None)
     async with AsyncClient(address := f"127.0.0.1:{await server.start('127.0.0.1:0')}") as client:
-        with pytest.raises(GatewayError, match=f"what answers at {address} is no gateway"):
+        with pytest.raises(GatewayError, match=f"the server at {address} is not a gateway"):
             await client.ask(QUESTION)
     await server.drain(0)
 

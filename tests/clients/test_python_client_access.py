@@ -147,8 +147,8 @@ def test_half_a_certificate() -> None:
 
 
 async def test_encrypted(authority: Authority) -> None:
-    """With who signed the gateway's certificate, as a file or as it is; what does not fit is
-    told apart.
+    """The CA certificate is given as a file or as bytes; a wrong one has an error of its
+    own.
     """
     certificate, key = authority.issue("server")
     server = whole_server(tireless(), tls=TLS(str(certificate), str(key), None))
@@ -158,11 +158,11 @@ async def test_encrypted(authority: Authority) -> None:
             async with AsyncClient(address, ca=ca) as client:
                 assert (await client.ask(QUESTION)).answer == "Michael Mann"
         async with AsyncClient(address) as client:
-            with pytest.raises(GatewayError, match="has its certificate \\(`--ca`\\)"):
+            with pytest.raises(GatewayError, match="CA certificate \\(`--ca`\\)"):
                 await client.ask(QUESTION, timeout_s=10)
         async with AsyncClient(address, ca=other.certificate) as client:
             with pytest.raises(
-                GatewayError, match=f"no gateway at {address} that these certificates fit"
+                GatewayError, match=f"no gateway at {address} accepts these certificates"
             ) as caught:
                 await client.ask(QUESTION, timeout_s=10)
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE

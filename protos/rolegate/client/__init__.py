@@ -1,4 +1,4 @@
-"""A client of a rolegate gateway; it needs grpcio and googleapis-common-protos alone."""
+"""Python client of a rolegate gateway; requires only grpcio and googleapis-common-protos."""
 
 from rolegate.client.async_client import AsyncClient, AsyncStream
 from rolegate.client.client import Client, Stream

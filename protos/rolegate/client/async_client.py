@@ -1,12 +1,9 @@
-"""The client for programs on an event loop."""
+"""Client for programs on an event loop; create it on that loop."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast
-
-import grpc
 
 from rolegate.client import calls
 from rolegate.client.calls import Call, Stubs
@@ -22,10 +19,10 @@ Item = TypeVar("Item")
 
 
 class AsyncStream(Generic[Item]):
-    """Items, as they come.
+    """Items of a streamed call, as they arrive.
 
-    Cancelled, also by leaving its context, it stops the work upstream; reading on raises
-    `GatewayError`.
+    Cancelling the stream, or leaving its context, stops the work at the gateway; reading after
+    that raises `GatewayError`.
     """
 
     def __init__(self, call: Any, address: str, item: Callable[[Any], Item]) -> None:
@@ -34,22 +31,14 @@ class AsyncStream(Generic[Item]):
         self._item = item
 
     def cancel(self) -> None:
-        """Stop; of no effect at the end."""
+        """Stop the call; does nothing once it has ended."""
         self._call.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Item]:
-        this = asyncio.current_task()
         async with self:
-            try:
-                with translated(self._address):
-                    async for response in self._call:
-                        yield self._item(response)
-            except asyncio.CancelledError:
-                if this is None or this.cancelling():
-                    raise
-                # gRPC raises it for a call that was cancelled here, too, which must not look like
-                # the task's end.
-                raise GatewayError("the call was cancelled.", grpc.StatusCode.CANCELLED) from None
+            with translated(self._address):
+                async for response in self._call:
+                    yield self._item(response)
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,10 +47,10 @@ class AsyncStream(Generic[Item]):
         self.cancel()
 
 
-def _called(
+def _unary(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Result]]":
-    """A method that makes a call, and returns its result."""
+    """Return a method that makes the call and returns its result."""
     make = checked(make)
 
     @wraps(make)
@@ -77,58 +66,60 @@ def _called(
 def _streamed(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[AsyncClient, P], AsyncStream[Result]]":
-    """A method that makes a call, and returns the stream of its results."""
+    """Return a method that makes the call and returns the stream of its results."""
     make = checked(make)
 
     @wraps(make)
     def method(client: "AsyncClient", /, *args: P.args, **options: P.kwargs) -> AsyncStream[Result]:
         call = make(*args, **options)
-        to = client._to
-        begun = call.method(client._stubs)(
-            call.request, timeout=call.timeout_s, metadata=to.metadata
+        return AsyncStream(
+            client._begin(call, client._stubs, call.timeout_s),
+            client._connection.address,
+            call.result,
         )
-        return AsyncStream(begun, to.address, call.result)
 
     return method
 
 
 class AsyncClient:
-    """Asks the gateway at `address`, host:port; to be made on the event loop. Every method raises
-    `GatewayError`; `rolegate.client.calls` has them with their parameters.
+    """Client of the gateway at `address` (host:port). Every method raises `GatewayError`;
+    `rolegate.client.calls` documents their parameters.
     """
 
     @checked
     def __init__(self, address: str | Connection = ADDRESS, **access: Unpack[Access]) -> None:
-        """Raises `ValueError` where a key would be sent in the clear, and `OSError` where a
-        file cannot be read.
+        """Raises `ValueError` if a key would be sent unencrypted, `OSError` if a file cannot be
+        read.
         """
-        self._to = address if isinstance(address, Connection) else Connection.to(address, **access)
-        self._channel = self._to.aio_channel()
+        if not isinstance(address, Connection):
+            address = Connection.to(address, **access)
+        self._connection = address
+        self._channel = address.aio_channel()
         self._stubs = Stubs(self._channel)
 
-    ask = _called(calls.ask)
+    ask = _unary(calls.ask)
     stream = _streamed(calls.stream)
-    table = _called(calls.table)
+    table = _unary(calls.table)
     stream_table = _streamed(calls.stream_table)
-    begin_table = _called(calls.begin_table)
-    search = _called(calls.search)
-    run = _called(calls.run)
+    begin_table = _unary(calls.begin_table)
+    search = _unary(calls.search)
+    run = _unary(calls.run)
     watch = _streamed(calls.watch)
-    cancel = _called(calls.cancel)
-    feedback = _called(calls.feedback)
+    cancel = _unary(calls.cancel)
+    feedback = _unary(calls.feedback)
     export = _streamed(calls.export)
-    usage = _called(calls.usage)
-    reconcile = _called(calls.reconcile)
-    versions = _called(calls.versions)
-    register_version = _called(calls.register_version)
-    set_version_traffic = _called(calls.set_version_traffic)
-    promote_version = _called(calls.promote_version)
-    roll_back_version = _called(calls.roll_back_version)
-    version_decisions = _called(calls.version_decisions)
+    usage = _unary(calls.usage)
+    reconcile = _unary(calls.reconcile)
+    versions = _unary(calls.versions)
+    register_version = _unary(calls.register_version)
+    set_version_traffic = _unary(calls.set_version_traffic)
+    promote_version = _unary(calls.promote_version)
+    roll_back_version = _unary(calls.roll_back_version)
+    version_decisions = _unary(calls.version_decisions)
 
     @checked
     async def runs(self, **wanted: Unpack[ListFilter]) -> AsyncIterator[Run]:
-        """Runs, newest first, asked for a page at a time."""
+        """Yield runs, newest first; fetches them page by page."""
         token: str | None = ""
         while token is not None:
             page = await self._call(calls.page(token, wanted))
@@ -137,14 +128,14 @@ class AsyncClient:
             token = page.next_page_token or None
 
     async def get_table(self, run_id: str) -> Table:
-        """The table of a run, also while it is being filled, asked for a page at a time."""
+        """Return the table of a run, also while it is being filled; fetches it page by page."""
         pages = [await self._call(calls.table_page(run_id, ""))]
         while token := pages[-1].next_page_token:
             pages.append(await self._call(calls.table_page(run_id, token)))
         return joined([page.table for page in pages])
 
     async def whole(self, table: pb.Table) -> Table:
-        """Return a table with the rows that there was no room for in its message."""
+        """Return the table with the rows that did not fit into its message."""
         return await self.get_table(table.run_id) if table.next_page_token else Table(table)
 
     async def close(self) -> None:
@@ -158,22 +149,21 @@ class AsyncClient:
         await self.close()
 
     async def _call(self, call: Call[Result]) -> Result:
+        """Make a unary call; a repeatable one a second time if the connection broke."""
         begun = time.monotonic()
         try:
-            return await self._send(call, self._stubs, call.timeout_s)
+            with translated(self._connection.address):
+                return call.result(await self._begin(call, self._stubs, call.timeout_s))
         except GatewayError as error:
             if not (call.repeatable and call.timeout_s and error.connection_broke):
                 raise
-        # The other one may not know yet that it is dead
-        async with self._to.aio_channel() as channel:
-            return await self._send(
-                call, Stubs(channel), call.timeout_s - (time.monotonic() - begun)
-            )
 
-    async def _send(self, call: Call[Result], stubs: Stubs, timeout_s: float | None) -> Result:
-        with translated(self._to.address):
-            return call.result(
-                await call.method(stubs)(
-                    call.request, timeout=timeout_s, metadata=self._to.metadata
-                )
-            )
+        # On a new connection, as the channel may not have noticed yet that its own is dead.
+        rest_s = call.timeout_s - (time.monotonic() - begun)
+        async with self._connection.aio_channel() as channel:
+            with translated(self._connection.address):
+                return call.result(await self._begin(call, Stubs(channel), rest_s))
+
+    def _begin(self, call: Call[Any], stubs: Stubs, timeout_s: float | None) -> Any:
+        method = call.method(stubs)
+        return method(call.request, timeout=timeout_s, metadata=self._connection.metadata)

@@ -1,5 +1,7 @@
-"""Every call of a gateway, once: its request, and what of the response is wanted. The clients
-make methods of them.
+"""Calls of a gateway: the request of each, and the part of the response that it returns.
+
+Both clients have a method for each. All raise `ValueError` for an unknown kind, state, topology or
+dimension.
 """
 
 import uuid
@@ -51,7 +53,7 @@ Q = TypeVar("Q")
 
 
 class Stubs:
-    """The services of a gateway, over a channel."""
+    """Stubs of a gateway's services on one channel."""
 
     def __init__(self, channel: Any) -> None:
         self.answers = AnswerServiceStub(channel)
@@ -64,27 +66,22 @@ class Stubs:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result]):
-    """One call, with a single response or a stream of them."""
+    """One call, unary or streamed."""
 
     method: Callable[[Stubs], Any]
     request: Any
     result: Callable[[Any], Result] = lambda response: response
-    """Gets a response; returns what of it is wanted."""
+    """Maps a response to what the caller gets."""
     timeout_s: float | None = SHORT_S
     repeatable: bool = False
-    """The call is made once more where the connection breaks: its request has a name, and
-    spends nothing twice.
-    """
-
-
-# Each raises `ValueError` for a kind, a state, a topology or a dimension that there is not.
+    """True to retry once if the connection breaks: the `request_id` prevents double spending."""
 
 
 def ask(
     question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
 ) -> Call[answer_pb.AnswerResponse]:
-    """Answer a question, with what the answer rests on and what it cost. Where the connection
-    breaks, it is asked once more, under the same request_id, which spends nothing twice.
+    """Answer a question, with citations and cost. If the connection breaks, the request is sent
+    once more with the same `request_id`, which spends nothing twice.
     """
     request = answer_pb.AnswerRequest(question=question, **request_fields(options))
     request.request_id = request.request_id or str(uuid.uuid4())
@@ -94,9 +91,7 @@ def ask(
 def stream(
     question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
 ) -> Call[answer_pb.StreamAnswerResponse]:
-    """Answer a question and tell what happens on the way; the last event is `done`, with the
-    whole answer.
-    """
+    """Answer a question and stream its events; the last one is `done`, with the whole answer."""
     return Call(
         lambda to: to.answers.StreamAnswer,
         answer_pb.StreamAnswerRequest(question=question, **request_fields(options)),
@@ -111,9 +106,9 @@ def table(
     timeout_s: float = TABLE_S,
     **options: Unpack[TableOptions],
 ) -> Call[Table]:
-    """Fill a table. `columns`: "city*, founder, founded:integer", for one, or messages. `rows`:
-    known ones, each with a value for each column or with some by name; empty ones are asked for,
-    the others kept. Asked once more as `ask`.
+    """Fill a table. `columns`: text such as "city*, founder, founded:integer", or messages.
+    `rows`: known rows, each with a value for every column or with some by name; empty values are
+    searched for, the others kept. Retried like `ask`.
     """
     request = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
     request.request_id = request.request_id or str(uuid.uuid4())
@@ -133,9 +128,7 @@ def stream_table(
     timeout_s: float = TABLE_S,
     **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
-    """Fill a table and tell what happens on the way; the last event is `done`, of which `Table`
-    takes the message.
-    """
+    """Fill a table and stream its events; the last one is `done`, whose message `Table` takes."""
     request = _table_request(table_pb.StreamTableRequest, question, columns, rows, options)
     return Call(lambda to: to.tables.StreamTable, request, timeout_s=timeout_s)
 
@@ -143,8 +136,8 @@ def stream_table(
 def begin_table(
     question: str, columns: Columns, rows: Rows = (), **options: Unpack[TableOptions]
 ) -> Call[str]:
-    """Let a table be filled by a run that goes on without the client. Its identifier, for
-    `get_table` and `watch`.
+    """Start a detached run that fills a table. Return its identifier, for `get_table` and
+    `watch`.
     """
     request = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
     request.detached = True
@@ -161,28 +154,31 @@ def _table_request(
 
 
 def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:
-    """A page of a run's table; the first one has no token."""
+    """Return a page of a run's table; an empty token requests the first page."""
     request = table_pb.GetTableRequest(run_id=run_id, page_size=_ROWS, page_token=page_token)
     return Call(lambda to: to.tables.GetTable, request)
 
 
 def search(query: str, top_k: int = 0, timeout_s: float = SHORT_S) -> Call[Sequence[Passage]]:
-    """The nearest passages, best first; as many as the server's default where `top_k` is 0."""
+    """Return the nearest passages, best first. `top_k`: 0 for the server's default."""
     request = SearchRequest(queries=[query], top_k=top_k)
     return Call(
-        lambda to: to.retrieval.Search, request, lambda found: found.results[0].passages, timeout_s
+        lambda to: to.retrieval.Search,
+        request,
+        lambda response: response.results[0].passages,
+        timeout_s,
     )
 
 
 def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:
-    """A run, running or ended, with its output, its calls, the feedback on it and, if wanted,
-    its trace.
+    """Return a run, running or ended, with its output, usage, feedback and, if asked for, its
+    trace.
     """
     return Call(lambda to: to.runs.GetRun, run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
 
 
 def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
-    """A page of runs, newest first; the first one has no token."""
+    """Return a page of runs, newest first; an empty token requests the first page."""
     status = wanted.get("status")
     named = status and f"RUN_STATUS_{status.upper()}"
     request = run_pb.ListRunsRequest(
@@ -196,12 +192,12 @@ Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
 
 
 def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[Event]:
-    """Events of an answer or a table, as `stream` or `stream_table` tells it, after event
-    number `after`.
+    """Stream the events of an answer or a table after event number `after`, as `stream` and
+    `stream_table` do.
     """
 
-    def event(told: run_pb.WatchRunResponse) -> Event:
-        return told.table_event if told.HasField("table_event") else told.event
+    def event(response: run_pb.WatchRunResponse) -> Event:
+        return response.table_event if response.HasField("table_event") else response.event
 
     return Call(
         lambda to: to.runs.WatchRun,
@@ -212,14 +208,14 @@ def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[E
 
 
 def cancel(run_id: str) -> Call[None]:
-    """Stop a run; one that has ended stays as it is."""
+    """Cancel a run; does nothing if it has ended."""
     return Call(
         lambda to: to.runs.CancelRun, run_pb.CancelRunRequest(run_id=run_id), lambda _: None
     )
 
 
 def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
-    """Say what became of an answer. The feedback's identifier."""
+    """Submit feedback on an answer. Return the feedback's identifier."""
     request = run_pb.SubmitFeedbackRequest(
         run_id=run_id,
         verdict=_VERDICTS[opinion.get("accepted")],
@@ -233,7 +229,7 @@ def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
 def export(
     timeout_s: float | None = None, **wanted: Unpack[ExportFilter]
 ) -> Call[run_pb.ExportRunsResponse]:
-    """All runs that have ended, oldest first, with their traces."""
+    """Stream all ended runs with their traces, oldest first."""
     request = run_pb.ExportRunsRequest(
         for_training=wanted.get("for_training", False), **filter_fields(wanted)
     )
@@ -241,7 +237,7 @@ def export(
 
 
 def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
-    """Tokens and cost of all calls."""
+    """Sum tokens and cost over all calls."""
     bucket = sums.get("bucket")
     request = usage_pb.GetUsageRequest(
         start_time=utc(sums.get("start")),
@@ -254,7 +250,7 @@ def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
 
 
 def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
-    """The ledger, compared with what the engines counted."""
+    """Compare the ledger with the engines' own counters."""
     return Call(
         lambda to: to.usage.ReconcileUsage,
         usage_pb.ReconcileUsageRequest(),
@@ -263,7 +259,7 @@ def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
 
 
 def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
-    """Versions of the executor, newest first."""
+    """Return the executor's versions, newest first."""
     return Call(
         lambda to: to.versions.ListExecutorVersions,
         version_pb.ListExecutorVersionsRequest(),
@@ -272,7 +268,7 @@ def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
 
 
 def register_version(version: str) -> Call[version_pb.ExecutorVersion]:
-    """Check a published version, load it, and put it on record."""
+    """Check a published version, load it and register it."""
     request = version_pb.RegisterExecutorVersionRequest(version=version)
     return Call(
         lambda to: to.versions.RegisterExecutorVersion, request, attrgetter("version"), ANSWER_S
@@ -282,7 +278,7 @@ def register_version(version: str) -> Call[version_pb.ExecutorVersion]:
 def set_version_traffic(
     version: str, state: TriedState, share: float = 0.0
 ) -> Call[version_pb.ExecutorVersion]:
-    """Let a version work beside the active one, or for a share of the runs, or do nothing."""
+    """Make a version the shadow, give it a share of the runs, or take its traffic away."""
     named = f"EXECUTOR_VERSION_STATE_{state.upper()}"
     request = version_pb.SetExecutorVersionTrafficRequest(
         version=version, state=named, canary_share=share
@@ -301,7 +297,7 @@ def promote_version(version: str) -> Call[version_pb.ExecutorVersion]:
 
 
 def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
-    """Take a version out of service. The one that is active now."""
+    """Take a version out of service. Return the version that is active now."""
     request = version_pb.RollBackExecutorVersionRequest(version=version)
     return Call(lambda to: to.versions.RollBackExecutorVersion, request, attrgetter("active"))
 
@@ -309,8 +305,8 @@ def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
 def version_decisions(
     version: str = "", after: int = 0
 ) -> Call[Sequence[version_pb.ExecutorVersionDecision]]:
-    """Decisions on one version, or on all, after decision number `after`; oldest first, at most
-    1000.
+    """Return the decisions on one version, or on all, after decision number `after`: oldest
+    first, at most 1000.
     """
     request = version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after)
     return Call(

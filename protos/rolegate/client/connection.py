@@ -1,4 +1,4 @@
-"""Connection of a client to its gateway, with its key and certificates."""
+"""Connection to a gateway: address, API key and certificates."""
 
 import ipaddress
 import os
@@ -11,55 +11,52 @@ import grpc
 from rolegate.client.options import checked
 
 API_KEY = "ROLEGATE_API_KEY"
-"""The environment variable that holds the key of clients that are given none."""
+"""Environment variable with the default API key."""
 _OPTIONS = [
-    ("grpc.max_receive_message_length", -1),  # traces may be long
-    ("grpc.use_local_subchannel_pool", 1),  # so that a new channel is a new connection
+    ("grpc.max_receive_message_length", -1),  # traces can be long
+    ("grpc.use_local_subchannel_pool", 1),  # makes a new channel a new connection
 ]
 
 
 class Access(TypedDict, total=False):
-    """Keys and certificates; these are in PEM, as a file (a path, also as a string) or as they
-    are.
-    """
+    """API key and certificates. Certificates are PEM: bytes, or the path of a file."""
 
     api_key: str | None
-    """None takes that of the environment variable ROLEGATE_API_KEY, an empty one none."""
+    """API key; None reads the environment variable ROLEGATE_API_KEY, "" sends no key."""
     ca: Path | str | bytes | None
-    """The signer of the gateway's certificate."""
+    """CA certificate that signed the gateway's."""
     certificate: Path | str | bytes | None
-    """The client's own, where the gateway wants one."""
+    """Client certificate, if the gateway requires one."""
     key: Path | str | bytes | None
-    """The key of `certificate`."""
+    """Private key of `certificate`."""
     insecure: bool
-    """Send a key to another machine although nothing is encrypted."""
+    """Send the API key to another machine without TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """An address with what is shown to it; encrypted where there are certificates."""
+    """Address with credentials; uses TLS if certificates are given."""
 
     address: str
     credentials: grpc.ChannelCredentials | None
     metadata: tuple[tuple[str, str], ...] = field(repr=False)
-    """Metadata that every call sends along."""
+    """Metadata of every call."""
 
     @classmethod
     @checked
     def to(cls, address: str, **access: Unpack[Access]) -> "Connection":
-        """To host:port. Raises `ValueError` for what must not be sent, or does not go together,
-        and `OSError`.
+        """Return the connection to host:port. Raises `ValueError` for unusable combinations and
+        for a key that would be sent unencrypted, `OSError` if a file cannot be read.
         """
         given = access.get("api_key")
         api_key = (os.environ.get(API_KEY, "") if given is None else given).strip()
         if not (api_key.isascii() and api_key.isprintable()):
             raise ValueError(
-                "the key has characters that no key has; see that it is whole, and "
-                "nothing but the key."
+                "the API key has characters that no key has; pass the whole key and nothing else."
             )
         ca, certificate, key = (_pem(access.get(part)) for part in ("ca", "certificate", "key"))
         if (certificate is None) != (key is None):
-            raise ValueError("certificate and key belong together; give both, or neither.")
+            raise ValueError("certificate and key belong together; give both or neither.")
         encrypted = ca is not None or certificate is not None
         if (
             api_key
@@ -68,9 +65,8 @@ class Connection:
             and not _on_this_machine(address)
         ):
             raise ValueError(
-                f"the key would be sent to {address} for everybody on the way to read; "
-                "give the certificate of whoever "
-                "signed the gateway's (`ca`)."
+                f"the API key would be sent to {address} unencrypted; give the CA certificate of "
+                "the gateway (`ca`)."
             )
         credentials = grpc.ssl_channel_credentials(ca, key, certificate) if encrypted else None
         return cls(
@@ -78,19 +74,20 @@ class Connection:
         )
 
     def channel(self) -> grpc.Channel:
-        """A channel for programs that wait."""
+        """Open a channel for blocking calls."""
         if self.credentials is None:
             return grpc.insecure_channel(self.address, _OPTIONS)
         return grpc.secure_channel(self.address, self.credentials, _OPTIONS)
 
     def aio_channel(self) -> grpc.aio.Channel:
-        """A channel for the running event loop."""
+        """Open a channel on the running event loop."""
         if self.credentials is None:
             return grpc.aio.insecure_channel(self.address, _OPTIONS)
         return grpc.aio.secure_channel(self.address, self.credentials, _OPTIONS)
 
 
 def _pem(given: object) -> bytes | None:
+    """Read a certificate from its file, or return its bytes."""
     if isinstance(given, Path | str):
         return Path(given).read_bytes()
     return given if isinstance(given, bytes) else None

@@ -1,5 +1,6 @@
-"""Errors of a gateway: why it did not do what it was asked."""
+"""Errors of a gateway, as the client raises them."""
 
+import asyncio
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ _DOMAIN = "rolegate"
 
 
 def _error_info(trailers: Iterable[Any]) -> ErrorInfo:
-    """The reason and the metadata in an error's trailers, pairs of key and value; empty where
-    it is of no gateway.
+    """Return the gateway's reason and metadata from an error's trailers (pairs of key and value);
+    empty if no gateway sent the error.
     """
     info = ErrorInfo()
     packed = next((value for key, value in trailers if key == _TRAILER), b"")
@@ -38,29 +39,27 @@ class GatewayError(Exception):
     ) -> None:
         super().__init__(message)
         self.code = code
-        """UNAVAILABLE is worth another try; INVALID_ARGUMENT is the caller's to mend."""
+        """Status code: UNAVAILABLE may be retried, INVALID_ARGUMENT is the caller's fault."""
         self.reason = reason
-        """Such as `UPSTREAM_UNAVAILABLE`; empty where the error is of no gateway."""
+        """Reason, such as `UPSTREAM_UNAVAILABLE`; empty if no gateway sent the error."""
         self.role = role
-        """The role whose model failed: `delegation`, `execution` or `answer`."""
+        """Role whose model failed: `delegation`, `execution` or `answer`."""
         self.retry_after_s = retry_after_s
-        """The pause after which another try may succeed, in seconds; None where that is not
-        known.
-        """
+        """Seconds to wait before a retry; None if unknown."""
 
     @property
     def connection_broke(self) -> bool:
-        """True where it is of no gateway, but of a connection that is not there, or no longer."""
+        """True if the connection failed, rather than the gateway."""
         return self.code is grpc.StatusCode.UNAVAILABLE and not self.reason
 
     @classmethod
     def of(cls, error: grpc.RpcError, address: str) -> Self:
-        """The error that gRPC raised in a call of the gateway at `address`."""
+        """Convert an error that gRPC raised in a call to the gateway at `address`."""
         code = error.code()
         details = error.details() or ""
         trailers = error.trailing_metadata() or ()
         info = _error_info(trailers)
-        message = details if info.reason else _plainly(code, details, address)
+        message = details if info.reason else _message(code, details, address)
         known = dict(info.metadata)
         wait_s = float(known["retry_after_s"]) if "retry_after_s" in known else None
         return cls(message, code, info.reason, known.get("role"), wait_s)
@@ -68,34 +67,38 @@ class GatewayError(Exception):
 
 @contextmanager
 def translated(address: str) -> Iterator[None]:
-    """Turn errors of gRPC, in calls of the gateway at `address`, into `GatewayError`."""
+    """Turn gRPC's errors, in calls to the gateway at `address`, into `GatewayError`.
+
+    gRPC raises `CancelledError` for a call that was cancelled on its own; only a cancelled task
+    may see that one.
+    """
     try:
         yield
     except grpc.RpcError as error:
         raise GatewayError.of(error, address) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise GatewayError("the call was cancelled.", grpc.StatusCode.CANCELLED) from None
 
 
-def _plainly(code: grpc.StatusCode, details: str, address: str) -> str:
-    """The meaning of one of gRPC's own codes."""
+def _message(code: grpc.StatusCode, details: str, address: str) -> str:
+    """Explain one of gRPC's own status codes."""
     match code:
-        case grpc.StatusCode.UNAVAILABLE if re.search(
-            "ssl|tls|certificate", details, re.IGNORECASE
-        ):
-            return f"no gateway at {address} that these certificates fit: {details}"
         case grpc.StatusCode.UNAVAILABLE:
-            more = (
-                " One that encrypts answers only to who has its certificate (`--ca`), and "
-                "perhaps one of their own."
+            if re.search("ssl|tls|certificate", details, re.IGNORECASE):
+                return f"no gateway at {address} accepts these certificates: {details}"
+            help_text = (
+                f"no gateway answers at {address}; start one with `rolegate serve`, or give "
+                "another address."
             )
-            nobody = re.search("refused|resolving", details)  # listens there
-            return (
-                f"no gateway answers at {address}; start one with `rolegate serve`, or "
-                "give another address."
-                f"{'' if nobody else more}"
-            )
+            if not re.search("refused|resolving", details):
+                help_text += " If the gateway uses TLS, pass its CA certificate (`--ca`)."
+            return help_text
         case grpc.StatusCode.UNIMPLEMENTED:
             return (
-                f"what answers at {address} is no gateway, or an older one; is it a "
+                f"the server at {address} is not a gateway, or an older version; is it a "
                 "retrieval server?"
             )
         case grpc.StatusCode.DEADLINE_EXCEEDED:

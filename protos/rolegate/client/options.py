@@ -1,4 +1,4 @@
-"""Check of the names of options: a misspelt limit must not be ignored."""
+"""Check of option names: a misspelt limit must not be ignored."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -10,8 +10,8 @@ Result = TypeVar("Result")
 
 
 def checked(call: Callable[P, Result]) -> Callable[P, Result]:
-    """Raise `TypeError` for a keyword that is no parameter and not in the unpacked `TypedDict`,
-    with the nearest.
+    """Make `call` raise `TypeError` for a keyword that is neither a parameter nor in its unpacked
+    `TypedDict`; the error suggests the nearest name.
     """
     known = set(call.__annotations__)
     for parameter, kind in call.__annotations__.items():

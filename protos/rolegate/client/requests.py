@@ -1,4 +1,4 @@
-"""Arguments of a client's calls, and the fields of requests that they become."""
+"""Options of the client's calls, and their conversion to request fields."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -8,64 +8,56 @@ from typing import Any, Literal, TypedDict
 from rolegate.v1.budget_pb2 import Budget
 
 ADDRESS = "127.0.0.1:50551"
-"""The address of a gateway unless told otherwise."""
+"""Default address of the gateway."""
 ANSWER_S = 120.0
-"""The deadline of questions, seconds."""
+"""Default deadline of questions, in seconds."""
 TABLE_S = 1800.0
-"""The deadline of tables, seconds."""
+"""Default deadline of tables, in seconds."""
 SHORT_S = 30.0
-"""The deadline of calls that ask no model, seconds."""
+"""Default deadline of calls without models, in seconds."""
 TriedState = Literal["registered", "shadow", "canary"]
-"""States that a version of the executor can be given; registered, it does nothing."""
+"""States of an executor version that can be set; a registered one gets no traffic."""
 TopologyName = Literal[
     "factorized", "host", "single_agent", "homogeneous", "searcher", "no_retrieval"
 ]
-"""The searcher and the answerer: three roles, or one of the baselines that they are compared
-with.
-"""
+"""Search topology: the three roles, or one of the baselines."""
 TableTopologyName = Literal["wide", "wide_written", "wide_single"]
-"""Whoever finds rows and cells: the delegator with executors and a program, or one of the
-baselines.
-"""
+"""Search topology of a table: delegator and executors, or one of the baselines."""
 
 
 class SearchOptions(TypedDict, total=False):
     """Options of a question and of a table."""
 
     request_id: str
-    """A name for the request; within a day, the same name gets the same answer and spends
-    nothing.
-    """
+    """Idempotency key: within a day, the same one gets the same answer and spends nothing."""
     max_total_tokens: int
-    """Prompt and completion tokens of all models together."""
+    """Max prompt and completion tokens of all models together."""
     max_cost_usd: float
     no_cache: bool
-    """Have every sub-query worked on anew, instead of using what other runs have found."""
+    """Search for every sub-query again instead of reusing reports of other runs."""
     resume_run_id: str
-    """An interrupted run to go on with; the question is left empty, and the other options are
-    that run's.
-    """
+    """Interrupted run to resume; leave the question empty, the other options are that run's."""
 
 
 class RequestOptions(SearchOptions, total=False):
     """Options of a question."""
 
     topology: TopologyName
-    """The searcher and the answerer."""
+    """Search topology."""
 
 
 class TableOptions(SearchOptions, total=False):
     """Options of a table."""
 
     topology: TableTopologyName
-    """Whoever finds rows and cells."""
+    """Search topology."""
     closed: bool
-    """There are no rows besides those that are given: none are looked for."""
+    """Search for no further rows than the given ones."""
     max_rows: int
 
 
 class FeedbackFields(TypedDict, total=False):
-    """An opinion on an answer; at least one of these."""
+    """Opinion on an answer; at least one field is set."""
 
     accepted: bool | None
     score: float | None
@@ -75,9 +67,7 @@ class FeedbackFields(TypedDict, total=False):
 
 
 class Filter(TypedDict, total=False):
-    """Runs that are meant; what is absent leaves nothing out. A moment without a time zone is
-    local time.
-    """
+    """Filter of runs; absent fields match all. A time without a time zone is local."""
 
     tenant: str
     kind: Literal["answer", "complete", "execute", "table", "shadow"] | None
@@ -88,45 +78,45 @@ class Filter(TypedDict, total=False):
 
 
 class ListFilter(Filter, total=False):
-    """Runs that are to be listed."""
+    """Filter of listed runs."""
 
     status: Literal["running", "finished", "failed", "cancelled", "interrupted"] | None
     unsupported: bool
-    """Only answers whose names or numbers stand in no evidence that a passage holds."""
+    """Only answers with names or numbers that no cited evidence contains."""
 
 
 class ExportFilter(Filter, total=False):
-    """Runs that are to be exported."""
+    """Filter of exported runs."""
 
     for_training: bool
-    """Leave out tenants whose runs must not train."""
+    """Leave out tenants whose runs must not be trained on."""
 
 
 class UsageOptions(TypedDict, total=False):
-    """Calls that are summed, and their groups. A moment without a time zone is local time."""
+    """Filter and grouping of usage. A time without a time zone is local."""
 
     start: datetime | None
     """Calls that started at this time or later."""
     end: datetime | None
     """Calls that started before this time."""
     by: Sequence[Literal["tenant", "role", "model", "executor_version", "manager"]]
-    """Groups of the sums; role and model, if it is empty."""
+    """Dimensions to group by; role and model if empty."""
     bucket: Literal["hour", "day", "month"] | None
-    """Buckets of time, in UTC."""
+    """Time buckets, in UTC."""
     tenant: str
 
 
 def request_fields(options: RequestOptions) -> dict[str, Any]:
-    """The fields of both requests for an answer. Raises `ValueError` for a cost that is no
-    number.
+    """Return the option fields of an answer request. Raises `ValueError` for a cost that is not
+    finite.
     """
     topology = options.get("topology")
     return {**_search_fields(options), "topology": topology and f"TOPOLOGY_{topology.upper()}"}
 
 
 def table_fields(options: TableOptions) -> dict[str, Any]:
-    """The fields of both requests for a table that options say. Raises `ValueError` for a cost
-    that is no number.
+    """Return the option fields of a table request. Raises `ValueError` for a cost that is not
+    finite.
     """
     topology = options.get("topology")
     return {
@@ -141,7 +131,7 @@ def _search_fields(options: SearchOptions) -> dict[str, Any]:
     tokens = options.get("max_total_tokens")
     cost = options.get("max_cost_usd")
     if cost is not None and not isfinite(cost):
-        raise ValueError(f"max_cost_usd is {cost}; it must be a number of dollars.")
+        raise ValueError(f"max_cost_usd must be a finite number of dollars, got {cost}.")
     budget = Budget(
         max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9)
     )
@@ -154,7 +144,7 @@ def _search_fields(options: SearchOptions) -> dict[str, Any]:
 
 
 def filter_fields(wanted: Filter) -> dict[str, Any]:
-    """The fields of both requests for runs."""
+    """Return the filter fields of a request for runs."""
     kind = wanted.get("kind")
     return {
         "tenant": wanted.get("tenant", ""),
@@ -165,5 +155,5 @@ def filter_fields(wanted: Filter) -> dict[str, Any]:
 
 
 def utc(moment: datetime | None) -> datetime | None:
-    """A moment in UTC, as messages want it; without a time zone it is local time."""
+    """Convert a time to UTC; without a time zone it is local."""
     return None if moment is None else moment.astimezone(UTC)

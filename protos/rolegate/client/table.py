@@ -1,4 +1,4 @@
-"""Tables: the columns and rows that are asked for, and the table that comes back."""
+"""Tables: the requested columns and rows, and the table that is returned."""
 
 import io
 import re
@@ -14,35 +14,46 @@ from rolegate.v1 import table_service_pb2 as pb
 
 Columns = str | Iterable[str | pb.Column]
 Rows = Iterable[Sequence[str] | Mapping[str, str]]
+Others = Mapping[tuple[str, ...], Mapping[str, str]]
+"""Values of further columns by column name, by the row's key."""
 
 
 def parse_columns(columns: Columns) -> list[pb.Column]:
-    """Columns, each as a message or as `NAME`, `NAME:TYPE` or, with all its values,
-    `NAME:ONE|OTHER`, and with a `*` behind the name where it is a key; in a string, commas part
-    them: "city*, founded:integer, size:small|large". Raises `ValueError` for a type that there is
-    not.
+    """Return columns as messages. In text, each is `NAME`, `NAME:TYPE` or, for a choice,
+    `NAME:ONE|OTHER`, with a `*` after the name of a key; commas separate them:
+    "city*, founded:integer, size:small|large". Raises `ValueError` for an unknown type.
     """
     listed = columns.split(",") if isinstance(columns, str) else columns
-    return [one if isinstance(one, pb.Column) else _column(one) for one in listed]
+    return [column if isinstance(column, pb.Column) else _column(column) for column in listed]
 
 
 def _column(text: str) -> pb.Column:
-    name, sign, kind = text.strip().rpartition(":")
-    name, kind = (name.strip(), kind.strip()) if sign else (kind, "text")
+    name, colon, kind = text.strip().rpartition(":")
+    if not colon:
+        name = kind
+        kind = "text"
+    name = name.strip()
+    kind = kind.strip()
+
     choices = [choice.strip() for choice in kind.split("|")] if "|" in kind else []
-    kind = "choice" if choices else kind
-    types = [each.removeprefix("COLUMN_TYPE_").lower() for each in pb.ColumnType.keys()[1:]]
+    if choices:
+        kind = "choice"
+    types = [name.removeprefix("COLUMN_TYPE_").lower() for name in pb.ColumnType.keys()[1:]]
     if kind not in types:
         raise ValueError(
             f"column {text.strip()!r}: the type {kind!r} is unknown; use one of {', '.join(types)}."
         )
-    name, key = name.removesuffix("*").strip(), name.endswith("*")
-    return pb.Column(name=name, key=key, type=f"COLUMN_TYPE_{kind.upper()}", choices=choices)
+    return pb.Column(
+        name=name.removesuffix("*").strip(),
+        key=name.endswith("*"),
+        type=f"COLUMN_TYPE_{kind.upper()}",
+        choices=choices,
+    )
 
 
 def given_rows(columns: Sequence[pb.Column], rows: Rows) -> list[pb.GivenRow]:
-    """Rows that are known, each a value for each column, or some values by the names of their
-    columns. Raises `ValueError` for a name that there is not.
+    """Return known rows as messages; each row has a value for every column, or some values by
+    column name. Raises `ValueError` for an unknown column name.
     """
     return [pb.GivenRow(values=_values(columns, number, row)) for number, row in enumerate(rows)]
 
@@ -53,9 +64,9 @@ def _values(
     if not isinstance(row, Mapping):
         return row
     names = [column.name for column in columns]
-    if strange := row.keys() - set(names):
+    if unknown := row.keys() - set(names):
         raise ValueError(
-            f"rows[{number}] has a value for {min(strange)!r}, which is no column; use "
+            f"rows[{number}] has a value for {min(unknown)!r}, which is not a column; use "
             f"{', '.join(names)}."
         )
     return [row.get(name, "") for name in names]
@@ -63,36 +74,32 @@ def _values(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that came back."""
+    """Table that was returned."""
 
     message: pb.Table
-    """All of it: states of cells, what they rest on, what they cost."""
+    """Whole message: also the cells' states, citations and costs."""
 
     @property
     def run_id(self) -> str:
-        """The identifier of its run."""
+        """Identifier of the run."""
         return self.message.run_id
 
     @property
     def columns(self) -> list[str]:
-        """The names of its columns."""
+        """Names of the columns."""
         return [column.name for column in self.message.columns]
 
     @property
     def rows(self) -> list[list[str]]:
-        """The values of its cells, empty where there is none; they can be sent back as known
-        rows.
-        """
+        """Values of the cells, "" for missing ones; can be sent back as known rows."""
         return [[cell.value for cell in row.cells] for row in self.message.rows]
 
     def to_markdown(self) -> str:
-        """A table in Markdown."""
+        """Return the table in Markdown."""
         return self.message.markdown
 
     def to_csv(self) -> str:
-        """Comma-separated values with a header (RFC 4180), none of which a spreadsheet takes
-        for a formula.
-        """
+        """Return CSV with a header (RFC 4180); no value can act as a spreadsheet formula."""
         return csv_text([self.columns, *self.rows])
 
     def to_file(
@@ -102,12 +109,11 @@ class Table:
         sources: bool = False,
         others: Mapping[tuple[str, ...], Mapping[str, str]] = {},
     ) -> bytes:
-        """Return the content of a file that ends in .csv, .tsv, .md or .xlsx (which needs
-        openpyxl), or in .json: then it is the whole message. Raises `ValueError` for another
-        ending.
+        """Return the content of a .csv, .tsv, .md or .xlsx file (the last needs openpyxl), or of a
+        .json file with the whole message. Raises `ValueError` for another ending.
 
-        `sources`: add a column for each, with the sentences that its cells rest on, and what
-        contradicts them. `others`: values of further columns, by the row's key.
+        `sources`: add a column for each one, with the quoted sentences and any contradiction.
+        `others`: values of further columns.
         """
         rows = list(self._lines(sources, others))
         match ending:
@@ -122,12 +128,10 @@ class Table:
             case ".json":
                 return f"{_json(self.message)}\n".encode()
         raise ValueError(
-            f"{ending!r} is no ending of a table's file; use .csv, .tsv, .md, .xlsx or .json."
+            f"{ending!r} is not a table file's ending; use .csv, .tsv, .md, .xlsx or .json."
         )
 
-    def _lines(
-        self, sources: bool, others: Mapping[tuple[str, ...], Mapping[str, str]]
-    ) -> Iterable[list[str]]:
+    def _lines(self, sources: bool, others: Others) -> Iterable[list[str]]:
         further = list(dict.fromkeys(name for row in others.values() for name in row))
         yield [*self.columns, *(f"{name}: sources" for name in self.columns if sources), *further]
         for row, values in zip(self.message.rows, self.rows, strict=True):
@@ -140,8 +144,8 @@ class Table:
             yield [*values, *rests_on, *(others.get(key, {}).get(name, "") for name in further)]
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` of texts, missing where there is none. Raises `ImportError`
-        without pandas.
+        """Return a `pandas.DataFrame` of strings, with None for missing values. Raises
+        `ImportError` without pandas.
         """
         rows = [[value or None for value in row] for row in self.rows]
         return import_module("pandas").DataFrame(rows, columns=self.columns)
@@ -157,7 +161,7 @@ def _json(table: pb.Table) -> str:
 
 
 def rival_line(cell: pb.Cell) -> str:
-    """Return the value that contradicts a cell's, with its source; empty where none does."""
+    """Return the value that contradicts a cell's, with its source; empty if there is none."""
     if not cell.rivals or not (cell.contradicted or cell.state == pb.CELL_STATE_CONFLICT):
         return ""
     rival = cell.rivals[0]
@@ -173,9 +177,7 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?", re.ASCII)
 
 
 def _workbook(columns: Sequence[pb.Column], rows: Iterable[Sequence[str]]) -> bytes:
-    """Return a workbook of one sheet: numbers in columns of numbers, text elsewhere, and never
-    a formula.
-    """
+    """Return a workbook of one sheet: numbers in numeric columns, text elsewhere, no formulas."""
     openpyxl = import_module("openpyxl")
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet("Table")
@@ -194,7 +196,7 @@ def _workbook(columns: Sequence[pb.Column], rows: Iterable[Sequence[str]]) -> by
 
 
 def joined(pages: Sequence[pb.Table]) -> Table:
-    """The table of its pages."""
+    """Join the pages of a table."""
     whole = pb.Table()
     whole.CopyFrom(pages[0])
     for page in pages[1:]:

@@ -1,6 +1,4 @@
-"""Text from outside as it is shown or written: one function for each format, so that it stays
-text there.
-"""
+"""Escaping of untrusted text: one function for each output format."""
 
 import csv
 import io
@@ -9,23 +7,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from unicodedata import normalize
 
-_OBEYED = (
+_CONTROLS = (
     *(code for code in range(0x20) if chr(code) not in "\t\n"),
-    *range(0x7F, 0xA0),  # among them U+009B, which begins a sequence as ESC [ does
-    *range(0x2028, 0x202F),  # separators of lines, and what turns the direction of writing
+    *range(0x7F, 0xA0),  # C1 controls; U+009B begins a sequence like ESC [
+    *range(0x2028, 0x202F),  # line separators and bidirectional controls
     *range(0x2066, 0x206A),
-    *range(0xD800, 0xE000),  # of names that are not UTF-8, and cannot be printed
+    *range(0xD800, 0xE000),  # surrogates, from file names that are not UTF-8
 )
-SHOWN = {code: f"\\u{code:04x}" for code in _OBEYED}
-"""As JSON writes them, so that JSON stays the same JSON."""
+SHOWN = {code: f"\\u{code:04x}" for code in _CONTROLS}
+"""Escapes as JSON writes them, so that escaped JSON stays equivalent."""
 _MARKUP = re.compile(
     r"[\\`*_\[\]<&|~$]|(?<=[!-~])@"
-    r"|:(?=//)|/(?=/)"  # addresses that a renderer would make links of
+    r"|:(?=//)|/(?=/)"  # bare addresses that a renderer turns into links
     r"|(?<=\bwww)\.|\.(?=(?:[^\W\d_]{2}|com|edu|gov|net|org|biz|pro|web|xxx|aero|asia|"
     r"coop|info|museum|name|shop)\b)",
     re.IGNORECASE,
 )
-_OF_MODELS = re.compile(r"(?<!\\)((?:\\\\)*)(<(?=\S)|!(?=\[)|&(?=#))|(?<=\])(?=[(:])")
+_MODEL_MARKUP = re.compile(r"(?<!\\)((?:\\\\)*)(<(?=\S)|!(?=\[)|&(?=#))|(?<=\])(?=[(:])")
 _LEADING = (
     " \t\r\n\v\f\0\"'\u00a0\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202f\u2060\u3000\ufeff"
 )
@@ -33,32 +31,30 @@ _SIGNED = re.compile(r"[+-]\d[\d., ]*(e[+-]?\d+)?%?", re.ASCII | re.IGNORECASE)
 
 
 def visible(text: str) -> str:
-    r"""Return the text with `\u001b` for the escape character, and so on for all that terminals
-    obey but tab and newline.
-    """
-    # Of these characters, none is printable
+    r"""Replace control characters, except tab and newline, by escapes such as `\u001b`."""
+    # No control character is printable, so most texts need no translation.
     return text if text.isprintable() else text.translate(SHOWN)
 
 
 def markdown(text: str) -> str:
-    """Return one line of Markdown that shows the text as it stands: no link, image, HTML or
-    emphasis comes of it.
+    """Return one line of Markdown that shows the text literally: no link, image, HTML or
+    emphasis.
     """
     return _MARKUP.sub(r"\\\g<0>", visible(" ".join(text.split())))
 
 
 def model_markdown(text: str) -> str:
-    """Return a model's Markdown without images, links and HTML, which may be copied from a document
-    and carry what was found to another host. They are shown as they were written; all other
-    Markdown stays.
+    """Escape images, links and HTML in a model's Markdown; other Markdown stays.
+
+    A model may copy them from a hostile document, to send what it found to another host.
     """
-    return visible("\n".join(_OF_MODELS.sub(r"\1\\\2", line) for line in text.splitlines()))
+    return visible("\n".join(_MODEL_MARKUP.sub(r"\1\\\2", line) for line in text.splitlines()))
 
 
 def markdown_table(
     columns: Iterable[str], rows: Iterable[Sequence[str]], aligned: Sequence[str] = ()
 ) -> str:
-    """Return a table in Markdown. `aligned`: the dashes below each column's name."""
+    """Return a table in Markdown. `aligned`: the delimiter row, such as `---:`."""
     head, *lines = (list(map(markdown, row)) for row in (columns, *rows))
     return "".join(
         f"| {' | '.join(line)} |\n" for line in (head, aligned or ["---"] * len(head), *lines)
@@ -66,22 +62,21 @@ def markdown_table(
 
 
 def place(title: str, page: int | None) -> str:
-    """Title and page for a reader: `Heat, p. 3`."""
+    """Return title and page for a reader: `Heat, p. 3`."""
     return f"{title}, p. {page}" if page else title
 
 
 def source_line(citation: Any) -> str:
-    """Title and page, the quoted sentence, and the document, of a message or of a value with
-    the same fields.
+    """Return title, page, quoted sentence and document of a citation (a message, or a value with
+    the same fields).
     """
     document = f" ({citation.document})" if citation.document else ""
     return " ".join(f"{place(citation.title, citation.page)}: “{citation.quote}”{document}".split())
 
 
 def inert(text: str) -> str:
-    """Return the text with an apostrophe before whatever a spreadsheet would take for a formula: at
-    its start, and behind what may part cells elsewhere. Plain signed numbers and telephone numbers
-    stay as they are.
+    """Put an apostrophe before anything that a spreadsheet takes for a formula, at the start and
+    after characters that separate cells. Signed numbers and telephone numbers stay as they are.
     """
     parts = (f"'{part}" if _is_formula(part) else part for part in re.split(r"([;\t\r\n])", text))
     return "'" * text.startswith(("\t", "\r", "\n")) + "".join(parts)
@@ -95,9 +90,7 @@ def _is_formula(text: str) -> bool:
 
 
 def csv_text(rows: Iterable[Sequence[object]], delimiter: str = ",") -> str:
-    """Return the rows as CSV (RFC 4180) without formulas and without characters that terminals
-    obey.
-    """
+    """Return the rows as CSV (RFC 4180) without formulas and control characters."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, delimiter=delimiter)
     writer.writerows(
