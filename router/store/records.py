@@ -1,5 +1,5 @@
-"""Records of the log, and runs as the fold of theirs: while they run, and when the log is read
-again.
+"""Records of the log, and runs as the fold of their records: while they run, and when the log is
+read again.
 """
 
 from collections import defaultdict
@@ -8,51 +8,48 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict, fields, replace
 
 from router.amount import NOTHING, Amount
 from router.ledger import RunStart
-from router.models import Usage
 from router.store.log import Frame, Position, Segment
 from router.trace import Call, Run
-from router.trace.call import OpenedCall, Outcome
+from router.trace.call import OpenedCall
 from router.trace.run import RunStatus
 from router.trace.turns import Asked, Decided, Searched, Turn, Turns
 from router.trace.values import AnswerWritten
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """A run is on record. The texts of a redacted one are not."""
+    """A run has begun. The texts of a redacted run are left out."""
 
     start: RunStart
     redact: bool
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """A call is about to leave."""
+    """A call is about to be made."""
 
     call: OpenedCall
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """A call has ended: what of `Call` is not known before."""
+    """A call has ended: its number, and every field that `Call` adds to `OpenedCall`."""
 
-    number: int
-    outcome: Outcome
-    usage: Usage | None
-    nano_usd: int | None
-    first_token_s: float | None
-    duration_s: float
-    impossible_usage: bool
+    __annotations__ = {"number": int} | {
+        field.name: field.type
+        for field in fields(Call)
+        if field.name not in OpenedCall.__struct_fields__
+    }
 
     @classmethod
     def of(cls, call: Call) -> "Settled":
-        """The record of a call's end."""
+        """Return the record of a call's end."""
         return cls(*[getattr(call, name) for name in cls.__struct_fields__])
 
 
 class Reserved(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """So much is kept for the answer, instead of what was kept before."""
+    """The amount reserved for the answer, in place of any earlier one."""
 
     amount: Amount
 
@@ -62,7 +59,7 @@ class Forgotten(msgspec.Struct, frozen=True, array_like=True, tag=14):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """The run has ended; its calls, turns and searches are those of the records before."""
+    """The run has ended. Its calls, turns and searches are in the records before this one."""
 
     run: Run
 
@@ -73,47 +70,47 @@ decode = msgspec.msgpack.Decoder(Record).decode
 
 
 def run_key(run_id: str) -> int:
-    """The number by which frames name a run; never 0."""
+    """Return the number of a run in its frames; never 0."""
     return int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest()) or 1
 
 
 class RecordedRun:
-    """A run as its records tell it."""
+    """State of a run after the records so far."""
 
     def __init__(self, begun: Begun) -> None:
         self.start = begun.start
         self.redact = begun.redact
         self.key = run_key(begun.start.id)
-        """By which frames name it."""
+        """Number of the run in its frames."""
         self.records = 1
-        """The number of them so far."""
+        """Number of records so far."""
         self.gaps = 0
-        """Records that were lost, at least."""
+        """Minimum number of lost records."""
         self.end = Position()
-        """The place behind the last record that was read."""
+        """Position after the last record that was read."""
         self.segment = 0
-        """The number of the segment in which it began."""
+        """Number of the segment in which the run began."""
         self.open: dict[int, OpenedCall] = {}
-        """Calls that have not ended, by their numbers."""
+        """Calls that have not ended, by number."""
         self.calls: list[Call] = []
         """Calls that have ended, in that order."""
         self.kept = begun.start.hold
-        """The amount that is kept for its answer."""
+        """Amount reserved for the answer."""
         self.turns = Turns()
         self.before: RecordedRun | None = None
-        """The one that it goes on with, some of whose turns it may not have come to."""
+        """The interrupted run that this one resumes; some of its turns may not be reached yet."""
 
     @property
     def chain(self) -> "Iterator[RecordedRun]":
-        """Itself, the run that it goes on with, and so on."""
+        """The run, the run that it resumes, and so on."""
         yield self
         if self.before:
             yield from self.before.chain
 
     @property
     def reserved(self) -> Iterator[tuple[float, Amount]]:
-        """Amounts that its open calls and its answer may still cost, each with the time that it
-        counts for.
+        """Amounts reserved for the open calls and the answer, each with the Unix time that
+        decides its day and month.
         """
         if self.kept != NOTHING:
             yield self.start.started_at, self.kept
@@ -122,10 +119,15 @@ class RecordedRun:
 
     @property
     def resumable(self) -> bool:
-        """Whether an interrupted one can be gone on with: an answer or a table whose records are
-        whole, and hold its texts.
+        """True if the run can be resumed once interrupted: an answer or a table whose records are
+        complete and hold its texts.
         """
         return self.start.kind in ("answer", "table") and not self.redact and not self.gaps
+
+    @property
+    def damage(self) -> str:
+        """Description of the damage; empty for none."""
+        return f"damaged: {self.gaps} or more of its records are lost" if self.gaps else ""
 
     def apply(self, record: Record) -> None:
         """Take the next record."""
@@ -135,101 +137,108 @@ class RecordedRun:
                 self.open[call.number] = call
                 if call.role == "answer":
                     self.kept = NOTHING
-            case Settled(number=number):
-                if opened := self.open.pop(number, None):
-                    self.calls.append(Call(**(asdict(opened) | asdict(record))))
+            case Settled():
+                end = asdict(record)
+                if opened := self.open.pop(end["number"], None):
+                    self.calls.append(Call(**(asdict(opened) | end)))
             case Reserved(amount):
                 self.kept = amount
             case Turn() | Searched() | Decided() | Asked():
                 self.turns.apply(record)
 
-    @property
-    def damage(self) -> str:
-        """In words; empty for none."""
-        return f"damaged: {self.gaps} or more of its records are lost" if self.gaps else ""
-
     def ended(self, run: Run) -> Run:
-        """The whole run, from that of its last record."""
-        return replace(
-            self.turns.within(run), calls=(*self.calls, *self.cut()), error=run.error or self.damage
-        )
+        """Return the whole run, given the one in its `Ended` record."""
+        calls = (*self.calls, *self.cut())
+        return replace(self.turns.within(run), calls=calls, error=run.error or self.damage)
 
     def interrupted(self) -> Run:
-        """The run as it is closed where no record tells its end: calls in flight are charged
-        with their worst case.
+        """Return the run, closed without an `Ended` record: calls in flight are charged their
+        worst case.
         """
         calls = (*self.calls, *self.cut())
         begun = self.start.started_at
         ended_at = max((call.started_at + call.duration_s for call in calls), default=begun)
-        known = {"calls": calls, "duration_s": max(0.0, ended_at - begun), "redacted": self.redact}
         return self.start.ended(
-            **known, status="interrupted", error=self.damage, result=None, settings={}
+            status="interrupted",
+            calls=calls,
+            duration_s=max(0.0, ended_at - begun),
+            redacted=self.redact,
+            error=self.damage,
+            result=None,
+            settings={},
         )
 
     def cut(self) -> Iterator[Call]:
-        """Its open calls as they end where nobody knows how they went."""
-        for number, opened in sorted(self.open.items()):
+        """Yield the open calls as interrupted ones, whose usage is unknown."""
+        for _, opened in sorted(self.open.items()):
             yield Call(
-                **(
-                    asdict(opened)
-                    | asdict(Settled(number, "interrupted", None, None, None, 0.0, False))
-                )
+                **asdict(opened),
+                outcome="interrupted",
+                usage=None,
+                nano_usd=None,
+                first_token_s=None,
+                duration_s=0.0,
             )
 
 
 def withheld(run: Run, status: RunStatus, error: str) -> Run:
-    """A run that has ended, as one whose answer nobody gets."""
+    """Return an ended run without its answer, which is not delivered."""
     events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
     return replace(run, status=status, error=error, result=None, events=events)
 
 
 class Change(NamedTuple):
-    """The beginning or the end of a run, or that it never began."""
+    """A change to the database: a run begins, ends, or turns out never to have begun."""
 
     start: RunStart
     redact: bool
     run: Run | None = None
-    """How it ended."""
+    """The ended run; None if it begins or never began."""
     forgotten: bool = False
+    """True if the run never began."""
     position: Position = Position()
-    """The place in the log behind its record."""
+    """Position in the log after the record of the change."""
     segment: int = 0
-    """The number of the segment in which the run began."""
+    """Number of the segment in which the run began."""
 
 
 class Fold:
-    """The runs of a log, as its frames come."""
+    """Folds the frames of a log into runs.
+
+    Frames of different runs are mixed, and each has its number within its run. A number that is
+    skipped is a gap: the run is marked as damaged by it. Records whose `Begun` record is lost are
+    collected apart. If one of them names the run (`Ended`, or else `Opened`), a start is made up
+    from it, so that the calls are still charged. Damage without a later record of the run shows no
+    gap, so `read` also marks the running runs that may have had a record there.
+    """
 
     def __init__(self) -> None:
         self.whole = True
-        """Whether all of the log could be read that was on disk."""
+        """True if everything that was on disk could be read."""
         self.running: dict[int, RecordedRun] = {}
-        """Those that have not ended, by their keys."""
+        """Runs that have not ended, by key."""
         self.interrupted: dict[str, RecordedRun] = {}
-        """Those that were closed because their gateway had ended, by their identifiers."""
+        """Runs that were closed because their gateway had ended, by identifier."""
         self._headless: dict[int, list[tuple[int, Record]]] = defaultdict(list)
-        """Records, with their numbers, of runs whose beginning is lost."""
+        """Numbered records of runs whose `Begun` record is lost, by key."""
 
     def apply(self, frame: Frame) -> Change | None:
-        """Take the next frame; return the change that it makes to the database, if it makes one."""
+        """Take the next frame. Return its change to the database, if any."""
         record = decode(frame.payload)
         if isinstance(record, Begun):
-            begun = self.running[frame.run] = RecordedRun(record)
-            begun.before = self.interrupted.pop(record.start.resumes, None)
-            begun.end = frame.end
-            begun.segment = (begun.before or frame.end).segment
-            return Change(record.start, record.redact, position=frame.end)
+            return self._begin(frame, record)
+
         run = self.running.get(frame.run)
-        if run is None:
-            self._headless[frame.run].append((frame.number, record))
-            if not isinstance(record, Ended) or not (run := self._salvaged(frame.run)):
-                return None
-        else:
+        if run:
             run.gaps += frame.number - run.records
             run.records = frame.number
             run.end = frame.end
             run.apply(record)
-        if not isinstance(record, Ended | Forgotten):
+        else:
+            self._headless[frame.run].append((frame.number, record))
+            run = self._salvaged(frame.run) if isinstance(record, Ended) else None
+
+        if run is None or not isinstance(record, Ended | Forgotten):
             return None
         self.running.pop(frame.run, None)
         ended = run.ended(record.run) if isinstance(record, Ended) else None
@@ -237,9 +246,18 @@ class Fold:
             self.interrupted[ended.id] = run
         return Change(run.start, run.redact, ended, ended is None, frame.end)
 
+    def _begin(self, frame: Frame, begun: Begun) -> Change:
+        run = self.running[frame.run] = RecordedRun(begun)
+        run.before = self.interrupted.pop(begun.start.resumes, None)
+        run.end = frame.end
+        run.segment = (run.before or frame.end).segment
+        return Change(begun.start, begun.redact, position=frame.end)
+
     def read(self, segment: Segment) -> list[Change]:
-        """Take the frames of a segment. Where a part of it that was on disk cannot be read, runs
-        which are under way and have no records behind it may have lost some.
+        """Take all frames of a segment. Return their changes to the database.
+
+        A damaged piece that was on disk may have held records of any run that is under way and
+        has no later record, so those runs get a gap.
         """
         changes = [change for frame in segment.frames if (change := self.apply(frame))]
         self.whole = self.whole and not segment.damaged
@@ -250,8 +268,8 @@ class Fold:
         return changes
 
     def left(self) -> dict[int, RecordedRun]:
-        """The runs that have not ended, those included whose beginning is lost, where it can be
-        told whose they are.
+        """Return the runs that have not ended, by key. A run whose `Begun` record is lost is
+        included if another record names it.
         """
         for key in list(self._headless):
             if run := self._salvaged(key):
@@ -259,7 +277,7 @@ class Fold:
         return self.running
 
     def _salvaged(self, key: int) -> RecordedRun | None:
-        """A run whose beginning is lost, from what its other records say of it."""
+        """Rebuild a run whose `Begun` record is lost from its other records, if they name it."""
         numbered = self._headless.pop(key)
         start = None
         for _, record in numbered:
@@ -282,6 +300,7 @@ class Fold:
                 )
         if start is None:
             return None
+
         recorded = RecordedRun(Begun(start, False))
         for _, record in numbered:
             recorded.apply(record)

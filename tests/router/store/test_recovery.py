@@ -70,8 +70,8 @@ async def _killed(url: str, *names: str) -> None:
     )
     assert child.stdout is not None
     # Before that, it tells of runs that it closes
-    while await child.stdout.readline() != b"ready\n":
-        assert child.returncode is None
+    while (line := await child.stdout.readline()) != b"ready\n":
+        assert line, "the gateway ended before it was ready"
     child.send_signal(signal.SIGKILL)
     await child.communicate()
 
