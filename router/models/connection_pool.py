@@ -1,11 +1,10 @@
-"""HTTP/1.1 to models' endpoints: what arrives is pushed to a reader at once, and the caller
-wakes at the end.
+"""HTTP/1.1 client for models' endpoints: received bytes are pushed to a reader immediately, and
+the calling task wakes once, at the end.
 """
 
 import asyncio
 import socket
 import ssl
-import zlib
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -19,58 +18,58 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
 IDLE_S = 4.0
-"""vLLM's server closes connections after 5 idle seconds; a call that is sent at that moment is
-lost.
+"""Seconds after which an idle connection is closed. vLLM's server closes it after 5, and loses a
+call that is sent at that moment.
 """
 _CONNECT_S = 5.0
 _NEXT_ADDRESS_S = 0.25
+"""Seconds before the next address of a host is tried in parallel."""
 _MOST_HEAD = 64 << 10
+"""Max bytes without any of a body."""
 _STEP = 16 << 10
-"""Bytes that may come without any of a body, and bytes of a reply that are read in one turn of
-the event loop.
-"""
-_DEFLATED = 32 + zlib.MAX_WBITS
-"""Either of zlib's formats."""
+"""Max bytes of a reply that are read in one turn of the event loop."""
 _MOST_HELD = 32
+"""Max pieces that are held back for a patient reader."""
 _MUCH = 2 << 10
+"""Bytes of a piece that is not held back."""
 _END = b"\r\n\r\n"
 _ENDS = _END, b"[DONE]\n\n\r\n"
-"""What the last piece of a body in chunks ends with, and the last event of one."""
+"""Ends of the last piece of a chunked body, and of the last event of a stream."""
 
 
 class TransportError(OSError):
-    """There is no connection, or it broke."""
+    """A connection failed or broke."""
 
 
 class ConnectError(TransportError):
-    """The endpoint was not reached, so that nothing was sent."""
+    """The endpoint was not reached, so nothing was sent."""
 
 
 class CertificateError(ConnectError):
-    """Its certificate is not to be trusted."""
+    """The endpoint's certificate is not trusted."""
 
 
 class Reader(Protocol):
-    """Gets one reply as it arrives. What it raises ends the call, and closes the connection."""
+    """Receiver of one reply as it arrives. An error that it raises ends the call and closes the
+    connection.
+    """
 
     @property
     def patient(self) -> bool:
-        """Whether a few pieces may be held back, to come at once: a task that wakes costs more
-        than what it reads.
-        """
+        """Whether a few pieces may be held back and delivered together, which is cheaper."""
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the head; the headers' names are in lower case."""
+        """Take the status and headers, whose names are in lower case."""
 
     def received(self, data: bytes) -> bool:
-        """Take a piece of the body, inflated; True where nothing that follows is wanted."""
+        """Take a piece of the body; return True if the rest is not wanted."""
 
 
 class Target:
-    """A URL that is posted to, with headers that are the same for every call."""
+    """URL to post to, with the headers of every call."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        """Raises `aiohttp.InvalidURL`. A user and a password in it are sent."""
+        """Raises `aiohttp.InvalidURL`. A user and password in the URL are sent."""
         try:
             parsed = URL(url)
         except ValueError as error:
@@ -85,21 +84,20 @@ class Target:
             pair = f"{parsed.user}:{parsed.password or ''}"
             headers = {"Authorization": f"Basic {b64encode(pair.encode()).decode()}", **headers}
         lines = [f"POST {parsed.raw_path_qs} HTTP/1.1", f"Host: {parsed.host_port_subcomponent}"]
+        lines.append("Accept-Encoding: identity")
         lines += [f"{name}: {' '.join(value.split())}" for name, value in headers.items()]
         self._head = "\r\n".join((*lines, "Content-Length: ")).encode()
 
     def request(self, body: bytes, more: str = "") -> bytes:
-        """The whole request. `more`: further lines of its head, each with its end."""
+        """Return the whole request. `more`: further header lines, each with its line end."""
         return b"%b%d\r\n%b\r\n%b" % (self._head, len(body), more.encode(), body)
 
 
 class ConnectionPool:
-    """Connections to any number of endpoints, kept for further calls, but not for longer than
-    the other side does.
-    """
+    """Connections to any number of endpoints, reused until they are idle for `IDLE_S`."""
 
     def __init__(self, most: int = 0) -> None:
-        """`most`: calls that are under way at a time; 0 for any number."""
+        """`most`: max concurrent calls; 0 for any number."""
         self._places = asyncio.Semaphore(most) if most else nullcontext()
         self._idle: dict[tuple[str, int, bool], dict[_Connection, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -116,10 +114,10 @@ class ConnectionPool:
         await asyncio.sleep(0)  # which closes their sockets
 
     async def post(self, target: Target, request: Callable[[], bytes], reader: Reader) -> None:
-        """Send one request, and return once its reply has ended, or once its reader wants no more.
-        `request`: makes it when it can leave, so that it is kept neither before nor afterwards.
+        """Send one request, and return once its reply has ended or its reader wants no more.
 
-        Raises `TransportError`, `httptools.HttpParserError`, and whatever `reader` raises.
+        `request` builds the request when it can leave, so that it takes no memory before or after.
+        Raises `TransportError`, `httptools.HttpParserError`, and the errors of `reader`.
         """
         async with self._places:
             connection = self._kept(target) or await self._connected(target)
@@ -131,11 +129,11 @@ class ConnectionPool:
             self._keep(connection, target)
 
     def _kept(self, target: Target) -> "_Connection | None":
-        kept = self._idle.get((target.host, target.port, target.secure), {})
+        idle = self._idle.get((target.host, target.port, target.secure), {})
         oldest = asyncio.get_running_loop().time() - IDLE_S
-        for connection in reversed(kept):
+        for connection in reversed(idle):
             if connection.free and connection.since > oldest:
-                del kept[connection]
+                del idle[connection]
                 return connection
         return None
 
@@ -151,8 +149,9 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         oldest = loop.time() - IDLE_S
         for connections in self._idle.values():
-            for connection in [one for one in connections if one.since <= oldest]:
-                connection.close()
+            for connection in [*connections]:
+                if connection.since <= oldest:
+                    connection.close()
         self._timer = loop.call_later(IDLE_S / 4, self._sweep) if any(self._idle.values()) else None
 
     async def _connected(self, target: Target) -> "_Connection":
@@ -163,9 +162,11 @@ class ConnectionPool:
                 sock = await start_connection(
                     await _addresses(target), happy_eyeballs_delay=_NEXT_ADDRESS_S
                 )
-                tls, name = (self._tls, target.host) if target.secure else (None, None)
                 _, connection = await loop.create_connection(
-                    _Connection, sock=sock, ssl=tls, server_hostname=name
+                    _Connection,
+                    sock=sock,
+                    ssl=self._tls if target.secure else None,
+                    server_hostname=target.host if target.secure else None,
                 )
         except TimeoutError as error:
             raise ConnectError(f"{where} within {_CONNECT_S:g} s") from error
@@ -183,7 +184,7 @@ class ConnectionPool:
 
 
 async def _addresses(target: Target) -> Sequence[AddrInfoType]:
-    """What the host's name stands for; an address is looked up nowhere."""
+    """Return the host's addresses, without a lookup if the host is an address."""
     with suppress(socket.gaierror):
         return socket.getaddrinfo(
             target.host, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
@@ -194,8 +195,11 @@ async def _addresses(target: Target) -> Sequence[AddrInfoType]:
 
 
 class _Connection(asyncio.Protocol):
-    """One call at a time. Its methods are called by the event loop, and those with `on_` by the
-    parser.
+    """Connection for one call at a time.
+
+    The event loop calls `data_received`, the parser calls the methods that begin with `on_`. Bytes
+    are first held, then parsed in steps of `_STEP`, one in a turn of the loop, so that a long reply
+    does not keep other tasks waiting. Reading is paused until all held bytes are parsed.
     """
 
     _parser: httptools.HttpResponseParser
@@ -203,20 +207,20 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.free = True
+        """Whether the reply of the last call has ended."""
         self.since = 0.0
-        """Whether the reply of the last call has come to its end; when that call was over, in
-        the loop's time.
-        """
+        """Time of the event loop at which the last call was over."""
         self.kept: dict[_Connection, None] = {}
-        """Those among which it is kept."""
+        """The idle connections among which it is kept."""
         self._reader: Reader | None = None
-        """None where nobody wants what comes."""
+        """None if nobody wants the received bytes."""
         self._patient = False
         self._held: list[bytes] = []
-        self._deflated = b""
-        """Received bytes of a compressed body that are still to be inflated."""
+        """Received bytes that are still to be parsed."""
         self._goes_on = False
+        """Whether the next step is scheduled."""
         self._pieces: list[bytes] = []
+        """Parsed pieces of the body that the reader has not got."""
         self.on_body = self._pieces.append
 
     async def exchange(self, request: Callable[[], bytes], reader: Reader) -> None:
@@ -226,23 +230,25 @@ class _Connection(asyncio.Protocol):
         self._run = copy_context().run
         self._parser = httptools.HttpResponseParser(self)
         self._headers = dict[str, str]()
-        self._status = self._bare = 0
-        self._begun = self._chunked = self.free = False
+        self._status = 0
+        self._bare = 0
+        self._begun = False
+        self._chunked = False
+        self.free = False
         self._ended = asyncio.get_running_loop().create_future()
         try:
             await self._ended
         except asyncio.CancelledError:
-            self._parse()  # what was held back counts
+            self._parse()  # bytes that were held back count
             raise
         finally:
             self._reader = None
             self._patient = False
 
     def close(self) -> None:
-        """Leave at once, upon which the engine drops what it was asked."""
+        """Close immediately; the engine drops the request."""
         self.kept.pop(self, None)
         self._held.clear()
-        self._deflated = b""
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -254,9 +260,9 @@ class _Connection(asyncio.Protocol):
         if self._goes_on:
             asyncio.get_running_loop().call_soon(self.connection_lost, error)
         elif self._reader:
-            by_close = self._status and not self._chunked and "content-length" not in self._headers
-            said = f"the connection was closed before the end of the reply: {error or 'EOF'}"
-            self._end(None if by_close and error is None else TransportError(said))
+            ends_here = self._status and not self._chunked and "content-length" not in self._headers
+            message = f"the connection was closed before the end of the reply: {error or 'EOF'}"
+            self._end(None if ends_here and error is None else TransportError(message))
 
     def data_received(self, data: bytes) -> None:
         self._held.append(data)
@@ -266,33 +272,30 @@ class _Connection(asyncio.Protocol):
             self._parse()
 
     def _parse(self) -> None:
-        """Hand on the next `_STEP` bytes of what has come; later turns of the loop go on with
-        the rest.
-        """
-        if not (self._held or self._deflated):
+        """Parse the next `_STEP` held bytes and pass them on; schedule the rest."""
+        if not self._held:
             return
-        if self.free and not self._deflated:  # nobody has asked for anything
+        if self.free:  # bytes that no call asked for
             self.close()
             return
-        broken = None if self._deflated else self._feed()
-        if self._reader and (self._pieces or self._deflated or not self._begun):
+
+        broken = self._feed()
+        if self._reader and (self._pieces or not self._begun):
             try:
                 self._run(self._pass_on, self._reader)
             except Exception as error:
                 self._end(error)
                 self.close()
         self._pieces.clear()
-        if self._reader is None:
-            self._deflated = b""
-        whole = self.free and not self._deflated
-        if whole:
+
+        if self.free:
             self._end()
         elif self._bare > _MOST_HEAD:
             broken = httptools.HttpParserError(f"more than {_MOST_HEAD >> 10} KiB of headers")
-        if broken or (whole and not self._keeps):
+        if broken or (self.free and not self._keeps):
             self._end(broken)
             self.close()
-        if (self._held or self._deflated) and not self._goes_on:
+        if self._held and not self._goes_on:
             self._goes_on = True
             self.transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -304,7 +307,7 @@ class _Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _feed(self) -> Exception | None:
-        """Feed the parser the next bytes, and return what is wrong with them."""
+        """Feed the parser the next bytes, and return the error if they are no HTTP."""
         data = b"".join(self._held)
         self._held.clear()
         if len(data) > _STEP:
@@ -318,33 +321,26 @@ class _Connection(asyncio.Protocol):
         return None
 
     def _pass_on(self, reader: Reader) -> None:
+        """Pass on the head, once it is complete, and the pieces of the body."""
         if self._status and not self._begun:
             self._begun = True
             self._chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
             coding = self._headers.get("content-encoding", "identity")
-            self._inflates = (
-                zlib.decompressobj(_DEFLATED) if coding in ("gzip", "x-gzip", "deflate") else None
-            )
-            if self._inflates is None and coding != "identity":
-                raise httptools.HttpParserError(f"a body in the encoding {coding!r}")
+            if coding != "identity":
+                raise httptools.HttpParserError(
+                    f"a body in the encoding {coding!r}, though none was accepted"
+                )
             reader.begun(self._status, self._headers)
-        data = self._deflated + b"".join(self._pieces)
-        if not data:
+        if not self._pieces:
             return
         self._bare = 0
-        if self._inflates:
-            try:
-                piece = self._inflates.decompress(data, _STEP)
-            except zlib.error as error:
-                raise httptools.HttpParserError(f"no body of its encoding: {error}") from error
-            self._deflated = self._inflates.unconsumed_tail
-            data = piece
-        if reader.received(data):
+        if reader.received(b"".join(self._pieces)):
             self._end()
             return
         self._patient = self._chunked and reader.patient
 
     def _end(self, error: Exception | None = None) -> None:
+        """End the call, unless it has ended."""
         if self._reader and not self._ended.done():
             if error:
                 self._ended.set_exception(error)
@@ -354,13 +350,13 @@ class _Connection(asyncio.Protocol):
         self._patient = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._status:  # others follow a body
+        if not self._status:  # later headers are trailers
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         if (status := self._parser.get_status_code()) >= 200:
             self._status = status
-        else:  # another head follows
+        else:  # an informational reply; the real head follows
             self._headers.clear()
 
     def on_message_begin(self) -> None:
@@ -368,4 +364,5 @@ class _Connection(asyncio.Protocol):
             raise ValueError("more than one reply")
 
     def on_message_complete(self) -> None:
-        self.free, self._keeps = self._status > 0, self._parser.should_keep_alive()
+        self.free = self._status > 0
+        self._keeps = self._parser.should_keep_alive()

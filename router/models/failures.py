@@ -1,6 +1,4 @@
-"""Failures of upstreams as our errors: HTTP statuses and exceptions of the connection, mapped
-here and nowhere else.
-"""
+"""Translation of upstream failures, HTTP statuses and exceptions, to our errors."""
 
 import re
 import time
@@ -27,35 +25,35 @@ from router.models.session import BodyTooLong
 
 _USERINFO = re.compile(r"(?<=://)[^/\s]*@")
 _SHORTEST_NESTED = 16
-"""Characters; what is shorter is rather a setting, such as `low`."""
+"""Min characters of a secret in settings; shorter strings are values such as `low`."""
 
 
 def without_userinfo(text: str) -> str:
-    """The same with user and password left out of every address in it."""
+    """Return a text without the user and password of every address in it."""
     return _USERINFO.sub("", text)
 
 
 class Secrets:
-    """Keeps a key, and what a table of settings holds, out of texts."""
+    """Strings to hide in texts: a key, and the strings in a table of settings."""
 
     def __init__(
         self, key: str | None, settings: Mapping[str, object] | None = None, address: str = ""
     ) -> None:
-        """`address`: what is asked, perhaps with user and password in it."""
+        """`address`: the endpoint's, perhaps with user and password."""
         nested = (text for text in _strings(settings or {}) if len(text) >= _SHORTEST_NESTED)
         self._words = sorted(
             {*filter(None, [key]), *nested, *_passwords(address)}, key=len, reverse=True
         )
 
     def hidden(self, text: str) -> str:
-        """`text` without them, and without users and passwords in addresses."""
+        """Return `text` without the secrets, and without users and passwords in addresses."""
         for word in self._words:
             text = text.replace(word, "***")
         return without_userinfo(text)
 
 
 def _passwords(address: str) -> Iterator[str]:
-    """As they stand in an address, and as they are sent."""
+    """Yield the passwords in an address, plain and as basic authentication sends them."""
     for userinfo in _USERINFO.findall(address):
         pair = unquote(userinfo.removesuffix("@"))
         yield from filter(None, [pair.partition(":")[2]])
@@ -63,6 +61,7 @@ def _passwords(address: str) -> Iterator[str]:
 
 
 def _strings(value: object) -> Iterator[str]:
+    """Yield all strings in nested settings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -74,8 +73,9 @@ def _strings(value: object) -> Iterator[str]:
 
 
 MAX_SAID_CHARS = 300
+"""Max characters of a server's words in an error."""
 _MOST_READ = 4096
-"""Characters of what a server says that are looked at."""
+"""Max characters of a server's words that are searched."""
 
 _TOO_LARGE = 413
 _BROKEN = 500
@@ -84,9 +84,8 @@ _UNAVAILABLE = frozenset(
     {408, 425, _THROTTLED, _BROKEN, 502, 503, 504, 520, 521, 522, 523, 524, 529}
 )
 _REFUSED = {
-    400: "perhaps the prompt is too long for the model's context, or the model knows no "
-    "system role "
-    "(`system_role = false`)",
+    400: "perhaps the prompt is too long for the model's context, or the model knows no system "
+    "role (`system_role = false`)",
     401: "check the API key",
     402: "check the account's credit",
     403: "check the API key and what it may use",
@@ -94,7 +93,7 @@ _REFUSED = {
     422: "the endpoint does not take one of the parameters, or the prompt is too long",
 }
 _LASTING = frozenset({401, 402, 403, 404})
-"""Those of them that have nothing to do with a prompt."""
+"""Statuses that any prompt would get."""
 
 _TOO_LONG = re.compile(
     "context_length_exceeded|ContextWindowExceededError|exceed_context_size_error"
@@ -108,8 +107,8 @@ _TOO_LONG = re.compile(
     "must be reduced in order to run",
     re.IGNORECASE,
 )
-"""Words of engines and providers for a prompt that is longer than the model's context; each says it
-with a status of its own, and of nothing else. The tests have their words.
+"""Words of engines and providers for a prompt that exceeds the model's context, under any status.
+The tests quote whole messages.
 """
 
 _DECLINED = re.compile(
@@ -118,16 +117,16 @@ _DECLINED = re.compile(
     "|prohibited.content|moderation_blocked",
     re.IGNORECASE,
 )
-"""Words of providers whose filters decline a prompt."""
+"""Words of providers whose content filter declines a prompt."""
 _OMITTED = (
     "temperature|top_p|seed|stop|stream_options|chat_template_kwargs|add_generation_prompt|"
     "continue_final_message"
 )
 _PARAMETER = re.compile(
-    rf"\b({_OMITTED})\b|(?:parameter|argument|field)s?(?: supplied)?[: ]{{1,"
-    rf"2}}['\"`]?(?!{_OMITTED})(\w+_\w+)"
+    rf"\b({_OMITTED})\b"
+    rf"|(?:parameter|argument|field)s?(?: supplied)?[: ]{{1,2}}['\"`]?(?!{_OMITTED})(\w+_\w+)"
 )
-"""Parameters of a request in an endpoint's words: those that may be left out, and others."""
+"""A refused parameter in an endpoint's words: one that may be omitted, or another."""
 _NAMED = re.compile(
     "(?P<_429>rate.?limit|too.?many|throttl|exhausted|quota)|(?P<_503>overload|"
     "unavailable|capacity|not.?ready|loading)"
@@ -138,16 +137,14 @@ _NAMED = re.compile(
     "bad.?request|unsupported|unprocess|content)",
     re.IGNORECASE,
 )
-"""Names of failures, by the status that stands for each."""
+"""Names of failures, each under the HTTP status that it stands for."""
 _LONGEST_PAUSE_S = 86_400.0
 
 ForeignError = aiohttp.ClientError | HttpProcessingError | httptools.HttpParserError | OSError
-"""All that aiohttp and our connections raise for the outside world's sake; timeouts are
-`OSError`s.
-"""
+"""Errors that aiohttp and our connections raise for outside causes; timeouts are `OSError`s."""
 
 _TURNED_AWAY = frozenset({_THROTTLED, 503})
-"""Statuses of a server that did not begin."""
+"""Statuses of a server that did not begin the work."""
 _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.RedirectClientError)
 _WRONG_CERTIFICATE = (
     aiohttp.ClientConnectorCertificateError,
@@ -155,9 +152,7 @@ _WRONG_CERTIFICATE = (
     CertificateError,
 )
 _SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
-"""The note that aiohttp puts behind a host: how its certificate is checked, by name or as an
-object.
-"""
+"""aiohttp's note on how a host's certificate is checked."""
 _BROKEN_PROTOCOL = (
     aiohttp.ClientResponseError,
     HttpProcessingError,
@@ -167,9 +162,7 @@ _BROKEN_PROTOCOL = (
 
 
 class Upstream:
-    """Names one model at one endpoint in the errors that it makes, and keeps what is secret out
-    of them.
-    """
+    """Maker of errors that name one model at one endpoint and hide its secrets."""
 
     def __init__(
         self,
@@ -178,7 +171,7 @@ class Upstream:
         api_key: str | None,
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
-        """`extra_body`: what is sent beside the prompt, which an endpoint may repeat."""
+        """`extra_body`: fields sent with the prompt, which an endpoint may repeat."""
         self._model = model
         self._endpoint = without_userinfo(address)
         self._secrets = Secrets(api_key, extra_body, address)
@@ -186,8 +179,8 @@ class Upstream:
     def from_status(
         self, status: int, said: str, headers: Mapping[str, str] | None = None
     ) -> UpstreamError:
-        """The error for an HTTP status. `said`: the server's words. `headers`: its reply's, in
-        lower case or in any.
+        """Return the error for an HTTP status. `said`: the server's words. `headers`: the reply's,
+        with names in lower case or case-insensitive.
         """
         said = said[:_MOST_READ]
         message = f"model {self._model!r}: HTTP {status}: {self._short(said)}"
@@ -203,82 +196,79 @@ class Upstream:
                 repeatable=status != _BROKEN,
                 throttled=status == _THROTTLED,
             )
-        if status in _REFUSED and _DECLINED.search(said):
+        if status not in _REFUSED:
+            return self.protocol_error(f"HTTP {status}: {said}")
+        if _DECLINED.search(said):
             return self.declined(said)
-        if status in _REFUSED:
-            lasting = status in _LASTING
-            parameter = None if lasting else _PARAMETER.search(said)
-            hint = _hint(parameter) if parameter else _REFUSED[status]
-            return UpstreamRefused(f"{message}; {hint}", endpoint=self._endpoint, lasting=lasting)
-        return self.protocol_error(f"HTTP {status}: {said}")
+        lasting = status in _LASTING
+        parameter = None if lasting else _PARAMETER.search(said)
+        hint = _hint(parameter) if parameter else _REFUSED[status]
+        return UpstreamRefused(f"{message}; {hint}", endpoint=self._endpoint, lasting=lasting)
 
     def from_report(
         self, code: str | int | None, said: str, kind: str | None = None
     ) -> UpstreamError:
-        """The error that a reply of status 200 reports, by its code or its kind; without a known
-        one it counts as the server's own.
+        """Return the error that a reply with status 200 reports, by its code or kind; an unknown
+        one counts as the server's failure.
         """
         named = _NAMED.search(f"{code} {kind}")
-        status = int(((named and named.lastgroup) or "")[1:] or _BROKEN)
+        status = int(named.lastgroup[1:]) if named and named.lastgroup else _BROKEN
         if isinstance(code, int) or (code and code.isdecimal()):
-            known = int(code) == _TOO_LARGE or int(code) in _UNAVAILABLE or int(code) in _REFUSED
-            status = int(code) if known else status
+            number = int(code)
+            if number == _TOO_LARGE or number in _UNAVAILABLE or number in _REFUSED:
+                status = number
         return self.from_status(status, said)
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
-        """It is elsewhere, where nobody has said that the prompt and the key may go."""
+        """Return the error for a redirect; the prompt and key are not sent elsewhere."""
         return self._refused(
             f"HTTP {status}: the endpoint sends callers to {target}; name that in base_url"
         )
 
     def declined(self, said: str) -> ContentRefused:
-        """The model, or a filter before or behind it, will not answer this prompt."""
+        """Return the error for a prompt that the model or a content filter declines."""
         words = self._short(said)
         return ContentRefused(
             f"model {self._model!r} declines: {words}", endpoint=self._endpoint, said=words
         )
 
     def from_transport(self, error: ForeignError) -> UpstreamError:
-        """The error for whatever aiohttp or the socket raised."""
+        """Return the error for an exception of aiohttp or the socket."""
         said = f"{type(error).__name__}: {_SSL.sub('', str(error))}"
         if isinstance(error, _WRONG_ADDRESS):
             return self._refused(f"{said}; check its address")
         if isinstance(error, _WRONG_CERTIFICATE):
             return self._refused(f"{said}; check its certificate")
-        if isinstance(error, _BROKEN_PROTOCOL) and not isinstance(
-            error, aiohttp.ClientHttpProxyError
-        ):
+        proxied = isinstance(error, aiohttp.ClientHttpProxyError)
+        if isinstance(error, _BROKEN_PROTOCOL) and not proxied:
             return self.protocol_error(said)
-        return self.unavailable(
-            said, unspent=isinstance(error, aiohttp.ClientConnectorError | ConnectError)
-        )
+        unspent = isinstance(error, aiohttp.ClientConnectorError | ConnectError)
+        return self.unavailable(said, unspent=unspent)
 
     def unavailable(self, said: str, *, unspent: bool = False) -> UpstreamUnavailable:
-        """Not reachable, or broken for now."""
-        message = f"model {self._model!r}: {self._short(said)}"
-        return UpstreamUnavailable(message, endpoint=self._endpoint, unspent=unspent)
+        """Return the error for an endpoint that is unreachable or broken for now."""
+        return UpstreamUnavailable(self._named(said), endpoint=self._endpoint, unspent=unspent)
 
     def protocol_error(self, said: str) -> UpstreamProtocolError:
-        """Not the protocol."""
-        return UpstreamProtocolError(
-            f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint
-        )
+        """Return the error for a reply that breaks the protocol."""
+        return UpstreamProtocolError(self._named(said), endpoint=self._endpoint)
 
     def _refused(self, said: str) -> UpstreamRefused:
-        return UpstreamRefused(
-            f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint, lasting=True
-        )
+        return UpstreamRefused(self._named(said), endpoint=self._endpoint, lasting=True)
+
+    def _named(self, said: str) -> str:
+        return f"model {self._model!r}: {self._short(said)}"
 
     def _short(self, said: str) -> str:
+        """Return a server's words on one line, cut and without secrets."""
         said = self._secrets.hidden(" ".join(said[:_MOST_READ].split())) or "(no message)"
         return said if len(said) <= MAX_SAID_CHARS else f"{said[: MAX_SAID_CHARS - 1]}…"
 
 
 def _hint(parameter: re.Match[str]) -> str:
-    if parameter[1]:
+    if name := parameter[1]:
         return (
-            f"the endpoint does not take the parameter {parameter[1]}; leave it out with "
-            f'omit = ["{parameter[1]}"]'
+            f'the endpoint does not take the parameter {name}; leave it out with omit = ["{name}"]'
         )
     return (
         f"the endpoint does not take the parameter {parameter[2]}; see the role's settings "
@@ -287,13 +277,12 @@ def _hint(parameter: re.Match[str]) -> str:
 
 
 def _pause_s(headers: Mapping[str, str]) -> float | None:
-    """The pause that the server asks for, in seconds, a day at most; None where it does not say."""
+    """Return the pause that the server asks for, a day at most; None if it asks for none."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        said = headers.get(name, "").strip()
-        if re.fullmatch(r"[0-9]+(?:\.[0-9]*)?", said, re.ASCII):
-            return min(float(said) * unit_s, _LONGEST_PAUSE_S)
+        value = headers.get(name, "").strip()
+        if re.fullmatch(r"[0-9]+(?:\.[0-9]*)?", value, re.ASCII):
+            return min(float(value) * unit_s, _LONGEST_PAUSE_S)
         with suppress(ValueError, OverflowError):
-            return min(
-                max(0.0, parsedate_to_datetime(said).timestamp() - time.time()), _LONGEST_PAUSE_S
-            )
+            pause_s = parsedate_to_datetime(value).timestamp() - time.time()
+            return min(max(0.0, pause_s), _LONGEST_PAUSE_S)
     return None

@@ -1,6 +1,4 @@
-"""A model of a hosted provider, through LiteLLM, which is imported by the first call and not
-before.
-"""
+"""A model of a hosted provider through LiteLLM, which the first call imports."""
 
 import asyncio
 import importlib
@@ -16,7 +14,7 @@ import msgspec
 from router.errors import BadConfig
 from router.models.failures import Upstream, without_userinfo
 from router.models.model import Completion, OnDelta, Prompt, Usage
-from router.models.openai_wire import REQUEST_ID, ChatReply, chat_body, convert_usage, readable
+from router.models.openai_wire import REQUEST_ID, ChatReply, UsageReply, chat_body, readable
 from router.models.streaming import StreamedReply
 
 
@@ -24,9 +22,8 @@ class LiteLLMModel:
     """One model of one provider, such as `deepseek/deepseek-chat`.
 
     Parameters that a provider does not know are dropped: stop strings are enforced here anyway, and
-    a seed or a temperature is a wish. A stream does not tell which stop string the provider met and
-    left out, so that string is missing from the text there. Usage that LiteLLM estimates is not
-    passed on.
+    seed and temperature are optional. A stream does not tell which stop string the provider met and
+    left out, so its text lacks that string. Usage that LiteLLM estimates is dropped.
     """
 
     def __init__(
@@ -38,12 +35,11 @@ class LiteLLMModel:
         extra_body: Mapping[str, Any] | None = None,
         omit: Collection[str] = (),
     ) -> None:
-        """`model`: with LiteLLM's prefix for the provider. `api_base`: its address; None for the
-        provider's own.
+        """`model`: with LiteLLM's prefix for the provider. `api_base`: an address other than the
+        provider's default.
 
-        `extra_body`: further keyword arguments of every call, which win over those that are set
-        here, but for model, messages and stream, and for the number of retries, which is none.
-        `omit`: as for `OpenAIHTTP`.
+        `extra_body`: further keyword arguments of every call, which win over all but model,
+        messages, stream and the retries, of which there are none. `omit`: as for `OpenAIHTTP`.
         """
         self._omit = omit
         self.name = model
@@ -62,13 +58,12 @@ class LiteLLMModel:
         self._litellm: Any = None
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """The whole output at once."""
+        """See `Model`."""
         reply = self._read(await self._call(prompt))
         if reply.choice is None:
             raise self._upstream.protocol_error("a reply without choices")
-        # LiteLLM fills in zeros where the provider does not count; a real prompt has at least one
-        # token.
-        if reply.told and not reply.told.prompt_tokens:
+        # LiteLLM fills in zeros if the provider does not count; a real prompt has a token.
+        if reply.usage and not reply.usage.prompt_tokens:
             reply = msgspec.structs.replace(reply, usage=None)
         streamed = StreamedReply(prompt)
         streamed.take_whole(reply)
@@ -93,9 +88,7 @@ class LiteLLMModel:
             await chunks.aclose()
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """LiteLLM's estimate, for models of OpenAI; of the others it does not have the
-        tokenizers.
-        """
+        """Return LiteLLM's estimate for OpenAI's models; it lacks the tokenizers of others."""
         self._litellm = await asyncio.to_thread(load_litellm)
         return await asyncio.to_thread(
             _count, self._litellm, self.name.removeprefix("openai/"), prompt, text
@@ -110,7 +103,7 @@ class LiteLLMModel:
     async def _call(
         self, prompt: Prompt, *, stream: bool = False, options: Mapping[str, bool] | None = None
     ) -> Any:
-        """LiteLLM's reply, or its iterator of chunks."""
+        """Return LiteLLM's reply, or its iterator of chunks."""
         if self._litellm is None:
             self._litellm = await asyncio.to_thread(load_litellm)
         body = chat_body(
@@ -129,15 +122,15 @@ class LiteLLMModel:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        before = sys.exception()  # a fallback works while its primary's error is being handled
+        before = sys.exception()  # a fallback runs while the primary's error is being handled
         try:
             yield
         except Exception as error:
             # LiteLLM's errors have no common base class, but those of a provider have a status.
-            happened = _happened(error, before)
-            if isinstance(happened, aiohttp.ClientError):
-                raise self._upstream.from_transport(happened) from error
-            status = happened or getattr(error, "status_code", None)
+            cause = _cause(error, before)
+            if isinstance(cause, aiohttp.ClientError):
+                raise self._upstream.from_transport(cause) from error
+            status = cause or getattr(error, "status_code", None)
             if not isinstance(status, int):
                 raise self._upstream.protocol_error(f"{type(error).__name__}: {error}") from error
             headers = getattr(error, "litellm_response_headers", None)
@@ -145,20 +138,17 @@ class LiteLLMModel:
 
 
 async def close_clients() -> None:
-    """Close the connections that LiteLLM keeps for all models; nothing happens where it was
-    never used.
-    """
+    """Close the connections that LiteLLM keeps for all models, if it was used."""
     if litellm := sys.modules.get("litellm"):
         await litellm.close_litellm_async_clients()
 
 
 def load_litellm() -> Any:
-    """LiteLLM, set up. Takes seconds the first time, so call it in a thread; any number of
-    threads may.
+    """Return LiteLLM, configured. The first import takes seconds, so call it in a thread; it is
+    thread-safe.
     """
-    # Its import calls the network otherwise
+    # Otherwise the import calls the network, and reads a .env file of the working directory
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    # And reads a .env file of the working directory
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
     try:
         litellm: Any = importlib.import_module("litellm")
@@ -171,31 +161,28 @@ def load_litellm() -> Any:
     return litellm
 
 
-def _happened(
-    error: BaseException, before: BaseException | None
-) -> aiohttp.ClientError | int | None:
-    """The status of the reply, or what went wrong with the connection, that LiteLLM made `error`
-    of, whose own status may be one that no server said; None where neither is behind it. `before`:
-    what was handled when the call began.
+def _cause(error: BaseException, before: BaseException | None) -> aiohttp.ClientError | int | None:
+    """Return the server's status or the connection's failure behind LiteLLM's `error`, whose status
+    LiteLLM may have made up; None if there is neither. `before`: the error that was being handled
+    when the call began.
     """
     seen: list[BaseException] = []
-    each: BaseException | None = error
-    while each is not None and each is not before and each not in seen:
-        status = getattr(getattr(each, "response", None), "status_code", None)
-        # Which makes up responses
-        if isinstance(status, int) and not type(each).__module__.startswith("litellm"):
+    link: BaseException | None = error
+    while link is not None and link is not before and link not in seen:
+        status = getattr(getattr(link, "response", None), "status_code", None)
+        # LiteLLM's own errors have made-up responses
+        if isinstance(status, int) and not type(link).__module__.startswith("litellm"):
             return status
-        if isinstance(each, aiohttp.ClientError) and not isinstance(
-            each, aiohttp.ClientResponseError
-        ):
-            return each
-        seen.append(each)
-        each = each.__cause__ or each.__context__
+        answered = isinstance(link, aiohttp.ClientResponseError)
+        if isinstance(link, aiohttp.ClientError) and not answered:
+            return link
+        seen.append(link)
+        link = link.__cause__ or link.__context__
     return None
 
 
 def _count(litellm: Any, name: str, prompt: Prompt, text: str) -> Usage | None:
-    """None for a model that is not OpenAI's, or that tiktoken does not know."""
+    """Estimate the tokens; None for a model that is not OpenAI's or unknown to tiktoken."""
     try:
         importlib.import_module("tiktoken").encoding_name_for_model(name)
     except KeyError:
@@ -207,21 +194,18 @@ def _count(litellm: Any, name: str, prompt: Prompt, text: str) -> Usage | None:
 
 
 def _is_made_up(chunks: Any, chunk: ChatReply) -> bool:
-    """Tell whether LiteLLM gives a finish reason of its own, as it does for a stream that was
-    cut.
-    """
+    """Return whether LiteLLM invented the finish reason, as it does for a stream that was cut."""
     finished = chunk.choice is not None and chunk.choice.finish_reason is not None
     return finished and not (chunks.received_finish_reason or chunks.intermittent_finish_reason)
 
 
-def _counted(chunks: Any, usage: Any) -> Any:
-    """The usage, as far as the provider reported it; LiteLLM counts the rest with a tokenizer
-    of its own choice.
-    """
+def _counted(chunks: Any, usage: UsageReply | None) -> UsageReply | None:
+    """Return the usage without the parts that LiteLLM estimated instead of the provider."""
     reported = [chunk.usage for chunk in chunks.chunks if getattr(chunk, "usage", None)]
     if usage is None or not reported:
         return None
-    details = [one.completion_tokens_details for one in reported if one.completion_tokens_details]
-    if any(one.reasoning_tokens is not None for one in details):
-        return usage
-    return msgspec.structs.replace(convert_usage(usage), completion_tokens_details=None)
+    for part in reported:
+        details = part.completion_tokens_details
+        if details and details.reasoning_tokens is not None:
+            return usage
+    return msgspec.structs.replace(usage, completion_tokens_details=None)

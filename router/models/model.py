@@ -1,4 +1,4 @@
-"""A language model, as the rest of the code sees it: two methods, frozen values."""
+"""Interface of a language model: a protocol with three methods, and frozen values."""
 
 import asyncio
 import json
@@ -11,9 +11,7 @@ import msgspec
 from router.errors import UpstreamError
 
 _TOOLS_CHARS = 1500
-"""Characters in which chat templates say how tools are called, at most; Hermes' and Llama's
-take less than half.
-"""
+"""Max characters of a chat template's instructions for tools; Hermes' and Llama's have half."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -27,7 +25,7 @@ class Sampling(msgspec.Struct, frozen=True):
     """Sampling parameters of a call."""
 
     max_tokens: int = 1024
-    """The most tokens to write, reasoning included."""
+    """Max tokens of the output, reasoning included."""
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
@@ -40,65 +38,56 @@ class Function(msgspec.Struct, frozen=True):
     """Letters, digits, `_` and `-`."""
     description: str
     parameters: str
-    """The JSON schema of its arguments."""
+    """JSON schema of its arguments."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One call: what is sent upstream."""
+    """Input of one call."""
 
     messages: tuple[Message, ...]
     sampling: Sampling
     stop: tuple[str, ...] = ()
-    """Strings that end the output; the one that was met is part of it, whatever the engine does."""
+    """Strings that end the output; the one that is met always belongs to the text."""
     request_id: str = ""
-    """The name under which the endpoint may log the call; empty for none."""
+    """Name under which the endpoint may log the call; empty for none."""
     pattern: str | None = None
-    """A regular expression that the output has to match, reasoning apart, where the endpoint
-    can see to that.
-    """
+    """Regular expression that constrains the output without its reasoning, if the endpoint can."""
     tools: tuple[Function, ...] = ()
-    """For models with tool calls of their own. In messages and outputs these stand as text, `<call
-    tool="…">…</call>`, whatever the endpoint makes of them.
+    """Tools for models with native tool calls. Messages and outputs hold calls as text,
+    `<call tool="…">…</call>`, in any case.
     """
     unstopped: bool = False
-    """Whether the endpoint is not sent the stop strings, because it meets them within its
-    reasoning.
-    """
+    """Whether stop strings are not sent, because the endpoint stops at them within reasoning."""
     raw: bool = False
-    """Whether thoughts that the model writes stay in its text; otherwise they are a part of the
-    reasoning.
-    """
+    """Whether thoughts stay in the text; otherwise they become reasoning."""
 
     @property
     def texts(self) -> tuple[Message, ...]:
-        """The messages, with the tools as one more, in JSON as long as that of any template:
-        all that is read.
+        """All that the model reads: the messages, and one with the tools in JSON, no shorter than
+        any chat template writes them.
         """
         if not self.tools:
             return self.messages
-        told = [(tool.name, tool.description, json.loads(tool.parameters)) for tool in self.tools]
-        return (*self.messages, Message("user", json.dumps(told, indent=8) + " " * _TOOLS_CHARS))
+        tools = [(tool.name, tool.description, json.loads(tool.parameters)) for tool in self.tools]
+        return (*self.messages, Message("user", json.dumps(tools, indent=8) + " " * _TOOLS_CHARS))
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of one call, as its engine counts them; None where it did not say. `OpenedCall.allows`
-    tells whether that can be.
+    """Tokens of one call as its engine counts them; None where it does not say.
+
+    `OpenedCall.allows` tells whether the counts are plausible.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
-    """A part of `prompt_tokens`."""
+    """Part of `prompt_tokens`."""
     reasoning_tokens: int | None = None
-    """A part of `completion_tokens`."""
+    """Part of `completion_tokens`."""
     lower_bound: bool = False
-    """True where the client left the engine before its last count, so that more may have been
-    spent.
-    """
+    """True if the client left before the engine's last count, so more may have been spent."""
     estimated: bool = False
-    """True where the engine did not say, and the model's tokenizer counted what had come by
-    then.
-    """
+    """True if the model's tokenizer counted what had arrived, as the engine did not say."""
 
     @property
     def total_tokens(self) -> int:
@@ -113,14 +102,14 @@ TOKEN_COUNTS = tuple(
 
 
 class TokenIds(msgspec.Struct, frozen=True):
-    """The very tokens of a call, by its engine."""
+    """Token ids of a call, from its engine."""
 
     prompt: tuple[int, ...]
-    """Template included."""
+    """Chat template included."""
     completion: tuple[int, ...]
-    """As they were sampled, reasoning and what follows a stop string included."""
+    """As sampled, including reasoning and text after a stop string."""
     logprobs: tuple[float, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Of `completion`, natural logarithms, one each; set where they were asked for as well."""
+    """Natural logarithms of the probabilities of `completion`; set if they were asked for."""
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
@@ -128,30 +117,26 @@ class Completion(msgspec.Struct, frozen=True, gc=False):
 
     text: str
     finish_reason: str
-    """`stop`, `length`, …, as OpenAI's API names them."""
+    """`stop`, `length` and others, as OpenAI's API names them."""
     reasoning: str = ""
     usage: Usage | None = None
     overran: bool = False
-    """True where the engine wrote on past a stop string and the text was cut here."""
+    """True if the engine wrote past a stop string, and the text was cut here."""
     tokens: TokenIds | msgspec.UnsetType = msgspec.UNSET
-    """Set where they were asked for, which is not done in service."""
+    """Set if they were asked for, which only training does."""
     unclosed: Literal[True] | msgspec.UnsetType = msgspec.UNSET
-    """Set where the endpoint stopped before any content or within a thought, perhaps at a stop
-    string there.
-    """
+    """Set if the endpoint stopped before any content or within a thought."""
 
     @property
     def stopped_thinking(self) -> bool:
-        """True where the endpoint seems to have met a stop string within its reasoning."""
+        """True if the endpoint probably stopped at a stop string within its reasoning."""
         reasoned = self.reasoning or (self.usage and self.usage.reasoning_tokens)
         silent = bool(reasoned) and not self.text.strip()
         return self.finish_reason == "stop" and (silent or self.unclosed is True)
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a streamed output. The last one has the usage, also where the stream is cut: what
-    the engine counted by then.
-    """
+    """Piece of a streamed output. The last one has the usage, also of a stream that was cut."""
 
     text: str = ""
     reasoning: str = ""
@@ -159,67 +144,65 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 
 
 OnDelta = Callable[[Delta], None]
-"""Gets each piece as it arrives, in the context of the call but in no task; what it raises ends
-the call.
+"""Receives each piece as it arrives, in the call's context but in no task; an error that it raises
+ends the call.
 """
 
 
 class Model(Protocol):
     """One model at one endpoint.
 
-    Both methods raise `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`, and stop
-    the work upstream when cancelled. They make exactly one attempt: retries and the ledger are the
-    caller's.
+    `complete` and `stream` raise `UpstreamUnavailable`, `UpstreamRefused` or
+    `UpstreamProtocolError`, and stop the work upstream when cancelled. They make exactly one
+    attempt: retries and the ledger are the caller's.
     """
 
     @property
     def name(self) -> str:
-        """The model's name, as its endpoint knows it."""
+        """The model's name at its endpoint."""
 
     @property
     def endpoint(self) -> str:
-        """The address at which it is served."""
+        """The endpoint's address."""
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """The whole output at once."""
+        """Return the whole output."""
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """The same, passed on as it is written. `live`: whether each piece is wanted at once;
-        otherwise those after the first one may come a few at a time.
+        """Return the whole output, and pass it on as it is written. `live`: pass each piece on
+        immediately; otherwise pieces after the first may be grouped.
         """
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """The tokens of `prompt`, template included, and of `text` as its output, by the model's
-        own tokenizer; None where that is not to be had. Raises nothing.
+        """Count the tokens of `prompt`, chat template included, and of `text` as its output, with
+        the model's tokenizer; None if it is unavailable. Raises nothing.
         """
 
 
 def largest(earlier: Usage | None, later: Usage | None) -> Usage | None:
-    """The larger of each count: a stream's usage only grows, whatever its engine says."""
+    """Return the larger of each count, as a stream's usage never shrinks."""
     if earlier is None or later is None:
         return later or earlier
-    counts = {name: _larger(getattr(earlier, name), getattr(later, name)) for name in TOKEN_COUNTS}
+    counts = {}
+    for name in TOKEN_COUNTS:
+        values = (getattr(earlier, name), getattr(later, name))
+        counts[name] = max((count for count in values if count is not None), default=None)
     return msgspec.structs.replace(later, **counts)
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    return max((count for count in (one, other) if count is not None), default=None)
 
 
 def end_at_stop(
     text: str, stop: tuple[str, ...], finish_reason: str, matched: str | None
 ) -> tuple[str, str]:
-    """`text` as if the engine had honoured `stop` and kept the string that was met; and its finish
-    reason.
+    """Return `text` up to the end of its first stop string, and its finish reason.
 
-    Engines differ: some ignore stop strings, some leave the matched one out, few say which it was
+    Engines differ: some ignore stop strings, some drop the one that was met, few say which it was
     (`matched`).
     """
-    ends = [at + len(string) for string in stop if (at := text.find(string)) != -1]
+    ends = [text.find(string) + len(string) for string in stop if string in text]
     if ends:
         return text[: min(ends)], "stop"
     if finish_reason == "stop" and matched in stop:
-        return text + (matched or ""), "stop"
+        return f"{text}{matched}", "stop"
     return text, finish_reason
 
 
@@ -227,7 +210,7 @@ Answer = Completion | UpstreamError | str
 
 
 class ScriptedModel:
-    """Gives its answers in order, or by a function of the prompt; an error among them is raised."""
+    """Model with scripted answers, in order or by a function of the prompt; errors are raised."""
 
     def __init__(
         self, answers: Iterable[Answer] | Callable[[Prompt], Answer], name: str = "scripted"
@@ -237,10 +220,10 @@ class ScriptedModel:
         self.name = name
         self.endpoint = f"scripted://{name}"
         self.prompts: list[Prompt] = []
-        """Every prompt that was sent, in order."""
+        """All prompts that were sent, in order."""
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """The next answer."""
+        """Return the next answer."""
         await asyncio.sleep(0)
         self.prompts.append(prompt)
         answer = self._answer(prompt) if self._answer else next(self._queue)
@@ -252,13 +235,12 @@ class ScriptedModel:
         return Completion(text, finish_reason, usage=await self.count(prompt, text))
 
     async def count(self, prompt: Prompt, text: str) -> Usage:
-        """Its tokens are words."""
-        return Usage(
-            sum(len(message.content.split()) for message in prompt.messages), len(text.split())
-        )
+        """Count words as tokens."""
+        read = sum(len(message.content.split()) for message in prompt.messages)
+        return Usage(read, len(text.split()))
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """The next answer, word by word."""
+        """Return the next answer, and pass it on word by word."""
         completion = await self.complete(prompt)
         if completion.reasoning:
             on_delta(Delta(reasoning=completion.reasoning))

@@ -1,5 +1,7 @@
-"""The replies of OpenAI's chat completions API, whole or in chunks, as vLLM and others really
-write them.
+"""Requests and replies of OpenAI's chat completions API, as vLLM and other servers write them.
+
+Real servers deviate, so reading is lenient: a field that has the wrong type counts as absent, and
+only a reply without any readable output is an error.
 """
 
 import json
@@ -16,7 +18,7 @@ from router.errors import JSON_ERRORS
 from router.models.model import Function, Message, Prompt, Usage
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
-"""Names for an output that was ended before its end: OpenAI's, and what others write."""
+"""Finish reasons of an output that reached a limit."""
 FILTERED = "content_filter"
 _FILTERED = frozenset(
     {
@@ -30,21 +32,19 @@ _FILTERED = frozenset(
         "sensitive",
     }
 )
-"""Names for an output that a filter ended, or that the model refused to write."""
-
-
+"""Finish reasons of an output that a filter ended or the model refused to write."""
 _BROKEN = frozenset({"error", "abort", "aborted", "engine_error", "server_error"})
-"""Names for an output that the engine gave up."""
+"""Finish reasons of an output that the engine gave up."""
 
 
 class PromptDetails(msgspec.Struct, frozen=True, gc=False):
-    """A part of the prompt tokens."""
+    """Breakdown of the prompt tokens."""
 
     cached_tokens: int | None = None
 
 
 class CompletionDetails(msgspec.Struct, frozen=True, gc=False):
-    """A part of the completion tokens."""
+    """Breakdown of the completion tokens."""
 
     reasoning_tokens: int | None = None
 
@@ -61,39 +61,41 @@ class UsageReply(msgspec.Struct, frozen=True, gc=False):
     """DeepSeek's name for the cached tokens."""
 
     def usage(self) -> Usage | None:
-        """The same as our value, possible or not; None where a total is missing, because
-        unknown is not zero.
-        """
+        """Return the counts, plausible or not; None if the prompt's or the output's is missing."""
         if self.prompt_tokens is None or self.completion_tokens is None:
             return None
-        cached = (self.prompt_tokens_details or PromptDetails()).cached_tokens
+        cached = self.prompt_cache_hit_tokens
+        if self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens is not None:
+            cached = self.prompt_tokens_details.cached_tokens
         reasoning = (self.completion_tokens_details or CompletionDetails()).reasoning_tokens
-        if cached is None:
-            cached = self.prompt_cache_hit_tokens
         written = self.completion_tokens
         if reasoning and self.total_tokens == self.prompt_tokens + written + reasoning:
-            written += reasoning  # xAI counts it beside
+            written += reasoning  # xAI does not count it as completion tokens
         return Usage(self.prompt_tokens, written, cached, reasoning)
 
 
 class FunctionReply(msgspec.Struct, frozen=True, gc=False):
-    """A call's function, or a piece of it."""
+    """Function of a tool call, or a chunk's piece of it."""
 
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
 
 
 class CallReply(msgspec.Struct, frozen=True, gc=False):
-    """A tool call, or a chunk's piece of one."""
+    """Tool call, or a chunk's piece of one."""
 
     index: int | str | None = None
-    """The number of the call that a piece is of; None in a whole message."""
+    """Number of the call that a piece belongs to; None in a whole message."""
     id: str | None = None
     function: FunctionReply | None = None
 
 
+_THINKING = re.compile("think|reason|thought")
+"""Marks the type of a content part as reasoning."""
+
+
 class MessageReply(msgspec.Struct, frozen=True, gc=False):
-    """A message, or a chunk's piece of one."""
+    """Message, or a chunk's piece of one."""
 
     content: str | list[Any] | dict[str, Any] | None = None
     """Text, or its parts."""
@@ -108,41 +110,35 @@ class MessageReply(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def parts(self) -> tuple[str, str, str]:
-        """The text, the reasoning and the words of a refusal."""
-        reasoning = self.reasoning or self.reasoning_content or self.thinking or ""
-        found = [""], [reasoning], [self.refusal or ""]
+        """Text, reasoning and refusal."""
+        texts: list[str] = []
+        thoughts = [self.reasoning or self.reasoning_content or self.thinking or ""]
+        refusals = [self.refusal or ""]
         for part in self.content if isinstance(self.content, list) else [self.content]:
             fields = part if isinstance(part, dict) else {"text": part}
-            thinks = bool(_THINKING.search(str(fields.get("type"))))
-            for name, kind in (
-                ("text", thinks),
-                ("thinking", True),
-                ("reasoning", True),
-                ("refusal", 2),
-            ):
-                value = fields.get(name)
-                if isinstance(value, list):  # Mistral's thoughts have parts of their own
-                    value = "".join(
-                        str(inner.get("text", "")) for inner in value if isinstance(inner, dict)
-                    )
-                found[kind].append(value if isinstance(value, str) else "")
-        text, thought, refusal = map("".join, found)
-        return text, thought, refusal
+            thinks = _THINKING.search(str(fields.get("type")))
+            (thoughts if thinks else texts).append(_part_text(fields.get("text")))
+            thoughts += [_part_text(fields.get(name)) for name in ("thinking", "reasoning")]
+            refusals.append(_part_text(fields.get("refusal")))
+        return "".join(texts), "".join(thoughts), "".join(refusals)
 
 
-_THINKING = re.compile("think|reason|thought")
-"""In the type of a content's part that is no text."""
+def _part_text(value: Any) -> str:
+    """Return the text of a content part's field; Mistral's thoughts have parts themselves."""
+    if isinstance(value, list):
+        return "".join(str(part.get("text", "")) for part in value if isinstance(part, dict))
+    return value if isinstance(value, str) else ""
+
+
 CALL_BEGIN = '<call tool="'
 CALL_END = "</call>"
 _CALL = re.compile(r'<call tool="([^"<>]*)">([^<]*)</call>')
-
-
 _MOST_CALLS = 128
-"""Calls of one turn that are kept; only the first is ever made."""
+"""Max calls of one turn that are kept; only the first is ever made."""
 
 
 class _Call:
-    """A tool call, as far as it has come."""
+    """Tool call, as far as it has arrived."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -150,27 +146,24 @@ class _Call:
 
     @property
     def text(self) -> str:
-        """The call without its end. No tag stands in its arguments, as `<` stands in strings of
-        JSON only.
-        """
+        """The call without its end tag; `<` is escaped in its arguments, so they hold no tag."""
         arguments = _last_object(self.arguments).replace("<", r"\u003c")
         return f'{CALL_BEGIN}{self.name}">{arguments}'
 
 
 class Calls:
-    """Puts the pieces of tool calls together, by their ids, or else by their indices, or else
-    by their order.
-    """
+    """Joins the pieces of tool calls by their ids, else by their indices, else by their order."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._by: dict[str, _Call] = {}
+        """Calls by id, by index, and the latest one under the empty string."""
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
     def add(self, pieces: Iterable[CallReply]) -> None:
-        """Take the next pieces."""
+        """Add the next pieces."""
         for piece in pieces:
             self._add(piece)
 
@@ -182,79 +175,83 @@ class Calls:
         arguments = function.arguments or ""
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments)
+
         index = "" if piece.index is None else f"index {piece.index}"
-        last = self._by.get(index) or (self._calls[-1] if self._calls and not name else None)
+        latest = self._by.get(index) or (self._calls[-1] if self._calls and not name else None)
         call = self._by.get(piece.id) if piece.id else None
-        begins = name and arguments.lstrip()[:1] in ("", "{")
-        if call is None and not (
-            begins and (piece.id or (not index and last and last.arguments not in ([], ["{}"])))
-        ):
-            call = last
+        if call is None:
+            # A name with the start of an object opens a call, unless it may repeat the latest one
+            opens = name and arguments.lstrip()[:1] in ("", "{")
+            follows = not index and latest and latest.arguments not in ([], ["{}"])
+            if not (opens and (piece.id or follows)):
+                call = latest
         if call is None:
             call = _Call()
             self._calls.append(call)
+
         self._by.update({"": call, index: call, piece.id or "": call})
         call.name = name if name.startswith(call.name) else call.name + name
         call.arguments += [arguments] if arguments else []
 
     def text(self, *, cut: bool) -> str:
-        """All calls as text. `cut`: the last one has not come to its end."""
+        """Return all calls as text. `cut`: the last one is incomplete."""
         return CALL_END.join(call.text for call in self._calls) + ("" if cut else CALL_END)
 
 
 _decode_from = json.JSONDecoder().raw_decode
 _NEXT = re.compile(r"\s*(?=\S)")
 _LONGEST_ARGUMENTS = 50_000
-"""Characters; no turn of a model is read as far."""
+"""Max characters of a call's arguments."""
 _MOST_VALUES = 4_096
+"""Max JSON values in one text, as each costs a step."""
 
 
 def _json_values(text: str) -> list[tuple[int, Any]]:
-    """The values of JSON that follow each other, each with its start; UNSET for a rest that is
-    none, or comes after `_MOST_VALUES`.
+    """Return consecutive JSON values, each with its start; UNSET for an unreadable rest, or one
+    after `_MOST_VALUES`.
     """
     values: list[tuple[int, Any]] = []
     end = 0
-    while begun := _NEXT.match(text, end):
+    while start := _NEXT.match(text, end):
         value: Any = msgspec.UNSET
         end = len(text)
         if len(values) < _MOST_VALUES:
             with suppress(ValueError, RecursionError):
-                value, end = _decode_from(text, begun.end())
-        values.append((begun.end(), value))
+                value, end = _decode_from(text, start.end())
+        values.append((start.end(), value))
     return values
 
 
 def _last_object(pieces: Sequence[str]) -> str:
-    """The arguments in `pieces`, which may begin again once they were complete, or with the
-    last piece.
+    """Return the arguments in `pieces`; some servers send them again after the last or an
+    incomplete piece.
     """
     text = "".join(pieces)[:_LONGEST_ARGUMENTS]
     start, value = (_json_values(text) or [(0, None)])[-1]
-    again = start == 0 and value is msgspec.UNSET and _is_object(pieces[-1])
-    return pieces[-1] if again else text[start:]
+    repeats = start == 0 and value is msgspec.UNSET and _is_object(pieces[-1])
+    return pieces[-1] if repeats else text[start:]
 
 
 def _messages(prompt: Prompt) -> Sequence[Message | dict[str, Any]]:
-    """The messages of a prompt with tools, in which the calls that stand as text are tool calls,
-    and what was said to them their results.
+    """Return the messages of a prompt with tools: calls in the text become tool calls, and the
+    message after each its result.
     """
-    found: list[Message | dict[str, Any]] = []
+    messages: list[Message | dict[str, Any]] = []
     call_id = ""
     for number, message in enumerate(prompt.messages):
         call = _CALL.search(message.content) if message.role == "assistant" else None
         if call and _is_object(call[2]):
-            call_id = f"call{number:05}"  # nine letters and digits, as Mistral's are
+            call_id = f"call{number:05}"  # Mistral wants nine letters and digits
             function = {"name": call[1], "arguments": call[2]}
-            called = [{"id": call_id, "type": "function", "function": function}]
+            tool_calls = [{"id": call_id, "type": "function", "function": function}]
             text = message.content[: call.start()].strip() or None
-            found.append({"role": "assistant", "content": text, "tool_calls": called})
+            messages.append({"role": "assistant", "content": text, "tool_calls": tool_calls})
         elif call_id and message.role == "user":
-            found.append({"role": "tool", "tool_call_id": call_id, "content": message.content})
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": message.content})
             call_id = ""
         else:
-            found.append(message)
-    return found
+            messages.append(message)
+    return messages
 
 
 def _is_object(text: str) -> bool:
@@ -264,7 +261,7 @@ def _is_object(text: str) -> bool:
 
 
 class ProviderFields(msgspec.Struct, frozen=True, gc=False):
-    """The place where LiteLLM keeps a choice's fields that it has no name for."""
+    """Fields of a choice that LiteLLM has no name for."""
 
     stop_reason: str | int | None = None
 
@@ -276,22 +273,22 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     message: MessageReply | None = None
     delta: MessageReply | None = None
     text: str | None = None
-    """The output, as of the older API of completions."""
+    """Output in the older API of completions."""
     finish_reason: Any = None
     stop_reason: str | int | None = None
     """vLLM's: the stop string that was met, or the id of the stop token."""
     provider_specific_fields: ProviderFields | None = None
 
     @property
-    def said(self) -> MessageReply:
-        """The message or the piece of one; of both, the one that says anything."""
-        if self.message is None or self.delta not in (None, _NOTHING):
+    def content(self) -> MessageReply:
+        """The message or delta, whichever holds anything."""
+        if self.message is None or self.delta not in (None, _EMPTY):
             return self.delta or MessageReply(self.text)
         return self.message
 
     @property
-    def ended(self) -> str | None:
-        """The finish reason, in OpenAI's words where an output was cut or filtered."""
+    def reason(self) -> str | None:
+        """The finish reason, in OpenAI's words if the output was cut or filtered."""
         reason = self.finish_reason
         if not isinstance(reason, str):
             return "stop" if reason else None
@@ -301,18 +298,16 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def matched(self) -> str | None:
-        """The stop string that was met, where the engine names it."""
-        reason = self.stop_reason or (
-            self.provider_specific_fields and self.provider_specific_fields.stop_reason
-        )
+        """The stop string that was met, if the engine names it."""
+        reason = self.stop_reason or (self.provider_specific_fields or ProviderFields()).stop_reason
         return reason if isinstance(reason, str) else None
 
 
-_NOTHING = MessageReply()
+_EMPTY = MessageReply()
 
 
 class ErrorReply(msgspec.Struct, frozen=True, gc=False):
-    """An engine's words about its failure."""
+    """A server's report of a failure."""
 
     message: str = ""
     type: str | None = None
@@ -320,103 +315,87 @@ class ErrorReply(msgspec.Struct, frozen=True, gc=False):
     param: str | None = None
 
     @property
-    def said(self) -> str:
-        """Its words, its name for the failure where it has one, and the parameter that it names."""
-        name = self.code if isinstance(self.code, str) and not self.code.isdecimal() else self.type
-        said = f"{self.message} ({name})".lstrip() if name else self.message
-        return f"{said} (parameter {self.param})" if self.param else said
+    def words(self) -> str:
+        """The message, with the failure's name and parameter if it has them."""
+        name = self.type
+        if isinstance(self.code, str) and not self.code.isdecimal():
+            name = self.code
+        words = self.message
+        if name and name != words:
+            words = f"{words} ({name})".lstrip()
+        return f"{words} (parameter {self.param})" if self.param else words
 
 
-_DEEPEST_FAILURE = 4
+_MOST_NESTED = 4
+"""Max levels of objects and lists around a failure."""
 
 
-def _reported(raw: Any) -> ErrorReply | None:
-    """Return the failure that a server reports: an object, maybe within others or in a list,
-    words, or a status.
-    """
-    for _ in range(_DEEPEST_FAILURE):
-        if isinstance(raw, list):
-            raw = raw[0] if raw else None
-        inner = raw.get("error") if isinstance(raw, dict) else None
-        raw = inner or raw
-    if not raw:
+def _failure(report: Any) -> ErrorReply | None:
+    """Return the reported failure: an object, perhaps nested or in a list, a text or a status."""
+    for _ in range(_MOST_NESTED):
+        if isinstance(report, list):
+            report = report[0] if report else None
+        if isinstance(report, dict):
+            report = report.get("error") or report
+    if not report:
         return None
-    if isinstance(raw, str):
-        return ErrorReply(type=raw)
-    if isinstance(raw, int):
-        return ErrorReply(code=raw)
-    failure: ErrorReply | None = readable(ErrorReply, raw)
+    if isinstance(report, str):
+        return ErrorReply(report, report)
+    if isinstance(report, int):
+        return ErrorReply(code=report)
+    failure: ErrorReply | None = readable(ErrorReply, report)
     return None if failure == ErrorReply() else failure
 
 
 class ChatReply(msgspec.Struct, frozen=True, gc=False):
-    """A whole reply or one chunk of a stream; or an error, which some servers send with status
-    200.
-    """
+    """Whole reply, chunk of a stream, or error; some servers send errors with status 200."""
 
     choices: tuple[Choice, ...] | None = None
-    usage: Any = None
+    usage: UsageReply | None = None
     error: Any = None
     errors: Any = None
     detail: Any = None
-    """FastAPI's words about a failure."""
+    """FastAPI's report of a failure."""
     message: str | None = None
-    """An older vLLM's words about its failure, next to their type and code."""
+    """An older vLLM's report of a failure, next to its type and code."""
     type: str | None = None
     code: str | int | None = None
 
     @property
     def failure(self) -> ErrorReply | None:
-        """The failure that it reports; None where it reports none."""
-        reported = _reported(self.error or self.errors or (None if self.choices else self.detail))
-        if reported:
-            return reported
+        """The failure that it reports, if any."""
+        report = self.error or self.errors or (None if self.choices else self.detail)
+        if failure := _failure(report):
+            return failure
+        if self.message and not self.choices:
+            return ErrorReply(self.message, self.type, self.code)
         reason = self.choice.finish_reason if self.choice else None
         if isinstance(reason, str) and reason.lower() in _BROKEN:
             return ErrorReply(f"the engine gave the output up: {reason}", "server_error")
-        return (
-            ErrorReply(self.message, self.type, self.code)
-            if self.message and not self.choices
-            else None
-        )
+        return None
 
     @property
     def choice(self) -> Choice | None:
-        """The first output; no more than one is ever asked for."""
+        """The only output that was asked for."""
         for choice in self.choices or ():
             if choice.index == 0:
                 return choice
         return self.choices[0] if self.choices else None
 
-    @property
-    def told(self) -> UsageReply | None:
-        """The usage, possible or not; None where there is none. What is no count at all is one
-        that cannot be.
-        """
-        if self.usage is None or isinstance(self.usage, UsageReply):
-            return self.usage
-        try:
-            return convert_usage(self.usage)
-        except msgspec.ValidationError:
-            return UsageReply(-1, -1)
 
-
-class _UsualReply(ChatReply, frozen=True, gc=False):
-    usage: UsageReply | None = None
-
-
-_read_usual = msgspec.json.Decoder(_UsualReply).decode
+_read_reply = msgspec.json.Decoder(ChatReply).decode
 
 
 def read_replies(body: bytes | bytearray) -> tuple[ChatReply, ...]:
-    """The replies in these bytes, which are nearly always one. What is none, and fields that are no
-    such, are left out. Raises `JSON_ERRORS`.
+    """Return the replies in `body`, nearly always one, without unreadable parts.
+
+    Raises `JSON_ERRORS`.
     """
     try:
-        return (_read_usual(body),)
+        return (_read_reply(body),)
     except msgspec.ValidationError:
         return (readable(ChatReply, msgspec.json.decode(body)) or ChatReply(),)
-    except msgspec.DecodeError:  # several values, or numbers that are none of JSON's
+    except msgspec.DecodeError:  # several values, or numbers such as NaN
         values = _json_values(bytes(body).decode("utf-8-sig").strip().removesuffix("[DONE]"))
         if not values or values[-1][1] is msgspec.UNSET:
             raise
@@ -424,7 +403,7 @@ def read_replies(body: bytes | bytearray) -> tuple[ChatReply, ...]:
 
 
 def readable(kind: Any, raw: Any) -> Any:
-    """`raw` as a `kind`, without the parts of it that are none; None where nothing is left."""
+    """Return `raw` as a `kind` without the parts that do not convert; None if nothing is left."""
     with suppress(msgspec.ValidationError):
         return msgspec.convert(raw, kind)
     for inner in get_args(kind) if isinstance(kind, UnionType) else (kind,):
@@ -432,41 +411,17 @@ def readable(kind: Any, raw: Any) -> Any:
             items = (readable(get_args(inner)[0], item) for item in raw)
             return tuple(item for item in items if item is not None)
         if isinstance(raw, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            fields = [
-                (field.name, field.type)
+            values = {
+                field.name: readable(field.type, raw[field.name])
                 for field in msgspec.structs.fields(inner)
                 if field.name in raw
-            ]
-            values = ((name, readable(of, raw[name])) for name, of in fields)
-            return inner(**{name: value for name, value in values if value is not None})
+            }
+            return inner(**{name: value for name, value in values.items() if value is not None})
     return None
 
 
-def convert_usage(raw: object) -> UsageReply:
-    """The usage in a table, or in an object with such attributes. Raises
-    `msgspec.ValidationError`.
-    """
-    return msgspec.convert(raw, UsageReply, from_attributes=True)
-
-
-class FailureReply(msgspec.Struct, frozen=True):
-    """The body of a reply with an error status: OpenAI's shape, that of older vLLMs, or
-    FastAPI's.
-    """
-
-    error: ErrorReply | str | None = None
-    message: str | None = None
-    detail: str | None = None
-
-    @property
-    def said(self) -> str:
-        """The server's words."""
-        error = self.error.said if isinstance(self.error, ErrorReply) else self.error
-        return error or self.message or self.detail or ""
-
-
 REQUEST_ID = "X-Request-Id"
-"""The header that names a call; vLLM then logs it as `chatcmpl-` and that name."""
+"""Header that names a call; vLLM logs the call as `chatcmpl-` and that name."""
 _OURS = frozenset({"model", "messages", "stream"})
 
 
@@ -481,40 +436,33 @@ def chat_body(
     extra: Mapping[str, Any] | None = None,
     omit: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The request for `prompt`, ready for JSON; what is not set is not sent. `options`: what a
-    stream tells beside its text. `interval`: tokens that vLLM sends at a time. `thinking`: vLLM's
-    `enable_thinking` of the chat template; None leaves it alone. A last message of the assistant's
-    is continued.
+    """Return the request for `prompt`, ready for JSON, without unset fields. A last message of the
+    assistant is continued.
 
-    `extra`: further fields. They win over those here, but for model, messages and stream; tables
-    are merged. `omit`: fields that are left out.
+    `options`: stream options. `interval`: tokens per event of vLLM's stream. `thinking`: vLLM's
+    `enable_thinking` for the chat template; None leaves it unset. `extra`: further fields, which
+    win over all but model, messages and stream; tables are merged. `omit`: fields to leave out.
     """
+    tools = [{"type": "function", "function": _function(tool)} for tool in prompt.tools]
     body: dict[str, Any] = {
         "model": model,
         "messages": _messages(prompt) if prompt.tools else prompt.messages,
-    }
-    body |= {
-        name: value
-        for name, value in msgspec.structs.asdict(prompt.sampling).items()
-        if value is not None
-    }
-    if prompt.messages and prompt.messages[-1].role == "assistant":
-        body |= {"add_generation_prompt": False, "continue_final_message": True}
-    further = {
+        **msgspec.structs.asdict(prompt.sampling),
         "stop": None if prompt.unstopped else list(prompt.stop) or None,
-        "tools": [{"type": "function", "function": _function(one)} for one in prompt.tools] or None,
+        "tools": tools or None,
         "stream": stream or None,
-        "stream_options": dict(options) if options else None,
+        "stream_options": options,
         "stream_interval": interval,
         "chat_template_kwargs": None if thinking is None else {"enable_thinking": thinking},
         "structured_outputs": None if prompt.pattern is None else {"regex": prompt.pattern},
     }
-    body |= {name: value for name, value in further.items() if value is not None}
+    if prompt.messages and prompt.messages[-1].role == "assistant":
+        body |= {"add_generation_prompt": False, "continue_final_message": True}
     for name, value in (extra or {}).items():
         if name not in _OURS:
-            both = isinstance(value, Mapping) and isinstance(body.get(name), Mapping)
-            body[name] = {**body[name], **value} if both else value
-    return {name: value for name, value in body.items() if name not in omit} if omit else body
+            merges = isinstance(value, Mapping) and isinstance(body.get(name), Mapping)
+            body[name] = {**body[name], **value} if merges else value
+    return {name: value for name, value in body.items() if value is not None and name not in omit}
 
 
 def _function(tool: Function) -> dict[str, Any]:
@@ -522,7 +470,7 @@ def _function(tool: Function) -> dict[str, Any]:
 
 
 MAX_EVENT_BYTES = 2**20
-"""No chat completion chunk comes near; a line without an end must not fill the memory."""
+"""Max bytes of an event; far more than any chunk has, and a bound for lines without an end."""
 
 
 class EventTooLong(ValueError):
@@ -530,51 +478,44 @@ class EventTooLong(ValueError):
 
 
 class EventReader:
-    """Feed it what arrives; it returns the data of every event that is complete by then.
+    """Parser of server-sent events: feed it bytes, and it returns the data of complete events.
 
-    Comments, fields other than `data` and events without data are passed over; what stands after
-    the last blank line is no event, as the standard has it.
+    Comments, other fields than `data`, and events without data are skipped. Text after the last
+    blank line is no event, as the standard says.
     """
 
     def __init__(self) -> None:
         self._line = bytearray()
         self._data = bytearray()
         self._returned = False
-        """Whether the last byte was a carriage return, which ends a line with or without a line
-        feed behind it.
-        """
+        """Whether the last byte was a carriage return, which a line feed may follow."""
 
     def feed(self, received: bytes) -> list[bytes]:
-        """The data of the events that `received` completes. Raises `EventTooLong`."""
-        if (
-            received.startswith(b"data: ")
-            and received.endswith(b"\n\n")
-            and not (self._line or self._data)
-        ):
+        """Return the data of the events that `received` completes. Raises `EventTooLong`."""
+        # The usual case: whole events of one line each
+        starts = received.startswith(b"data: ") and not (self._line or self._data)
+        if starts and received.endswith(b"\n\n") and b"\r" not in received:
             events = received[6:-2].split(b"\n\ndata: ")
-            if (
-                received.count(b"\n") == 2 * len(events)
-                and b"\r" not in received
-                and b"" not in events
-            ):
-                return events  # whole events of one line each, as nearly always
+            if received.count(b"\n") == 2 * len(events) and b"" not in events:
+                return events
+
         events = []
         if received:
-            begins = 1 if self._returned and received.startswith(b"\n") else 0
+            skipped = 1 if self._returned and received.startswith(b"\n") else 0
             self._returned = received.endswith(b"\r")
-            received = received[begins:]
+            received = received[skipped:]
         first, *others = received.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._line += first
-        for following in others:
+        for line in others:
             if event := self._end_line():
                 events.append(event)
-            self._line = bytearray(following)
+            self._line = bytearray(line)
         if len(self._line) + len(self._data) > MAX_EVENT_BYTES:
             raise EventTooLong(f"an event of more than {MAX_EVENT_BYTES} bytes")
         return events
 
     def _end_line(self) -> bytes:
-        """Take one line; the event's data where the line is blank and so ends it."""
+        """Take one line; return the event's data if the line is blank and so ends it."""
         line = self._line
         if not line:
             event = bytes(self._data[:-1])

@@ -1,6 +1,4 @@
-"""A session for all that is asked of endpoints beside their models' calls, and bounds for what
-comes.
-"""
+"""HTTP session for requests other than model calls, with a bound on replies."""
 
 import aiohttp
 
@@ -8,29 +6,29 @@ from router.models.connection_pool import IDLE_S
 
 
 def upstream_session() -> aiohttp.ClientSession:
-    """Pools any number of them, and leaves idle ones before the other side does."""
+    """Return a session with any number of connections, closed when idle for `IDLE_S`."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S))
 
 
 class BodyTooLong(aiohttp.ClientError):
-    """A body that does not end where it should."""
+    """A reply's body exceeds its limit."""
 
 
-async def read_body(response: aiohttp.ClientResponse, most: int = 4 << 20) -> bytes:
-    """The whole body. Raises `aiohttp.ClientError`, also for one of more than `most` bytes,
-    inflated.
+async def read_body(response: aiohttp.ClientResponse, limit: int = 4 << 20) -> bytes:
+    """Return the whole body. Raises `aiohttp.ClientError`, also for more than `limit` bytes after
+    decompression.
     """
     body = bytearray()
     while received := await response.content.readany():
         body += received
-        if len(body) > most:
+        if len(body) > limit:
             response.close()
-            raise BodyTooLong(f"a reply of more than {most >> 10} KiB")
+            raise BodyTooLong(f"a reply of more than {limit >> 10} KiB")
     return bytes(body)
 
 
 async def fetch_text(session: aiohttp.ClientSession, url: str) -> str:
-    """Return the body at `url` as text, whatever its status. Raises `OSError` if there is no reply
+    """Return the body at `url` as text, under any status. Raises `OSError` if there is no reply
     within 10 seconds.
     """
     try:

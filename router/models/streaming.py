@@ -1,4 +1,4 @@
-"""What a reply amounts to: a whole one, or the chunks of a stream one after the other."""
+"""Assembly of one output from a whole reply or from the chunks of a stream."""
 
 from typing import Self
 
@@ -17,10 +17,9 @@ from router.models.thoughts import Thoughts
 
 
 class StopCut:
-    """Passes text on up to the end of the first stop string, however the pieces are split.
+    """Passes text on up to the end of the first stop string, however the text is split.
 
-    Nothing is held back: the string that is met belongs to the text, so what could be its beginning
-    does too.
+    Nothing is held back: a stop string belongs to the text, and so does a possible start of one.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
@@ -29,12 +28,12 @@ class StopCut:
         self._tail = ""
         firsts = {string[:1] for string in stop}
         self._first = firsts.pop() if len(firsts) == 1 else ""
-        """The character that all of them begin with; empty where there is none."""
+        """Character that all stop strings begin with; empty if they differ."""
         self.met = False
-        """True once a stop string has been passed on; from there on everything is dropped."""
+        """True once a stop string has been passed on; from then on everything is dropped."""
 
     def feed(self, piece: str) -> str:
-        """The part of `piece` that still belongs to the text."""
+        """Return the part of `piece` that still belongs to the text."""
         if self.met or not piece:
             return ""
         window = self._tail + piece
@@ -49,22 +48,27 @@ class StopCut:
         return piece
 
     def end(self, finish_reason: str, matched: str | None) -> tuple[str, str]:
-        """The rest of the text at its end, and its finish reason. `matched`: as for
-        `end_at_stop`.
-        """
+        """Return the rest of the text and its finish reason. `matched`: as for `end_at_stop`."""
         return ("", "stop") if self.met else end_at_stop("", self._stop, finish_reason, matched)
 
 
+_CHARACTERS_A_TOKEN = 32
+_CHARACTERS_MORE = 256
+"""Max characters of an output: words have about six a token, and few tokens are longer than 32."""
+_BYTES_A_CHARACTER = 4
+"""Max bytes of a character; a token has at least one byte."""
+
+
 class StreamedReply:
-    """Takes the chunks in order; knows when the output is whole and when to stop listening.
+    """Collects chunks in order, and knows when the output is complete and when to stop reading.
 
-    After a stop string the engine gets one chunk to show whether it stopped by itself. If so, its
-    final usage is still on its way and worth the wait. If it writes on, it ignores stop strings:
-    the stream is `abandoned`, which saves the tokens but forgoes the final usage, so that the last
-    one that was reported is marked as a lower bound. So it is where the engine writes on after it
-    has counted more tokens than it was to write, or more than they can hold.
+    After a stop string, one more chunk shows whether the engine stopped by itself. If it did, its
+    final usage is still to come and worth waiting for. If it writes on, it ignores stop strings:
+    the stream is `abandoned`, which saves tokens but loses the final usage, so the last usage
+    becomes a lower bound. A stream is also abandoned once the engine has written more than
+    `max_tokens` allows, by its own count or by the longest text that so many tokens can hold.
 
-    Leaving it as a context tells the usage so far where the stream was cut.
+    Leaving it as a context reports the usage so far if the stream was cut.
     """
 
     def __init__(
@@ -75,8 +79,9 @@ class StreamedReply:
         thinks: bool = True,
         opened: bool = False,
     ) -> None:
-        """`thinks`: False for a model whose thinking is switched off; what its engine took for
-        reasoning is then the output, and comes with the last delta. `opened`: as for `Thoughts`.
+        """`thinks`: False for a model whose thinking is switched off; if its engine files the whole
+        output as reasoning, that is the text, and comes with the last delta. `opened`: as for
+        `Thoughts`.
         """
         self._stop = prompt.stop
         self._max_tokens = prompt.sampling.max_tokens
@@ -85,33 +90,43 @@ class StreamedReply:
         self._stops = bool(prompt.stop) and not prompt.unstopped
         self._cut = StopCut(prompt.stop)
         self._thoughts = None if prompt.raw else Thoughts(opened=opened)
+        self._opened = opened
+        self.opened = False
+        """True if the chat template opened a thought, as far as the output shows."""
+
         self._texts: list[str] = []
         self._reasoning: list[str] = []
+        self._reported = 0
+        """Pieces that were passed on."""
+        self._revoked = 0
+        """Pieces of text that turned out to be reasoning."""
         self._calls = Calls()
         self._refusal = ""
         self._half = ""
-        """The first half of a character beyond 16 bits, as JSON escapes it, whose second half
-        is to come.
-        """
+        """First half of a surrogate pair whose second half is in the next piece."""
+
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: UsageReply | None = None
         self._most_counted = -1
-        self._told = 0
-        self._revoked = 0
-        """How many pieces are no text any more."""
+        """Completion tokens of the latest usage."""
+
         self._wrote = False
+        """Whether any content has arrived."""
         self._null = True
-        """Whether the content is null."""
-        self._opened = opened
-        self.opened = False
-        """True where the template has opened a thought, as far as the output tells."""
-        self._writes_on = self._over = self._exceeded = self._ended = False
-        self._chars, self._room, self._check_at = (
-            0,
-            _room(self._max_tokens),
-            self._max_tokens // _BYTES_A_CHARACTER,
-        )
+        """Whether the content is null so far."""
+        self._writes_on = False
+        """Whether the engine wrote past a stop string."""
+        self._over = False
+        """Whether the engine has counted more tokens than `max_tokens`."""
+        self._exceeded = False
+        """Whether text was dropped because of `max_tokens`."""
+        self._ended = False
+
+        self._chars = 0
+        self._room = _CHARACTERS_A_TOKEN * self._max_tokens + _CHARACTERS_MORE
+        self._check_at = self._max_tokens // _BYTES_A_CHARACTER
+        """Characters before which no more than `max_tokens` can have been written."""
 
     def __enter__(self) -> Self:
         return self
@@ -122,143 +137,140 @@ class StreamedReply:
 
     @property
     def begun(self) -> bool:
-        """True where some of the output has come."""
+        """True once some output has arrived."""
         return self._chars > 0
 
     @property
     def whole(self) -> bool:
-        """True where the text is complete, by the engine's word or by a stop string."""
+        """True once the text is complete, by the engine's word or by a stop string."""
         return self._finish_reason is not None or self._cut.met
 
     @property
     def overran(self) -> bool:
-        """True where the engine writes on past a stop string, so that nothing that still comes
-        is wanted.
-        """
+        """True if the engine writes past a stop string, so that no further chunk is wanted."""
         return self._writes_on and self._finish_reason is None
 
     @property
     def abandoned(self) -> bool:
-        """True where it does so, or past what it may write; then what has come already may tell
-        its usage.
+        """True if the engine writes past a stop string or `max_tokens`; chunks that have already
+        arrived may still hold its usage.
         """
         return self._exceeded or self.overran
 
     def take(self, chunk: ChatReply) -> None:
-        """Note what `chunk` adds to the output."""
+        """Add what `chunk` brings to the output."""
         if chunk.usage is not None:
-            self._count(chunk)
+            self._count(chunk.usage)
         choice = chunk.choice
         if choice is None or self._finish_reason is not None:
             return
         if choice.finish_reason:
-            self._finish_reason = choice.ended
+            self._finish_reason = choice.reason
             self._matched = choice.matched
         if self._wrote and choice.message is not None and not choice.delta:
-            return  # the whole once more, at the end of its pieces
-        said = choice.said
-        cut = self._cut
-        written, thought = self._read(said)
-        if written:
+            return  # the whole message, repeated after its pieces
+
+        content = choice.content
+        text, thought = self._read(content)
+        if text:
             self._wrote = True
             if self._thoughts:
-                if thought:
-                    self._thoughts.opened = False
-                written, more = self._thoughts.feed(written)
+                text, more = self._separated(self._thoughts, text, bool(thought))
                 thought += more
-                if self._thoughts.revoked:
-                    self._thoughts.revoked = False
-                    cut = self._revoke()
-        if said.tool_calls:
-            written += "" if self._calls else CALL_BEGIN
-            self._calls.add(said.tool_calls)
-        reasoning = "" if cut.met else thought
-        text = cut.feed(written)
+        if content.tool_calls:
+            text += "" if self._calls else CALL_BEGIN
+            self._calls.add(content.tool_calls)
+
+        cut = self._cut
+        kept_thought = "" if cut.met else thought
+        kept_text = cut.feed(text)
         if cut.met:
-            self._writes_on |= text != written or thought != reasoning
-        if text or reasoning:
-            self._add(text, reasoning)
+            self._writes_on |= kept_text != text or kept_thought != thought
+        if kept_text or kept_thought:
+            self._add(kept_text, kept_thought)
 
-    def _read(self, said: MessageReply) -> tuple[str, str]:
-        """Return the text and the reasoning of a piece, in whole characters."""
-        written = said.content or ""
-        thought = said.reasoning or said.reasoning_content or ""
-        if not isinstance(written, str) or not (written or thought):
-            written, thought, refusal = said.parts
-            self._refusal += refusal
-            self._null &= said.content is None
-        if not written.isascii() or self._half:
-            written = self._joined(written)
-        return written, thought if thought.isascii() else _valid(thought)
-
-    def _joined(self, written: str) -> str:
-        """Return the next piece with the first half of a character from the piece before; a
-        half at its end waits.
+    def _separated(self, thoughts: Thoughts, text: str, reasons: bool) -> tuple[str, str]:
+        """Return a piece's text and the thoughts marked in it; `reasons`: whether the engine
+        separates reasoning itself.
         """
-        written = self._half + written
-        self._half = written[-1:] if "\ud800" <= written[-1:] <= "\udbff" else ""
-        return _valid(written[: len(written) - len(self._half)])
+        if reasons:
+            thoughts.opened = False
+        text, thought = thoughts.feed(text)
+        if thoughts.revoked:
+            thoughts.revoked = False
+            self._revoke(thoughts)
+        return text, thought
 
-    def _count(self, chunk: ChatReply) -> None:
-        told = chunk.told
-        counted = (told and told.completion_tokens) or 0
-        if self._usage is None or counted >= self._most_counted:  # it only grows
-            self._usage = told
+    def _read(self, content: MessageReply) -> tuple[str, str]:
+        """Return the text and the reasoning of a piece, in whole characters."""
+        text = content.content or ""
+        thought = content.reasoning or content.reasoning_content or ""
+        if not isinstance(text, str) or not (text or thought):
+            text, thought, refusal = content.parts
+            self._refusal += refusal
+            self._null &= content.content is None
+        if not text.isascii() or self._half:
+            text = self._half + text
+            self._half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+            text = _valid(text[: len(text) - len(self._half)])
+        return text, thought if thought.isascii() else _valid(thought)
+
+    def _count(self, usage: UsageReply) -> None:
+        """Keep the latest usage, unless it counts less than an earlier one or is unreadable."""
+        counted = usage.completion_tokens
+        if (
+            usage.prompt_tokens is not None
+            and counted is not None
+            and counted >= self._most_counted
+        ):
+            self._usage = usage
             self._most_counted = counted
 
     def take_whole(self, reply: ChatReply) -> None:
-        """Note a reply that is no stream. Without a finish reason, it has stopped."""
+        """Add a whole reply; without a finish reason, it has stopped."""
         self.take(reply)
         self._finish_reason = self._finish_reason or "stop"
 
-    def _revoke(self) -> StopCut:
-        """Make reasoning of all text so far; what was passed on stays so."""
-        for at in range(self._revoked, len(self._texts)):
-            self._reasoning[at] += self._texts[at]
-            self._texts[at] = ""
+    def _revoke(self, thoughts: Thoughts) -> None:
+        """Turn all text so far into reasoning; what was passed on stays text there."""
+        for number in range(self._revoked, len(self._texts)):
+            self._reasoning[number] += self._texts[number]
+            self._texts[number] = ""
         self._revoked = len(self._texts)
-        self.opened |= self._thoughts is not None and not self._thoughts.open
+        self.opened |= not thoughts.open
         self._cut = StopCut(self._stop)
-        return self._cut
 
     def tell(self, usage: Usage | None = None) -> None:
-        """Pass on what was noted since the last time."""
-        new = slice(self._told, None)
-        text = "".join(self._texts[new])
-        reasoning = "".join(self._reasoning[new])
-        self._told = len(self._texts)
+        """Pass on what was added since the last time."""
+        text = "".join(self._texts[self._reported :])
+        reasoning = "".join(self._reasoning[self._reported :])
+        self._reported = len(self._texts)
         if text or reasoning or usage:
             self._on_delta(Delta(text, reasoning, usage))
 
     def end(self) -> Completion:
-        """The whole output, once the stream has ended or is abandoned; its rest is passed on
-        with the usage.
+        """Return the whole output once the stream has ended or is abandoned, and pass on the rest
+        of it with the usage.
         """
         finish_reason = self._finish_reason or ""
-        rest = ""
-        thought = ""
-        within = False
-        if self._thoughts:
-            rest, thought = self._thoughts.end(cut=finish_reason == "length")
-            within = self._thoughts.open
-            if self._thoughts.revoked:
-                self._revoke()
-        if self._half:
-            rest += _valid(self._half)
-        if self._calls:
-            rest = _valid(self._calls.text(cut=finish_reason == "length")[len(CALL_BEGIN) :])
-        rest = rest[: self._room]
-        self._chars += len(rest)
-        unclosed = within or (self._null and self._thinks and not (self._wrote or self._calls))
-        unclosed &= self._stops and finish_reason == "stop" and not self._cut.met
-        unclosed &= not any(string in rest for string in self._stop)
+        rest, thought, thinking = self._rest(cut=finish_reason == "length")
+        silent = self._null and self._thinks and not (self._wrote or self._calls)
+        unclosed = (
+            (thinking or silent)
+            and self._stops
+            and finish_reason == "stop"
+            and not self._cut.met
+            and not any(string in rest for string in self._stop)
+        )
+        self.opened |= self._opened and not (thinking and finish_reason == "stop" and not unclosed)
+
         if self._exceeded:
             text = ""
             finish_reason = "length"
         elif not self._thinks and not self._wrote and not self._calls:
-            rest = "".join(self._reasoning)
-            text, finish_reason = end_at_stop(rest, self._stop, finish_reason, self._matched)
-            self._writes_on = len(text) < len(rest)
+            whole = "".join(self._reasoning)
+            text, finish_reason = end_at_stop(whole, self._stop, finish_reason, self._matched)
+            self._writes_on = len(text) < len(whole)
         elif unclosed and not self._opened:
             text = ""
         else:
@@ -266,7 +278,7 @@ class StreamedReply:
             self._writes_on |= text != rest
             matched, finish_reason = self._cut.end(finish_reason, self._matched)
             text += matched
-        self.opened |= self._opened and not (within and finish_reason == "stop" and not unclosed)
+
         usage = self._counted
         if usage is not None and (self._exceeded or self._finish_reason is None):
             usage = replace(usage, lower_bound=True)
@@ -279,31 +291,62 @@ class StreamedReply:
         )
         return replace(output, unclosed=True) if unclosed else output
 
+    def _rest(self, *, cut: bool) -> tuple[str, str, bool]:
+        """Return the text and thoughts that were held back, and whether a thought is open. `cut`:
+        the length limit ended the output.
+        """
+        rest = ""
+        thought = ""
+        thinking = False
+        if self._thoughts:
+            rest, thought = self._thoughts.end(cut=cut)
+            thinking = self._thoughts.open
+            if self._thoughts.revoked:
+                self._revoke(self._thoughts)
+        if self._half:
+            rest += _valid(self._half)
+        if self._calls:
+            rest = _valid(self._calls.text(cut=cut)[len(CALL_BEGIN) :])
+        rest = rest[: self._room]
+        self._chars += len(rest)
+        return rest, thought, thinking
+
     @property
     def refused(self) -> str | None:
-        """The words with which the model, or a filter, declined; None where none did."""
-        if self._finish_reason == FILTERED or (
-            self._refusal and not self._calls and not any(self._texts)
-        ):
+        """The words with which the model or a filter declined; None if neither did."""
+        declined = self._refusal and not self._calls and not any(self._texts)
+        if declined or self._finish_reason == FILTERED:
             return self._refusal or "".join(self._texts)
         return None
 
     @property
     def _counted(self) -> Usage | None:
-        """The usage so far."""
-        return _held(self._usage.usage() if self._usage else None, self._chars, self._max_tokens)
+        """Usage so far. A count above `max_tokens` that the text can hold becomes `max_tokens`, a
+        lower bound.
+        """
+        usage = self._usage.usage() if self._usage else None
+        if usage is None or not self._holds(usage.completion_tokens):
+            return usage
+        return replace(
+            usage, completion_tokens=self._max_tokens, reasoning_tokens=None, lower_bound=True
+        )
+
+    def _holds(self, tokens: int) -> bool:
+        """Return whether so many tokens are above `max_tokens` and fit in the text so far."""
+        return self._max_tokens < tokens <= self._chars * _BYTES_A_CHARACTER
 
     def _add(self, text: str, reasoning: str) -> None:
-        more = len(text) + len(reasoning)
-        self._chars += more
+        """Add a piece, as far as `max_tokens` allows."""
+        before = self._chars
+        self._chars += len(text) + len(reasoning)
         if self._over or self._chars > self._room:
-            left = 0 if self._over else self._room - self._chars + more
-            text = text[: max(0, left - len(reasoning))]
-            reasoning = reasoning[:left]
+            room = 0 if self._over else self._room - before
+            text = text[: max(0, room - len(reasoning))]
+            reasoning = reasoning[:room]
             self._finish_reason = "length"
             self._exceeded = True
-        elif self._chars >= self._check_at:  # no earlier can more have been counted
-            self._over = self._max_tokens < self._most_counted <= self._chars * _BYTES_A_CHARACTER
+        elif self._chars >= self._check_at:
+            self._over = self._holds(self._most_counted)
             self._check_at = (
                 self._chars + (self._max_tokens - self._most_counted) // _BYTES_A_CHARACTER
             )
@@ -311,30 +354,6 @@ class StreamedReply:
         self._reasoning.append(reasoning)
 
 
-_CHARACTERS_A_TOKEN = 32
-_CHARACTERS_MORE = 256
-"""No output has as many: words have six, and long tokens, of spaces or dashes, are evened out
-by others.
-"""
-_BYTES_A_CHARACTER = 4
-"""At most; a token has at least one byte."""
-
-
-def _room(max_tokens: int) -> int:
-    return _CHARACTERS_A_TOKEN * max_tokens + _CHARACTERS_MORE
-
-
-def _held(usage: Usage | None, written: int, max_tokens: int) -> Usage | None:
-    """The usage, with what was asked for as a lower bound where more was counted and can have
-    been written.
-    """
-    if usage is None or not max_tokens < usage.completion_tokens <= written * _BYTES_A_CHARACTER:
-        return usage
-    return replace(usage, completion_tokens=max_tokens, reasoning_tokens=None, lower_bound=True)
-
-
 def _valid(text: str) -> str:
-    """Return a text with its halves of characters joined, and with U+FFFD for those that stand
-    alone.
-    """
+    """Return a text with surrogate pairs joined, and single surrogates replaced by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,14 +1,17 @@
-"""Tell what a model thinks from what it says, in whichever spelling it marks its reasoning.
+"""Separate a model's reasoning from its text, in any of the spellings that mark it.
 
-A mark opens a thought, closes one, or belongs to a message of the harmony format. Three rules
-decide what is unclear:
+Marks are read one after the other: a mark opens a thought (`<think>`, `[THINK]`), closes one, or
+belongs to a message of the harmony format (`<|channel|>analysis<|message|>`). `_depth` counts open
+thoughts; text at depth 0 is the output. Rules for unclear marks:
 
-- Where a thought is closed that nothing opened, the template opened it: all text before it was
-  reasoning.
-- A mark in quotes is text. So is an opening one behind words and a space (`The <think> tag`),
-  unless it is closed.
-- Behind a nested thought's end the outer one goes on; where that is never closed, it was a mention,
-  and this is text.
+- A closing mark without an opening one: the chat template opened the thought, so all text before
+  it was reasoning (`revoked`).
+- A mark in quotes is text. So is an opening mark after words and a space (`The <think> tag`),
+  unless it is closed later; until then its text is kept as `_unsure`.
+- After the end of a nested thought the outer one continues; if that is never closed, it was only
+  mentioned, and the rest is text.
+
+An output arrives in pieces, so a possible start of a mark at the end of a piece is held back.
 """
 
 import re
@@ -40,12 +43,12 @@ _IN_WORDS = re.compile(
     r"FINAL RESPONSE\]))",
     re.IGNORECASE,
 )
-"""The same, with words that close a thought which words have begun."""
+"""All marks, and words that close a thought which words have opened."""
 _WORDS = re.compile(
     r"(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
     r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:))"
 )
-"""Words that begin a thought; the first two are harmony's channels without their tokens."""
+"""Words that open a thought; the first two are harmony's channels without their special tokens."""
 _ALL_WORDS = (
     "analysis",
     "commentary",
@@ -54,43 +57,42 @@ _ALL_WORDS = (
     "here are my reasoning steps:",
 )
 _PART = re.compile(r"(?:[<◁][^<>◁▷]{0,109}|\[/?[A-Z ]{0,20})\Z", re.IGNORECASE)
-"""The beginning of a mark."""
+"""A possible start of a mark at the end of a text."""
 _LONGEST = 110
+"""Max characters of a mark."""
 _LONGEST_IN_WORDS = 32
+"""Max characters of words that close a thought."""
 _LINE = 200
+"""Characters before an opening mark that may show it to be a mention."""
 _MOST_MARKS = 256
-"""Marks of one output that are looked at; no model writes as many."""
+"""Max marks of one output that are read."""
 _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
-"""In the head of a message."""
+"""Marks the head of a harmony message as reasoning."""
 _MENTION = re.compile(r"[^\s>][ \t]+\Z")
 _BEFORE = "\"'`“‘«(*"
 _AFTER = "\"'`”’»)*"
 
 
 class Thoughts:
-    """Takes one output, in any pieces; each call returns the text and the thoughts that are
-    known since the last.
-    """
+    """Reader of one output in pieces; each call returns the next text and thoughts."""
 
     def __init__(self, *, opened: bool = False) -> None:
-        """`opened`: whether the template has opened a thought; an output that begins with a tag
-        has none.
+        """`opened`: whether the chat template opened a thought, unless the output begins with a
+        tag.
         """
         self.revoked = False
-        """True once all that came as text before turns out to be reasoning; the caller takes
-        note and resets it.
-        """
+        """True once all text so far turns out to be reasoning; the caller resets it."""
         self.opened = opened
         self._begins = True
         self._marks = 0
         self._plain = False
         self._depth = 0
         self._unsure: list[str] | None = None
-        """The open thought, as far as it is text if it is never closed; None where it is none."""
+        """The open thought, if it is text unless it is closed; else None."""
         self._head: list[str] | None = None
         self._held = ""
         self._shown: list[str] = []
-        """The text since the last mark."""
+        """Text since the last mark."""
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._mark = _MARK
@@ -108,9 +110,7 @@ class Thoughts:
         return self._read(self._held + piece)
 
     def end(self, *, cut: bool = False) -> tuple[str, str]:
-        """Return the rest. `cut`: the length limit ended the output, so that an open thought is
-        one.
-        """
+        """Return the rest. `cut`: the length limit ended the output, so an open thought is one."""
         text, thought = self._read(self._held, last=True)
         return text + "".join(() if cut else self._unsure or ()), thought
 
@@ -151,7 +151,7 @@ class Thoughts:
         return "".join(self._texts), "".join(self._thoughts)
 
     def _begin(self, window: str) -> None:
-        """Find out whether the output begins with a thought."""
+        """Decide whether the output begins with a thought."""
         begun = "".join(self._shown) + window
         if self.opened and begun:
             self._begins = False
@@ -167,7 +167,7 @@ class Thoughts:
             self._begins = any(words.startswith(begun.casefold()) for words in _ALL_WORDS)
 
     def _part(self, window: str, position: int) -> int:
-        """Return where what may become a mark begins."""
+        """Return the start of a possible mark at the end of `window`."""
         if self._begins and len(window) != 1:
             return position
         if self._depth and self._mark is _IN_WORDS:
@@ -176,6 +176,7 @@ class Thoughts:
         return part.start() if part else len(window)
 
     def _put(self, part: str) -> None:
+        """Add a part between marks to the text or the open thought."""
         if not part:
             return
         if not self._depth:
@@ -187,6 +188,7 @@ class Thoughts:
             self._unsure.append(part)
 
     def _take(self, kind: str, mark: str) -> None:
+        """Apply a mark. `kind`: the group of the pattern that it matched."""
         head = self._head
         self._head = None
         if mark.endswith("/>") or (kind == "message" and head is None and self._depth):
@@ -217,6 +219,7 @@ class Thoughts:
         self._shown = []
 
     def _revoke(self) -> None:
+        """Turn all text so far into reasoning."""
         self.revoked = True
         self._thoughts += self._texts
         self._texts = []

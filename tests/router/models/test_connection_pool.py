@@ -1,9 +1,7 @@
 """Connections to endpoints, against a server that sends bytes as they are scripted."""
 
 import asyncio
-import gzip
 import ssl
-import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -140,8 +138,8 @@ async def test_a_reply_that_is_split_anywhere(pool: ConnectionPool, reply: bytes
                 )
     assert server.connections == 1
     head = (
-        f"POST /v1 HTTP/1.1\r\nHost: localhost:{server.port}\r\nX-Common: a b\r\n"
-        "Content-Length: 2\r\nX-Own: 1\r\n\r\n"
+        f"POST /v1 HTTP/1.1\r\nHost: localhost:{server.port}\r\n"
+        "Accept-Encoding: identity\r\nX-Common: a b\r\nContent-Length: 2\r\nX-Own: 1\r\n\r\n"
     )
     assert set(server.requests) == {head.encode() + b"{}"}
 
@@ -207,14 +205,9 @@ BROKEN: list[tuple[Sequence[bytes | None], type[Exception], str]] = [
         "64 KiB",
     ),
     (
-        (HEAD + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\nhi",),
-        httptools.HttpParserError,
-        "'br'",
-    ),
-    (
         (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nhi",),
         httptools.HttpParserError,
-        "encoding",
+        "'gzip', though none was accepted",
     ),
 ]
 
@@ -231,15 +224,10 @@ async def test_broken_replies(
     assert server.connections == 2
 
 
-@pytest.mark.parametrize("coding", ["identity", "gzip"])
-async def test_much_that_comes_at_once_is_read_in_steps(pool: ConnectionPool, coding: str) -> None:
-    """Other tasks have a turn between any two, whether the reply is long or becomes long."""
-    text = b"data:{}\n\n" * 100_000
-    body = gzip.compress(text) if coding == "gzip" else text
-    head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (
-        coding.encode(),
-        len(body),
-    )
+async def test_much_that_comes_at_once_is_read_in_steps(pool: ConnectionPool) -> None:
+    """Other tasks have a turn between any two steps."""
+    body = b"data:{}\n\n" * 100_000
+    head = HEAD + b"Content-Encoding: identity\r\nContent-Length: %d\r\n\r\n" % len(body)
     turns = 0
     seen: list[tuple[int, int]] = []
 
@@ -257,24 +245,10 @@ async def test_much_that_comes_at_once_is_read_in_steps(pool: ConnectionPool, co
     counting = asyncio.create_task(count())
     async with raw((head, body), (head, body, None)) as server:
         for _ in range(2):
-            assert (await post(pool, server, Counting())).body == text
+            assert (await post(pool, server, Counting())).body == body
     counting.cancel()
     assert max(Counter(turn for turn, _ in seen).values()) <= 2
     assert max(length for _, length in seen) <= 16 << 10
-
-
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
-async def test_inflated(pool: ConnectionPool, coding: str) -> None:
-    """A body that is compressed is inflated piece by piece."""
-    text = b"a" * (1 << 20)
-    body = gzip.compress(text) if coding == "gzip" else zlib.compress(text)
-    head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (
-        coding.encode(),
-        len(body),
-    )
-    async with raw((head, body)) as server:
-        got = await post(pool, server, Kept())
-    assert (got.body == text, got.pieces) == (True, 64)
 
 
 @pytest.mark.parametrize("last", [b"Connection: close\r\nContent-Length: 2\r\n\r\nhi", b"\r\nhi"])
@@ -374,8 +348,8 @@ def test_addresses() -> None:
     """Users and passwords are sent as such, hosts and paths in their ASCII forms."""
     head = Target("http://me:p%40ss@bücher.example:81/a b?c=d", {}).request(b"")
     assert head == (
-        b"POST /a%20b?c=d HTTP/1.1\r\nHost: xn--bcher-kva.example:81\r\nAuthorization: "
-        b"Basic bWU6cEBzcw==\r\n"
+        b"POST /a%20b?c=d HTTP/1.1\r\nHost: xn--bcher-kva.example:81\r\n"
+        b"Accept-Encoding: identity\r\nAuthorization: Basic bWU6cEBzcw==\r\n"
         b"Content-Length: 0\r\n\r\n"
     )
 

@@ -391,40 +391,24 @@ def redirects(status: int, location: str) -> Behaviour:
     return replies(b"moved", "text/plain", status, {"Location": location})
 
 
-async def test_redirects_on_the_same_host(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """They are followed, with method, body and key; a few of them."""
-    for status in (307, 308):
-        openai_server.plays(
-            redirects(status, "/v1/chat/completions"), redirects(307, "completions"), says("ab")
-        )
-        assert (await model.complete(PROMPT)).text == "ab"
-        assert openai_server.bodies[-1] == openai_server.bodies[-3]
-        assert openai_server.headers[-1]["Authorization"] == "Bearer sk-secret"
-        openai_server.plays(
-            redirects(status, f"{openai_server.base_url}/chat/completions"), says("ab")
-        )
-        assert (await streamed(model, PROMPT)).text == "ab"
-    openai_server.plays(redirects(307, "/v1/chat/completions"))
-    with pytest.raises(UpstreamRefused, match="HTTP 307: the endpoint sends callers to http"):
-        await model.complete(PROMPT)
-
-
 @pytest.mark.parametrize(
     "target",
-    ["{other}/v1/chat/completions", "//{other_host}/x", "https://{host}/v1", "//e.invalid"],
+    [
+        "/v2/chat/completions",
+        "{other}/v1/chat/completions",
+        "//{other_host}/x",
+        "https://{host}/v1",
+        "//e.invalid",
+    ],
 )
-async def test_redirects_elsewhere(
-    model: OpenAIHTTP, openai_server: OpenAIServer, target: str
-) -> None:
-    """They are named and not followed: the key goes to no other host, port or scheme."""
+async def test_redirects(model: OpenAIHTTP, openai_server: OpenAIServer, target: str) -> None:
+    """A redirect is named in the error and not followed, so the key goes nowhere else."""
     async with serving() as other:
         host = openai_server.base_url.removeprefix("http://").removesuffix("/v1")
         other_host = other.base_url.removeprefix("http://").removesuffix("/v1")
         location = target.format(other=f"http://{other_host}", other_host=other_host, host=host)
         openai_server.plays(redirects(307, location.replace("//", "//user:pass@")))
-        with pytest.raises(
-            UpstreamRefused, match=location.replace("//", "//").split("//")[1]
-        ) as caught:
+        with pytest.raises(UpstreamRefused, match=location.rpartition("//")[2]) as caught:
             await model.complete(PROMPT)
         assert "pass" not in str(caught.value)
         assert not other.bodies
