@@ -1,13 +1,13 @@
-"""`rolegate sft dataset`: filtered samples as the very tokens that the serving engine will see.
+"""`rolegate sft dataset`: turn filtered samples into the tokens that the serving engine sees.
 
-A row is one turn of the model: the prompt as the engine reads it there, without loss, and the turn
-itself, with loss: the tokens that the engine returned, or, where it returned none of this model,
-the text tokenised again. TRL trains on rows.jsonl as it is, by `input_ids` with `labels` or with
+A row is one turn of the model: the prompt as the engine reads it, without loss, and the turn, with
+loss. The turn's tokens are those that the engine returned or, if it returned none of this model,
+the tokenized text. TRL trains on rows.jsonl as it is, by `input_ids` with `labels` or with
 `assistant_masks`; `messages` has the same as text.
 
-Chat templates show earlier turns in other words than these were written in (thinking is dropped),
-so only a row for each turn trains on what serving sees (TBSS appendix D). Passages, prompts and
-corrections carry no loss, and turns that were corrected have no row.
+Chat templates show earlier turns in a different form than the model wrote them (thinking is
+dropped), so only a row per turn trains on what serving sees (TBSS appendix D). Passages, prompts
+and corrections carry no loss, and turns that were corrected have no row.
 """
 
 from collections import Counter
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
-from executor_sft.command import POSITIONAL, StepOptions, show
+from executor_sft.command import POSITIONAL, Count, StepOptions, show
 from executor_sft.filter import RESULT as SAMPLES
 from executor_sft.filter import FilteredSample, Stratum
 from executor_sft.jsonl import read_jsonl
@@ -39,10 +38,10 @@ from serving.json_lines import write_json_lines
 
 RESULT = "rows.jsonl"
 NEEDED = ("transformers",)
-"""Modules that are loaded late, so that `--help` can do without."""
+"""Modules that are imported late, so that `--help` works without them."""
 NO_LOSS = -100
 LEARNT = ("search", "report", "dispatch", "stop")
-"""The turns that have a row."""
+"""Kinds of turns that have a row."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -52,7 +51,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "generation_config.json",
 )
-"""Those of a model's folder that decide about token ids, as far as they are there."""
+"""Files of a model's folder that determine token ids; some may be missing."""
 _THOUGHT = "</think>"
 _TURN = "what was said"
 
@@ -60,49 +59,49 @@ _TURN = "what was said"
 class Options(StepOptions, frozen=True, kw_only=True):
     """Options of the step."""
 
-    filtered: Annotated[Path, POSITIONAL, Meta(description="the folder of `rolegate sft filter`")]
-    model: Annotated[Path, Meta(description="the student's folder, with its tokenizer")]
-    role: Annotated[Literal["execution", "delegation"], Meta(description="whose turns")] = (
-        "execution"
-    )
-    max_length: Annotated[
-        int, Meta(ge=1, description="tokens of a row; one that is longer is an error")
-    ] = 4096
-    thinking: (
-        Annotated[bool, Meta(description="true or false, as of that role in the config")] | None
-    ) = None
-    system_role: Annotated[bool, Meta(description="the same")] = True
+    filtered: Annotated[Path, POSITIONAL]
+    """the folder of `rolegate sft filter`"""
+    model: Path
+    """the student's folder, with its tokenizer"""
+    role: Literal["execution", "delegation"] = "execution"
+    """role whose turns are learnt"""
+    max_length: Count = 4096
+    """max tokens of a row; a longer one is an error"""
+    thinking: bool | None = None
+    """true or false, as set for the role in the config"""
+    system_role: bool = True
+    """true or false, as set for the role in the config"""
 
 
 class TrainingRow(msgspec.Struct, frozen=True):
-    """A prompt that the engine shows the model, and the turn that the model is to write."""
+    """A prompt as the engine shows it to the model, and the turn that the model learns to write."""
 
     input_ids: tuple[int, ...]
     """Token ids of the conversation before the turn, exactly as the serving engine sees it, and of
-    the turn, its end included.
+    the turn with its end.
     """
     labels: tuple[int, ...]
-    """Those of the turn, after -100 for each token before it, which carries no loss."""
+    """Token ids of the turn, after a -100 (no loss) for each token before it."""
     assistant_masks: tuple[int, ...]
     """1 for each token of the turn, 0 before it."""
     attention_mask: tuple[int, ...]
     """All ones."""
     messages: tuple[dict[str, str | bool], ...]
-    """The same as text: each with `role`, `content`, and `train`, which is true of the last
-    one, the turn.
+    """Conversation and turn as text: `role`, `content`, and `train`, which is true for the
+    turn.
     """
     turn: int
-    """The number of the turn in its trajectory, from 0."""
+    """Number of the turn in its trajectory, from 0."""
     trajectory: int
-    """The number of its trajectory among the filtered ones, from 0."""
+    """Number of the trajectory among the filtered ones, from 0."""
     stratum: Stratum
     question_id: str
     as_returned: bool = False
-    """These are the very tokens that the engine returned; else the text was tokenised again."""
+    """True if the engine returned these tokens; False if the text was tokenized."""
 
     def __post_init__(self) -> None:
         if not self.completion_ids or len(self.input_ids) != len(self.labels):
-            raise ValueError("nothing to learn, or labels for other tokens")
+            raise ValueError("no completion, or labels of another length than input_ids")
 
     @property
     def completion_ids(self) -> tuple[int, ...]:
@@ -111,7 +110,7 @@ class TrainingRow(msgspec.Struct, frozen=True):
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """Token ids before it."""
+        """Token ids before the turn."""
         return self.input_ids[: -len(self.completion_ids)]
 
 
@@ -120,18 +119,20 @@ class _Generation(msgspec.Struct):
 
 
 class ServedTokens:
-    """Tokens of a conversation as vLLM makes them for `/v1/chat/completions`."""
+    """Tokenizes conversations as vLLM does for `/v1/chat/completions`."""
 
     def __init__(
         self, model: Path, *, thinking: bool | None = None, system_role: bool = True
     ) -> None:
-        """`model`: its folder. The others: as of the role that serves. Raises `BadConfig`."""
+        """Load the tokenizer of the folder `model`. `thinking`, `system_role`: as set for the
+        role that serves. Raises `BadConfig`.
+        """
         from transformers import AutoTokenizer
 
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise BadConfig(f"{model}: holds no tokenizer that can be loaded ({error}).") from None
+            raise BadConfig(f"{model}: its tokenizer cannot be loaded ({error}).") from None
         if self._tokenizer.chat_template is None:
             raise BadConfig(
                 f"{model}: its tokenizer has no chat template; add chat_template.jinja."
@@ -142,36 +143,30 @@ class ServedTokens:
         self._thinks = "<think>" in self._tokenizer.chat_template if thinking is None else thinking
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt that the engine reads before it writes the next turn."""
+        """Return the prompt that the engine reads before it writes the next turn."""
         return tuple(self._rendered(messages, tokenize=True, add_generation_prompt=True))
 
     def completion(self, output: Completion) -> tuple[int, ...]:
-        """The tokens that the engine is to write: the turn up to its last tag, and the template's
-        end of turn.
+        """Return the tokens of a turn: its text up to the last tag, and the template's end of turn.
 
-        Reasoning stands in a thinking block where the role thinks, and is left out where it does
-        not.
+        Reasoning becomes a thinking block if the role thinks, and is left out if not.
         """
-        return (
-            tuple(self._tokenizer.encode(self._written(output), add_special_tokens=False))
-            + self._end
-        )
+        written = self._tokenizer.encode(self._written(output), add_special_tokens=False)
+        return tuple(written) + self._end
 
     def row(self, messages: Sequence[Message], output: Completion) -> tuple[TokenIds, bool]:
-        """The tokens of prompt and turn; whether they are those that the engine returned, which
-        they are where these are the same text, in whichever tokens: it may have told none, or those
-        of another model.
+        """Return the tokens of prompt and turn, and whether the engine returned them.
+
+        The engine's tokens are taken only if they decode to the expected text: it may have
+        returned none, or those of another model.
         """
         made = TokenIds(self.prompt(messages), self.completion(output))
-        told = output.tokens
-        if told is msgspec.UNSET:
+        if output.tokens is msgspec.UNSET:
             return made, False
-        ended = (
-            told.completion
-            if told.completion[-1:] == self._end[-1:]
-            else told.completion + self._end
-        )
-        returned = TokenIds(told.prompt, ended)
+        completion = output.tokens.completion
+        if completion[-1:] != self._end[-1:]:
+            completion += self._end
+        returned = TokenIds(output.tokens.prompt, completion)
         same = self._texts(returned) == self._texts(made)
         return (returned, True) if same else (made, False)
 
@@ -179,18 +174,18 @@ class ServedTokens:
         return [self._tokenizer.decode(list(ids)) for ids in (tokens.prompt, tokens.completion)]
 
     def _written(self, output: Completion) -> str:
-        thought, closed, said = output.text.rpartition(_THOUGHT)
-        said, _ = end_at_stop(said, STOP, "stop", None)
+        thought, closed, reply = output.text.rpartition(_THOUGHT)
+        reply, _ = end_at_stop(reply, STOP, "stop", None)
         if not self._thinks:
-            return said.lstrip() if closed else said
+            return reply.lstrip() if closed else reply
         if closed or not output.reasoning.strip():
-            return thought + closed + said
+            return thought + closed + reply
         opening = "" if self._thinking_is_open else "<think>\n"
-        return f"{opening}{output.reasoning.strip()}\n{_THOUGHT}\n\n{said.lstrip()}"
+        return f"{opening}{output.reasoning.strip()}\n{_THOUGHT}\n\n{reply.lstrip()}"
 
     @cached_property
     def _thinking_is_open(self) -> bool:
-        """True where the template itself begins the thinking block."""
+        """True if the template itself opens the thinking block."""
         prompt: str = self._rendered(
             [Message("user", _TURN)], tokenize=False, add_generation_prompt=True
         )
@@ -201,20 +196,16 @@ class ServedTokens:
         """The tokens that the template puts after a turn, up to the one at which the engine
         stops.
         """
-        said = [Message("user", "?"), Message("assistant", _TURN)]
-        after = self._rendered(said, tokenize=False).rpartition(_TURN)[2]
+        dialogue = [Message("user", "?"), Message("assistant", _TURN)]
+        after = self._rendered(dialogue, tokenize=False).rpartition(_TURN)[2]
         ids = self._tokenizer.encode(after, add_special_tokens=False)
+        stops = {self._tokenizer.eos_token_id}
         path = self._model / "generation_config.json"
-        named = (
-            msgspec.json.decode(path.read_bytes(), type=_Generation).eos_token_id
-            if path.exists()
-            else None
-        )
-        ends = {self._tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {
-            None
-        }
+        if path.exists():
+            named = msgspec.json.decode(path.read_bytes(), type=_Generation).eos_token_id
+            stops.update(named if isinstance(named, list) else [named])
         for place, token in enumerate(ids):
-            if token in ends:
+            if token in stops:
                 return tuple(ids[: place + 1])
         raise BadConfig(
             f"{self._model}: its chat template ends turns with {after!r}, at which no engine stops."
@@ -227,11 +218,9 @@ class ServedTokens:
 
 
 def run(options: Options) -> int:
-    """Run the step; the exit status."""
+    """Run the step and return the exit status."""
     need("sft", *NEEDED)
-    settings = {
-        name: getattr(options, name) for name in ("role", "max_length", "thinking", "system_role")
-    }
+    settings = options.settings("role", "max_length", "thinking", "system_role")
     inputs = {"filtered": options.filtered, **tokenizer_files(options.model)}
     step = Step.begin(options.out, "dataset", inputs, settings)
     if (manifest := step.finished) is None:
@@ -239,8 +228,9 @@ def run(options: Options) -> int:
             options.model, thinking=options.thinking, system_role=options.system_role
         )
         kind = Execution if options.role == "execution" else Conversation
+        samples = read_samples(options.filtered)
         rows, turns = rows_of(
-            (one for one in read_samples(options.filtered) if isinstance(one.work, kind)), tokens
+            (sample for sample in samples if isinstance(sample.work, kind)), tokens
         )
         _check(rows, turns, options.max_length)
         write_json_lines(options.out / RESULT, rows)
@@ -259,28 +249,28 @@ def run(options: Options) -> int:
 
 
 def tokenizer_files(model: Path) -> dict[str, Path]:
-    """The files in a model's folder that decide about token ids, by name. Raises `BadConfig`
-    where there is none.
+    """Return the files of a model's folder that determine token ids, by name. Raises `BadConfig`
+    without a tokenizer.
     """
     files = {name: model / name for name in TOKENIZER_FILES if (model / name).is_file()}
     if "tokenizer_config.json" not in files:
         raise BadConfig(
-            f"{model}: holds no tokenizer; name the folder of a model, with its "
+            f"{model}: has no tokenizer; name the folder of a model, with its "
             "tokenizer_config.json."
         )
     return files
 
 
 def read_samples(path: Path) -> Iterator[FilteredSample]:
-    """The lines of a `filtered.jsonl`, or of the one in a folder. Raises `BadConfig` naming a
-    line that is not one.
+    """Yield the lines of a `filtered.jsonl`, or of the one in a folder. Raises `BadConfig` for an
+    invalid line.
     """
     advice = "name the folder of `rolegate sft filter`"
     return (sample for _, sample in read_jsonl(path, FilteredSample, advice, SAMPLES))
 
 
 def read_rows(path: Path) -> list[TrainingRow]:
-    """The rows in order. Raises `BadConfig` for a line that is none, and where there is none."""
+    """Return the rows in order. Raises `BadConfig` for an invalid line, and for an empty file."""
     rows = [row for _, row in read_jsonl(path, TrainingRow, "make the data set again")]
     if not rows:
         raise BadConfig(f"{path}: has no rows; make the data set again.")
@@ -290,57 +280,64 @@ def read_rows(path: Path) -> list[TrainingRow]:
 def rows_of(
     samples: Iterable[FilteredSample], tokens: ServedTokens
 ) -> tuple[list[TrainingRow], Counter[str]]:
-    """A row for each turn in `LEARNT`, and the counts of all turns, those without a row by the
-    reason.
+    """Return a row for each turn whose kind is in `LEARNT`, and the number of turns by kind, or by
+    the reason why they have no row.
     """
     rows: list[TrainingRow] = []
     turns: Counter[str] = Counter()
     for number, sample in enumerate(samples):
         work = sample.work
-        executes = partial(_kind, parse_table_turn if sample.ask else parse_turn)
-        conversation, kind_of = (
-            (work, _decision) if isinstance(work, Conversation) else (work.conversation, executes)
-        )
+        if isinstance(work, Conversation):
+            conversation = work
+            kind_of = _decision
+        else:
+            conversation = work.conversation
+            kind_of = partial(_kind, parse_table_turn if sample.ask else parse_turn)
         for turn, (messages, output, reply) in enumerate(_turns(conversation)):
             kind = "cut off" if output.finish_reason == "length" else kind_of(output, reply)
             if kind in LEARNT and isinstance(work, Execution) and not _as_served(work, turn):
                 kind = "shown passages that the trace lost"
-            if kind in LEARNT:
-                ids, returned = tokens.row(messages, output)
-                said = [{**msgspec.structs.asdict(message), "train": False} for message in messages]
-                written, _ = end_at_stop(output.text, STOP, "stop", None)
-                said.append({"role": "assistant", "content": written, "train": True})
-                about = turn, number, sample.stratum, sample.question_id, returned
-                rows.append(training_row(ids, said, *about))
             turns[kind] += 1
+            if kind not in LEARNT:
+                continue
+            ids, returned = tokens.row(messages, output)
+            shown = [{**msgspec.structs.asdict(message), "train": False} for message in messages]
+            written, _ = end_at_stop(output.text, STOP, "stop", None)
+            shown.append({"role": "assistant", "content": written, "train": True})
+            origin = turn, number, sample.stratum, sample.question_id, returned
+            rows.append(training_row(ids, shown, *origin))
     return rows, turns
 
 
 def training_row(
-    ids: TokenIds, messages: Sequence[dict[str, str | bool]], *about: Any
+    ids: TokenIds, messages: Sequence[dict[str, str | bool]], *origin: Any
 ) -> TrainingRow:
-    """The row of a prompt and a turn. `about`: its further fields, from `turn` on."""
+    """Return the row of a prompt and a turn. `origin`: its further fields, from `turn` on."""
     before = len(ids.prompt)
     turn = len(ids.completion)
-    labels = (NO_LOSS,) * before + ids.completion
-    masks = (0,) * before + (1,) * turn
     return TrainingRow(
-        ids.prompt + ids.completion, labels, masks, (1,) * (before + turn), tuple(messages), *about
+        ids.prompt + ids.completion,
+        (NO_LOSS,) * before + ids.completion,
+        (0,) * before + (1,) * turn,
+        (1,) * (before + turn),
+        tuple(messages),
+        *origin,
     )
 
 
 def _turns(
     conversation: Conversation,
 ) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:
-    """The messages before each of the model's turns, the turn, and the reply to it."""
+    """Yield each turn of the model, with the messages before it and the reply to it."""
     messages = conversation.messages
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
     for place, output in zip(places, conversation.outputs, strict=True):
-        yield messages[:place], output, messages[place + 1] if place + 1 < len(messages) else None
+        reply = next(iter(messages[place + 1 :]), None)
+        yield messages[:place], output, reply
 
 
 def _kind(parse: Callable[[str], ExecutionTurn], output: Completion, reply: Message | None) -> str:
-    """`search` or `report`, or the reason why an executor's turn is not to be learnt."""
+    """Return `search` or `report`, or the reason why an executor's turn is not learnt."""
     match parse(output.text):
         case SearchTurn() if reply is not None and reply.content.startswith("<documents>"):
             return "search"
@@ -353,7 +350,7 @@ def _kind(parse: Callable[[str], ExecutionTurn], output: Completion, reply: Mess
 
 
 def _decision(output: Completion, reply: Message | None) -> str:
-    """`dispatch` or `stop`, or the reason why a delegator's turn is not to be learnt."""
+    """Return `dispatch` or `stop`, or the reason why a delegator's turn is not learnt."""
     match parse_decision(output.text, limit=1):
         case Dispatch() if reply is not None and reply.content.startswith("<search_results>"):
             return "dispatch"
@@ -366,8 +363,8 @@ def _decision(output: Completion, reply: Message | None) -> str:
 
 
 def _as_served(execution: Execution, turn: int) -> bool:
-    """True where the trace shows all that the model saw in a turn: passages that gave way later
-    are missing from it.
+    """Return True if the trace has all that the model saw in a turn; passages that were dropped
+    later are missing from it.
     """
     whole = not any(search.dropped_passages for search in execution.searches)
     return whole or turn in (0, len(execution.conversation.outputs) - 1)
@@ -377,13 +374,11 @@ def _check(rows: Sequence[TrainingRow], turns: Counter[str], max_length: int) ->
     if not rows:
         raise BadConfig(
             "Nothing to learn: no turn that passed the filter searched or reported "
-            f"(turns: {dict(turns)}); look at "
-            "the tables of `rolegate sft filter`."
+            f"(turns: {dict(turns)}); look at the tables of `rolegate sft filter`."
         )
     if long := [len(row.input_ids) for row in rows if len(row.input_ids) > max_length]:
         raise BadConfig(
-            f"{len(long)} of {len(rows)} rows are longer than {max_length} tokens, the "
-            f"longest has {max(long)}; raise "
-            "--max-length, or show fewer or shorter passages. Nothing is cut: that would "
-            "lose the report."
+            f"{len(long)} of {len(rows)} rows are longer than {max_length} tokens, the longest has "
+            f"{max(long)}; raise --max-length, or show fewer or shorter passages. Rows are never "
+            "cut, as they would lose the report."
         )

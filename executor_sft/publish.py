@@ -1,10 +1,9 @@
-"""`rolegate sft publish`: make an immutable version of what was trained, and hand it to a running
-gateway.
+"""`rolegate sft publish`: make an immutable version of a trained adapter or model.
 
-The version (executor-000001, …) goes into the config's `versions.folder`, with a manifest that says
-what it was made of and the SHA-256 of every file. With --address, the gateway there checks it,
-loads it into its running engine and puts it on record; --traffic shadow then lets it work beside
-the active version. Without --address, nothing but the folder is written, and `rolegate versions
+The version (executor-000001, …) is written to the config's `versions.folder`, with a manifest of
+what it was made of and the SHA-256 of every file. With --address, the gateway checks the version,
+loads it into its running engine and registers it; with --traffic shadow, the version then works
+alongside the active one. Without --address, only the folder is written, and `rolegate versions
 register` does the rest. With --push, any running vLLM or SGLang loads the adapter.
 """
 
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 from rolegate.client import Client
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
@@ -36,51 +34,43 @@ _ADVICE = "name the evaluation.json of `rolegate sft evaluate`"
 
 
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options that lead to a running gateway; the key is that of the environment variable
+    """Options to reach a running gateway; the key is in the environment variable
     ROLEGATE_API_KEY.
     """
 
     config: Path
-    address: (
-        Annotated[str, Meta(description="HOST:PORT of a running gateway, to take it in")] | None
-    ) = None
-    ca: (
-        Annotated[Path, Meta(description="encrypt; who signed the gateway's certificate (PEM)")]
-        | None
-    ) = None
-    certificate: (
-        Annotated[Path, Meta(description="your own, where the gateway wants one (PEM)")] | None
-    ) = None
-    key: Annotated[Path, Meta(description="that belongs to --certificate (PEM)")] | None = None
+    address: str | None = None
+    """HOST:PORT of the gateway that loads the version"""
+    ca: Path | None = None
+    """encrypt; CA certificate file (PEM)"""
+    certificate: Path | None = None
+    """client certificate, if the gateway requires one (PEM)"""
+    key: Path | None = None
+    """key of --certificate (PEM)"""
 
 
 class Options(GatewayOptions, frozen=True, kw_only=True):
     """Options of the command."""
 
-    trained: Annotated[Path, POSITIONAL, Meta(description="the folder of `rolegate sft train`")]
-    evaluation: (
-        Annotated[Path, Meta(description="evaluation.json of `rolegate sft evaluate`")] | None
-    ) = None
-    push: (
-        Annotated[
-            str, Meta(description="base URL of a vLLM or SGLang that is to load it, as http://…/v1")
-        ]
-        | None
-    ) = None
-    traffic: Annotated[Literal["none", "shadow"], Meta(description="work that it gets there")] = (
-        "none"
-    )
+    trained: Annotated[Path, POSITIONAL]
+    """the folder of `rolegate sft train`"""
+    evaluation: Path | None = None
+    """evaluation.json of `rolegate sft evaluate`"""
+    push: str | None = None
+    """base URL of a vLLM or SGLang that loads the adapter, as http://…/v1"""
+    traffic: Literal["none", "shadow"] = "none"
+    """traffic of the version on the gateway"""
 
 
 def run(options: Options) -> int:
-    """Publish, and register where that is asked for; the exit status."""
+    """Publish, register if requested, and return the exit status."""
     version = publish(options.trained, load_config(options.config), options.evaluation)
     print(f"{version}: published")
     if options.push is not None:
         asyncio.run(_push(version, options.push))
         print(
-            f"{version.name}: loaded at {options.push}; ask for model {version.name}, of "
-            f"SGLang for BASE:{version.name}"
+            f"{version.name}: loaded at {options.push}; request the model {version.name}, with "
+            f"SGLang BASE:{version.name}"
         )
     if options.address is None:
         print(f"to register it with a running gateway: rolegate versions register {version.name}")
@@ -90,11 +80,11 @@ def run(options: Options) -> int:
 
 
 def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Path:
-    """The folder of the new version, or of the one that holds the same files already: where the
-    command was interrupted later on.
+    """Return the folder of the new version, or of an existing one with the same files, as after an
+    interrupted command.
 
-    Raises `BadVersion` where what was trained is damaged, or does not fit the engine of the
-    executor; `BadConfig` where it is not there.
+    Raises `BadVersion` if a trained file is damaged, or does not fit the executor's engine, and
+    `BadConfig` if the training is not finished.
     """
     manifest = read_manifest(trained)
     files = {}
@@ -102,14 +92,13 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
         if name.startswith(f"{MODEL}/"):
             if digest_of(trained / name) != digest:
                 raise BadVersion(
-                    f"{trained / name}: is not what was trained; train it again into "
-                    "another folder."
+                    f"{trained / name}: was changed since; train again into another folder."
                 )
             files[name.removeprefix(f"{MODEL}/")] = digest
     recipe = manifest.origin.settings
     figures = manifest.figures
     rank = recipe["rank"] if figures["kind"] == "adapter" else None
-    check_engine(f"{trained}", config, figures["base_sha256"], rank)
+    check_engine(str(trained), config, figures["base_sha256"], rank)
     folder = Path(config.versions.folder)
     for path in sorted(folder.glob(f"executor-*/{MANIFEST}")):
         with suppress(BadVersion):
@@ -133,9 +122,11 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
 
 
 def check_engine(what: str, config: Config, trained_on: str, rank: int | None) -> None:
-    """Raise `BadVersion`, naming `what`, where an engine of ours serves another model than the one
-    that was trained on (its SHA-256), or takes no adapters of this rank; other engines' models are
-    not known.
+    """Raise `BadVersion`, beginning with `what`, if the executor's engine serves another model, or
+    does not take adapters of this rank.
+
+    `trained_on`: SHA-256 of the base model. `rank`: None for whole weights. Models of other
+    engines are not checked.
     """
     name = config.roles.execution.engine
     if name is None:
@@ -144,38 +135,33 @@ def check_engine(what: str, config: Config, trained_on: str, rank: int | None) -
     served = base_sha256(Path(engine.path))
     if served and served != trained_on:
         raise BadVersion(
-            f"{what}: is trained on another model than engines.{name} serves "
-            f"({engine.path}); name the config that "
-            "serves it, or train on that one."
+            f"{what}: the base model is not the one that engines.{name} serves ({engine.path}); "
+            "name the config that serves it, or train on that one."
         )
     if rank is not None and rank > (engine.adapter_rank or 0):
         raise BadVersion(
-            f"{what}: makes an adapter of rank {rank}; set engines.{name}.adapter_rank = "
-            f"{rank} or more."
+            f"{what}: the adapter has rank {rank}; set engines.{name}.adapter_rank to {rank} or "
+            "more."
         )
 
 
 async def _push(folder: Path, base_url: str) -> None:
-    """Load an adapter into a running engine, which sees the same folder. Raises `BadVersion`,
-    `UpstreamUnavailable`.
+    """Load an adapter into a running engine, which must see the same folder. Raises `BadVersion`
+    and `UpstreamUnavailable`.
     """
     async with upstream_session() as session:
         await Adapters(session, base_url).load(folder.name, folder.resolve())
 
 
 def _register(client: Client, folder: Path, options: Options) -> int:
-    """Register the version, and give it traffic unless the gateway's gate has decided on it
-    before.
-    """
+    """Register the version, and give it traffic unless the gate has already decided on it."""
     name = folder.name
-    known = next(
-        (one for one in client.versions() if one.version == name), None
-    ) or client.register_version(name)
+    versions = {version.version: version for version in client.versions()}
+    known = versions.get(name) or client.register_version(name)
     if msgspec.json.decode(known.manifest_json, type=VersionManifest) != verified(folder):
         raise BadVersion(
-            f"{folder}: the gateway at {options.address} knows another version of that "
-            "name, from another folder; give "
-            "versions.folder the one that it has."
+            f"{folder}: the gateway at {options.address} has another version of that name; set "
+            "versions.folder to the gateway's folder."
         )
     print(f"{name}: registered at {options.address}")
     if (
@@ -183,5 +169,5 @@ def _register(client: Client, folder: Path, options: Options) -> int:
         and known.state == ExecutorVersionState.EXECUTOR_VERSION_STATE_REGISTERED
     ):
         client.set_version_traffic(name, "shadow")
-        print(f"{name}: works as shadow; `rolegate versions list` shows how it does")
+        print(f"{name}: works as a shadow; `rolegate versions list` shows its results")
     return 0

@@ -1,20 +1,18 @@
-"""`rolegate sft retrain`: from logged runs to a version that works as shadow, in one command.
+"""`rolegate sft retrain`: run all steps, from logged runs to a version that works as a shadow.
 
-mine → filter → dataset → train → evaluate → publish, each in a folder of its own under --work.
-Where a step says no, it stops there and says why; started again, it goes on from there, and nothing
-is paid for twice. What becomes of the version then is up to the gateway's gate (`rolegate versions
-decisions`).
+mine → filter → dataset → train → evaluate → publish, each in its own folder under --work. If a step
+fails, the command stops there and says why. Started again, it resumes there, and no model call is
+paid for twice. The gateway's gate then decides about the version (`rolegate versions decisions`).
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 from rolegate.client.requests import ADDRESS
 
 from executor_sft import dataset, evaluate, mine, publish, train
+from executor_sft.command import Count
 from executor_sft.filter import Options as FilterOptions
 from executor_sft.filter import run as run_filter
 from executor_sft.questions import read_questions
@@ -32,32 +30,30 @@ from serving.terminal import complain
 class Options(publish.GatewayOptions, frozen=True, kw_only=True):
     """Options of the command."""
 
-    address: Annotated[str, Meta(description="HOST:PORT of the gateway")] = ADDRESS
-    work: Annotated[Path, Meta(description="where the steps' folders go")]
-    evaluation: Annotated[Path, Meta(description="held-out questions, JSON lines")]
-    model: (
-        Annotated[Path, Meta(description="the student's weights; without it, its engine's")] | None
-    ) = None
-    recipe: Annotated[
-        str, Meta(description="of the training, or a file; mini is for the demo's model")
-    ] = "mini"
-    mix: Annotated[str, Meta(description="STRATUM=N,…, as of `rolegate sft filter`")] = ""
-    least: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="trajectories to learn from; 500 logged questions of the demo gave 1,298",
-        ),
-    ] = 100
-    rollouts: Annotated[int, Meta(ge=1, description="of each held-out question")] = 1
-    concurrency: Annotated[int, Meta(ge=1, description="questions in flight")] = 8
-    yes: Annotated[
-        bool, Meta(description="do not ask whether re-running may cost what it does")
-    ] = False
+    address: str = ADDRESS
+    """HOST:PORT of the gateway"""
+    work: Path
+    """where the steps' folders go"""
+    evaluation: Path
+    """held-out questions, JSON lines"""
+    model: Path | None = None
+    """the student's weights (default: its engine's)"""
+    recipe: str = "mini"
+    """recipe of the training, or a file; mini is for the demo's model"""
+    mix: str = ""
+    """STRATUM=N,…, as of `rolegate sft filter`"""
+    least: Count = 100
+    """min trajectories to learn from; 500 logged questions of the demo gave 1,298"""
+    rollouts: Count = 1
+    """answers to each held-out question"""
+    concurrency: Count = 8
+    """questions in flight"""
+    yes: bool = False
+    """do not ask to confirm the cost"""
 
 
 def run(options: Options) -> int:
-    """Run all steps; the exit status."""
+    """Run all steps and return the exit status."""
     config = load_config(options.config)
     engine = config.roles.execution.engine
     student = options.model or Path(
@@ -66,23 +62,20 @@ def run(options: Options) -> int:
     _check(options, config, student)
     for name, status, reason in _steps(options, config, student):
         if status or reason:
-            why = f"it ended with status {status}." if status else reason
+            why = f"exit status {status}." if status else reason
             complain(f"rolegate sft retrain: stopped at {name}: {why}")
             return 1
     return 0
 
 
 def _check(options: Options, config: Config, student: Path) -> None:
-    """Raise `BadConfig` or `BadVersion` for what would stop a later step, before anything is
-    spent.
-    """
+    """Raise `BadConfig` or `BadVersion` for what would stop a later step, before any cost."""
     need("sft", *dataset.NEEDED, *train.NEEDED)
     recipe = load_recipe(options.recipe)
     if recipe.method != "lora":
         raise BadConfig(
-            f"--recipe {options.recipe}: trains all weights, and an engine that runs "
-            "takes in adapters only; name one "
-            'with method = "lora", or run the steps one by one.'
+            f"--recipe {options.recipe}: trains all weights, but a running engine loads adapters "
+            'only; name a recipe with method = "lora", or run the steps one by one.'
         )
     dataset.tokenizer_files(student)
     what = f"--recipe {options.recipe} with {student}"
@@ -91,8 +84,8 @@ def _check(options: Options, config: Config, student: Path) -> None:
 
 
 def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[str, int, str]]:
-    """Run the steps one after the other: name and status of each, and another reason not to go
-    on, if there is one.
+    """Run the steps in order, and yield the name, status, and any other reason to stop of
+    each.
     """
     work = options.work
     role = config.roles.execution
@@ -112,8 +105,8 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     status = run_filter(filtering)
     samples = read_manifest(filtered).figures["samples"]
     too_few = (
-        f"{samples} trajectories are worth learning from, and --least wants {options.least}; "
-        "log more questions."
+        f"only {samples} trajectories passed the filter, and --least is {options.least}; log more "
+        "questions."
     )
     yield "filter", status, too_few if samples < options.least else ""
     data = dataset.Options(
@@ -139,7 +132,7 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     figures = msgspec.convert(read_manifest(evaluation.out).figures, evaluate.Evaluation)
     gain = figures.comparisons[0].exact_match
     worse = (
-        f"it is worse than the executor before it: exact match {gain.mean:+.3f}, at best "
+        f"the new executor is worse than the old one: exact match {gain.mean:+.3f}, at best "
         f"{gain.high:+.3f}."
     )
     yield "evaluate", status, worse if gain.high < 0 else ""

@@ -371,7 +371,7 @@ def test_no_row_is_cut(tmp_path: Path) -> None:
     [
         ([], [], r"Nothing to learn.*turns: \{"),
         ([executed("?", "?", "?")], [], r"Nothing to learn.*turns: \{'malformed': 3"),
-        ([executed(*ONE)], ["--model", "nowhere"], "nowhere: holds no tokenizer"),
+        ([executed(*ONE)], ["--model", "nowhere"], "nowhere: has no tokenizer"),
     ],
 )
 def test_no_data_set_is_made_of_what_cannot_be_learnt(

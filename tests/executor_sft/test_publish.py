@@ -129,22 +129,22 @@ def test_the_same_training_is_published_once(config: Path, trained: Path, tmp_pa
         (
             "base/model.safetensors",
             "another",
-            r"is trained on another model than engines\.executor serves",
+            r"is not the one that engines\.executor serves",
         ),
         (
             "rolegate.toml",
             CONFIG.replace("adapter_rank = 32", ""),
-            r"set engines\.executor\.adapter_rank = 32",
+            r"set engines\.executor\.adapter_rank to 32",
         ),
         (
             "rolegate.toml",
             CONFIG.replace("= 32", "= 16"),
-            r"set engines\.executor\.adapter_rank = 32",
+            r"set engines\.executor\.adapter_rank to 32",
         ),
         (
             "trained/model/adapter_model.safetensors",
             "another",
-            r"safetensors: is not what was trained",
+            r"safetensors: was changed since",
         ),
         ("trained/manifest.json", None, r"has no manifest\.json"),
     ],
@@ -247,7 +247,7 @@ async def test_a_name_that_stands_for_another_version_there_is_refused(
     shutil.rmtree(tmp_path / "versions")
     (trained.parent / "evaluation.json").write_text("{}")
     command += ["--evaluation", str(trained.parent / "evaluation.json")]
-    with pytest.raises(BadVersion, match=r"knows another version of that name"):
+    with pytest.raises(BadVersion, match=r"has another version of that name"):
         await asyncio.to_thread(run, command)
 
 

@@ -24,10 +24,10 @@ from tests.executor_sft.traces import MINI, ONE, RIGHT, rollout, sample, write_l
             "paper-qwen3-1.7b",
             str(MINI),
             {"question": "Who?", "answer": "Me"},
-            "takes in adapters only",
+            "loads adapters only",
         ),
         ("nobody", str(MINI), {"question": "Who?", "answer": "Me"}, "recipe nobody: is not there"),
-        ("mini", "nowhere", {"question": "Who?", "answer": "Me"}, "nowhere: holds no tokenizer"),
+        ("mini", "nowhere", {"question": "Who?", "answer": "Me"}, "nowhere: has no tokenizer"),
         ("mini", str(MINI), {"question": "Who?"}, "held_out.jsonl:1: no right answer"),
     ],
 )
@@ -80,7 +80,7 @@ def test_each_step_gets_what_the_config_says(tmp_path: Path) -> None:
     write_json(mined.out / "selection.json", mine.Selection([], mine.Counts()))
     step.finish({}, ["rollouts.jsonl"])
     steps = islice(retrain._steps(options, served, MINI), 3)
-    too_few = "2 trajectories are worth learning from, and --least wants 3; log more questions."
+    too_few = "only 2 trajectories passed the filter, and --least is 3; log more questions."
     assert list(steps) == [("mine", 0, ""), ("filter", 0, too_few), ("dataset", 0, "")]
     settings = read_manifest(work / "data").origin.settings
     assert (settings["thinking"], settings["system_role"]) == (False, False)
