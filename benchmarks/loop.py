@@ -1,10 +1,10 @@
-"""The whole loop, from logged traffic to a better executor in service, on a mini world whose names
-no model has seen.
+"""The whole training loop, from logged traffic to a better executor in production, on a mini world
+whose names no model has seen.
 
-The untuned executor serves behind a gateway over gRPC; clients ask and tell the right answers
-afterwards. `rolegate sft retrain` makes a version of that, which works as shadow; the gate takes it
-to canary and to active while clients keep asking. Then a degraded version is let in as a canary,
-and the gate takes it out again.
+A gateway serves the untuned executor; clients ask questions and send the right answers as feedback.
+`rolegate sft retrain` trains a version from this traffic, which starts as shadow; the gate promotes
+it to canary and to active while clients keep asking. Then a degraded version starts as canary, and
+the gate rolls it back.
 """
 
 import asyncio
@@ -43,62 +43,63 @@ from serving.terminal import complain
 
 Stage = Literal["before", "logged", "swap", "after", "degraded"]
 ENDED = ("EXECUTOR_VERSION_STATE_ACTIVE", "EXECUTOR_VERSION_STATE_ROLLED_BACK")
-"""States of a version that the gate has decided on."""
+"""States of a version after the gate's decision."""
 _WEIGHTS = "adapter_model.safetensors"
 _LAST_TRIALS_S = 10.0
-"""Time for the last trials after the last answer."""
+"""Time that the gate gets for its last trials after the last answer."""
 _CANARY_SHARE = 0.5
-"""Of the questions; with the default, three fifths of them would be no trial."""
+"""Share of questions. With the default, three fifths of the questions would not be trials."""
 _NOISE = 2
-"""Noise over the weights themselves, by their standard deviations. Once, the mini executor is as
-good as before; twice, three quarters of its turns are right; three times, none is.
+"""Standard deviation of the noise, relative to that of the weights. At 1 the mini executor is as
+good as before, at 2 three quarters of its turns are right, at 3 none.
 """
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the benchmark."""
 
-    seed: Annotated[int, Meta(description="of the world")] = 31
-    questions: Annotated[int, Meta(ge=1, description="logged ones")] = 500
-    held_out: Annotated[int, Meta(ge=1, description="for exact match before and after")] = 200
-    most: Annotated[int, Meta(ge=1, description="questions for each trial")] = 1500
-    in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 8
-    recipe: Annotated[str, Meta(description="of the training")] = "mini"
-    work: Annotated[Path, Meta(description="keeps the steps' folders")] | None = None
+    seed: Annotated[int, Meta(description="seed of the world")] = 31
+    questions: Annotated[int, Meta(ge=1, description="questions logged for training")] = 500
+    held_out: Annotated[int, Meta(ge=1, description="questions asked before and after")] = 200
+    most: Annotated[int, Meta(ge=1, description="max questions until the gate decides")] = 1500
+    in_flight: Annotated[int, Meta(ge=1, description="concurrent questions")] = 8
+    recipe: Annotated[str, Meta(description="training recipe")] = "mini"
+    work: Annotated[Path, Meta(description="folder that keeps the steps")] | None = None
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Questions of a stage."""
+    """Results of the questions of a stage."""
 
     stage: Stage
     questions: int
     right: int
     failed: int
-    """Requests that ended in an error."""
+    """Requests that failed."""
     exact_match: float
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Figures of the loop."""
+    """Checks and figures of the loop."""
 
     checks: list[Check]
     asked: list[Asked]
     steps_s: dict[str, float]
-    """Seconds of each step of `retrain`."""
+    """Seconds by step of `retrain`."""
     decisions: dict[str, list[dict[str, object]]]
-    """By version."""
+    """Decisions of the gate, by version."""
 
 
 class Asking:
-    """Clients that ask, and tell the right answers."""
+    """Asks questions and sends the right answers as feedback."""
 
-    def __init__(self, client: AsyncClient, at_once: int) -> None:
+    def __init__(self, client: AsyncClient, concurrency: int) -> None:
         self._client = client
-        self._at_once = at_once
+        self._concurrency = concurrency
 
     async def all(self, stage: Stage, questions: Iterable[Question], *, feedback: bool) -> Asked:
-        """Ask all questions of a stage; their sums."""
-        right = failed = 0
+        """Ask all questions of a stage and return their counts."""
+        right = 0
+        failed = 0
 
         async def ask(question: Question) -> None:
             nonlocal right, failed
@@ -109,82 +110,97 @@ class Asking:
                 right += exact_match(answer.answer, [question.answer])
             except GatewayError as error:
                 complain(f"failed: {error}")
-                # Which is a model's own way to be wrong
+                # Malformed output is a wrong answer, not a failed request
                 failed += error.reason != "MALFORMED_OUTPUT"
 
-        count = len(await in_flight(ask, questions, self._at_once, f"questions, {stage}"))
+        count = len(await in_flight(ask, questions, self._concurrency, f"questions, {stage}"))
         return Asked(stage, count, right, failed, right / count if count else 0.0)
 
     async def until_decided(
         self, stage: Stage, version: str, questions: Sequence[Question]
     ) -> tuple[str, Asked]:
-        """Ask until the gate has promoted the version or rolled it back, or all was asked; the
-        version's state.
+        """Ask until the gate has promoted or rolled back the version, or no question is left.
+        Return the version's state and the counts.
         """
-        ended = asyncio.Event()
+        decided = asyncio.Event()
 
         async def watch() -> None:
             while True:
                 if await self._state(version) in ENDED:
-                    ended.set()
+                    decided.set()
                 await asyncio.sleep(1)
 
         async with background_tasks(watch()):
             asked = await self.all(
-                stage, takewhile(lambda _: not ended.is_set(), questions), feedback=True
+                stage, takewhile(lambda _: not decided.is_set(), questions), feedback=True
             )
             with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), _LAST_TRIALS_S)
+                await asyncio.wait_for(decided.wait(), _LAST_TRIALS_S)
         return await self._state(version), asked
 
     async def _state(self, version: str) -> str:
-        (state,) = [one.state for one in await self._client.versions() if one.version == version]
-        return ExecutorVersionState.Name(state)
+        states = {known.version: known.state for known in await self._client.versions()}
+        return ExecutorVersionState.Name(states[version])
 
 
 async def measure(options: Options) -> Figures:
-    """Go through the loop. Raises `RolegateError`."""
-    counts = options.held_out, options.questions, options.most, options.most
+    """Run the loop. Raises `RolegateError`."""
     async with AsyncExitStack() as stack:
         work = stack.enter_context(work_folder(options.work))
-        exported = export(World(options.seed, "test"), work / "world", sum(counts))
-        parts = iter({question.text: question for question in exported}.values())
-        held_out, logged, tried, tried_degraded = (list(islice(parts, count)) for count in counts)
-        rows = [
-            {"id": one.id, "question": one.text, "golden_answers": [one.answer]} for one in held_out
-        ]
-        write_atomically(work / "held_out.jsonl", msgspec.json.Encoder().encode_lines(rows))
+        held_out, logged, tried, tried_degraded = _write_questions(work, options)
         file = work / "rolegate.toml"
         mini = await stack.enter_async_context(mini_deployment(_config(work), teacher=True))
         mini.config(file, versions=work / "versions")
         address = (await stack.enter_async_context(gateway(file))).words[0]
         client = await stack.enter_async_context(AsyncClient(address))
         asking = Asking(client, options.in_flight)
+
         before = await asking.all("before", held_out, feedback=False)
         traffic = await asking.all("logged", logged, feedback=True)
         await _retrain(options, file, address, work)
-        (better,) = [one.version for one in await client.versions() if one.manifest_json]
+        versions = await client.versions()
+        (better,) = [version.version for version in versions if version.manifest_json]
         await client.set_version_traffic(better, "shadow")
         state, swap = await asking.until_decided("swap", better, tried)
         after = await asking.all("after", held_out, feedback=False)
+
         degraded = publish_degraded(work / "versions", better)
         await client.register_version(degraded)
         await client.set_version_traffic(degraded, "canary", _CANARY_SHARE)
         bad_state, bad = await asking.until_decided("degraded", degraded, tried_degraded)
-        decided = [MessageToDict(one) for one in await client.version_decisions()]
+
+        logged_decisions = list(map(MessageToDict, await client.version_decisions()))
         folders = [path.parent for path in sorted((work / "retrain").glob("*/manifest.json"))]
         steps_s = {folder.name: read_manifest(folder).seconds for folder in folders}
+
     asked = [before, traffic, swap, after, bad]
-    failed = sum(one.failed for one in asked)
+    failed = sum(stage.failed for stage in asked)
     checks = [
         Check("no request fails", failed == 0, f"{failed} failed"),
         Check("the better version is promoted", state == ENDED[0], state),
         Check("the degraded version is rolled back", bad_state == ENDED[1], bad_state),
     ]
     decisions = {
-        name: [one for one in decided if one["version"] == name] for name in (better, degraded)
+        name: [decision for decision in logged_decisions if decision["version"] == name]
+        for name in (better, degraded)
     }
     return Figures(checks, asked, steps_s, decisions)
+
+
+def _write_questions(work: Path, options: Options) -> list[list[Question]]:
+    """Write the world and the held-out questions. Return the questions of the stages: held out,
+    logged, and asked while the gate decides, twice.
+    """
+    counts = options.held_out, options.questions, options.most, options.most
+    exported = export(World(options.seed, "test"), work / "world", sum(counts))
+    unique = iter({question.text: question for question in exported}.values())
+    stages = [list(islice(unique, count)) for count in counts]
+    rows = [
+        {"id": question.id, "question": question.text, "golden_answers": [question.answer]}
+        for question in stages[0]
+    ]
+    write_atomically(work / "held_out.jsonl", msgspec.json.Encoder().encode_lines(rows))
+    return stages
 
 
 def _config(work: Path) -> Config:
@@ -196,33 +212,19 @@ def _config(work: Path) -> Config:
 
 
 async def _retrain(options: Options, config: Path, address: str, work: Path) -> None:
-    """Run `rolegate sft retrain` in a process of its own. Raises `RolegateError` where it stops."""
+    """Run `rolegate sft retrain` in a separate process. Raises `RolegateError` if it fails."""
+    given = {
+        "config": config,
+        "work": work / "retrain",
+        "evaluation": work / "held_out.jsonl",
+        "address": address,
+        "recipe": options.recipe,
+        "model": load_config(preset("mini")).engines["executor"].path,
+        "concurrency": options.in_flight,
+    }
     process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "executor_sft",
-            "retrain",
-            "--config",
-            str(config),
-            "--work",
-            str(work / "retrain"),
-        ),
-        *(
-            "--evaluation",
-            str(work / "held_out.jsonl"),
-            "--address",
-            address,
-            "--recipe",
-            options.recipe,
-            "--yes",
-        ),
-        *(
-            "--model",
-            load_config(preset("mini")).engines["executor"].path,
-            "--concurrency",
-            str(options.in_flight),
-        ),
+        *(sys.executable, "-m", "executor_sft", "retrain", "--yes"),
+        *(f"--{name}={value}" for name, value in given.items()),
         stdout=sys.stderr,
     )
     if status := await process.wait():
@@ -230,7 +232,7 @@ async def _retrain(options: Options, config: Path, address: str, work: Path) -> 
 
 
 def publish_degraded(versions: Path, version: str) -> str:
-    """Publish a copy of `version` with noise in its weights; its name."""
+    """Publish a copy of `version` with noise in its weights and return its name."""
     import torch
     from safetensors.torch import load_file, save_file
 

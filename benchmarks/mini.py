@@ -1,8 +1,8 @@
-"""A held-out mini world, asked over gRPC through real vLLM and real retrieval.
+"""Exact match on a held-out mini world, over gRPC, with real vLLM and real retrieval.
 
-Beside the exact match of whole runs stand two ceilings: with the gold decomposition (executor and
-answerer do their part), and with the gold reports (the answerer alone). What is lost between two
-columns is lost by one role.
+The exact match of whole runs is compared with two ceilings: with the gold decomposition (executor
+and answerer do their part) and with the gold reports (the answerer alone). The difference between
+two columns is lost by one role.
 """
 
 import asyncio
@@ -41,19 +41,19 @@ _DEADLINE_S = 120.0
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the benchmark."""
 
-    seed: Annotated[int, Meta(description="of the world; its names are never trained on")] = 11
-    questions: Annotated[int, Meta(ge=1, description="about it")] = 200
+    seed: Annotated[int, Meta(description="seed of the world; its names are not trained on")] = 11
+    questions: Annotated[int, Meta(ge=1, description="questions about it")] = 200
     models: (
-        Annotated[Path, Meta(description="a config with other models than the preset mini's")]
+        Annotated[Path, Meta(description="config with other models than those of the preset mini")]
         | None
     ) = msgspec.field(name="config", default=None)
-    in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 8
+    in_flight: Annotated[int, Meta(ge=1, description="concurrent questions")] = 8
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Exact match of one group of questions, shares of 1."""
+    """Exact match of one group of questions, as shares of 1."""
 
     group: str
     questions: int
@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class RoleTokens(msgspec.Struct, frozen=True):
-    """Tokens of one role for each question, means; the whole runs only."""
+    """Mean calls and tokens of a role per question, in whole runs."""
 
     role: str
     calls: float
@@ -72,7 +72,7 @@ class RoleTokens(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Exact match, and the roles' shares in it."""
+    """Exact match, and figures of the roles."""
 
     rows: list[Row]
     delegation_turns: int
@@ -81,35 +81,35 @@ class Figures(msgspec.Struct, frozen=True):
     searches_per_executor_run: float
     two_search_share: float
     single_search_reports_right: float
-    """Executor reports with the gold answer, over gold sub-queries that one search answers."""
+    """Share of reports with the gold answer, among gold sub-queries that one search answers."""
     tokens: list[RoleTokens]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question and what came back."""
+    """Question with the results of its three ways."""
 
     question: Question
     run: answer_pb.AnswerResponse
     rounds: tuple[tuple[str, ...], ...]
-    """The sub-queries of each dispatching round."""
+    """Sub-queries by round."""
     gold_decomposition_answer: str
     gold_reports_answer: str
     gold_results: tuple[execution_pb.ExecuteResponse, ...]
-    """The executor's runs on the gold sub-queries."""
+    """Executor runs on the gold sub-queries."""
 
     def delegation_turns(self) -> tuple[int, int]:
-        """Right turns and turns, given the reports that came back; what follows a wrong turn is
-        not judged.
+        """Return the number of right delegator turns and of all judged turns. Turns are judged
+        given the reports before them; those after a wrong turn are not judged.
         """
         answers = iter([result.answer for result in self.run.results])
         gold_before = ""
         before = ""
         right = 0
         for number, block in enumerate(self.question.rounds):
-            expected = [
-                one.text.replace(gold_before, before) if before else one.text for one in block
-            ]
+            expected = [sub_query.text for sub_query in block]
+            if before:
+                expected = [text.replace(gold_before, before) for text in expected]
             if number >= len(self.rounds) or list(self.rounds[number]) != expected:
                 return right, right + 1
             right += 1
@@ -122,7 +122,7 @@ class Asked:
 
 
 async def measure(options: Options) -> Figures:
-    """Ask all questions in all ways."""
+    """Ask all questions in all three ways."""
     with tempfile.TemporaryDirectory() as folder:
         questions = export(World(options.seed, "test"), Path(folder), options.questions)
         config = over(load_config(options.models or preset("mini")), Path(folder))
@@ -133,73 +133,77 @@ async def measure(options: Options) -> Figures:
             grpc.aio.insecure_channel(address) as channel,
         ):
             asked = await in_flight(
-                lambda one: _asked(channel, prompt, one), questions, options.in_flight
+                lambda question: _asked(channel, prompt, question), questions, options.in_flight
             )
     return figures_of(asked)
 
 
 async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> Asked:
-    """Ask whole, with gold sub-queries, and with gold reports. `prompt`: the answerer's system
-    prompt.
+    """Ask a question as a whole run, with gold sub-queries, and with gold reports. `prompt`: the
+    answerer's system prompt.
+    """
+    execute = ExecutionServiceStub(channel).Execute
+    complete = CompletionServiceStub(channel).Complete
+
+    async def executed(sub_query: SubQuery) -> execution_pb.ExecuteResponse:
+        with _malformed_is_wrong():
+            request = execution_pb.ExecuteRequest(sub_query=sub_query.text)
+            return await execute(request, timeout=_DEADLINE_S)
+        return execution_pb.ExecuteResponse(
+            result=evidence_pb2.SubQueryResult(answer=NO_EVIDENCE.answer)
+        )
+
+    async def answered(reports: Sequence[Report]) -> str:
+        texts = [sub_query.text for sub_query in question.sub_queries]
+        user = prompts.answer_request(question.text, list(zip(texts, reports, strict=True)))
+        messages = [
+            completion_pb.ChatMessage(role="system", content=prompt),
+            completion_pb.ChatMessage(role="user", content=user),
+        ]
+        request = completion_pb.CompleteRequest(
+            role=usage_pb2.ROLE_ANSWER, messages=messages, stop=["</answer>"]
+        )
+        return parse_answer((await complete(request, timeout=_DEADLINE_S)).text)
+
+    run, rounds = await _whole_run(channel, question)
+    executions = await asyncio.gather(*map(executed, question.sub_queries))
+    reports = [
+        Report(response.result.answer, tuple(point.text for point in response.result.evidence))
+        for response in executions
+    ]
+    gold = [sub_query.report for sub_query in question.sub_queries]
+    return Asked(
+        question, run, rounds, await answered(reports), await answered(gold), tuple(executions)
+    )
+
+
+async def _whole_run(
+    channel: grpc.aio.Channel, question: Question
+) -> tuple[answer_pb.AnswerResponse, tuple[tuple[str, ...], ...]]:
+    """Ask a question; return its run and the sub-queries of each round. If the run fails on
+    malformed output, it has the results up to then.
     """
     rounds: dict[int, list[str]] = {}
     results: dict[int, evidence_pb2.SubQueryResult] = {}
     run = answer_pb.AnswerResponse()
     request = answer_pb.StreamAnswerRequest(question=question.text)
-    with _wrong():
+    with _malformed_is_wrong():
         async for event in AnswerServiceStub(channel).StreamAnswer(request, timeout=_DEADLINE_S):
             if event.HasField("sub_query_dispatched"):
-                rounds.setdefault(event.sub_query_dispatched.round, []).append(
-                    event.sub_query_dispatched.sub_query
-                )
+                dispatched = event.sub_query_dispatched
+                rounds.setdefault(dispatched.round, []).append(dispatched.sub_query)
             if event.HasField("reported"):
                 results[event.reported.index] = event.reported.result
             if event.HasField("done"):
                 run = event.done
     if not run.run_id:
         run.results.extend(result for _, result in sorted(results.items()))
-    execute = ExecutionServiceStub(channel).Execute
-
-    async def executed(sub_query: SubQuery) -> execution_pb.ExecuteResponse:
-        with _wrong():
-            return await execute(
-                execution_pb.ExecuteRequest(sub_query=sub_query.text), timeout=_DEADLINE_S
-            )
-        return execution_pb.ExecuteResponse(
-            result=evidence_pb2.SubQueryResult(answer=NO_EVIDENCE.answer)
-        )
-
-    async def answered(reports: Sequence[Report]) -> str:
-        pairs = [
-            (sub_query.text, report)
-            for sub_query, report in zip(question.sub_queries, reports, strict=True)
-        ]
-        messages = [
-            completion_pb.ChatMessage(role="system", content=prompt),
-            completion_pb.ChatMessage(
-                role="user", content=prompts.answer_request(question.text, pairs)
-            ),
-        ]
-        request = completion_pb.CompleteRequest(
-            role=usage_pb2.ROLE_ANSWER, messages=messages, stop=["</answer>"]
-        )
-        return parse_answer(
-            (await CompletionServiceStub(channel).Complete(request, timeout=_DEADLINE_S)).text
-        )
-
-    found = await asyncio.gather(*map(executed, question.sub_queries))
-    reports = [
-        Report(one.result.answer, tuple(point.text for point in one.result.evidence))
-        for one in found
-    ]
-    gold = [sub_query.report for sub_query in question.sub_queries]
-    blocks = tuple(tuple(block) for _, block in sorted(rounds.items()))
-    return Asked(question, run, blocks, await answered(reports), await answered(gold), tuple(found))
+    return run, tuple(tuple(block) for _, block in sorted(rounds.items()))
 
 
 @contextmanager
-def _wrong() -> Iterator[None]:
-    """Where a model cannot be understood, its answer is wrong."""
+def _malformed_is_wrong() -> Iterator[None]:
+    """Suppress errors about malformed model output, which counts as a wrong answer."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -208,29 +212,23 @@ def _wrong() -> Iterator[None]:
 
 
 def figures_of(asked: Sequence[Asked]) -> Figures:
-    """Count everything."""
+    """Compute all figures."""
     groups: dict[str, Callable[[Asked], bool]] = {
         "all": lambda _: True,
-        "2-hop": lambda one: one.question.type == "2-hop",
-        "3-hop": lambda one: one.question.type == "3-hop",
-        "comparison": lambda one: one.question.type == "comparison",
-        "one search suffices": lambda one: not one.question.needs_second_search,
-        "needs a second search": lambda one: one.question.needs_second_search,
+        "2-hop": lambda result: result.question.type == "2-hop",
+        "3-hop": lambda result: result.question.type == "3-hop",
+        "comparison": lambda result: result.question.type == "comparison",
+        "one search suffices": lambda result: not result.question.needs_second_search,
+        "needs a second search": lambda result: result.question.needs_second_search,
     }
-    turns = [one.delegation_turns() for one in asked]
-    searches = [len(result.search_queries) for one in asked for result in one.run.results]
-    single = [
-        exact_match(result.result.answer, [sub_query.report.answer])
-        for one in asked
-        for sub_query, result in zip(one.question.sub_queries, one.gold_results, strict=True)
-        if len(sub_query.searches) == 1
-    ]
+    turns = [result.delegation_turns() for result in asked]
+    judged = sum(count for _, count in turns)
+    searches = [len(report.search_queries) for result in asked for report in result.run.results]
+    single = [right for result in asked for right in _single_search_reports(result)]
     return Figures(
-        rows=[
-            _row(name, [one for one in asked if belongs(one)]) for name, belongs in groups.items()
-        ],
-        delegation_turns=sum(of for _, of in turns),
-        delegation_turns_right=_share(sum(right for right, _ in turns), sum(of for _, of in turns)),
+        rows=[_row(name, list(filter(belongs, asked))) for name, belongs in groups.items()],
+        delegation_turns=judged,
+        delegation_turns_right=_share(sum(right for right, _ in turns), judged),
         executor_runs=len(searches),
         searches_per_executor_run=_share(sum(searches), len(searches)),
         two_search_share=_share(sum(count >= 2 for count in searches), len(searches)),
@@ -239,35 +237,42 @@ def figures_of(asked: Sequence[Asked]) -> Figures:
     )
 
 
+def _single_search_reports(result: Asked) -> Iterator[bool]:
+    """Yield whether each report on a gold sub-query that takes one search has the gold answer."""
+    pairs = zip(result.question.sub_queries, result.gold_results, strict=True)
+    for sub_query, response in pairs:
+        if len(sub_query.searches) == 1:
+            yield exact_match(response.result.answer, [sub_query.report.answer])
+
+
 def _row(name: str, asked: Sequence[Asked]) -> Row:
-    given = [
-        (
-            one.question.answer,
-            (one.run.answer, one.gold_decomposition_answer, one.gold_reports_answer),
-        )
-        for one in asked
-    ]
-    rights = [[exact_match(answer, [gold]) for answer in answers] for gold, answers in given]
+    def share(answer: Callable[[Asked], str]) -> float:
+        rights = [exact_match(answer(result), [result.question.answer]) for result in asked]
+        return _share(sum(rights), len(rights))
+
     return Row(
         name,
         len(asked),
-        *(_share(sum(right[way] for right in rights), len(asked)) for way in range(3)),
+        share(lambda result: result.run.answer),
+        share(lambda result: result.gold_decomposition_answer),
+        share(lambda result: result.gold_reports_answer),
     )
 
 
 def _tokens(asked: Sequence[Asked]) -> list[RoleTokens]:
-    totals: dict[str, list[int]] = {}
-    for one in asked:
-        for usage in one.run.usage:
+    by_role: dict[str, list[usage_pb2.RoleUsage]] = {}
+    for result in asked:
+        for usage in result.run.usage:
             name = usage_pb2.Role.Name(usage.role).removeprefix("ROLE_").lower()
-            row = totals.setdefault(name, [0, 0, 0])
-            for place, count in enumerate(
-                (usage.attempts, usage.prompt_tokens, usage.completion_tokens)
-            ):
-                row[place] += count
+            by_role.setdefault(name, []).append(usage)
     return [
-        RoleTokens(name, *(count / len(asked) for count in counts))
-        for name, counts in totals.items()
+        RoleTokens(
+            name,
+            sum(usage.attempts for usage in usages) / len(asked),
+            sum(usage.prompt_tokens for usage in usages) / len(asked),
+            sum(usage.completion_tokens for usage in usages) / len(asked),
+        )
+        for name, usages in by_role.items()
     ]
 
 
