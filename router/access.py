@@ -1,7 +1,7 @@
-"""Who may ask for what: keys, and what each of them opens.
+"""API keys, tenants, and the scopes of a key.
 
-A key is `rg_<key_id>_<secret>`. Only the SHA-256 of its secret is kept, so that what is stored
-opens nothing.
+A key is `rg_<key_id>_<secret>`. Only the SHA-256 of its secret is stored, so that a stolen
+database opens nothing.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from router.errors import AccessDenied, BadRequest, NoKey, StoreFailed
 from router.trace.identity import LOCAL, SHADOW_TENANT, Identity, KeyScope
 
 CALLER: ContextVar[Identity] = ContextVar("caller", default=LOCAL)
-"""Set by whoever checks keys, before the call reaches its servicer."""
+"""Identity of the current call; set where keys are checked."""
 
 
 def caller() -> Identity:
-    """The identity behind the call that is being served."""
+    """Return the identity behind the current call."""
     return CALLER.get()
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """One tenant's settings; None is no limit. Days and months are UTC's."""
+    """Settings of a tenant; None is no limit. Days and months are in UTC."""
 
     name: str
     tokens_per_day: int | None = None
@@ -42,13 +42,13 @@ class Tenant(msgspec.Struct, frozen=True):
     requests_per_month: int | None = None
     runs_in_flight: int | None = None
     redact: bool = False
-    """Keep the figures of its runs, and none of their texts."""
+    """True stores the figures of its runs, but none of their texts."""
     training: bool = True
-    """Whether its runs may train an executor."""
+    """True if its runs may train an executor."""
 
     @property
     def limited(self) -> bool:
-        """Whether anything of what it spends is limited, so that it must be reserved before."""
+        """True if its tokens or its money are limited, so that calls must be reserved."""
         limits = (
             self.tokens_per_day,
             self.tokens_per_month,
@@ -59,24 +59,24 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 class Key(msgspec.Struct, frozen=True):
-    """An API key, as far as it is kept: its secret is not."""
+    """An API key as it is stored, without its secret."""
 
     key_id: str
-    """Public; a part of the key."""
+    """Public part of the key."""
     tenant: str | None
-    """None for the operator's."""
+    """None for an operator's key."""
     scopes: frozenset[KeyScope]
     label: str
-    """What its owner is to know it by."""
+    """A name for people."""
     secret_sha256: str
     created_at: float
     """Unix time, seconds."""
     revoked_at: float | None = None
-    """None while it is good."""
+    """Unix time; None while the key is valid."""
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """Amounts that count against a tenant's quotas."""
+    """Amounts that count against a tenant's quotas, in one day or month."""
 
     period: str
     """A day or a month in UTC: 2026-11-21 or 2026-11."""
@@ -87,55 +87,48 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 class Accounts(Protocol):
-    """Keeps tenants and keys. Every method raises `StoreFailed`."""
+    """Stores tenants and keys. Every method raises `StoreFailed`."""
 
     async def keys(self) -> list[Key]:
-        """All keys, oldest first, revoked ones too."""
+        """Return all keys, oldest first, including revoked ones."""
 
     async def add_key(self, key: Key) -> bool:
-        """Keep a key, and its tenant where there is none of that name; whether it is the first
-        of all keys.
-        """
+        """Store a key, and its tenant if that is new. Return whether it is the first key of all."""
 
     async def revoke_key(self, key_id: str) -> Key | None:
-        """The key, which is good no longer; None where there is none of that name."""
+        """Revoke a key and return it; None if there is no such key."""
 
     async def tenants(self) -> list[Tenant]:
-        """All of them, by name."""
+        """Return all tenants by name."""
 
     async def set_tenant(self, tenant: Tenant) -> None:
-        """Keep a tenant's settings, in place of those it had."""
+        """Store a tenant's settings, in place of earlier ones."""
 
     async def spending(self, tenant: str) -> list[Spent]:
-        """Amounts that the tenant has spent, newest first, one entry for each day and each
-        month in which it asked.
+        """Return what the tenant has spent, newest first: one entry for each day and each month
+        with requests.
         """
 
 
 _FRESH_S = 0.5
-"""For how long keys that were read are good; a revoked one is refused after that, and what it
-asked for ends.
-"""
+"""Time until keys are read again. Then a revoked key is refused, and its requests are cancelled."""
 _SENT = re.compile(r"bearer +rg_([0-9a-f]+)_([\w-]+)", re.ASCII | re.IGNORECASE)
 _ABSENT = (
     "A key is needed: send `authorization: Bearer rg_…`, or set ROLEGATE_API_KEY for "
     "commands and clients. "
     "The operator makes keys (`rolegate keys`)."
 )
-_UNKNOWN = (
-    "The key is not known, or no longer; ask the operator for another one, to be sent as "
-    "`Bearer rg_…`."
-)
+_UNKNOWN = "The key is unknown or revoked; ask the operator for another one (`Bearer rg_…`)."
 
 
 def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> tuple[str, Key]:
-    """A key, and what is to be kept of it. `tenant`: None makes it the operator's. Raises
-    `BadRequest` for a name that is taken.
+    """Make a key; return its text and what is stored of it. `tenant`: None for an operator's key.
+    Raises `BadRequest` for a reserved name.
     """
     if tenant == SHADOW_TENANT:
         raise BadRequest(
-            f"tenant {tenant!r}: what it costs to try executors is booked on this name; "
-            "take another one."
+            f"tenant {tenant!r}: this name is reserved for the cost of trying executors; "
+            "choose another one."
         )
     key_id = secrets.token_hex(4)
     secret = secrets.token_urlsafe(32)
@@ -145,10 +138,10 @@ def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> 
 
 
 class Access:
-    """Tells who calls by the key that is sent. While there are no keys, everybody is `LOCAL`."""
+    """Identifies callers by their keys. While there are no keys, every caller is `LOCAL`."""
 
     def __init__(self, accounts: Accounts, extra: Key | None = None) -> None:
-        """`extra`: a key that is good here, and kept nowhere."""
+        """`extra`: another valid key, which is not stored."""
         self._accounts = accounts
         self._extra = [extra] if extra else []
         self._keys: dict[str, Key] = {}
@@ -156,11 +149,11 @@ class Access:
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
         self._served: dict[asyncio.Task[Any], str] = {}
-        """The identifier of the key that each task works for."""
+        """Identifiers of keys by the tasks that serve them."""
 
     async def identify(self, authorization: str | None) -> Identity:
-        """Find whose key it is. `authorization`: the header of that name. Raises `NoKey`, which
-        never repeats it, and `StoreFailed`.
+        """Return the identity of a key. `authorization`: the header of that name. Raises `NoKey`,
+        which never repeats the key, and `StoreFailed`.
         """
         if not await self.required():
             return LOCAL
@@ -173,8 +166,8 @@ class Access:
         return Identity(key.tenant, key.scopes, key.key_id)
 
     async def renewed(self, known: Identity) -> Identity:
-        """The identity of a key that was found before, as the key is now. Raises `NoKey` where it
-        is good no longer, and `StoreFailed`.
+        """Return the current identity of a key that was identified before. Raises `NoKey` if it
+        was revoked, and `StoreFailed`.
         """
         await self.required()
         if (key := self._keys.get(known.key_id)) is None:
@@ -182,7 +175,7 @@ class Access:
         return Identity(key.tenant, key.scopes, key.key_id)
 
     async def required(self) -> bool:
-        """Whether callers need a key: once one was made, also if all are revoked. Raises
+        """Return whether callers need a key: once one was made, even if all are revoked. Raises
         `StoreFailed`.
         """
         if not self._fresh:
@@ -200,8 +193,8 @@ class Access:
 
     @contextmanager
     def serving(self, identity: Identity) -> Iterator[None]:
-        """Work for `identity` in the current task, which is cancelled once its key is revoked:
-        that raises `NoKey`.
+        """Serve `identity` in the current task. If its key is revoked, the task is cancelled, and
+        the block raises `NoKey`.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -218,7 +211,7 @@ class Access:
             self._served.pop(task, None)
 
     async def follow(self) -> None:
-        """Read the keys while anybody is served by one, for ever."""
+        """Read the keys again and again, while a key is being served. Never returns."""
         while True:
             await asyncio.sleep(_FRESH_S)
             if self._served:
@@ -239,18 +232,16 @@ class Access:
 
 
 def check_scope(identity: Identity, scope: KeyScope) -> None:
-    """Raises `AccessDenied` where the key does not open `scope`; no tenant's key opens
-    `operate`.
-    """
+    """Raise `AccessDenied` if the key lacks `scope`. A tenant's key never has `operate`."""
     if scope not in identity.scopes:
         held = ", ".join(sorted(identity.scopes))
         raise AccessDenied(
-            f"This needs a key of scope `{scope}`; this one has {held}. Ask the operator "
+            f"This needs a key with the scope `{scope}`; this one has {held}. Ask the operator "
             "for another one."
         )
     if scope == "operate" and identity.tenant is not None:
         raise AccessDenied(
-            "This is for the operator, and the key is a tenant's, whatever its scopes."
+            "Only the operator may do this, and the key is a tenant's; use an operator's key."
         )
 
 

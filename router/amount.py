@@ -11,7 +11,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
     """Prompt and completion together."""
     nano_usd: int | None = 0
-    """Billionths of a dollar; None where the price is not known, which is not zero."""
+    """Billionths of a dollar; None if the price is unknown, which is not zero."""
 
     def __add__(self, other: "Amount") -> "Amount":
         unknown = self.nano_usd is None or other.nano_usd is None
@@ -28,16 +28,16 @@ class Remaining(msgspec.Struct, frozen=True):
     count: int
 
     def holds(self, amount: Amount) -> bool:
-        """Tell whether it suffices for `amount`."""
+        """Return whether `amount` fits."""
         return (getattr(amount, self.of) or 0) <= self.count
 
     def against(self, amount: Amount) -> str:
-        """For people: what is left, which is nothing where a limit was lowered, and that
-        `amount` needs more.
+        """Describe, for an error message, how much is left and how much `amount` needs. A limit
+        that was lowered below what is spent leaves 0.
         """
         needed = getattr(amount, self.of)
-        lacking = f", and {self._shown(needed)} are needed" if needed else ""
-        return f"{self._shown(max(0, self.count))} are left{lacking}"
+        needs = f", and {self._shown(needed)} are needed" if needed else ""
+        return f"{self._shown(max(0, self.count))} are left{needs}"
 
     def _shown(self, count: int) -> str:
         return f"{count} tokens" if self.of == "tokens" else f"{count / 1e9:.9f} dollars"

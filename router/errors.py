@@ -1,4 +1,4 @@
-"""Everything that goes wrong on purpose.
+"""Errors that this project raises on purpose.
 
 RolegateError                  `str(error)` is for people: what is wrong, where, what to do
 ├── BadRequest                 the client's input cannot be used
@@ -6,30 +6,30 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 │   └── StoreInUse             another process has the store's log
 ├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
 ├── BadCorpus                  a row of a corpus cannot be used
-│   └── DuplicateId                 its id is another one's already
+│   └── DuplicateId            another row has the same id
 ├── BadDocument                a file cannot be read as a document
-│   └── DocumentTooLarge                reading it takes more time, memory or text than any may
-├── BadVersion                 a version of the executor is incomplete, damaged, or does not fit
-├── NotFound                   no run of that identifier is stored, or it is somebody else's
+│   └── DocumentTooLarge       reading it exceeds the limits on time, memory or text
+├── BadVersion                 an executor version is incomplete, damaged, or does not fit
+├── NotFound                   no such run is stored, or it belongs to another tenant
 ├── RequestIdTaken             the request_id names another request of this tenant
-├── RunCancelled               somebody cancelled the run
-├── OutOfTime                  the deadline passed before there was anything to answer from
-├── BudgetExhausted            the request's budget does not suffice for an answer
-│   ├── QuotaExhausted         the tenant's quota does not, for now
-│   └── PriceUnknown           nobody can tell: it is in money, and a model has no price
-├── Overloaded                 as many runs are under way or waiting as may be
-├── SlowReader                 the client takes nothing of what it asked to be told
-├── AccessDenied               the key must not do this
-│   └── NoKey                  there is no key, or it is unknown or revoked
-├── StoreFailed                the run could not be written, so it is not acknowledged
-└── UpstreamError              a model or retrieval endpoint did not do its part
-    ├── UpstreamUnavailable    not reachable, overloaded or broken for now; worth another try ├──
-    UpstreamRefused        it understood and will not: wrong model name, wrong key │   ├──
-    ContextTooLong     the prompt is longer than the model's context │   └── ContentRefused     the
-    model, or a content filter, declines to answer this prompt ├── UpstreamProtocolError        it
-    answered something that is not its protocol ├── ToolFailed             a tool's server is down,
-    died, took too long, or says that the call failed └── MalformedOutput        its model writes
-    nothing that can be read as a turn of its role, corrected or not
+├── RunCancelled               the run was cancelled
+├── OutOfTime                  the deadline passed before anything could be answered
+├── BudgetExhausted            the request's budget is too small
+│   ├── QuotaExhausted         the tenant's quota is used up for now
+│   └── PriceUnknown           the limit is in money, and a model has no price
+├── Overloaded                 too many runs are under way or waiting
+├── SlowReader                 the client does not read its stream
+├── AccessDenied               the key does not allow this
+│   └── NoKey                  the key is missing, unknown or revoked
+├── StoreFailed                the run could not be stored, so it is not acknowledged
+└── UpstreamError              a model, retrieval or tool endpoint failed
+    ├── UpstreamUnavailable    unreachable, overloaded or broken for now; may be retried
+    ├── UpstreamRefused        the request was refused: wrong model name, wrong key
+    │   ├── ContextTooLong     the prompt is longer than the model's context
+    │   └── ContentRefused     the model, or a content filter, declines the prompt
+    ├── UpstreamProtocolError  the reply does not follow the protocol
+    ├── ToolFailed             a tool's server is down, timed out, or reports a failed call
+    └── MalformedOutput        the model's output cannot be parsed, even after a correction
 """
 
 import msgspec
@@ -37,7 +37,7 @@ import msgspec
 from router.amount import Remaining
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""All that decoding JSON from outside raises; the last one for what is nested too deeply."""
+"""Errors of decoding untrusted JSON; `RecursionError` for JSON that is nested too deeply."""
 
 
 class RolegateError(Exception):
@@ -58,7 +58,7 @@ class StoreInUse(BadConfig):
     def __init__(self, message: str, *, address: str) -> None:
         super().__init__(message)
         self.address = address
-        """Where that is to be asked; empty where it cannot be, or not yet."""
+        """Address of its gRPC server; empty if there is none, or not yet."""
 
 
 class BadIndex(RolegateError):
@@ -70,7 +70,7 @@ class BadCorpus(RolegateError):
 
 
 class DuplicateId(BadCorpus):
-    """Its id is another one's already."""
+    """Another row has the same id."""
 
 
 class BadDocument(RolegateError):
@@ -78,15 +78,15 @@ class BadDocument(RolegateError):
 
 
 class DocumentTooLarge(BadDocument):
-    """Reading it takes more time, memory or text than any may."""
+    """Reading the document exceeds the limits on time, memory or text."""
 
 
 class BadVersion(RolegateError):
-    """A version of the executor is incomplete, damaged, or does not fit the engine."""
+    """An executor version is incomplete, damaged, or does not fit the engine."""
 
 
 class NotFound(RolegateError):
-    """No run of that identifier is stored, or it is somebody else's."""
+    """No run of that identifier is stored, or it belongs to another tenant."""
 
 
 class RequestIdTaken(RolegateError):
@@ -94,30 +94,28 @@ class RequestIdTaken(RolegateError):
 
 
 class RunCancelled(RolegateError):
-    """Somebody cancelled the run."""
+    """The run was cancelled."""
 
 
 class OutOfTime(RolegateError):
-    """The deadline passed before there was anything to answer from."""
+    """The deadline passed before anything could be answered."""
 
 
 class BudgetExhausted(RolegateError):
-    """The request's budget does not suffice for an answer."""
+    """The request's budget is too small for the next step."""
 
     def __init__(
         self, message: str, *, contended: bool = False, left: Remaining | None = None
     ) -> None:
         super().__init__(message)
         self.contended = contended
-        """Whether it would suffice if nothing were reserved for what is under way, so that
-        waiting may help.
-        """
+        """True if only reservations for work under way are in the way, so that waiting may help."""
         self.left = left
-        """What is left of what does not suffice; None where less would not help either."""
+        """What the limit has left; None if a smaller request would fail, too."""
 
 
 class QuotaExhausted(BudgetExhausted):
-    """The tenant's quota does not suffice, for now."""
+    """The tenant's quota is too small for now."""
 
     def __init__(
         self,
@@ -129,58 +127,56 @@ class QuotaExhausted(BudgetExhausted):
     ) -> None:
         super().__init__(message, contended=contended, left=left)
         self.retry_after_s = retry_after_s
-        """When to come back, in seconds from now."""
+        """Seconds until a retry may succeed."""
 
 
 class PriceUnknown(BudgetExhausted):
-    """The tenant's quota is in money, and what the next call costs is not known."""
+    """The tenant's quota is in money, and the price of the next call is unknown."""
 
 
 class Overloaded(RolegateError):
-    """No room: as many runs are under way or waiting as may be; nothing was begun."""
+    """Too many runs are under way or waiting; nothing was begun."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """When to come back, in seconds from now."""
+        """Seconds until a retry may succeed."""
 
 
 class SlowReader(RolegateError):
-    """The client takes nothing of what it asked to be told, so the stream ends."""
+    """The client does not read its stream, so the stream ends."""
 
 
 class AccessDenied(RolegateError):
-    """The key must not do this."""
+    """The key does not allow this."""
 
 
 class NoKey(AccessDenied):
-    """There is no key, or it is unknown or revoked."""
+    """The key is missing, unknown or revoked."""
 
 
 class StoreFailed(RolegateError):
-    """The run could not be written, so it is not acknowledged."""
+    """The run could not be stored, so it is not acknowledged."""
 
 
 class UpstreamError(RolegateError):
-    """A model or retrieval endpoint did not do its part."""
+    """A model, retrieval or tool endpoint failed."""
 
     def __init__(self, message: str, *, endpoint: str) -> None:
         super().__init__(message)
         self.endpoint = endpoint
         """Its address."""
         self.role: str | None = None
-        """The role whose model it is; None for retrieval."""
+        """The role that called the model; None for retrieval."""
         self.passed_on = False
-        """Whether a part of the output had been passed on by then, so that nobody else can be
-        asked.
-        """
+        """True if output was passed on already, so that no other endpoint may be asked."""
 
     def __str__(self) -> str:
         return f"{self.role or 'retrieval'} at {self.endpoint}: {super().__str__()}"
 
 
 class UpstreamUnavailable(UpstreamError):
-    """Not reachable, overloaded or broken for now; worth another try."""
+    """The endpoint is unreachable, overloaded or broken for now; the call may be retried."""
 
     def __init__(
         self,
@@ -194,49 +190,47 @@ class UpstreamUnavailable(UpstreamError):
     ) -> None:
         super().__init__(message, endpoint=endpoint)
         self.repeatable = repeatable
-        """Whether the same endpoint may be asked again; otherwise another one only."""
+        """True if the same endpoint may be asked again; otherwise only another one."""
         self.throttled = throttled
-        """Whether it is well, but was asked too often."""
+        """True if the endpoint works, but limits the rate of calls."""
         self.unspent = unspent
-        """Whether the endpoint certainly did not begin: it was not reached, or told to come
-        back later.
-        """
+        """True if the endpoint certainly did no work: it was not reached, or sent the call away."""
         self.retry_after_s = retry_after_s
-        """How long the endpoint asked to be left alone; None where it did not say."""
+        """Retry-After of the endpoint, in seconds; None if it sent none."""
 
 
 class UpstreamRefused(UpstreamError):
-    """It understood and will not: wrong model name, wrong key."""
+    """The endpoint refused the request: wrong model name, wrong key."""
 
     def __init__(self, message: str, *, endpoint: str, lasting: bool = False) -> None:
         super().__init__(message, endpoint=endpoint)
         self.lasting = lasting
-        """Whether it refuses every call, and not this prompt."""
+        """True if the endpoint refuses every call, not just this prompt."""
 
 
 class ContextTooLong(UpstreamRefused):
-    """The prompt, with what is to be written, is longer than the model's context."""
+    """The prompt and the output limit together exceed the model's context."""
 
 
 class ContentRefused(UpstreamRefused):
-    """The model, or a content filter, declines to answer this prompt."""
+    """The model, or a content filter, declines to answer the prompt."""
 
     def __init__(self, message: str, *, endpoint: str, said: str = "") -> None:
         super().__init__(message, endpoint=endpoint)
         self.said = said
-        """The words with which it declines."""
+        """The text with which the model declines."""
 
 
 class UpstreamProtocolError(UpstreamError):
-    """It answered something that is not its protocol."""
+    """The reply does not follow the protocol."""
 
 
 class ToolFailed(UpstreamError):
-    """A tool's server is down, died, took too long, or says that the call failed."""
+    """A tool's server is down, timed out, or reports that the call failed."""
 
     def __str__(self) -> str:
         return f"{self.endpoint}: {self.args[0]}"
 
 
 class MalformedOutput(UpstreamError):
-    """Its model writes nothing that can be read as a turn of its role, corrected or not."""
+    """The model's output cannot be parsed as a turn of its role, even after a correction."""

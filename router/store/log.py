@@ -1,15 +1,19 @@
-"""The log: records of runs in the order in which they happened, in files that are only ever added
-to.
+"""The log: an append-only file of records of runs, in order of time.
 
-A folder has one owner. Its files, the segments, are named by a number and a salt; each holds
-frames:
+A log is a folder with one owner, the process that holds its lock. Its files, the segments, are
+named by a number and a random salt. A segment is a sequence of frames:
 
-    salt (4 bytes) | length of the payload (4) | checksum (4) | run (8) | number within the run (4)
-    | payload
+    salt (4 bytes) | payload length (4) | checksum (4) | run (8) | number in the run (4) | payload
 
-The checksum is CRC-32 over the rest of the frame and the salt, which no text that comes from
-outside can know. So reading can go on at the next valid frame after damage, and a record that is
-missing leaves a gap in its run's numbers.
+Recovery does not stop at the first bad byte. The reader looks for the next salt, and takes what
+follows as a frame if its checksum is right: CRC-32 over the frame and the salt. Text from outside
+cannot know the salt, so it cannot look like a frame. Pieces between valid frames are holes. A lost
+record leaves a gap in its run's numbers.
+
+A hole means damage only if it had been on disk before. So each sync appends a note of the byte up
+to which the segment is synced, and the last frame of a finished segment holds its length. A hole
+before that byte is damage. A hole after it is a write that a crash cut off, and that was never
+acknowledged.
 """
 
 import asyncio
@@ -39,31 +43,31 @@ _HEADER = struct.Struct("<4sIIQI")
 _SYNCED = struct.Struct("<Q")
 SEGMENT_BYTES = 64 << 20
 SEGMENT_S = 3600.0
-"""When the next segment is begun: texts stay in the log no longer than their runs, and this."""
+"""Max age of a segment. Texts stay in the log no longer than their runs plus this."""
 _STEP = 4 << 20
-"""Room is taken from the disk in such pieces."""
+"""Disk space is allocated in steps of this many bytes."""
 _KEPT = 1 << 20
 _KEPT_A_RUN = 48 << 10
-"""Room that is kept for the ends of runs, in all and for each, before another one may begin."""
+"""Bytes allocated for the ends of runs, in total and per run, before another run may begin."""
 _LEAST_FREE = 64 << 20
-"""Bytes below which a disk counts as full before it is."""
+"""Free bytes below which a disk counts as full."""
 _LAST = 1
-"""The number of the record that ends a segment; others of nobody have 0."""
+"""Number of the record that ends a segment; the notes of syncs have 0."""
 _SEGMENT_NAME = re.compile(r"\d{8,18}-[0-9a-f]{8}\.log")
 _OWN_FILES = ("owner", "name")
 NOBODY = 0
-"""The run of records that are about the log itself: how far it was on disk."""
+"""Run of the records about the log itself, which say how far it was synced."""
 
 
 class Position(NamedTuple):
-    """A place in the log: a segment's number and the bytes before it."""
+    """Position in the log: segment number and byte offset."""
 
     segment: int = 0
     offset: int = 0
 
 
 class Frame(NamedTuple):
-    """One record as it stands in the log."""
+    """One record in the log."""
 
     run: int
     number: int
@@ -72,35 +76,32 @@ class Frame(NamedTuple):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The process that has the log."""
+    """The process that owns the log."""
 
     pid: int
     address: str = ""
-    """Its gRPC server; empty while it starts, and for commands."""
+    """Address of its gRPC server; empty while it starts, and for commands."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """One segment as it was read."""
+    """Contents of a segment."""
 
     number: int
     path: Path
     frames: list[Frame] = field(default_factory=list)
     holes: list[tuple[int, int]] = field(default_factory=list)
-    """Pieces that are no frames, from byte to byte."""
+    """Byte ranges that are not valid frames: start and end."""
     synced: int = 0
-    """All before this byte was on disk, so that a hole there is damage. Behind it, the end of a
-    process or of the machine may have cut something off.
-    """
-
+    """Everything before this byte was on disk, so that a hole there is damage."""
     whole: int = 0
-    """Where it ended when the next one was begun; 0 where none was, or where it cannot be told."""
+    """Length of the segment when the next one was begun; 0 if there is no next one, or unknown."""
     unwritten: bool = False
-    """Whether all behind its last frame is zeros: room that its owner has taken, and not used."""
+    """True if only zeros follow the last frame: space that was allocated and not used."""
 
     @property
     def damaged(self) -> int:
-        """The number of bytes that were on disk and cannot be read."""
+        """Number of bytes that were on disk and cannot be read."""
         return sum(max(0, min(end, self.synced) - start) for start, end in self.holes)
 
 
@@ -109,43 +110,50 @@ def read_segment(path: Path) -> Segment:
     segment = Segment(number_of(path), path)
     data = path.read_bytes()
     salt = bytes.fromhex(path.stem.split("-")[1])
-    at = 0
+
+    read_to = 0
     start = 0
     while (start := data.find(salt, start)) != -1:
-        if (frame := _frame(data, start, salt, segment.number)) is None:
+        frame = _frame(data, start, salt, segment.number)
+        if frame is None:
             start += 1
             continue
-        if start > at:
-            segment.holes.append((at, start))
-        at = start = frame.end.offset
+
+        if start > read_to:
+            segment.holes.append((read_to, start))
+        read_to = start = frame.end.offset
+
         if frame.run != NOBODY:
             segment.frames.append(frame)
             continue
-        (place,) = _SYNCED.unpack(frame.payload)
+        (offset,) = _SYNCED.unpack(frame.payload)
         if frame.number == _LAST:
-            segment.whole = place
+            segment.whole = offset
         else:
-            segment.synced = max(segment.synced, place)
-    if at < len(data):
-        segment.holes.append((at, len(data)))
-        segment.unwritten = len(data.rstrip(b"\0")) <= at
+            segment.synced = max(segment.synced, offset)
+
+    if read_to < len(data):
+        segment.holes.append((read_to, len(data)))
+        segment.unwritten = len(data.rstrip(b"\0")) <= read_to
     return segment
 
 
 def give_back_room(segment: Segment) -> None:
-    """Cut off what of a segment that was read is unwritten; for the next owner alone."""
+    """Truncate the unused end of a segment. Only for the log's next owner."""
     if segment.unwritten:
         with suppress(OSError), segment.path.open("r+b", buffering=0) as file:
             file.truncate(segment.holes[-1][0])
 
 
 def _frame(data: bytes, start: int, salt: bytes, segment: int) -> Frame | None:
-    """The frame that begins there; None where none does."""
-    if (begins := start + _HEADER.size) > len(data):
+    """Return the frame that begins at `start`; None if there is no valid one."""
+    payload_start = start + _HEADER.size
+    if payload_start > len(data):
         return None
+
     _, length, checksum, run, number = _HEADER.unpack_from(data, start)
-    payload = data[begins : begins + length]
-    end = begins + length
+    end = payload_start + length
+    payload = data[payload_start:end]
     if end > len(data) or checksum != _checksum(salt, length, run, number, payload):
         return None
     return Frame(run, number, payload, Position(segment, end))
@@ -156,27 +164,25 @@ def _checksum(salt: bytes, length: int, run: int, number: int, payload: bytes) -
 
 
 def segments(folder: Path) -> list[Path]:
-    """Return the segments in a folder, oldest first. Anything else in the folder is ignored."""
+    """Return the segments in a folder, oldest first. Other files are ignored."""
     named = (path for path in folder.glob("*.log") if _SEGMENT_NAME.fullmatch(path.name))
     return sorted((path for path in named if path.is_file()), key=number_of)
 
 
 def number_of(segment: Path) -> int:
-    """The number of a segment."""
+    """Return the number of a segment."""
     return int(segment.stem.split("-")[0])
 
 
 class RunLog:
-    """The log of one process. All but `open` is for the thread of its event loop."""
+    """The log of a process. Only `open` may be called outside the event loop's thread."""
 
     def __init__(self, folder: Path, lock: int) -> None:
-        """`lock`: the descriptor of the file whose lock says who owns the folder. `open` makes
-        one.
-        """
+        """`lock`: descriptor of the locked `owner` file. Use `open` to make a log."""
         self.folder = folder
         self._lock = lock
         self.failed: str | None = None
-        """The reason why nothing is taken any more; None while all is well."""
+        """The reason why nothing can be written any more; None while the log works."""
         last = segments(folder)
         self._number = number_of(last[-1]) if last else 0
         self._file = -1
@@ -186,21 +192,21 @@ class RunLog:
         self._salt = b""
         self._begun = 0.0
         self.durable = Position()
-        """The place up to which it is on disk."""
+        """Position up to which the log is on disk."""
         self._buffer: list[bytes] = []
-        """Frames that wait to be written."""
+        """Frames that are not written yet."""
         self._flushing = False
         self._unsynced: list[int] = []
-        """Descriptors of earlier segments that have not been synced to their ends."""
+        """Descriptors of finished segments that are not synced to their ends."""
         self._new = True
-        """Whether the folder was not synced since a file was made in it."""
+        """True if the folder must be synced, as a file was created in it."""
         self._thread = ThreadPoolExecutor(1, "log")
         self._waiting: list[asyncio.Future[None]] = []
         self._syncing = False
 
     @classmethod
     def open(cls, folder: Path) -> "RunLog":
-        """Take the folder. Raises `StoreInUse` where it has another owner, and `StoreFailed`."""
+        """Lock a folder. Raises `StoreInUse` if another process owns it, and `StoreFailed`."""
         with _explained(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
@@ -218,32 +224,31 @@ class RunLog:
 
     @property
     def name(self) -> str:
-        """The name of the log among those of other folders; made, on disk, when it is first asked
-        for. Raises `StoreFailed`.
-        """
+        """Name of the log in a shared database; created on first use. Raises `StoreFailed`."""
         with _explained(self.folder), (self.folder / "name").open("a+", encoding="ascii") as file:
             file.seek(0)
-            if not (name := file.read()):  # new, or its writer was killed before it had one
+            if not (name := file.read()):  # new, or its writer was killed before it wrote one
                 file.write(name := secrets.token_hex(8))
                 file.flush()
                 os.fsync(file.fileno())
         return name
 
     def tell(self, address: str) -> None:
-        """Say where the owner is to be asked."""
-        words = msgspec.json.encode(Owner(os.getpid(), address))
-        os.pwrite(self._lock, words, 0)
-        os.ftruncate(self._lock, len(words))
+        """Write the owner's address to the `owner` file."""
+        owner = msgspec.json.encode(Owner(os.getpid(), address))
+        os.pwrite(self._lock, owner, 0)
+        os.ftruncate(self._lock, len(owner))
 
     @property
     def end(self) -> Position:
-        """The place behind the last record."""
+        """Position after the last record."""
         return Position(self._number, self._offset + sum(map(len, self._buffer)))
 
     def start(self, *, after: int = 0) -> None:
-        """Begin a segment, with a number above `after`, too. Raises `StoreFailed`."""
+        """Begin a segment whose number is above `after`. Raises `StoreFailed`."""
         if self._file != -1:
             self.append(NOBODY, _LAST, _SYNCED.pack(self.end.offset))
+
         number = max(self._number, after) + 1
         salt = secrets.token_bytes(4)
         path = self.folder / f"{number:08}-{salt.hex()}.log"
@@ -255,10 +260,12 @@ class RunLog:
                 os.close(file)
                 path.unlink()
                 raise
+
         if self._file != -1:
             with suppress(OSError):
-                os.ftruncate(self._file, self._offset)  # the rest of its room is not needed
+                os.ftruncate(self._file, self._offset)  # give back unused space
             self._unsynced.append(self._file)
+
         self._number = number
         self._salt = salt
         self._file = file
@@ -269,23 +276,24 @@ class RunLog:
         self._begun = time.monotonic()
 
     def rotate(self) -> None:
-        """Begin the next segment where this one is large or old enough."""
+        """Begin the next segment if this one is large or old enough."""
         if self._offset >= SEGMENT_BYTES or (
             self._offset and time.monotonic() - self._begun >= SEGMENT_S
         ):
-            with suppress(StoreFailed):  # then this one goes on
+            with suppress(StoreFailed):  # then this one is continued
                 self.start()
 
     def admit(self, running: int) -> None:
-        """See to it that there is room for another run beside so many. Raises `StoreFailed`."""
+        """Allocate space for one more run. `running`: number of runs now. Raises `StoreFailed`."""
         self._see_open()
         self.rotate()
         self._see_room(self._offset + _KEPT + _KEPT_A_RUN * (running + 1))
 
     def append(self, run: int, number: int, payload: bytes, *, later: bool = False) -> None:
-        """Write a record. `later`: with the next one that is not for later, or at the end of the
-        event loop's turn; one that cannot be written then waits until it can. Raises `StoreFailed`;
-        then there is no such record.
+        """Write a record. Raises `StoreFailed`; then the record is not in the log.
+
+        `later`: write it together with the next record, or at the end of the event loop's turn. If
+        that fails, it is kept until it can be written.
         """
         self._see_open()
         length = len(payload)
@@ -307,7 +315,7 @@ class RunLog:
             self._flush()
 
     def _flush(self) -> None:
-        """Write all records that wait. Raises `StoreFailed`; then they go on waiting."""
+        """Write all buffered records. Raises `StoreFailed`; then they stay buffered."""
         if not self._buffer:
             return
         data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
@@ -321,8 +329,8 @@ class RunLog:
         self._buffer.clear()
 
     def synced(self) -> "asyncio.Future[None]":
-        """Done once all that is written by now is on disk; one sync serves all who wait. Fails
-        with `StoreFailed`.
+        """Return a future that is done once everything written so far is on disk. One sync serves
+        all that wait. Fails with `StoreFailed`.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.failed:
@@ -334,21 +342,23 @@ class RunLog:
         return future
 
     def watch(self) -> str | None:
-        """The reason why nothing more is to be admitted, such as a disk that is almost full; None
-        where there is none. A log that was deleted or replaced takes nothing any more.
+        """Return the reason why no run may begin, such as a disk that is almost full; None if
+        runs may. A log that was deleted or replaced fails permanently.
         """
         if self.failed:
             return self.failed
+
         for file, path in ((self._lock, self.folder / "owner"), (self._file, self._path)):
             if identity(file) != identity(path):
                 self.failed = (
-                    f"{path} was deleted or replaced while the gateway ran, so nothing is "
-                    "acknowledged any more"
+                    f"{path} was deleted or replaced while the gateway ran, so nothing can be "
+                    "acknowledged; restart the gateway"
                 )
                 _log.error("log.gone", file=str(path), advice="restart the gateway")
                 return self.failed
-        room = os.statvfs(self.folder)
-        free = room.f_bavail * room.f_frsize
+
+        disk = os.statvfs(self.folder)
+        free = disk.f_bavail * disk.f_frsize
         if free < _LEAST_FREE:
             return f"The disk of the log {self.folder} is full: {free >> 20} MiB are free."
 
@@ -357,7 +367,7 @@ class RunLog:
         if longest != resource.RLIM_INFINITY and longest < wanted:
             return _full(OSError(errno.EFBIG, "File too large"), self.folder)
 
-        # A quota of the file system shows only when room is taken.
+        # A quota of the file system shows only when space is allocated.
         try:
             self._see_room(wanted)
         except StoreFailed as error:
@@ -365,7 +375,7 @@ class RunLog:
         return None
 
     def delete(self, before: int) -> None:
-        """Delete the segments with numbers below this."""
+        """Delete the segments whose numbers are below `before`."""
         for path in segments(self.folder):
             if number_of(path) < before:
                 path.unlink(missing_ok=True)
@@ -377,7 +387,7 @@ class RunLog:
         self.close()
 
     def close(self, *, empty: bool = False) -> None:
-        """Leave the folder; with nothing in it where all is elsewhere."""
+        """Release the folder. `empty`: delete its segments, as the database has all runs."""
         if self._lock == -1:
             return
         self._thread.shutdown()
@@ -398,12 +408,12 @@ class RunLog:
             raise StoreFailed(self.failed)
 
     def _see_room(self, wanted: int) -> None:
-        """Take room from the disk up to that byte, and some more where there is some. Raises
+        """Allocate disk space up to byte `wanted`, and up to the next step if that works. Raises
         `StoreFailed`.
         """
         if wanted <= self._room:
             return
-        for room in -(-wanted // _STEP) * _STEP, wanted:
+        for room in (-(-wanted // _STEP) * _STEP, wanted):
             try:
                 os.posix_fallocate(self._file, 0, room)
             except OSError as error:
@@ -414,7 +424,7 @@ class RunLog:
                 return
 
     def _cut_back(self) -> None:
-        """Undo a write that was not whole. Raises `StoreFailed`."""
+        """Undo a partial write. Raises `StoreFailed`."""
         try:
             os.ftruncate(self._file, self._offset)
         except OSError as error:
@@ -425,92 +435,96 @@ class RunLog:
         )
 
     def _sync(self) -> None:
+        """Sync everything written so far in the thread, then serve all that wait."""
         with suppress(StoreFailed):
             self._flush()
         waiting = self._waiting
         self._waiting = []
-        earlier = self._unsynced
-        self._unsynced = []
-        folder = self._new
-        self._new = False
-        number = self._number
-        end = self._offset
-        self._syncing = True
+        synced_to = Position(self._number, self._offset)
         work = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._sync_files, earlier, self._file, folder
+            self._thread, self._sync_files, self._unsynced, self._file, self._new
         )
+        self._unsynced = []
+        self._new = False
+        self._syncing = True
 
         def done(work: "asyncio.Future[None]") -> None:
             self._syncing = False
             if error := work.exception():
-                self.failed = (
-                    f"The log {self.folder} could not be put on disk ({error}); nothing is "
-                    "acknowledged."
-                )
-                _log.error(
-                    "log.not_synced",
-                    error=str(error),
-                    advice="see to the disk, and restart the gateway",
-                )
+                self._not_synced(error)
             else:
-                self.durable = Position(number, end)
-            # A later one says it of a segment that has ended
-            if not self.failed and number == self._number:
-                with suppress(StoreFailed):
-                    self.append(NOBODY, 0, _SYNCED.pack(end), later=True)
-            for future in (*waiting, *(self._waiting if self.failed else ())):
-                if not future.done():
-                    future.set_exception(
-                        StoreFailed(self.failed)
-                    ) if self.failed else future.set_result(None)
-            if self.failed:
+                self._note_synced(synced_to)
+
+            served = waiting
+            if self.failed:  # a later sync would prove nothing, so nothing waits for one
+                served = waiting + self._waiting
                 self._waiting = []
-            elif self._waiting:
+            for future in served:
+                if future.done():
+                    continue
+                if self.failed:
+                    future.set_exception(StoreFailed(self.failed))
+                else:
+                    future.set_result(None)
+
+            if self._waiting:
                 self._sync()
 
         work.add_done_callback(done)
 
-    def _sync_files(self, earlier: list[int], current: int, folder: bool) -> None:
-        # Which may be as new as its files
-        for parent in (self.folder, self.folder.parent) if folder else ():
-            descriptor = os.open(parent, os.O_RDONLY)
+    def _not_synced(self, error: BaseException) -> None:
+        self.failed = f"The log {self.folder} cannot be synced ({error}); nothing is acknowledged."
+        advice = "see to the disk, and restart the gateway"
+        _log.error("log.not_synced", error=str(error), advice=advice)
+
+    def _note_synced(self, position: Position) -> None:
+        self.durable = position
+        # The notes of a later segment cover a segment that has ended.
+        if not self.failed and position.segment == self._number:
+            with suppress(StoreFailed):
+                self.append(NOBODY, 0, _SYNCED.pack(position.offset), later=True)
+
+    def _sync_files(self, finished: list[int], current: int, folder: bool) -> None:
+        # The folder itself may be as new as its files, so its parent is synced, too.
+        for path in (self.folder, self.folder.parent) if folder else ():
+            descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-        for file in earlier:
+        for file in finished:
             os.fdatasync(file)
             os.close(file)
         os.fdatasync(current)
 
 
 def _in_use(folder: Path) -> StoreInUse:
-    who = "another process"
+    user = "another process"
     address = ""
     advice = "try again soon"
     with suppress(OSError, msgspec.DecodeError):
         owner = msgspec.json.decode((folder / "owner").read_bytes(), type=Owner)
-        who = f"process {owner.pid}, a gateway that starts or a command"
+        user = f"process {owner.pid}, a gateway that starts or a command"
         address = owner.address
     if address:
-        who = f"the gateway at {address}"
+        user = f"the gateway at {address}"
         advice = "ask that one"
-    said = f"server.store: is in use by {who} ({folder}); {advice}, or name another store."
-    return StoreInUse(said, address=address)
+    message = f"server.store: is in use by {user} ({folder}); {advice}, or name another store."
+    return StoreInUse(message, address=address)
 
 
 def identity(file: int | Path) -> tuple[int, int] | None:
-    """Device and inode, which tell a file from all others; None where there is none."""
+    """Return device and inode, which identify a file; None if there is no file."""
     try:
-        found = file.stat() if isinstance(file, Path) else os.fstat(file)
+        status = file.stat() if isinstance(file, Path) else os.fstat(file)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Raise `StoreFailed` for what goes wrong with a log's files, saying what to do."""
+    """Translate an `OSError` of the log's files to `StoreFailed`, with advice."""
     try:
         yield
     except OSError as error:
@@ -529,19 +543,19 @@ def _full(error: OSError, folder: Path) -> str:
 
 
 def read_all(folder: Path) -> Iterator[Segment]:
-    """Every segment, oldest first, but for those that their owner deletes meanwhile. Raises
-    `OSError`.
+    """Yield every segment, oldest first. A segment that its owner deletes meanwhile is left out.
+    Raises `OSError`.
     """
-    earlier: Segment | None = None
+    previous: Segment | None = None
     for path in segments(folder):
         try:
             segment = read_segment(path)
         except FileNotFoundError:
             continue
-        if earlier:
-            if segment.synced:  # by then, so was the one before
-                earlier.synced = max(earlier.synced, earlier.whole)
-            yield earlier
-        earlier = segment
-    if earlier:
-        yield earlier
+        if previous:
+            if segment.synced:  # each sync covers all earlier segments
+                previous.synced = max(previous.synced, previous.whole)
+            yield previous
+        previous = segment
+    if previous:
+        yield previous

@@ -168,12 +168,12 @@ def test_a_missing_scope_is_named(scope: KeyScope) -> None:
 
 def test_a_tenant_operates_nothing() -> None:
     """Whatever the scopes of its key."""
-    with pytest.raises(AccessDenied, match="for the operator"):
+    with pytest.raises(AccessDenied, match="Only the operator"):
         check_scope(Identity("acme", SCOPES), "operate")
     check_scope(Identity("acme", SCOPES), "train")
 
 
 def test_nobody_gets_a_key_to_what_trials_cost() -> None:
     """The tenant of runs that nobody asked for stays the gateway's own."""
-    with pytest.raises(BadRequest, match="take another one"):
+    with pytest.raises(BadRequest, match="choose another one"):
         new_key("shadow", ["ask"])

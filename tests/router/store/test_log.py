@@ -211,13 +211,13 @@ async def test_a_sync_that_fails(tmp_path: Path) -> None:
         log.append(1, 0, b"lost, perhaps")
         waiting = [log.synced() for _ in range(2)]
         for each in (*waiting, log.synced()):
-            with pytest.raises(StoreFailed, match="could not be put on disk"):
+            with pytest.raises(StoreFailed, match="cannot be synced"):
                 await each
-        with pytest.raises(StoreFailed, match="could not be put on disk"):
+        with pytest.raises(StoreFailed, match="cannot be synced"):
             log.append(1, 1, b"more")
-        with pytest.raises(StoreFailed, match="could not be put on disk"):
+        with pytest.raises(StoreFailed, match="cannot be synced"):
             log.admit(0)
-        assert "could not be put on disk" in (log.watch() or "")
+        assert "cannot be synced" in (log.watch() or "")
 
 
 @pytest.mark.parametrize(
