@@ -1,17 +1,16 @@
-"""The filter's worth: the same training on everything that the rollouts hold, on what the filter
-lets through, and on gold trajectories of the same sub-queries; each compared with the untuned
-executor on a held-out world.
+"""Effect of the filter: trains the same model on all rollouts, on filtered rollouts, and on gold
+trajectories of the same sub-queries, and compares each with the untuned executor on a held-out
+world.
 
-With --noise, nothing is trained: a teacher that searches needlessly and reports what is wrong works
-on unseen worlds, and one that does not; what the filter keeps of either is compared with gold,
-stratum by stratum.
+With --noise, nothing is trained. A clean teacher and a noisy one, which searches needlessly and
+reports wrong answers, work on unseen worlds; the trajectories that the filter keeps are compared
+with gold, stratum by stratum.
 """
 
 import asyncio
 import html
 import random
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -52,57 +51,58 @@ from serving.config.config import Config
 from serving.config.file import load_config, preset
 from serving.files import write_atomically
 
-_AT_ONCE = 32
+_CONCURRENCY = 32
 _ARMS = ("unfiltered", "filtered", "gold")
+_NAME = re.compile(r"[A-Z]\w+(?: [A-Z]\w+)*|\d{4}")
 _SINGLE: Mix = {"student_single": 1000, "teacher_single": 500}
 _MULTI: Mix = {"teacher_multi": 668}
-"""The paper's mix, at most, for all arms: so they differ in what they learn from, and hardly in
-how much.
+"""Max trajectories per stratum, from the paper, for all arms: they differ in the kind of data and
+hardly in its amount.
 """
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the benchmark."""
 
-    worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to work on")] = (
+    worlds: Annotated[tuple[int, ...], Meta(description="seeds of the training worlds")] = (
         9001,
         9002,
         9003,
         9004,
     )
-    questions: Annotated[int, Meta(ge=1, description="of each of them")] = 300
-    held_out: Annotated[int, Meta(description="seed of the world to ask about")] = 13
+    questions: Annotated[int, Meta(ge=1, description="questions per world")] = 300
+    held_out: Annotated[int, Meta(description="seed of the held-out world")] = 13
     asked: Annotated[int, Meta(ge=1, description="questions about it")] = 200
-    recipe: Annotated[str, Meta(description="of the trainings")] = "mini"
+    recipe: Annotated[str, Meta(description="training recipe")] = "mini"
     work: (
-        Annotated[Path, Meta(description="keeps the steps' folders, to go on after a kill")] | None
+        Annotated[Path, Meta(description="folder that keeps the steps, to resume in it")] | None
     ) = None
     noise: Annotated[
-        str, Meta(description="SEARCHES,REPORTS: chances of what is needless or wrong, as 0.3,0.15")
+        str, Meta(description="SEARCHES,REPORTS: chances of flaws, such as 0.3,0.15")
     ] = ""
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """An executor that has learnt from one kind of trajectories; `base` has learnt from none."""
+    """Executor trained on one kind of trajectories; `base` is untuned."""
 
     learnt_from: str
     trajectories: int
     not_needed: float | None
-    """The share of second searches for sub-queries that one search answers, of those of the gold
-    plans; None where there was no second search.
+    """Share of second searches that the gold plan does not need, among sub-queries of gold plans;
+    None without second searches.
     """
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Arms, and how well each of them answers."""
+    """Arms, and their evaluation."""
 
     arms: list[Arm]
     evaluation: Evaluation
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A stratum: what its trajectories are worth before the filter and after. One is good that has
-    the searches and the report of the gold plan.
+    """Quality of a stratum before and after the filter. A trajectory is good if it has the number
+    of searches and the report of the gold plan.
     """
 
     teacher: str
@@ -111,73 +111,80 @@ class Kept(msgspec.Struct, frozen=True):
     candidates: int
     """Trajectories with a report."""
     good: float
-    """Share of them."""
+    """Share of good candidates."""
     kept: int
     precision: float
-    """The share of good ones of those kept."""
+    """Share of good trajectories among those kept."""
     recall: float
-    """The share of the good ones whose sub-query is kept in this stratum."""
+    """Share of good candidates whose sub-query is kept in this stratum."""
 
 
 class NoiseFigures(msgspec.Struct, frozen=True):
-    """The filter's table, and how many it rejected for which reason, by teacher."""
+    """Quality of the filter, and the number of rejections by reason and teacher."""
 
     kept: list[Kept]
     rejected: dict[str, dict[str, int]]
 
 
 async def measure(options: Options) -> Figures | NoiseFigures:
-    """Roll out, train three times, and evaluate; or compare with gold. Raises `RolegateError`."""
+    """Train and evaluate three arms; with --noise, compare the filter with gold. Raises
+    `RolegateError`.
+    """
     config = load_config(preset("mini"))
     if options.noise:
         with work_folder(options.work) as work:
             return await _against_gold(config, work, options)
-    student = Path(config.engines["executor"].path)
-    arms = dict.fromkeys((BASE, *_ARMS), 0)
     with work_folder(options.work) as work:
         async with mini_deployment(config, teacher=True) as mini:
-            gold = [
-                kept
-                for seed in options.worlds
-                for kept in await _world(mini, work, seed, options.questions)
-            ]
-            rolled_out = [work / f"world-{seed}" / "rollouts" for seed in options.worlds]
-            mix = ",".join(f"{stratum}={count}" for stratum, count in (_SINGLE | _MULTI).items())
-            await _step("filter", *rolled_out, "--none", "--mix", mix, "--out", work / "unfiltered")
-            await _step("filter", *rolled_out, "--mix", mix, "--out", work / "filtered")
-            _write_gold(work / "gold", gold)
-            for arm in _ARMS:
-                data = work / f"{arm}-data"
-                trained = work / f"{arm}-trained"
-                await _step("dataset", work / arm, "--model", student, "--out", data)
-                await _step(
-                    "train", data, "--model", student, "--recipe", options.recipe, "--out", trained
-                )
-                arms[arm] = sum(1 for _ in (work / arm / RESULT).open())
+            await _write_trajectories(mini, work, options)
+            trained = {
+                arm: await _trained(work, arm, config.engines["executor"].path, options.recipe)
+                for arm in _ARMS
+            }
             asked = _export(work / "held-out", World(options.held_out, "test"), options.asked)
-            adapters = {arm: work / f"{arm}-trained" / "model" for arm in _ARMS}
-            async with _bench(mini, work / "held-out", adapters) as bench:
-                plain = [Question(one.id, one.text, (one.answer,)) for one in asked]
-                answered = await answers(bench, list(arms), plain, rollouts=1, concurrency=_AT_ONCE)
+            names = (BASE, *_ARMS)
+            async with _bench(mini, work / "held-out", trained) as bench:
+                answered = await answers(
+                    bench, names, _plain(asked), rollouts=1, concurrency=_CONCURRENCY
+                )
                 evaluation = evaluation_of(answered, bench.config.search, 1, None)
-    found = [Arm(name, count, _not_needed(answered[name], asked)) for name, count in arms.items()]
-    return Figures(found, evaluation)
+        counts = {arm: sum(1 for _ in (work / arm / RESULT).open()) for arm in _ARMS}
+    arms = [Arm(name, counts.get(name, 0), _not_needed(answered[name], asked)) for name in names]
+    return Figures(arms, evaluation)
+
+
+async def _write_trajectories(mini: MiniDeployment, work: Path, options: Options) -> None:
+    """Roll out over the training worlds and write the trajectories of each arm."""
+    gold: list[FilteredSample] = []
+    for seed in options.worlds:
+        gold += await _world(mini, work, seed, options.questions)
+    rollouts = [work / f"world-{seed}" / "rollouts" for seed in options.worlds]
+    mix = ",".join(f"{stratum}={count}" for stratum, count in (_SINGLE | _MULTI).items())
+    await _step("filter", *rollouts, "--none", "--mix", mix, "--out", work / "unfiltered")
+    await _step("filter", *rollouts, "--mix", mix, "--out", work / "filtered")
+    _write_gold(work / "gold", gold)
+
+
+async def _trained(work: Path, arm: str, student: str, recipe: str) -> Path:
+    """Train the student on the trajectories of an arm; return the folder of its adapter."""
+    data = work / f"{arm}-data"
+    out = work / f"{arm}-trained"
+    await _step("dataset", work / arm, "--model", student, "--out", data)
+    await _step("train", data, "--model", student, "--recipe", recipe, "--out", out)
+    return out / "model"
 
 
 async def _world(mini: MiniDeployment, work: Path, seed: int, count: int) -> list[FilteredSample]:
-    """Roll out over a training world; the gold trajectories of its sub-queries."""
+    """Roll out over a training world; return gold trajectories of its sub-queries."""
     folder = work / f"world-{seed}"
     asked = _export(folder, World(seed, "train"), count)
-    out = folder / "rollouts"
-    common = (
-        "--config",
-        _config(mini, folder),
-        "--questions",
-        folder / "questions.jsonl",
-        "--concurrency",
-        _AT_ONCE,
+    await _step(
+        "rollout",
+        f"--config={_config(mini, folder)}",
+        f"--questions={folder / 'questions.jsonl'}",
+        f"--concurrency={_CONCURRENCY}",
+        f"--out={folder / 'rollouts'}",
     )
-    await _step("rollout", *common, "--out", out)
     async with _bench(mini, folder, {}) as bench:
         return [
             await _gold(bench, question, sub_query)
@@ -187,29 +194,32 @@ async def _world(mini: MiniDeployment, work: Path, seed: int, count: int) -> lis
 
 
 async def _gold(bench: Runtime, question: MiniQuestion, sub_query: SubQuery) -> FilteredSample:
-    """A faultless executor's run, with real passages."""
+    """Run a perfect executor, with real passages."""
     turns = [
         *(f"<search>{query}</search>" for query in sub_query.searches),
         report_text(sub_query.report),
     ]
     role = bench.role("execution", bench.config.roles.execution)
-    faultless = bench.executor(replace(role, model=ScriptedModel(turns)))
-    execution: Execution = await faultless.run(sub_query.text, 0, bench.context())
+    perfect = bench.executor(replace(role, model=ScriptedModel(turns)))
+    execution: Execution = await perfect.run(sub_query.text, 0, bench.context())
     stratum: Stratum = "teacher_single" if len(sub_query.searches) == 1 else "teacher_multi"
     return FilteredSample(stratum, question.id, "", execution)
 
 
 def _write_gold(folder: Path, gold: Sequence[FilteredSample]) -> None:
-    """Keep those that the retriever can carry out, in the filter's own kind of folder: every point
-    of the report must stand in a passage that was found.
+    """Write gold trajectories in the format of the filter. Only those are kept whose evidence
+    stands in retrieved passages.
     """
     step = Step.begin(folder, "gold", {}, {"trajectories": len(gold)})
     if step.finished is None:
-        runs = [(kept, kept.execution) for kept in gold if not kept.execution.failed]
-        carried_out = [kept for kept, run in runs if all(run.citations(run.report.evidence))]
-        chosen = mixed(carried_out, {"teacher_single": sum(_SINGLE.values()), **_MULTI}, seed=1)
+        supported = [sample for sample in gold if _is_supported(sample.execution)]
+        chosen = mixed(supported, {"teacher_single": sum(_SINGLE.values()), **_MULTI}, seed=1)
         write_atomically(folder / RESULT, msgspec.json.Encoder().encode_lines(chosen))
         step.finish({"samples": len(chosen)}, [RESULT])
+
+
+def _is_supported(execution: Execution) -> bool:
+    return not execution.failed and all(execution.citations(execution.report.evidence))
 
 
 def _bench(
@@ -219,7 +229,7 @@ def _bench(
 
 
 def _config(mini: MiniDeployment, folder: Path) -> Path:
-    """A config over the world in `folder`, with the models that run."""
+    """Write a config over the world in `folder`, with the running models, and return its file."""
     file = folder / "rolegate.toml"
     of = msgspec.structs.replace(mini, of=over(mini.of, folder), retrieval="")
     of.config(file)
@@ -227,7 +237,12 @@ def _config(mini: MiniDeployment, folder: Path) -> Path:
 
 
 def _export(folder: Path, world: World, count: int) -> list[MiniQuestion]:
+    """Write a world and its questions; return the questions, each once."""
     return list({question.text: question for question in export(world, folder, count)}.values())
+
+
+def _plain(questions: Sequence[MiniQuestion]) -> list[Question]:
+    return [Question(question.id, question.text, (question.answer,)) for question in questions]
 
 
 def _not_needed(answered: Sequence[Answered], asked: Sequence[MiniQuestion]) -> float | None:
@@ -236,27 +251,27 @@ def _not_needed(answered: Sequence[Answered], asked: Sequence[MiniQuestion]) -> 
         for question in asked
         for sub_query in question.sub_queries
     }
+    executions = [execution for answer in answered for execution in answer.executions]
     twice = [
-        run
-        for one in answered
-        for run in one.executions
-        if len(run.searches) > 1 and run.sub_query in enough
+        execution.sub_query
+        for execution in executions
+        if len(execution.searches) > 1 and execution.sub_query in enough
     ]
-    return fmean(enough[run.sub_query] == 1 for run in twice) if twice else None
+    return fmean(enough[sub_query] == 1 for sub_query in twice) if twice else None
 
 
 async def _step(command: str, *arguments: object) -> None:
-    """Run a step of the distillation in a thread, as it runs an event loop of its own."""
+    """Run a step of the distillation in a thread, as steps have their own event loop."""
     if status := await asyncio.to_thread(run, [command, *map(str, arguments)]):
-        raise RolegateError(f"{command} ended with status {status}.")
+        raise RolegateError(f"rolegate sft {command} ended with status {status}.")
 
 
 async def _against_gold(config: Config, work: Path, options: Options) -> NoiseFigures:
-    """What the filter keeps of a clean and of a noisy teacher's work on the same questions."""
+    """Compare the filter with gold on the work of a clean and of a noisy teacher."""
     try:
         searches, reports = map(float, options.noise.split(","))
     except ValueError:
-        raise BadConfig(f"--noise {options.noise}: give two chances, as 0.3,0.15.") from None
+        raise BadConfig(f"--noise {options.noise}: give two chances, such as 0.3,0.15.") from None
     rates = {"clean": (0.0, 0.0), "noisy": (searches, reports)}
     rollouts: dict[str, list[Rollout]] = {name: [] for name in rates}
     gold: dict[str, SubQuery] = {}
@@ -264,31 +279,28 @@ async def _against_gold(config: Config, work: Path, options: Options) -> NoiseFi
         for seed in options.worlds:
             folder = work / f"unseen-{seed}"
             world = World(seed, "test")
-            asked = [
-                Question(one.id, one.text, (one.answer,))
-                for one in _export(folder, world, options.questions)
-            ]
-            gold |= {question_key(one.text): one for one in _every_sub_query(world)}
-            of = load_config(_config(mini, folder))
+            asked = _plain(_export(folder, world, options.questions))
+            gold |= {question_key(known.text): known for known in _every_sub_query(world)}
+            over_world = load_config(_config(mini, folder))
             async with open_runtime(
-                of, lambda _step: None, cache=folder / CALLS, teacher=True
+                over_world, lambda _step: None, cache=folder / CALLS, teacher=True
             ) as bench:
                 for name, chances in rates.items():
                     worker = rollout_worker(bench, teaching=partial(_noisy, chances=chances))
                     path = folder / f"{name}.jsonl"
-                    failed = await roll_out_all(worker, asked, path, _AT_ONCE, lambda: None)
-                    for why in failed.values():
-                        raise RolegateError(f"{len(failed)} questions failed: {why}")
+                    failed = await roll_out_all(worker, asked, path, _CONCURRENCY, lambda: None)
+                    for reason in failed.values():
+                        raise RolegateError(f"{len(failed)} questions failed: {reason}")
                     rollouts[name] += [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
+
     rows: list[Kept] = []
-    rejected: dict[str, Counter[str]] = {}
-    for name, its in rollouts.items():
-        kept, rejected[name] = filtered(its, {})
-        rows += kept_of(name, filtered(its, {}, none=True)[0], kept, gold)
-    whys = dict.fromkeys(why for reasons in rejected.values() for why in reasons)
-    return NoiseFigures(
-        rows, {why: {name: its[why] for name, its in rejected.items()} for why in whys}
-    )
+    rejected: dict[str, dict[str, int]] = {}
+    for name, teacher_rollouts in rollouts.items():
+        kept, reasons = filtered(teacher_rollouts, {})
+        rows += kept_of(name, filtered(teacher_rollouts, {}, none=True)[0], kept, gold)
+        for reason, count in reasons.items():
+            rejected.setdefault(reason, dict.fromkeys(rates, 0))[name] = count
+    return NoiseFigures(rows, rejected)
 
 
 def kept_of(
@@ -297,17 +309,14 @@ def kept_of(
     kept: Sequence[FilteredSample],
     gold: Mapping[str, SubQuery],
 ) -> Iterator[Kept]:
-    """A row for each stratum that the filter can keep, of those sub-queries that `gold` has, by
-    their key.
+    """Yield a row for each stratum that the filter can keep, over the sub-queries in `gold`, which
+    has them by key.
     """
 
     def known(samples: Sequence[FilteredSample], stratum: Stratum) -> list[tuple[str, bool]]:
-        keyed = [
-            (question_key(one.execution.sub_query), one)
-            for one in samples
-            if one.stratum == stratum
-        ]
-        return [(key, _is_good(one.execution, gold[key])) for key, one in keyed if key in gold]
+        executions = [sample.execution for sample in samples if sample.stratum == stratum]
+        keyed = [(question_key(execution.sub_query), execution) for execution in executions]
+        return [(key, _is_good(execution, gold[key])) for key, execution in keyed if key in gold]
 
     strata: tuple[Stratum, ...] = ("student_single", "teacher_single", "teacher_multi")
     for stratum in strata:
@@ -327,7 +336,7 @@ def kept_of(
 
 
 def _is_good(execution: Execution, gold: SubQuery) -> bool:
-    """True for the gold report, after as many searches as it takes."""
+    """Return whether an execution has the gold answer after as many searches as the gold plan."""
     same = normal_answer(execution.report.answer) == normal_answer(gold.report.answer)
     return same and len(execution.searches) == len(gold.searches)
 
@@ -338,10 +347,12 @@ def _noisy(role: Role, chances: tuple[float, float]) -> Role:
 
 
 def _every_sub_query(world: World) -> Iterator[SubQuery]:
-    """The gold of everything that can be asked about one fact."""
+    """Yield the gold sub-query of every wording about every fact."""
     examiner = Examiner(world, Library(world))
     for entity in world.entities:
-        for relation in (one for one in BY_SUBJECT[entity.kind] if one.name in entity.values):
+        for relation in BY_SUBJECT[entity.kind]:
+            if relation.name not in entity.values:
+                continue
             plain = world.facts[entity.mention, relation.name].detour is None
             for wording in relation.ask:
                 for by_alias in {False, plain and bool(entity.alias)}:
@@ -350,33 +361,31 @@ def _every_sub_query(world: World) -> Iterator[SubQuery]:
 
 @dataclass(frozen=True, slots=True)
 class NoisyTeacher:
-    """A teacher with flaws, each by a chance that hangs on what it was shown and how it is
-    sampled: they come again.
+    """Teacher with random flaws. The random draws depend on prompt and sampling alone, so that they
+    repeat.
     """
 
     model: Model
     name: str
     endpoint: str
     searches: float
-    """The chance that it searches again, in the same words, where one search was enough to
-    report.
-    """
+    """Chance of repeating its only search instead of reporting."""
     reports: float
-    """The chance that its report names something else that it was shown: with the sentence that has
-    it, or with the evidence of the right one.
+    """Chance of reporting another name or number from its passages, either with the sentence that
+    has it or with the evidence of the right answer.
     """
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """The teacher's turn, as it comes out."""
+        """Return the teacher's turn, possibly with a flaw."""
         completion = await self.model.complete(prompt)
         return msgspec.structs.replace(completion, text=self._spoilt(prompt, completion.text))
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """The same; nobody follows it."""
+        """Complete, without deltas."""
         return await self.complete(prompt)
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """The teacher's own count."""
+        """See `Model.count`."""
         return await self.model.count(prompt, text)
 
     def _spoilt(self, prompt: Prompt, text: str) -> str:
@@ -385,25 +394,22 @@ class NoisyTeacher:
             return text
         rng = random.Random(f"{prompt.sampling.seed}/{prompt.messages}")
         shown = [
-            one.content for one in prompt.messages[2:] if one.content.startswith("<documents>")
+            message.content
+            for message in prompt.messages[2:]
+            if message.content.startswith("<documents>")
         ]
         if len(shown) == 1 and prompts.LAST_SEARCH not in shown[0] and rng.random() < self.searches:
             return prompt.messages[2].content
         if rng.random() >= self.reports:
             return text
+
         texts = re.findall("<text>(.*?)</text>", " ".join(shown), re.DOTALL)
-        said = [sentence for one in texts for sentence in sentences(html.unescape(one))]
-        named = [
-            (name, one) for one in said for name in re.findall(r"[A-Z]\w+(?: [A-Z]\w+)*|\d{4}", one)
-        ]
-        others = [
-            both
-            for both in named
-            if normal_answer(both[0]) not in normal_answer(turn.report.answer)
-        ]
+        facts = [fact for passage in texts for fact in sentences(html.unescape(passage))]
+        named = [(name, fact) for fact in facts for name in _NAME.findall(fact)]
+        right = normal_answer(turn.report.answer)
+        others = [(name, fact) for name, fact in named if normal_answer(name) not in right]
         if not others:
             return text
         name, sentence = rng.choice(others)
-        return report_text(
-            Report(name, (sentence,) if rng.random() < 0.5 else turn.report.evidence)
-        )
+        evidence = (sentence,) if rng.random() < 0.5 else turn.report.evidence
+        return report_text(Report(name, evidence))
