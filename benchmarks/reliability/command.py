@@ -1,24 +1,25 @@
-"""Nothing is lost and all is booked exactly, while everything around the gateway fails, and it is
-killed itself.
+"""Checks that nothing is lost and everything is booked exactly while upstreams fail and the gateway
+is killed.
 
-Fault proxies stand before all of its upstreams; what they do is drawn by a seed.
+All upstreams are behind fault proxies, whose faults are drawn from a seed.
 
-faults   played models, of which a share of calls goes wrong: resets, storms of 429 and of 503,
-calls that are never
-         answered, streams that drip or are cut, lying usage, invalid UTF-8, duplicated chunks,
-         stuck health endpoints
-kills    played models that take their time, and a gateway that is killed (SIGKILL) at random
-moments and started again,
-         many times; half of those whose question was cut ask it again under its name, and their
-         runs go on
-tables   the same with tables, each asked for again until it is there, and then compared with that
-of an undisturbed run vllm     the same with the demo's models on real vLLM replica  models as slow
-as real ones, of which one replica dies again and again: the others' questions notice nothing
-gateways two and more on one PostgreSQL that many clients of one tenant ask, until its quota is
-spent and beyond; one of
-         them is killed or stopped for a while every few seconds, and PostgreSQL is restarted
+faults    simulated models, a share of whose calls fails: connection resets, storms of 429 and 503,
+          calls that are never answered, streams that drip or are cut, wrong usage, invalid UTF-8,
+          duplicated chunks, hanging health endpoints
+kills     slow simulated models, and a gateway that is killed (SIGKILL) and restarted many times at
+          random moments; half of the interrupted questions are asked again with the same request
+          id and are resumed
+tables    the same with tables, each asked for again until it is complete, and then compared with
+          the table of an undisturbed run
+vllm      the same as kills, with the demo's models on real vLLM
+replica   models as slow as real ones, of which one replica dies again and again; other questions
+          must not be slower
+gateways  two or more gateways on one PostgreSQL, asked by many clients of one tenant until its
+quota
+          is spent and beyond; every few seconds one of them is killed or paused, or PostgreSQL is
+          restarted
 
-It ends with 1 where anything did not hold, which is named.
+The exit status is 1 if a check fails; failed checks are named.
 """
 
 import asyncio
@@ -72,61 +73,59 @@ from serving.terminal import complain
 
 Part = Literal["faults", "kills", "tables", "vllm", "replica", "gateways"]
 _PACE = 100.0
+"""Tokens per second."""
 _TABLE_S = 120.0
-"""Tokens a second, and the longest that a table may take."""
 _LATE_S = 0.1
 _GROWTH = 0.1
 _SLOWER = 0.1
 _EVERY_S = 0.5
 _DEATHS: tuple[State, ...] = "gone", "silent"
 _TIMES = 3
-"""Deaths of a replica of each kind, with as many questions between as while it is dead."""
+"""Deaths of a replica of each kind; as many questions are asked between deaths as during them."""
 _RESTARTS = 5
-"""PostgreSQL is restarted once in so many turns; in the others, gateways are stopped and killed."""
+"""Every fifth disturbance restarts PostgreSQL; the others pause or kill a gateway."""
 _AGREE = {"EQUAL", "WITHIN_BOUNDS"}
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the benchmark."""
 
-    parts: Annotated[tuple[Part, ...], Meta(description="of these, all without it")] = get_args(
+    parts: Annotated[tuple[Part, ...], Meta(description="parts to run; all by default")] = get_args(
         Part
     )
-    questions: Annotated[int, Meta(ge=4, description="of faults and replica")] = 2000
-    in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 32
-    share: Annotated[float, Meta(ge=0, le=1, description="of calls at which something fails")] = (
-        0.05
-    )
-    kills: Annotated[int, Meta(ge=1, description="of gateways")] = 30
+    questions: Annotated[int, Meta(ge=4, description="questions of faults and replica")] = 2000
+    in_flight: Annotated[int, Meta(ge=1, description="concurrent questions")] = 32
+    share: Annotated[float, Meta(ge=0, le=1, description="share of calls that fail")] = 0.05
+    kills: Annotated[int, Meta(ge=1, description="number of kills")] = 30
     rate: Annotated[float, Meta(gt=0, description="questions a second, of replica")] = 8.0
-    longest: Annotated[float, Meta(gt=0, description="seconds between kills")] = 2.0
-    store: Annotated[Literal["sqlite", "postgres"], Meta(description="where runs are kept")] = (
+    longest: Annotated[float, Meta(gt=0, description="max seconds between kills")] = 2.0
+    store: Annotated[Literal["sqlite", "postgres"], Meta(description="database of the runs")] = (
         "sqlite"
     )
-    gateways: Annotated[tuple[int, ...], Meta(description="at once, one time after the other")] = (
+    gateways: Annotated[
+        tuple[int, ...], Meta(description="gateways on one database, one part for each number")
+    ] = (
         2,
         4,
     )
-    clients: Annotated[int, Meta(ge=1, description="of gateways")] = 200
-    quota: Annotated[int, Meta(ge=1, description="tokens that these may spend")] = 400_000
-    seconds: Annotated[float, Meta(gt=0, description="that these ask")] = 60.0
-    every: Annotated[
-        float, Meta(gt=0, description="seconds until something is done to gateways or PostgreSQL")
-    ] = 4.0
-    stop: Annotated[float, Meta(gt=0, description="seconds that a gateway is stopped at most")] = (
-        60.0
-    )
-    quick: Annotated[bool, Meta(description="a little of each part, to see that all work")] = False
-    seed: Annotated[int, Meta(description="of the faults")] = 0
-    folder: Annotated[Path, Meta(description="where the stores are put, and kept")] | None = None
+    clients: Annotated[int, Meta(ge=1, description="clients of the part gateways")] = 200
+    quota: Annotated[int, Meta(ge=1, description="token quota of these clients")] = 400_000
+    seconds: Annotated[float, Meta(gt=0, description="seconds that these clients ask")] = 60.0
+    every: Annotated[float, Meta(gt=0, description="seconds between disturbances")] = 4.0
+    stop: Annotated[float, Meta(gt=0, description="max seconds that a gateway is paused")] = 60.0
+    quick: Annotated[
+        bool, Meta(description="a little of each part, to see that all parts work")
+    ] = False
+    seed: Annotated[int, Meta(description="seed of the faults")] = 0
+    folder: Annotated[Path, Meta(description="folder that keeps the stores")] | None = None
 
 
-_Found = tuple[Stand, list[Check]]
-_Work = Callable[[Path, str, Options], Awaitable[_Found]]
+_Result = tuple[Stand, list[Check]]
+_Work = Callable[[Path, str, Options], Awaitable[_Result]]
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Checks, and what they rest on."""
+    """Checks, and the figures behind them."""
 
     checks: list[Check]
     parts: list[PartFigures]
@@ -167,18 +166,19 @@ async def measure(options: Options) -> Figures:
             complain(f"reliability: {name}")
             shared = server and (on_postgres or name not in get_args(Part))
             store = server.new() if server and shared else f"sqlite:///{folder / name}/runs.db"
-            stand, found = await work(folder / name, store, options)
-            parts.append(await stand.figures())
-            late = [one for one in stand.ended if one.late_s > _LATE_S + stand.lag_s]
-            found = [
-                *ended_and_booked(stand.ended, late, parts[-1].accounts, shared=stand.shared),
-                *found,
+            stand, own_checks = await work(folder / name, store, options)
+            figures = await stand.figures()
+            parts.append(figures)
+            late = [result for result in stand.ended if result.late_s > _LATE_S + stand.lag_s]
+            booked = ended_and_booked(stand.ended, late, figures.accounts, shared=stand.shared)
+            checks += [
+                msgspec.structs.replace(check, check=f"{name}: {check.check}")
+                for check in (*booked, *own_checks)
             ]
-            checks += [msgspec.structs.replace(one, check=f"{name}: {one.check}") for one in found]
     return Figures(checks, parts)
 
 
-async def _faults(folder: Path, store: str, options: Options) -> _Found:
+async def _faults(folder: Path, store: str, options: Options) -> _Result:
     samples = list[tuple[float, float]]()
     async with (
         canned(folder, store, options.seed, FAULTS) as stand,
@@ -201,7 +201,7 @@ async def _faults(folder: Path, store: str, options: Options) -> _Found:
 
 
 def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
-    """Compare the second quarter, when all is warm, with the last one."""
+    """Compare the second quarter of the samples, after the warm-up, with the last one."""
     quarter = len(samples) // 4
     if quarter:
         first = statistics.median(samples[quarter : 2 * quarter])
@@ -211,12 +211,12 @@ def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
         )
 
 
-async def _kills(folder: Path, store: str, options: Options) -> _Found:
+async def _kills(folder: Path, store: str, options: Options) -> _Result:
     async with canned(folder, store, options.seed, CUT, pace=_PACE) as stand:
         return stand, await _killed(stand, options)
 
 
-async def _tables(folder: Path, store: str, options: Options) -> _Found:
+async def _tables(folder: Path, store: str, options: Options) -> _Result:
     async with canned(
         folder, store, options.seed, CUT, timeout_s=_TABLE_S, pace=_PACE, columns=COLUMNS
     ) as stand:
@@ -226,27 +226,30 @@ async def _tables(folder: Path, store: str, options: Options) -> _Found:
             async def undisturbed(text: str) -> str:
                 return rows_of((await client.table(text, COLUMNS, (), _TABLE_S)).message)
 
-            again = await in_flight(undisturbed, stand.tables, options.in_flight)
-        other = [
+            expected = await in_flight(undisturbed, stand.tables, options.in_flight)
+        different = [
             text
-            for (text, rows), anew in zip(stand.tables.items(), again, strict=True)
-            if rows != anew
+            for (text, rows), expected_rows in zip(stand.tables.items(), expected, strict=True)
+            if rows != expected_rows
         ]
-    same = named(other, f"{len(again):,}")
-    return stand, [
-        *checks,
-        Check("each table is what an undisturbed run makes of it", bool(again) and not other, same),
-    ]
+    checks.append(
+        Check(
+            "each table is what an undisturbed run makes of it",
+            bool(expected) and not different,
+            named(different, f"{len(expected):,}"),
+        )
+    )
+    return stand, checks
 
 
-async def _vllm(folder: Path, store: str, options: Options) -> _Found:
+async def _vllm(folder: Path, store: str, options: Options) -> _Result:
     async with deployed(folder, store, options.seed) as stand:
         return stand, await _killed(stand, options)
 
 
 async def _killed(stand: Stand, options: Options) -> list[Check]:
-    """Ask gateways that are killed at random moments; the last one's ledger has to agree with
-    the upstreams' counts.
+    """Ask gateways that are killed at random moments; the ledger of the last one has to agree with
+    the upstreams' counters.
     """
     texts = (stand.cut.pop(0) if stand.cut else text for text in stand.questions)
     stand.fail(options.share)
@@ -267,9 +270,9 @@ async def _killed(stand: Stand, options: Options) -> list[Check]:
     return [Check("the ledger agrees with the upstreams' counters", held, named(sorted(verdicts)))]
 
 
-async def _replica(folder: Path, store: str, options: Options) -> _Found:
-    """Ask while an executor's replica is dead, and as much while it lives, in turns."""
-    each = max(1, options.questions // (4 * _TIMES))
+async def _replica(folder: Path, store: str, options: Options) -> _Result:
+    """Ask in turns while an executor's replica is dead and while it lives."""
+    per_turn = max(1, options.questions // (4 * _TIMES))
     async with canned(folder, store, options.seed, CUT, timeout_s=20.0, pace=_PACE) as stand:
         name, dead = list(stand.deployments.items())[BACKBONES]
         by_state: dict[State, list[Ended]] = {"well": [], "gone": [], "silent": []}
@@ -277,11 +280,11 @@ async def _replica(folder: Path, store: str, options: Options) -> _Found:
             await stand.ask(client, question(0))  # warms up
             for state in ("well", *_DEATHS) * _TIMES:
                 await dead.become(state)
-                texts = [f"{question(len(stand.ended))} {number}" for number in range(each)]
+                texts = [f"{question(len(stand.ended))} {number}" for number in range(per_turn)]
                 asked = await at_rate(
                     lambda text: stand.ask(client, text, hurried_share=0.0), texts, options.rate
                 )
-                by_state[state] += [one for one in asked if one]
+                by_state[state] += filter(None, asked)
         wanted = select(CALLS.c.run_id).distinct().where(CALLS.c.deployment == name)
         called = await stand.read(lambda connection: set(connection.scalars(wanted)))
         usual_s = quantile(_untouched(by_state["well"], called), 0.99)
@@ -296,15 +299,19 @@ async def _replica(folder: Path, store: str, options: Options) -> _Found:
 
 
 def _untouched(ended: Sequence[Ended], called: set[str]) -> list[float]:
-    """Seconds of answers whose runs did not call a deployment."""
-    return [one.took_s for one in ended if one.outcome == ANSWERED and one.run_id not in called]
+    """Return the seconds of answers whose runs are not in `called`."""
+    return [
+        result.took_s
+        for result in ended
+        if result.outcome == ANSWERED and result.run_id not in called
+    ]
 
 
 async def _gateways(
     server: Server, number: int, folder: Path, store: str, options: Options
-) -> _Found:
-    """Ask gateways on one database that are killed and stopped, as clients of one tenant that
-    has a quota.
+) -> _Result:
+    """Ask gateways on one database that are killed and paused, as clients of one tenant with a
+    quota.
     """
     async with canned(folder, store, options.seed, CUT, timeout_s=20.0, pace=20.0) as stand:
         async with opened(stand.store) as database:
@@ -319,29 +326,30 @@ async def _gateways(
             await shared.begun.wait()
             await asyncio.sleep(options.seconds)
             shared.over.set()
-        async with AsyncExitStack() as stack:  # to read the log of each that was killed
+        async with AsyncExitStack() as stack:  # reads the logs of killed gateways
             for _ in range(number):
                 await stack.enter_async_context(gateway(stand.config))
         async with opened(stand.store) as database:
-            booked = max(
-                (each.tokens for each in await SQLAccounts(database).spending("default")), default=0
-            )
+            spending = await SQLAccounts(database).spending("default")
+            booked = max((period.tokens for period in spending), default=0)
     spent = stand.spent
     left = shared.left or [0]
-    of = options.quota
-    seen = f"{len(shared.left):,} refusals; left of it at the first {left[0]:,}, at half of them "
-    seen += f"{statistics.median(left):,.0f} or more, in the end {of - spent:,}"
-    told = f"{spent:,} of {of:,}; booked as {booked:,}"
+    quota = options.quota
+    refusals = (
+        f"{len(shared.left):,} refusals; tokens left: {left[0]:,} at the first, "
+        f"{statistics.median(left):,.0f} at the median, {quota - spent:,} in the end"
+    )
+    total = f"{spent:,} of {quota:,}; booked as {booked:,}"
     return stand, [
-        Check("no more is spent than the quota, by the upstreams' own count", spent <= of, told),
-        Check("the quota is spent, until requests are refused", bool(shared.left), seen),
+        Check(
+            "no more is spent than the quota, by the upstreams' own count", spent <= quota, total
+        ),
+        Check("the quota is spent, until requests are refused", bool(shared.left), refusals),
     ]
 
 
 class _Shared:
-    """Gateways on one database, of which each is started anew where it has ended, and their
-    clients.
-    """
+    """Gateways on one database, each restarted after it has ended, and their clients."""
 
     def __init__(self, stand: Stand, options: Options, server: Server, number: int) -> None:
         self.stand = stand
@@ -349,19 +357,19 @@ class _Shared:
         self.begun = asyncio.Event()
         self.over = asyncio.Event()
         self.left: list[int] = []
-        """The part of the quota that is left at each refusal, by the upstreams' own count."""
+        """Tokens of the quota that are left at each refusal, by the upstreams' own count."""
         self._options = options
         self._server = server
         self._number = number
         self._chance = stand.chance
         self._clients: dict[psutil.Process, AsyncClient] = {}
-        """By the gateways that live."""
-        self._stopped: set[psutil.Process] = set()
+        """Clients of live gateways, by process."""
+        self._paused: set[psutil.Process] = set()
 
     async def keep(self) -> None:
-        """Let there be a gateway, until all is over."""
+        """Keep one gateway running until the part is over."""
         while not self.over.is_set():
-            with suppress(RolegateError):  # the database is not there
+            with suppress(RolegateError):  # the database is down
                 async with gateway(self.stand.config) as process:
                     client = await self.connections.enter_async_context(
                         AsyncClient(process.words[0])
@@ -369,22 +377,21 @@ class _Shared:
                     self._clients[process.watched] = client
                     if len(self._clients) == self._number:
                         self.begun.set()
-                    ends = [
-                        asyncio.create_task(each)
-                        for each in (process.process.wait(), self.over.wait())
-                    ]
-                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                    ends = process.process.wait(), self.over.wait()
+                    await asyncio.wait(
+                        map(asyncio.create_task, ends), return_when=asyncio.FIRST_COMPLETED
+                    )
                     del self._clients[process.watched]
 
     async def ask(self) -> None:
-        """Ask any of the gateways, those that are stopped among them, until there is an answer."""
+        """Ask random gateways, paused ones included; repeat each question until it is answered."""
         text = next(self.stand.questions)
         while not await self._is_over(self._chance.uniform(0, _EVERY_S)):
             if not self._clients:
                 continue
             client = self._chance.choice(list(self._clients.values()))
             ended = await ask_until(client, text, self.stand.timeout_s, hurried=True)
-            # The gateway has ended, or ends
+            # The gateway has ended or is ending
             if ended.outcome.startswith(("UNAVAILABLE,", "CANCELLED,")):
                 continue
             self.stand.ended.append(ended)
@@ -394,32 +401,33 @@ class _Shared:
                 self.left.append(self._options.quota - self.stand.spent)
 
     async def disturb(self) -> None:
-        """Kill gateways, stop them as long as there is another one, and restart the database."""
+        """Kill gateways, pause them while another one is awake, and restart the database."""
         await self.begun.wait()
         async with asyncio.TaskGroup() as group:
             for turn in count(1):
                 if await self._is_over(self._options.every):
                     return
-                awake = [each for each in self._clients if each not in self._stopped]
-                what = "restarted" if turn % _RESTARTS == 0 else "stopped" if turn % 2 else "killed"
-                if what == "restarted":
+                awake = [process for process in self._clients if process not in self._paused]
+                kind = "stopped" if turn % 2 else "killed"
+                if turn % _RESTARTS == 0:
+                    kind = "restarted"
                     await asyncio.to_thread(
                         self._server.restart, self._chance.choice(("fast", "immediate"))
                     )
-                elif what == "stopped" and len(awake) > 1:
-                    group.create_task(self._stop(self._chance.choice(awake)))
-                elif what == "killed" and awake:
+                elif kind == "stopped" and len(awake) > 1:
+                    group.create_task(self._pause(self._chance.choice(awake)))
+                elif kind == "killed" and awake:
                     self._chance.choice(awake).kill()
                 else:
                     continue
-                self.stand.happened[what] += 1
+                self.stand.happened[kind] += 1
 
-    async def _stop(self, process: psutil.Process) -> None:
-        self._stopped.add(process)
+    async def _pause(self, process: psutil.Process) -> None:
+        self._paused.add(process)
         process.suspend()
         await self._is_over(self._chance.uniform(1, self._options.stop))
         process.resume()
-        self._stopped.remove(process)
+        self._paused.remove(process)
 
     async def _is_over(self, within_s: float) -> bool:
         with suppress(TimeoutError):

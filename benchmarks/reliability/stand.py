@@ -1,5 +1,5 @@
-"""Gateways to be asked while all fails, behind them played models or real ones; and checks of
-what came of it.
+"""Gateway under test with failing upstreams, simulated or real, and checks of what clients,
+upstreams and the store saw.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ Value = TypeVar("Value")
 BACKBONES = 2
 EXECUTORS = 3
 CUT: tuple[Fault, ...] = ("cut",)
-"""Leaves the upstream's own count comparable with the ledger."""
+"""Fault after which the upstream's own token count is still comparable with the ledger."""
 _AGAIN_SHARE = 0.5
-"""The share of the cut questions that are asked again."""
+"""Share of the interrupted questions that are asked again."""
 _HURRIED_SHARE = 0.2
 _LEAST_S = 0.5
 _PAUSE_S = 0.5
@@ -59,38 +59,35 @@ _WORLD_S = 60.0
 
 
 class Accounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Differences between what clients and upstreams saw and the store; all lists should be
+    """Differences between the store and what clients and upstreams saw; all lists should be
     empty.
     """
 
     attempts: int
-    """That came to an upstream."""
+    """Attempts that reached an upstream."""
     rows: dict[str, int]
-    """Of the ledger, by outcome."""
+    """Rows of the ledger by outcome."""
     unaccounted: list[str]
-    """Attempts that came to an upstream, and that the ledger does not have, or has at another
-    one.
+    """Attempts that reached an upstream, but are not in the ledger or at another deployment there.
     """
     again: list[str]
-    """Attempts that came more than once."""
+    """Attempts that reached upstreams more than once."""
     invented: list[str]
-    """Rows of attempts that came to an end without having come to any upstream."""
+    """Rows of ended attempts that reached no upstream."""
     miscounted: list[str]
-    """Completed calls that the upstream counted otherwise."""
+    """Completed calls whose tokens the upstream counted differently."""
     lost: list[str]
-    """Runs whose answer a client received, and which are not in the store with all that the
-    client was told.
-    """
+    """Runs whose answer a client received, but whose usage or status in the store is different."""
     stuck: list[str]
     """Runs and calls that have not ended."""
     gone_on: int = 0
-    """Runs that went on with one that was cut."""
+    """Runs that resumed an interrupted one."""
     in_flight: int = 0
-    """Calls of theirs that were in flight at a kill, and were made again."""
+    """Calls repeated in resumed runs because they were in flight at a kill."""
     repeated: list[str] = []
-    """Calls of theirs that had been completed before, and were made again all the same."""
+    """Calls repeated in resumed runs although they had completed."""
     begun_anew: list[str] = []
-    """Runs that should have gone on with one that was cut."""
+    """Runs that started over instead of resuming an interrupted one."""
 
 
 class PartFigures(msgspec.Struct, frozen=True):
@@ -99,47 +96,49 @@ class PartFigures(msgspec.Struct, frozen=True):
     part: str
     ended: Outcomes
     lag_ms: float
-    """How late this process itself was at most, as clients, proxies and played models run in it."""
+    """Max delay of this process's event loop, which runs clients, proxies and simulated models."""
     faults: dict[str, int]
     accounts: Accounts
 
 
 @dataclass(slots=True)
 class Stand:
-    """A gateway's config, the proxies before its upstreams, and clients that ask it."""
+    """Config of the gateway under test, the proxies in front of its upstreams, and its clients."""
 
     config: Path
     deployments: Mapping[str, FaultProxy]
-    """By the name that the ledger has for what is behind it."""
+    """Proxies by the deployment name in the ledger."""
     plans: Sequence[FaultPlan]
     timeout_s: float
     chance: random.Random
     store: str
-    """The address of its database."""
+    """URL of the database."""
     questions: Iterator[str]
-    """New ones, no two of which have one name."""
+    """Unused questions; each is different."""
     models: Sequence[OpenAIServer] = ()
-    """Those that are played."""
+    """Simulated models."""
     ended: list[Ended] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
-    """Questions that are to be asked again, as the gateway ended before they did."""
+    """Questions to ask again, as the gateway ended before they did."""
     happened: Counter[str] = field(default_factory=Counter)
-    """What was done to gateways and their database."""
+    """Number of disturbances of gateways and database, by kind."""
     shared: bool = False
-    """Whether several gateways have the database, none of which reads another one's log."""
+    """True if several gateways share the database; a run then cannot be resumed from another's
+    log.
+    """
     columns: str = ""
-    """Of the tables that are asked for; empty where answers are."""
+    """Columns of the tables to ask for; empty to ask for answers."""
     tables: dict[str, str] = field(default_factory=dict)
-    """The rows of those that came, by their questions."""
+    """Rows of received tables, by question."""
     lag_s: float = 0.0
 
     @property
     def spent(self) -> int:
-        """Tokens of all calls that came, as played models count them."""
+        """Tokens of all calls, as the simulated models count them."""
         return sum(model.tokens.total() for model in self.models)
 
     def fail(self, share: float) -> None:
-        """Let this share of calls go wrong from now on."""
+        """Set the share of calls that fail."""
         for plan in self.plans:
             plan.share = share
 
@@ -149,7 +148,7 @@ class Stand:
             return await database.read(query)
 
     async def watch(self) -> None:
-        """See how late this process is, for ever."""
+        """Measure the delay of this process's event loop, forever."""
         while True:
             due = time.perf_counter() + 0.05
             await asyncio.sleep(0.05)
@@ -158,11 +157,13 @@ class Stand:
     async def ask(
         self, client: AsyncClient, text: str, *, hurried_share: float = _HURRIED_SHARE
     ) -> Ended | None:
-        """Ask a question, sometimes with less time than the gateway gives; None where the
+        """Ask a question, sometimes with a shorter deadline than the gateway's. Return None if the
         gateway is gone.
         """
         hurried = not self.columns and self.chance.random() < hurried_share
-        deadline_s = self.chance.uniform(_LEAST_S, self.timeout_s) if hurried else self.timeout_s
+        deadline_s = self.timeout_s
+        if hurried:
+            deadline_s = self.chance.uniform(_LEAST_S, self.timeout_s)
         ended = await ask_until(client, text, deadline_s, hurried=hurried, columns=self.columns)
         if ended.outcome.startswith("UNAVAILABLE,"):
             if self.columns or self.chance.random() < _AGAIN_SHARE:
@@ -173,8 +174,8 @@ class Stand:
             self.tables[text] = ended.rows
         return ended
 
-    async def keep_asking(self, address: str, texts: Iterator[str], at_once: int) -> None:
-        """Ask, until there is nothing to ask or the gateway is gone."""
+    async def keep_asking(self, address: str, texts: Iterator[str], concurrency: int) -> None:
+        """Ask until no question is left or the gateway is gone."""
 
         async def work(client: AsyncClient) -> None:
             for text in texts:
@@ -184,29 +185,22 @@ class Stand:
                     await asyncio.sleep(_PAUSE_S)
 
         async with AsyncClient(address) as client, asyncio.TaskGroup() as group:
-            for _ in range(at_once):
+            for _ in range(concurrency):
                 group.create_task(work(client))
 
     async def figures(self) -> PartFigures:
-        """Sum up, once the gateway has ended."""
+        """Return the figures, after the gateway has ended."""
         faults = sum((plan.seen for plan in self.plans), self.happened)
+        proxies = self.deployments.values()
         seen = {name: proxy.attempts for name, proxy in self.deployments.items()}
-        counted = {
-            name: usage
-            for proxy in self.deployments.values()
-            for name, usage in proxy.counted.items()
-        }
-        shown = {
-            name: told
-            for proxy in self.deployments.values()
-            for name, told in proxy.conversations.items()
-        }
-        found = await self.read(
+        counted = dict(chain.from_iterable(proxy.counted.items() for proxy in proxies))
+        shown = dict(chain.from_iterable(proxy.conversations.items() for proxy in proxies))
+        accounts = await self.read(
             lambda connection: compared(connection, self.ended, seen, counted, shown)
         )
         name = self.config.parent.name
         ended = Outcomes.of(self.ended)
-        return PartFigures(name, ended, self.lag_s * 1000, dict(faults.most_common()), found)
+        return PartFigures(name, ended, self.lag_s * 1000, dict(faults.most_common()), accounts)
 
 
 @asynccontextmanager
@@ -220,9 +214,9 @@ async def canned(
     pace: float = 0.0,
     columns: str = "",
 ) -> AsyncIterator[Stand]:
-    """Played models with replicas, and a retrieval, behind fault proxies. `folder` is named after
-    the part; `store`: the address of its database; `pace`: tokens a second; 0 for all at once;
-    `columns`: as of `Stand`.
+    """Start simulated models with replicas and a retrieval service behind fault proxies. `folder`
+    has the name of the part. `store`: URL of the database. `pace`: tokens per second, 0 without
+    delay. `columns`: see `Stand`.
     """
 
     def reply(asked: ChatRequest) -> Reply:
@@ -244,7 +238,7 @@ async def canned(
         proxies = await stack.enter_async_context(fault_proxies(upstreams, seed, faults))
         urls = [proxy.base_url for proxy in proxies]
         waits = {"first_token_timeout_s": timeout_s / 8, "call_timeout_s": timeout_s / 2}
-        # A table without a call that failed for good is another one
+        # More attempts, as a table in which a call failed permanently would differ
         waits |= {"attempts": 6} if columns else {}
         executors = {
             "base_url": urls[BACKBONES],
@@ -277,8 +271,8 @@ _ASKS = '<ask column="maker">Who made {part}?</ask><ask column="made">When was {
 
 
 def tabular(asked: ChatRequest) -> str:
-    """The text of a turn on a table of `COLUMNS`; names and values repeat the numbers of what
-    is asked.
+    """Return the text of a turn on a table of `COLUMNS`. Names and values repeat the numbers in the
+    question.
     """
     about = asked.texts[1]
     turns = len(asked.texts)
@@ -291,23 +285,22 @@ def tabular(asked: ChatRequest) -> str:
         return f"<search>{json.dumps(shelves)}</search>{_ASKS}"
     if turns == 2:
         return f"<search>{about}</search>"
-    answer = (
-        f"maker: {'Michael Mann' if int(numbers[-1]) % 3 else 'not found'}\nmade: "
-        f"{1943 + int(numbers[-1])}"
-    )
     if "shelf" in about:
         answer = "\n".join(f"Part {name}-{number}" for number in range(4))
+    else:
+        last = int(numbers[-1])
+        maker = "Michael Mann" if last % 3 else "not found"
+        answer = f"maker: {maker}\nmade: {1943 + last}"
     return f"<answer>{answer}</answer>\n<evidence>Heat is a film by Michael Mann</evidence>"
 
 
 @asynccontextmanager
 async def deployed(folder: Path, store: str, seed: int) -> AsyncIterator[Stand]:
-    """The demo's models on real vLLM over a world that they have not seen, behind fault proxies."""
+    """Start the demo's models on real vLLM, over an unseen world, behind fault proxies."""
     world = folder / "world"
     replace = msgspec.structs.replace
-    texts = dict.fromkeys(
-        one.text for one in export(World(_WORLD, "test"), world, _WORLD_QUESTIONS)
-    )
+    questions = export(World(_WORLD, "test"), world, _WORLD_QUESTIONS)
+    texts = dict.fromkeys(question.text for question in questions)
     async with (
         mini_deployment(over(load_config(preset("mini")), world)) as mini,
         fault_proxies(list(mini.engines.values()), seed, CUT) as proxies,
@@ -332,38 +325,40 @@ def _kept(folder: Path, store: str) -> dict[str, str]:
 
 
 def ended_and_booked(
-    ended: Sequence[Ended], late: Sequence[Ended], found: Accounts, *, shared: bool = False
+    ended: Sequence[Ended], late: Sequence[Ended], accounts: Accounts, *, shared: bool = False
 ) -> Iterator[Check]:
-    """Checks that hold wherever questions are asked. `shared`: as for `Stand`."""
-    untyped = [one.outcome for one in ended if not one.typed]
-    answered = sum(one.outcome == ANSWERED for one in ended)
+    """Yield the checks of all parts. `shared`: see `Stand`."""
+    untyped = [result.outcome for result in ended if not result.typed]
+    answered = sum(result.outcome == ANSWERED for result in ended)
     yield Check("none ends 100 ms after its deadline", not late, f"{len(late)} of {len(ended)}")
     yield Check("each ends in an answer or a typed error", not untyped, named(untyped))
     yield Check("some are answered", answered > 0, f"{answered} of {len(ended)}")
-    yield Check("there are attempts", found.attempts > 0, f"{found.attempts:,}")
-    completed = f"{found.rows.get('completed', 0):,}"
-    went_on = f"{found.gone_on:,} that went on"
-    for text, names, of in (
-        ("every attempt is booked", found.unaccounted, f"{found.attempts:,}"),
-        ("no attempt comes twice", found.again, f"{found.attempts:,}"),
-        ("no row is invented", found.invented, f"{sum(found.rows.values()):,}"),
-        ("completed calls are booked as upstreams counted them", found.miscounted, completed),
-        ("no answer is lost", found.lost, f"{answered:,}"),
-        ("nothing is left open", found.stuck, ""),
-        (
-            "no completed call is made again",
-            found.repeated,
-            f"{went_on}; {found.in_flight:,} had been in flight",
-        ),
-        *([] if shared else [("who asks again goes on", found.begun_anew, went_on)]),
-    ):
-        yield Check(text, not names, named(names, of))
+
+    attempts = f"{accounts.attempts:,}"
+    yield Check("there are attempts", accounts.attempts > 0, attempts)
+    completed = f"{accounts.rows.get('completed', 0):,}"
+    resumed = f"{accounts.gone_on:,} that were resumed"
+    in_flight = f"{resumed}; {accounts.in_flight:,} had been in flight"
+    checks = [
+        ("every attempt is booked", accounts.unaccounted, attempts),
+        ("no attempt comes twice", accounts.again, attempts),
+        ("no row is invented", accounts.invented, f"{sum(accounts.rows.values()):,}"),
+        ("completed calls are booked as upstreams counted them", accounts.miscounted, completed),
+        ("no answer is lost", accounts.lost, f"{answered:,}"),
+        ("nothing is left open", accounts.stuck, ""),
+        ("no completed call is made again", accounts.repeated, in_flight),
+    ]
+    if not shared:
+        checks.append(("who asks again goes on", accounts.begun_anew, resumed))
+    for text, names, total in checks:
+        yield Check(text, not names, named(names, total))
 
 
-def named(names: Sequence[str], of: str = "") -> str:
-    """The first of them, and how many more there are."""
+def named(names: Sequence[str], total: str = "") -> str:
+    """Return the first three names and the number of the others, of a total."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (f"{', '.join(names[:3])}{more}" if names else "none") + (of and f" of {of}")
+    shown = f"{', '.join(names[:3])}{more}" if names else "none"
+    return f"{shown} of {total}" if total else shown
 
 
 def compared(
@@ -373,10 +368,10 @@ def compared(
     counted: Mapping[str, Counted],
     shown: Mapping[str, bytes],
 ) -> Accounts:
-    """`seen`: request ids by deployment, as the ledger names it. By those, `counted` and
-    `shown` to upstreams.
+    """Compare the store with what clients and upstreams saw. `seen`: request ids by deployment, as
+    the ledger names it. `counted`, `shown`: usage and conversation at the upstream, by request id.
     """
-    came = Counter(chain.from_iterable(seen.values()))
+    arrived = Counter(chain.from_iterable(seen.values()))
     whole = (*WHOLE, "refused", "content_refused", "protocol_error")
     rows = {f"{row.run_id}-{row.number}": row for row in connection.execute(select(CALLS))}
     runs = {
@@ -385,16 +380,18 @@ def compared(
     }
     again = [pair for run in runs.values() for pair in _made_again(run, runs, shown)]
     return Accounts(
-        attempts=came.total(),
+        attempts=arrived.total(),
         rows=dict(Counter(row.outcome for row in rows.values()).most_common()),
         unaccounted=[
-            f"{name or 'one without a name'} at {deployment}"
+            f"{name or 'request without an id'} at {deployment}"
             for deployment, names in seen.items()
             for name in names
             if name not in rows or rows[name].deployment != deployment
         ],
-        again=[name for name, times in came.items() if times > 1],
-        invented=[name for name, row in rows.items() if name not in came and row.outcome in whole],
+        again=[name for name, times in arrived.items() if times > 1],
+        invented=[
+            name for name, row in rows.items() if name not in arrived and row.outcome in whole
+        ],
         miscounted=[
             name
             for name, row in rows.items()
@@ -421,36 +418,37 @@ def compared(
 
 
 def _lost(connection: Connection, ended: Iterable[Ended]) -> list[str]:
-    """The runs of answers that are not in the store with all that clients were told."""
+    """Return the runs of answers whose status or usage in the store differs from the answer's."""
     tokens = func.coalesce(func.sum(CALLS.c.prompt_tokens + CALLS.c.completion_tokens), 0)
     summed = select(
         RUNS.c.run_id, RUNS.c.status, func.count(CALLS.c.number), tokens
     ).outerjoin_from(RUNS, CALLS)
     stored = {
-        run_id: told
-        for run_id, *told in connection.execute(summed.group_by(RUNS.c.run_id, RUNS.c.status))
+        run_id: sums
+        for run_id, *sums in connection.execute(summed.group_by(RUNS.c.run_id, RUNS.c.status))
     }
-    answered = [one for one in ended if one.outcome == ANSWERED]
+    answered = [result for result in ended if result.outcome == ANSWERED]
     return [
-        one.run_id
-        for one in answered
-        if stored.get(one.run_id) != ["finished", one.attempts, one.tokens]
+        result.run_id
+        for result in answered
+        if stored.get(result.run_id) != ["finished", result.attempts, result.tokens]
     ]
 
 
 def _made_again(
     run: Run, runs: Mapping[str, Run], shown: Mapping[str, bytes]
 ) -> Iterator[tuple[str, bool]]:
-    """The calls of a run that show a model what one was shown in a run that it goes on with, and
-    whether that call had been completed.
+    """Yield each call of a resumed run whose conversation was already sent in an earlier run, and
+    whether the earlier call had completed.
     """
     completed = dict[bytes, bool]()
     earlier = runs.get(run.resumed_from)
     while earlier:
         for call in earlier.calls:
-            if told := shown.get(call.request_id):
-                completed[told] = completed.get(told, False) or call.outcome == "completed"
+            if conversation := shown.get(call.request_id):
+                completed.setdefault(conversation, False)
+                completed[conversation] |= call.outcome == "completed"
         earlier = runs.get(earlier.resumed_from)
     for call in run.calls:
-        if (told := shown.get(call.request_id)) in completed:
-            yield call.request_id, completed[told]
+        if (conversation := shown.get(call.request_id)) in completed:
+            yield call.request_id, completed[conversation]
