@@ -1,17 +1,17 @@
 """`rolegate sft mine`: roll out logged questions again, with the teacher as executor.
 
-Reads the config's store: answers and tables, failures included, but none of tenants that have opted
-out and none whose texts were not kept. Which answers are right is known from right answers that
-feedback tells, or from the judge; that somebody liked an answer does not make it right. Of tables
-nothing has to be known. Unless one tenant is named, no tenant's word stands for more than a quarter
-of the questions. Prints what that would take and asks; then it does what `rolegate sft rollout`
-does.
+Reads answers and tables from the config's store, also failed ones, except those of tenants that
+opted out and those without texts. Right answers come from feedback or from the judge; a good rating
+does not make an answer right. Tables need no right answer. Unless one tenant is named, at most a
+quarter of the questions may rest on the feedback of one tenant. Prints an estimate of the cost and
+asks for confirmation, then works as `rolegate sft rollout`.
 """
 
 import argparse
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -51,104 +51,106 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     """Options of the step."""
 
     since: Annotated[str, Meta(description=FORMATS)] | None = None
-    until: Annotated[str, Meta(description="runs that started before")] | None = None
-    tenant: Annotated[str, Meta(description="one tenant's only")] | None = None
-    evaluation: Annotated[
-        tuple[Path, ...], Meta(description="files of questions to leave out")
-    ] = ()
-    yes: Annotated[bool, Meta(description="do not ask")] = False
+    until: str | None = None
+    """only runs that started before"""
+    tenant: str | None = None
+    """only runs of this tenant"""
+    evaluation: tuple[Path, ...] = ()
+    """files of questions to leave out"""
+    yes: bool = False
+    """do not ask to confirm the cost"""
 
 
 class Counts(msgspec.Struct):
-    """Logged runs that were read, by what became of them."""
+    """Numbers of logged runs that were read, by what became of them."""
 
     read: int = 0
-    """Answers and tables that have ended, of tenants that let their runs train."""
+    """Finished answers and tables of tenants that let their runs train."""
     redacted: int = 0
     """Their texts were not kept."""
     unreadable: int = 0
     """Their traces are damaged, or written by another release."""
     evaluation: int = 0
-    """Questions that must not be trained on."""
+    """Held-out questions."""
     nearly_evaluation: int = 0
-    """Questions that are nearly such ones."""
+    """Near-duplicates of held-out questions."""
     evaluation_sub_query: int = 0
-    """They asked such a one on their way."""
+    """A sub-query is a held-out question, or nearly."""
     right_answer_unknown: int = 0
-    """No feedback tells the right answer, and there is no judge."""
+    """No feedback has a right answer, and there is no judge."""
     same_question: int = 0
     same_sub_queries: int = 0
     over_limit: int = 0
     over_share: int = 0
-    """Their tenant's word would stand for too many of them."""
+    """Too many questions would rest on their tenant's feedback."""
     selected: int = 0
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """The questions that `mine` rolls out; kept in its folder, as the store goes on changing."""
+    """Questions that `mine` rolls out; kept in its folder, as the store changes."""
 
     questions: list[Question]
-    """Each with the id of its run."""
+    """Questions with the ids of their runs."""
     counts: Counts
 
 
 async def select(
     log: Archive, wanted: RunFilter, evaluation: HeldOut, *, judge: bool, limit: int | None = None
 ) -> tuple[Selection, list[Call]]:
-    """The logged questions that can be rolled out again, newest first (of those that are the same,
-    the newest), and the calls of their runs.
+    """Return the logged questions to roll out, newest first, and the calls of their runs.
 
-    `wanted` leaves out tenants that have opted out. `evaluation`: what to leave out. `judge`:
-    whether somebody can tell right answers that no feedback tells. Raises `StoreFailed`.
+    Of equal questions, the newest is kept. `wanted` must leave out tenants that opted out.
+    `evaluation`: held-out questions. `judge`: whether a judge can replace feedback. Raises
+    `StoreFailed`.
     """
     counts = Counts()
-    chosen = list[tuple[Question, tuple[Call, ...], str]]()
+    chosen: list[tuple[Question, tuple[Call, ...], str]] = []
     asked: set[str] = set()
     worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
         outer = run.result.executions if isinstance(run.result, Trajectory | TableRun) else ()
-        executions = (*(one for one in outer if one.work), *by_executors(outer))
-        sub_queries = frozenset(question_key(execution.sub_query) for execution in executions)
+        managed = (execution for execution in outer if execution.work)
+        sub_queries = [execution.sub_query for execution in (*managed, *by_executors(outer))]
+        keys = frozenset(map(question_key, sub_queries))
         if run.redacted:
             counts.redacted += 1
-        elif likeness := evaluation.likeness(run.request):
+            continue
+        if likeness := evaluation.likeness(run.request):
             counts.evaluation += likeness == "same"
             counts.nearly_evaluation += likeness == "near"
-        elif any(evaluation.likeness(execution.sub_query) for execution in executions):
+            continue
+        if any(map(evaluation.likeness, sub_queries)):
             counts.evaluation_sub_query += 1
-        elif not (
-            (question := question_of(run, told := await log.feedback(run.id))).golds
-            or question.table
-            or judge
-        ):
+            continue
+
+        feedback = await log.feedback(run.id)
+        question = question_of(run, feedback)
+        if not (question.golds or question.table or judge):
             counts.right_answer_unknown += 1
         elif question.key in asked:
             counts.same_question += 1
-        elif sub_queries and sub_queries in worked_on:
+        elif keys and keys in worked_on:
             counts.same_sub_queries += 1
         else:
             asked.add(question.key)
-            worked_on.add(sub_queries)
+            worked_on.add(keys)
             if limit is not None and len(chosen) >= limit:
                 counts.over_limit += 1
-            else:
-                by_client = question.golds and all(
-                    said.tenant for said in told if said.right_answer.strip()
-                )
-                chosen.append(
-                    (question, run.calls, run.tenant if by_client and wanted.tenant is None else "")
-                )
-    kept = within_share(chosen, lambda one: one[2])
+                continue
+            tenants = [entry.tenant for entry in feedback if entry.right_answer.strip()]
+            by_client = question.golds and all(tenants) and wanted.tenant is None
+            chosen.append((question, run.calls, run.tenant if by_client else ""))
+
+    kept = within_share(chosen, lambda candidate: candidate[2])
     counts.selected = len(kept)
     counts.over_share = len(chosen) - len(kept)
-    return Selection([question for question, _, _ in kept], counts), [
-        call for _, calls, _ in kept for call in calls
-    ]
+    calls = chain.from_iterable(run_calls for _, run_calls, _ in kept)
+    return Selection([question for question, _, _ in kept], counts), list(calls)
 
 
 def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
-    """The run's question with what was said: right answers, the operator's alone where there are
-    any; and the run's own as a wrong one, if the last verdict was that it is.
+    """Return the run's question with its right answers from feedback: the operator's, if there
+    are any, else the clients'. If the last rating is bad, the run's answer is a rejected one.
     """
     result = run.result
     if isinstance(result, TableRun):
@@ -157,18 +159,17 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
             run.request, result.schema.columns, result.given, closed, result.max_rows
         )
         return Question(run.id, run.request, (), SOURCE, table=table)
-    answer = (
-        result.answer if isinstance(result, Trajectory) and result.outcome != "out_of_scope" else ""
-    )
-    if answer == NOT_FOUND:
-        answer = ""
-    verdicts = [said.good for said in feedback if said.good is not None]
-    rejected = (answer,) if answer and verdicts and not verdicts[-1] else ()
+    answer = ""
+    in_scope = isinstance(result, Trajectory) and result.outcome != "out_of_scope"
+    if in_scope and result.answer != NOT_FOUND:
+        answer = result.answer
+    ratings = [entry.good for entry in feedback if entry.good is not None]
+    rejected = (answer,) if answer and ratings and not ratings[-1] else ()
     return Question(run.id, run.request, right_answers(feedback), SOURCE, rejected)
 
 
 async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterator[Run]:
-    """The runs that have ended and can be read."""
+    """Yield the finished runs that can be read, and count all finished ones."""
     page = ""
     while True:
         listed = await log.list(wanted, _PAGE, page)
@@ -183,31 +184,32 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterat
             except StoreFailed as error:
                 if not isinstance(error.__cause__, zlib.error | msgspec.DecodeError):
                     raise
-                counts.read = counts.read + 1
-                counts.unreadable = counts.unreadable + 1
-                continue
+                counts.unreadable += 1
+            else:
+                yield run
             counts.read += 1
-            yield run
         if not (page := listed.next_page):
             return
 
 
 _TIMES: Mapping[str, tuple[RoleName, float]] = {
-    # Once, and at most again, where other reports lead to other ends
+    # Once, and at most once more, where other reports lead to another answer
     "delegation": ("delegation", 2.0),
-    # 40 % of its runs search twice (TBSS Table 4), and may be tried again, three times
+    # 40 % of its runs search twice (TBSS Table 4), and are tried up to three times again
     "teacher": ("execution", 2.2),
     "student": ("execution", 1.0),
     "answer": ("answer", 2.0),
 }
-"""The logged role whose tokens each of them is expected to need, and how many times."""
+"""For each role of a rollout: the logged role whose tokens it needs, and the factor."""
 
 
 def estimate(
     calls: Sequence[Call], prices: Mapping[str, Price | None]
 ) -> dict[str, dict[str, float | None]]:
-    """The tokens and dollars that each role is expected to need. `calls`: of the logged runs;
-    unknown tokens count like the mean of the others. The judge, asked little, is left out.
+    """Return the expected tokens and dollars of each role.
+
+    `calls`: those of the logged runs; calls without usage count as the mean of the others. The
+    judge, which is rarely asked, is left out.
     """
     needed: dict[str, dict[str, float | None]] = {}
     for name, (role, times) in _TIMES.items():
@@ -218,39 +220,33 @@ def estimate(
                 completion += times * total.attempts / known * total.completion_tokens
         usage = Usage(round(prompt), round(completion))
         price = prices[name]
-        dollars = None if price is None else price.cost(usage) / 1e9
-        tokens = {
+        needed[name] = {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
+            "dollars": None if price is None else price.cost(usage) / 1e9,
         }
-        needed[name] = {**tokens, "dollars": dollars}
     return needed
 
 
 def run(options: Options) -> int:
-    """Run the step; the exit status, 1 where it was not agreed to."""
-    chosen = options.out / SELECTION
+    """Run the step and return the exit status: 1 if the cost was not confirmed."""
+    file = options.out / SELECTION
     selection = None
-    if not chosen.exists():
+    if not file.exists():
         selection = asyncio.run(_selected(load_config(options.config), options))
         if selection is None:
             return 1
     inputs = {f"evaluation {path}": path for path in options.evaluation}
-    step = begin_step(
-        "mine",
-        options,
-        inputs,
-        {name: getattr(options, name) for name in ("since", "until", "tenant")},
-    )
+    step = begin_step("mine", options, inputs, options.settings("since", "until", "tenant"))
     if selection is not None:
-        write_json(chosen, selection)
-    selection = read_json(chosen, Selection, "begin in a new folder")
+        write_json(file, selection)
+    selection = read_json(file, Selection, "name a new folder")
     return roll_out_step(step, options, selection.questions, msgspec.to_builtins(selection.counts))
 
 
 async def _selected(config: Config, options: Options) -> Selection | None:
-    """The questions that are to be rolled out; None where somebody does not want that. Raises
-    `BadRequest` where nothing is there, or nobody to ask.
+    """Select the questions and ask to confirm the cost; None if refused. Raises `BadRequest` if no
+    question can be used, or without a terminal.
     """
     wanted = RunFilter(
         tenant=options.tenant,
@@ -272,11 +268,13 @@ async def _selected(config: Config, options: Options) -> Selection | None:
     show({"logged_runs": msgspec.to_builtins(selection.counts)}, stderr=True)
     if selection.counts.unreadable:
         complain(
-            "What cannot be read: `rolegate store check` names it; an older release may read it."
+            "Some runs are unreadable: `rolegate store check` lists them; an older release may "
+            "read them."
         )
     if not selection.questions:
         raise BadRequest(
-            "no logged question can be used; send feedback with right answers, or name a judge."
+            "no logged question can be used; send feedback with right answers, or set "
+            "distillation.judge."
         )
     named = {
         "delegation": roles.delegation,
@@ -285,8 +283,6 @@ async def _selected(config: Config, options: Options) -> Selection | None:
         "answer": roles.answer,
     }
     show({"estimate": estimate(calls, await prices_of(named, config.prices))}, stderr=True)
-    return (
-        selection
-        if options.yes or agreed(f"Roll out {len(selection.questions)} questions?")
-        else None
-    )
+    if options.yes or agreed(f"Roll out {len(selection.questions)} questions?"):
+        return selection
+    return None

@@ -1,4 +1,4 @@
-"""Questions with their right answers, and the files of them that data sets and the mini world
+"""Questions with their right answers, and the files of questions that data sets and the mini world
 write.
 """
 
@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -19,48 +20,48 @@ from router.table.assembly import Found, read_report
 from router.table.cell_value import canonical, row_key
 from router.table.schema import checked_rows, checked_schema
 from router.trace import Execution
-from router.trace.table import Ask, Column, RowKey, Schema
+from router.trace.table import Ask, Column, RowKey
 from router.trace.values import TableRun
 
 _ANSWERS = ("answers", "golden_answers", "golds", "answer")
 _ARTICLES = frozenset(("a", "an", "the"))
 _NEAR = 0.8
-"""The Jaccard index of two questions' letter triples from which on they count as one. A misspelt,
-moved, added or missing word leaves more in common; other questions in the same words hardly ever
-have as much: none of 3,000 for training with one of 4,125 of the paper's test sets, and 0.4 % of
-five mini worlds' with one of five others'.
+"""Min Jaccard index of two questions' letter triples at which they count as one. A misspelt, moved,
+added or missing word leaves more in common; different questions in the same words hardly ever have
+as much: none of 3,000 for training with one of 4,125 of the paper's test sets, and 0.4 % of five
+mini worlds' with one of five others'.
 """
 _LOOK_ALIKES = str.maketrans(
     "аеорсухіјѕһԁԛԝѵвнмткгпαεορνυχικτβζημοսօհոսցℓıɑɡ",
     "aeopcyxijshdqwvbhmtkrnaeopvuxiktbzhmouohnugliag",
 )
-"""Letters of other alphabets, in lower case, that look like Latin ones: they disguise held-out
+"""Lower-case letters of other alphabets that look like Latin ones, and could disguise held-out
 questions.
 """
 Likeness = Literal["same", "near"]
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A question with its right answers, or a table that is asked for."""
+    """A question with its right answers, or a request for a table."""
 
     id: str
     text: str
     golds: tuple[str, ...]
-    """Any of them is right; none where that is left to the judge."""
+    """Right answers, any of which will do; empty if the judge decides."""
     source: str = ""
-    """The data set that it is from, for the composition table; empty where that was not said."""
+    """Data set of the question; empty if unknown."""
     rejected: tuple[str, ...] = ()
-    """Answers that somebody has called wrong."""
+    """Answers that feedback rated as wrong."""
     table: TableRequest | None = None
-    """None where an answer is asked for."""
+    """The table; None if an answer is asked for."""
     rows: tuple[tuple[str, ...], ...] = ()
-    """The right ones of the table, a value for each column, empty where there is none to be found;
-    none where they are not known.
+    """Right rows of the table, a value for each column, empty where none can be found. No rows if
+    they are unknown.
     """
 
     @property
     def key(self) -> str:
-        """The same for those that count as one in training."""
+        """Key of the question; equal keys count as one question in training."""
         table = self.table and msgspec.json.encode((self.table.columns, self.table.rows)).decode()
         return question_key(self.text) + (table or "")
 
@@ -70,7 +71,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line of a file; other keys are ignored."""
+    """A line of a file; unknown keys are ignored."""
 
     id: str | int | None = None
     text: str = ""
@@ -84,7 +85,7 @@ class _Line(msgspec.Struct, frozen=True):
     dataset: str = ""
     sub_queries: list[str] = []
     rounds: list[list[_Asked]] = []
-    """The sub-queries as the mini world writes them."""
+    """Sub-queries as the mini world writes them."""
 
 
 class _TableLine(_Line, frozen=True):
@@ -93,125 +94,128 @@ class _TableLine(_Line, frozen=True):
 
 
 def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question], int]:
-    """The questions of a file, and how many others are the same once normalised; the first one
-    stays.
+    """Return the questions of a file, and the number of duplicates, which are left out.
 
-    A line has `text` or `question`, and `answer`, `answers`, `golden_answers` or `golds`; `id` and
-    `source` (or `dataset`) may be missing. Of an id that comes twice, the later ones get a number.
-    With `tables`, a line with `columns`, each with the fields of `Column`, asks for a table; its
-    right `rows` may be missing. Raises `BadConfig`, naming file and line.
+    A line has `text` or `question`, and `answer`, `answers`, `golden_answers` or `golds`. `id` and
+    `source` (or `dataset`) are optional; repeated ids get a number. With `tables`, a line with
+    `columns`, which have the fields of `Column`, asks for a table; its right `rows` are optional.
+    Raises `BadConfig`, with file and line.
     """
-    found: dict[str, Question] = {}
-    ids: dict[str, int] = {}
+    questions: dict[str, Question] = {}
+    ids: Counter[str] = Counter()
     duplicates = 0
     for number, line, text in _lines(path, _TableLine if tables else _Line):
-        given = next(filter(None, (getattr(line, name) for name in _ANSWERS)), ())
-        golds = tuple(
-            gold for gold in ([given] if isinstance(given, str) else given) if gold.strip()
-        )
+        answers = next(filter(None, (getattr(line, name) for name in _ANSWERS)), ())
+        if isinstance(answers, str):
+            answers = [answers]
+        golds = tuple(answer for answer in answers if answer.strip())
         try:
-            columns, given_rows = (
-                (line.columns, line.rows) if isinstance(line, _TableLine) else ((), ())
-            )
-            table = TableRequest(text, checked_schema(columns).columns) if columns else None
-            rows = checked_rows(Schema(table.columns), given_rows) if table else ()
+            table, rows = _table_of(line, text)
         except BadRequest as error:
             raise BadConfig(f"{path}:{number}: {error}") from None
         if not (golds or table):
             raise BadConfig(f"{path}:{number}: no right answer; give one of {', '.join(_ANSWERS)}.")
+
         name = str(number if line.id is None else line.id)
-        one = Question(name, text, golds, line.source or line.dataset, (), table, rows)
-        if one.key in found:
+        question = Question(name, text, golds, line.source or line.dataset, (), table, rows)
+        if question.key in questions:
             duplicates += 1
             continue
-        ids[name] = ids.get(name, 0) + 1
-        unique = name if ids[name] == 1 else f"{name}#{ids[name]}"
-        found[one.key] = msgspec.structs.replace(one, id=unique)
-    if not found:
-        raise BadConfig(f"{path}: holds no question; write one JSON object a line.")
-    return list(found.values()), duplicates
+        ids[name] += 1
+        if ids[name] > 1:
+            question = msgspec.structs.replace(question, id=f"{name}#{ids[name]}")
+        questions[question.key] = question
+    if not questions:
+        raise BadConfig(f"{path}: has no questions; write one JSON object per line.")
+    return list(questions.values()), duplicates
+
+
+def _table_of(line: _Line, text: str) -> tuple[TableRequest | None, Sequence[tuple[str, ...]]]:
+    """Return the table that a line asks for, if any, and its right rows. Raises `BadRequest`."""
+    if not (isinstance(line, _TableLine) and line.columns):
+        return None, ()
+    schema = checked_schema(line.columns)
+    return TableRequest(text, schema.columns), checked_rows(schema, line.rows)
 
 
 class HeldOut:
-    """Questions that nothing may be learnt from, and their sub-queries; recognised in other
-    words, too.
+    """Questions and sub-queries that must not be trained on. Recognizes them in other words, too.
+
+    Two texts are near-duplicates if their sets of letter triples have a Jaccard index of at least
+    `_NEAR`. Comparing every pair would take too long, so an index from triples to held-out texts
+    finds the candidates (prefix filtering): each text is indexed under its rarest triples only, as
+    many as two near-duplicates need to share one of them.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._keys = {question_key(text): text for text in texts}
-        self._joined = {_joined(text) for text in self._keys.values()}
-        held = (*self._keys.values(), *self._joined)
-        told = [(_triples(text), _numbers(text)) for text in held]
-        self._common = Counter(triple for triples, _ in told for triple in triples)
-        self._having: dict[str, list[tuple[frozenset[str], set[str]]]] = {}
-        for triples, numbers in told:
-            for triple in self._telling(triples):
-                self._having.setdefault(triple, []).append((triples, numbers))
+        by_key = {question_key(text): text for text in texts}
+        self._keys = set(by_key)
+        self._joined = {_joined(text) for text in by_key.values()}
+        held = [(_triples(text), _numbers(text)) for text in (*by_key.values(), *self._joined)]
+        self._frequencies = Counter(chain.from_iterable(triples for triples, _ in held))
+        self._index: dict[str, list[tuple[frozenset[str], set[str]]]] = {}
+        for triples, numbers in held:
+            for triple in self._rarest(triples):
+                self._index.setdefault(triple, []).append((triples, numbers))
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
-        """Those of several files, which need no answers. Raises `BadConfig`, naming file and
+        """Read files of questions, which need no answers. Raises `BadConfig`, with file and
         line.
         """
-        lines = [(line, text) for path in paths for _, line, text in _lines(path)]
-        asked = (
-            one
-            for line, _ in lines
-            for one in (*line.sub_queries, *(each.text for r in line.rounds for each in r))
-        )
-        return cls([*(text for _, text in lines), *asked])
+        texts: list[str] = []
+        for path in paths:
+            for _, line, text in _lines(path):
+                texts += [text, *line.sub_queries]
+                texts += [sub_query.text for sub_query in chain.from_iterable(line.rounds)]
+        return cls(texts)
 
     def likeness(self, text: str) -> Likeness | None:
-        """Tell whether a text is one of them: the same by `question_key`, or nearly by its letter
-        triples, unless each has a number that the other lacks: that is another question. Words in
-        spaced letters are read without spaces.
+        """Return `same` for a held-out text, by `question_key`, `near` for a near-duplicate, else
+        None. If each of two texts has a number that the other lacks, they are different questions.
         """
         joined = _joined(text)
         if question_key(text) in self._keys or joined in self._joined:
             return "same"
         words = _words(text)
         if 2 * sum(len(word) == 1 for word in words) > len(words):
-            text = joined
+            text = joined  # most letters are separated by spaces
         triples = _triples(text)
         numbers = _numbers(text)
-        alike = (
-            held
-            for triple in self._telling(triples)
-            for held, its in self._having.get(triple, ())
-            if _NEAR <= len(held) / len(triples) <= 1 / _NEAR and (numbers <= its or its <= numbers)
-        )
-        return (
-            "near"
-            if any(len(triples & held) >= _NEAR * len(triples | held) for held in alike)
-            else None
-        )
+        for triple in self._rarest(triples):
+            for held, held_numbers in self._index.get(triple, ()):
+                comparable = numbers <= held_numbers or held_numbers <= numbers
+                if comparable and len(triples & held) >= _NEAR * len(triples | held):
+                    return "near"
+        return None
 
-    def _telling(self, triples: frozenset[str]) -> list[str]:
-        """The rarest triples, so many that two texts that are nearly the same share one of them."""
-        ordered = sorted(triples, key=lambda triple: (self._common[triple], triple))
+    def _rarest(self, triples: frozenset[str]) -> list[str]:
+        """Return the rarest triples, as many as two near-duplicates need to share one of them."""
+        ordered = sorted(triples, key=lambda triple: (self._frequencies[triple], triple))
         return ordered[: len(ordered) - math.ceil(_NEAR * len(ordered)) + 1]
 
 
 def question_key(text: str) -> str:
-    """The same for questions that count as one in training: width, case, accents, characters that
-    are not seen, punctuation, symbols, articles and space make no difference.
+    """Return the key of a question. Width, case, accents, invisible characters, punctuation,
+    symbols, articles and space make no difference.
     """
     return "".join(word for word in _words(text) if word not in _ARTICLES) or text
 
 
 def _joined(text: str) -> str:
-    """A text without spaces, as it is where its letters are spaced."""
+    """Return a text without spaces, to compare texts whose letters are separated by spaces."""
     return "".join(_words(text))
 
 
 def _words(text: str) -> list[str]:
+    """Return the words of a text, folded as `question_key` says."""
     apart = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
-    plain = unicodedata.normalize(
-        "NFKC", "".join(one for one in apart if not "\u0300" <= one <= "\u036f")
+    unaccented = "".join(letter for letter in apart if not "\u0300" <= letter <= "\u036f")
+    plain = unicodedata.normalize("NFKC", unaccented).translate(_LOOK_ALIKES)
+    kept = (
+        letter for letter in plain if letter.isspace() or unicodedata.category(letter)[0] in "LMN"
     )
-    plain = plain.translate(_LOOK_ALIKES)
-    kept = "".join(one for one in plain if one.isspace() or unicodedata.category(one)[0] in "LMN")
-    return kept.split()
+    return "".join(kept).split()
 
 
 def _numbers(text: str) -> set[str]:
@@ -219,20 +223,17 @@ def _numbers(text: str) -> set[str]:
 
 
 def _triples(text: str) -> frozenset[str]:
-    """Every three letters in a row of each word, its ends included; the order of words makes no
-    difference.
-    """
-    return frozenset(
-        f" {word} "[at : at + 3]
-        for word in _words(text)
-        if word not in _ARTICLES
-        for at in range(len(word))
-    )
+    """Return all letter triples of each word, with its ends; word order makes no difference."""
+    triples: set[str] = set()
+    for word in _words(text):
+        if word not in _ARTICLES:
+            triples.update(f" {word} "[at : at + 3] for at in range(len(word)))
+    return frozenset(triples)
 
 
 def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, str]]:
-    """The lines with their numbers and questions."""
-    for number, line in read_jsonl(path, kind, "name a file with one JSON object a line"):
+    """Yield the number, content and question of each line."""
+    for number, line in read_jsonl(path, kind, "name a file with one JSON object per line"):
         text = (line.text or line.question or line.query).strip()
         if not text:
             raise BadConfig(f"{path}:{number}: no question; give it as text or question.")
@@ -240,8 +241,8 @@ def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, 
 
 
 class TableReports:
-    """The worth of reports on one table: by its right rows; of other rows, by what the table
-    was filled with.
+    """Judges reports on one table by its right rows and, for other rows, by what the table was
+    filled with.
     """
 
     def __init__(self, question: Question, run: TableRun) -> None:
@@ -250,34 +251,36 @@ class TableReports:
         self._right = {row_key(run.schema, row): self._forms(row) for row in question.rows}
         filled = {row.key: self._forms([cell.value for cell in row.cells]) for row in table.rows}
         self.right: bool | None = filled == self._right if question.rows else None
-        """Whether the table is the right one; None where that is not known."""
+        """Whether the table is the right one; None if that is unknown."""
         self._settled: dict[RowKey, Sequence[str | None]] = {}
         for row in table.rows:
             keys = (row.key, *row.aliases)
-            known = zip(row.cells, filled[row.key], strict=True)
             settled = [
                 form if cell.state in ("given", "agreed", "single") else None
-                for cell, form in known
+                for cell, form in zip(row.cells, filled[row.key], strict=True)
             ]
             self._settled.update(dict.fromkeys(keys, settled))
             if right := next((self._right[key] for key in keys if key in self._right), None):
                 self._right.update(dict.fromkeys(keys, right))
 
     def flaw(self, ask: Ask, execution: Execution) -> str | None:
-        """The reason why a report is not worth learning from; None where it is: all that it says is
-        right and in a passage that the executor was shown, and it says all that was asked for and
-        is there. What nobody knows to be right has to be stated of its row, and undisputed.
-        """
-        found = read_report(self._schema, ask, execution).found
-        flaws = (flaw for each in found if (flaw := self._flaw(ask, each)))
-        return next(flaws, None) if found else "found nothing"
+        """Return why a report is not to be learnt; None if it is.
 
-    def _flaw(self, ask: Ask, found: Found) -> str | None:
-        right = self._right.get(found.key)
+        A good report has everything that was asked for and can be found. All its values are right
+        and in a passage that the executor was shown. A value that is not known to be right must be
+        stated of its row, and undisputed.
+        """
+        rows = read_report(self._schema, ask, execution).found
+        if not rows:
+            return "found nothing"
+        return next(filter(None, (self._flaw(ask, row) for row in rows)), None)
+
+    def _flaw(self, ask: Ask, row: Found) -> str | None:
+        right = self._right.get(row.key)
         if ask.row is None and self._right and not right:
-            return "wrong answer"  # a row that does not belong
-        values = right or self._settled.get(found.key) or [None] * len(found.claims)
-        for column, claim, value in zip(self._schema.columns, found.claims, values, strict=True):
+            return "wrong answer"  # the row does not belong to the table
+        values = right or self._settled.get(row.key) or [None] * len(row.claims)
+        for column, claim, value in zip(self._schema.columns, row.claims, values, strict=True):
             if claim is None:
                 if column.name in ask.columns and value != "":
                     return "found nothing"

@@ -1,5 +1,5 @@
-"""Engines, roles and retriever of a config, opened without a gateway: what the steps of a
-distillation run on.
+"""Open the engines, roles and retriever of a config without a gateway, for the steps of a
+distillation.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -50,31 +50,31 @@ from serving.topologies import (
 
 BASE = "base"
 TEACHER = "teacher"
-"""Models of the config, and no adapters."""
+"""Names of the config's models, where adapters may be named as well."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Roles, executors and searches of a config, for any number of runs at once."""
+    """Roles, executors and searches of a config, for any number of concurrent runs."""
 
     config: Config
     retriever: IndexRetriever
     session: aiohttp.ClientSession
     pool: ConnectionPool
     engines: Mapping[str, str]
-    """Base URLs by the engine's name."""
+    """Base URL of each engine, by name."""
     cache: CallCache | None = None
     seed: int | None = None
-    """Of all roles but the judge; None for the config's."""
+    """Seed of all roles but the judge; None for the config's."""
     temperature: float | None = None
-    """The same."""
+    """Temperature of all roles but the judge; used only with `seed`, None for the config's."""
     asking: Mapping[RoleName, Mapping[str, Any]] = field(default_factory=dict)
-    """Further fields of requests to endpoints, as for the tokens of each call."""
+    """Extra request fields for endpoints, by role, such as `return_token_ids`."""
     versions: Mapping[RoleName, str] = field(default_factory=dict)
-    """Names of adapters that work as executor or delegator instead of the config's model."""
+    """Adapters that replace the config's model, by role."""
     upstreams: Upstreams = field(default_factory=Upstreams)
-    """Health of endpoints, and how many calls of a role may be under way; shared by all runs."""
+    """Health of endpoints and limits of calls in flight; shared by all runs."""
 
     @property
     def judge(self) -> Judge | None:
@@ -83,13 +83,11 @@ class Runtime:
         return None if config is None else Judge(self.role("judge", config))
 
     def sampled(self, seed: int, temperature: float | None = None) -> "Runtime":
-        """The same with another seed, and temperature, of all roles but the judge."""
+        """Return a copy with this seed and temperature for all roles but the judge."""
         return replace(self, seed=seed, temperature=temperature)
 
     def with_versions(self, executor: str, delegator: str) -> "Runtime":
-        """The same with these adapters at work, by their names; what is none is the config's
-        model.
-        """
+        """Return a copy with these adapters; `base` and `teacher` stand for the config's models."""
         named: dict[RoleName, str] = {"execution": executor, "delegation": delegator}
         return replace(
             self,
@@ -97,10 +95,8 @@ class Runtime:
         )
 
     def role(self, name: RoleName, config: RoleConfig, *, version: str | None = None) -> Role:
-        """The role that a config describes. `version`: the name of an adapter that works
-        instead of its model.
-        """
-        # Perhaps under the student's name, elsewhere
+        """Return the role of a config. `version`: an adapter that replaces its model."""
+        # Tells the teacher's calls from the student's in the cache, if their models share a name
         is_teacher = config == self.config.distillation.teacher
         if version is not None:
             config = msgspec.structs.replace(config, model=version)
@@ -112,8 +108,8 @@ class Runtime:
             temperature = config.temperature if self.temperature is None else self.temperature
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
         role = new_role(name, config, self.pool, self.engines, upstreams=self.upstreams)
-        # What a model writes is learnt from, so it is not held to patterns. Its replies come whole,
-        # at the end.
+        # The student learns from these outputs, so structured outputs must not constrain them.
+        # Replies are not streamed, so the first token may take as long as the whole call.
         timeouts = Timeouts(config.call_timeout_s, config.call_timeout_s)
         role = replace(role, streams=False, structured=False, timeouts=timeouts)
         if self.cache is None:
@@ -128,38 +124,38 @@ class Runtime:
         return replace(role, model=cached(role.model), others=others)
 
     def executor(self, role: Role | None = None, limits: ExecutorLimits | None = None) -> Executor:
-        """An executor; with the config's role and limits, unless there are others."""
+        """Return an executor with this role and these limits; by default, the config's."""
         version = self.versions.get("execution")
         role = role or self.role("execution", self.config.roles.execution, version=version)
         return new_executor(self.config, role, self.retriever, limits)
 
     def search(self, executor: Executor) -> FactorizedSearch:
-        """A search with the config's backbone and answerer."""
+        """Return a search with the config's backbone and answerer."""
         return new_search(self.config.search, self._others, executor)
 
     def wide_search(self, executor: Executor) -> WideSearch:
-        """A search that fills tables, with the config's backbone."""
+        """Return a search that fills tables, with the config's backbone."""
         return new_wide_search(self.config, self._others, executor)
 
     def topology(self, name: TopologyName, executor: Executor | None = None) -> Topology:
-        """A way to answer, with its roles. `executor`: of `factorized`; None for the config's
-        model. Raises `BadConfig` for one that is not set up.
+        """Return a topology with its roles. `executor`: that of `factorized` and `host`; None for
+        the config's. Raises `BadConfig` if the topology is not set up.
         """
-        if name == "factorized":
+        roles = self._others
+        if name == "factorized" or (name == "host" and self.config.managers):
             executor = executor or self.executor()
-            return Topology(
-                self.search(executor), {**self._others, "execution": executor.role(self.context())}
-            )
-        if name == "host" and self.config.managers:
-            for manager, one in self.config.managers.items():
-                if one.tools:
+            roles["execution"] = executor.role(self.context())
+            if name == "factorized":
+                return Topology(self.search(executor), roles)
+            for manager, section in self.config.managers.items():
+                if section.tools:
                     raise BadConfig(
-                        f"managers.{manager}.tools: only a gateway runs tools; leave it out here."
+                        f"managers.{manager}.tools: only a gateway runs tools; remove it here."
                     )
-            executor = executor or self.executor()
-            roles = self._others | {"execution": executor.role(self.context())}
-            managing = manager_configs(self.config).items()
-            managers = {manager: self.role("delegation", config) for manager, config in managing}
+            managers = {
+                manager: self.role("delegation", config)
+                for manager, config in manager_configs(self.config).items()
+            }
             return new_host(self.config, roles, managers, executor)
         described = role_configs(self.config)
         if name not in described:
@@ -167,11 +163,11 @@ class Runtime:
                 f"topology {name}: is not set up; add [topologies.{name}] to the config."
             )
         own = self.role(ROLE_OF[name], described[name])
-        return new_topology(name, self.config, self._others, own, self.retriever)
+        return new_topology(name, self.config, roles, own, self.retriever)
 
     @property
     def _others(self) -> dict[RoleName, Role]:
-        """The backbone and the answerer."""
+        """Roles of the backbone and of the answerer."""
         roles = self.config.roles
         delegation = self.role(
             "delegation", roles.delegation, version=self.versions.get("delegation")
@@ -179,43 +175,42 @@ class Runtime:
         return {"delegation": delegation, "answer": self.role("answer", roles.answer)}
 
     def context(self, time_s: float | None = None) -> RunContext:
-        """A context for one run that begins now, which is not stored. `time_s`: seconds, if not
-        those of an answer.
+        """Return the context of a run that begins now and is not stored. `time_s`: its time limit;
+        by default, that of an answer.
         """
-        ledger = Ledger(f"sft-{token_hex(8)}")  # engines tell calls apart by it
+        ledger = Ledger(f"sft-{token_hex(8)}")  # engines identify calls by it
         return RunContext.lasting(
             time_s or self.config.server.timeout_s, lambda event: None, ledger
         )
 
 
 def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dict[str, Path | None]:
-    """Folders of adapters by the names under which they are loaded; None for `others`. Raises
-    `BadConfig`.
+    """Return the folders of adapters by the names under which engines load them; None for a name
+    in `others`. Raises `BadConfig`.
     """
-    named = dict(
-        (which, None) if which in others else (adapter_name(Path(which)), Path(which))
-        for which in given
-    )
-    if len(named) < len(given):
-        raise BadConfig(f"{' '.join(given)}: names the same one twice.")
-    return named
+    folders: dict[str, Path | None] = {}
+    for name in given:
+        if name in others:
+            folders[name] = None
+        else:
+            folders[adapter_name(Path(name))] = Path(name)
+    if len(folders) < len(given):
+        raise BadConfig(f"{' '.join(given)}: names a model twice.")
+    return folders
 
 
 def adapter_name(folder: Path) -> str:
-    """The name under which an adapter is loaded: its version's, or that of its training with a part
-    of its digest, as an engine that goes on running may still hold an older one. Raises `BadConfig`
-    where there is none.
+    """Return the name under which engines load an adapter: that of its version, or of its training
+    with a part of its digest, as a running engine may still hold an older one. Raises `BadConfig`.
     """
     path = folder.resolve()
-    return (
-        path.name
-        if (path / MANIFEST).exists()
-        else f"{path.parent.name}-{digest_of(path / ADAPTER_WEIGHTS)[:8]}"
-    )
+    if (path / MANIFEST).exists():
+        return path.name
+    return f"{path.parent.name}-{digest_of(path / ADAPTER_WEIGHTS)[:8]}"
 
 
 def adapter_files(named: Mapping[str, Path | None]) -> dict[str, Path]:
-    """The weights of those that are adapters."""
+    """Return the weights of the adapters among `named`."""
     return {name: folder / ADAPTER_WEIGHTS for name, folder in named.items() if folder}
 
 
@@ -230,23 +225,25 @@ async def open_runtime(
     teacher: bool = False,
     extra_roles: Mapping[str, RoleConfig] = {},
 ) -> AsyncIterator[Runtime]:
-    """Start what the config names, and stop it again.
+    """Start the engines and the retriever of a config, and stop them on exit.
 
-    `log`: called with a line for each part that starts. `cache`: a file in which every completed
-    model call is kept, so that none is made twice, now or later. `adapters`, `delegators`: as of
-    `named_adapters`, loaded into their role's engine meanwhile. `teacher`: it is needed.
-    `extra_roles`: further roles that are, by the names refusals give them. Raises `BadConfig`,
-    `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
+    `log`: called with a line for each part that starts. `cache`: file in which completed model
+    calls are kept, so that none is repeated. `adapters`, `delegators`: as of `named_adapters`,
+    loaded into the engine of the executor or the delegator. `teacher`: whether the teacher is
+    needed. `extra_roles`: further roles, by their names in errors. Raises `BadConfig`, `BadIndex`,
+    `BadVersion` and `UpstreamUnavailable`.
     """
-    distillation = config.distillation
-    further = {"judge": distillation.judge, "teacher": distillation.teacher if teacher else None}
-    also = {f"distillation.{name}": role for name, role in further.items() if role} | dict(
-        extra_roles
-    )
+    also = dict(extra_roles)
+    if config.distillation.judge:
+        also["distillation.judge"] = config.distillation.judge
+    if teacher and config.distillation.teacher:
+        also["distillation.teacher"] = config.distillation.teacher
     for problem in missing(config, also):
         raise BadConfig(problem)
-    if (count := max(len(adapter_files(adapters)), len(adapter_files(delegators)))) > MOST_LOADED:
-        raise BadConfig(f"{count} adapters at a time; an engine takes {MOST_LOADED}.")
+    count = max(len(adapter_files(named)) for named in (adapters, delegators))
+    if count > MOST_LOADED:
+        raise BadConfig(f"{count} adapters for one role; an engine loads at most {MOST_LOADED}.")
+
     async with AsyncExitStack() as stack:
         opened_cache = stack.enter_context(CallCache.open(cache)) if cache else None
         opened = partial(open_retriever, config.retrieval, log, config.engines)
@@ -254,13 +251,13 @@ async def open_runtime(
         pool = await stack.enter_async_context(ConnectionPool())
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
-        for which, wanted in (("execution", adapters), ("delegation", delegators)):
-            role: RoleConfig = getattr(config.roles, which)
-            for name, weights in adapter_files(wanted).items():
-                if (base_url := engines[role.engine] if role.engine else role.base_url) is None:
+        for role_name, named in (("execution", adapters), ("delegation", delegators)):
+            role: RoleConfig = getattr(config.roles, role_name)
+            for name, weights in adapter_files(named).items():
+                base_url = engines[role.engine] if role.engine else role.base_url
+                if base_url is None:
                     raise BadConfig(
-                        f"roles.{which}: adapters need a vLLM of our own; name its "
-                        "engine or base_url."
+                        f"roles.{role_name}: only vLLM loads adapters; set engine or base_url."
                     )
                 loading = Adapters(session, base_url, api_key(role.api_key_env))
                 if await loading.load(name, weights.parent.resolve()):

@@ -1,14 +1,12 @@
 """`rolegate sft train`: fine-tune an executor on a data set of `rolegate sft dataset`.
 
-Writes an adapter or whole weights (bf16) to DIR/model, and the loss of each step to DIR/loss.jsonl.
-Checkpoints are kept meanwhile: the same command goes on where a killed one was, and ends with the
+Writes an adapter or all weights (bf16) to DIR/model, and the loss of each step to DIR/loss.jsonl.
+Checkpoints are kept during the training: after a kill, the same command resumes and ends with the
 same model.
 
-It computes on the GPU where there is one, and else on the CPU. For several GPUs, start it with
-`accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATASET
---model … --out …`.
-
-The batch of the recipe is the one over all of them.
+Runs on the GPU, if there is one, else on the CPU. For several GPUs, start it with `accelerate
+launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATASET --model …
+--out …`. The recipe's batch is the total over all of them.
 """
 
 import shutil
@@ -21,7 +19,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from executor_sft.command import POSITIONAL, StepOptions, show
+from executor_sft.command import POSITIONAL, Count, StepOptions, show
 from executor_sft.dataset import RESULT as ROWS
 from executor_sft.dataset import TrainingRow, read_rows, tokenizer_files
 from executor_sft.step import Step, digest_of, read_manifest
@@ -33,80 +31,80 @@ from serving.files import flush, write_atomically
 MODEL = "model"
 LOSS = "loss.jsonl"
 NEEDED = ("accelerate", "datasets", "peft", "torch", "trl")
-"""Modules that are loaded late, so that `--help` can do without."""
+"""Modules that are imported late, so that `--help` works without them."""
 _CHECKPOINTS = "checkpoints"
 _STATE = "trainer_state.json"
 _SHIPPED = Path(__file__).resolve().parent / "recipes"
-_Count = Annotated[int, Meta(ge=1)]
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 _Positive = Annotated[float, Meta(gt=0)]
 _SMOOTHED = 20
-"""Last steps, whose mean loss is told."""
+"""Number of last steps whose mean loss is reported."""
 
 
 class Options(StepOptions, frozen=True, kw_only=True):
     """Options of the step."""
 
-    dataset: Annotated[Path, POSITIONAL, Meta(description="the folder of `rolegate sft dataset`")]
-    model: Annotated[Path, Meta(description="the folder of the model to begin with")]
-    recipe: Annotated[str, Meta(description="mini, paper-qwen3-1.7b, or a TOML file")] = "mini"
-    threads: (
-        Annotated[int, Meta(ge=1, description="of the CPU; without it, one for each core")] | None
-    ) = None
+    dataset: Annotated[Path, POSITIONAL]
+    """the folder of `rolegate sft dataset`"""
+    model: Path
+    """folder of the base model"""
+    recipe: str = "mini"
+    """mini, paper-qwen3-1.7b, or a TOML file"""
+    threads: Count | None = None
+    """CPU threads (default: one per core)"""
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that decides about the result, with the data and the base model."""
+    """Everything that determines the result, with the data and the base model."""
 
     method: Literal["full", "lora"]
-    rank: _Count = 32
-    """Of a LoRA adapter; the three below too."""
+    rank: Count = 32
+    """Rank of the LoRA adapter; the next three are its settings, too."""
     alpha: _Positive = 64.0
     dropout: _Share = 0.0
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """The layers that are adapted, by the ends of their names."""
+    """Layers that are adapted, by the ends of their names."""
     epochs: _Positive = 3.0
-    batch: _Count = 16
-    """Rows of a step, over all devices."""
-    device_batch: _Count = 16
-    """Rows at once on one device; what is missing to `batch` is accumulated."""
+    batch: Count = 16
+    """Rows of a step, in total over all devices."""
+    device_batch: Count = 16
+    """Rows of a forward pass on one device; gradients are accumulated up to `batch`."""
     learning_rate: _Positive
     schedule: Literal["cosine", "linear"] = "cosine"
     warm_up_ratio: _Share = 0.03
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
     precision: Literal["bf16", "fp32"] = "bf16"
-    """Of computing; weights and the optimizer's state are kept in fp32 while training."""
-    max_length: _Count = 4096
-    """Tokens of a row; a longer one is an error, never cut."""
+    """Precision of the forward pass; weights and optimizer state are fp32."""
+    max_length: Count = 4096
+    """Max tokens of a row; a longer one is an error, never cut."""
     gradient_checkpointing: bool = False
-    """Less memory for more time."""
+    """Needs less memory and more time."""
     seed: int = 1
-    checkpoint_every: _Count = 100
-    """Steps."""
+    checkpoint_every: Count = 100
+    """Steps between checkpoints."""
 
     def accumulation(self, devices: int) -> int:
-        """Passes of a step on each device. Raises `BadConfig` where the batch cannot be split
-        so.
+        """Return the forward passes per step on each device. Raises `BadConfig` if the batch cannot
+        be split evenly.
         """
         passes, rest = divmod(self.batch, self.device_batch * devices)
         if rest or not passes:
             raise BadConfig(
-                f"batch = {self.batch} cannot be split over {devices} devices of "
-                f"device_batch = {self.device_batch}; "
-                "make it a multiple of both."
+                f"batch = {self.batch} cannot be split over {devices} devices of device_batch = "
+                f"{self.device_batch}; make it a multiple of both."
             )
         return passes
 
 
 def load_recipe(name: str) -> Recipe:
-    """A shipped recipe by its name, or one in a file by its path (`….toml`). Raises `BadConfig`."""
+    """Load a shipped recipe by name, or a TOML file by path. Raises `BadConfig`."""
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
     try:
         return msgspec.toml.decode(path.read_bytes(), type=Recipe)
     except FileNotFoundError:
         known = ", ".join(sorted(file.stem for file in _SHIPPED.glob("*.toml")))
         raise BadConfig(
-            f"recipe {name}: is not there; name a file (….toml), or one of: {known}."
+            f"recipe {name}: does not exist; name a TOML file, or one of: {known}."
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: {error}") from None
@@ -117,14 +115,14 @@ class StepLoss(msgspec.Struct, frozen=True):
 
     step: int
     loss: float
-    """Mean over the tokens of the step that carry one, in nats."""
+    """Mean over the step's tokens with a loss, in nats."""
     learning_rate: float
     token_accuracy: float | None = None
-    """Share of these tokens that the model would have written itself."""
+    """Share of these tokens that are the model's most likely ones."""
 
 
 def run(options: Options) -> int:
-    """Run the step; the exit status."""
+    """Run the step and return the exit status."""
     need("sft", *NEEDED)
     recipe = load_recipe(options.recipe)
     inputs = {"dataset": options.dataset, **base_files(options.model, options.dataset)}
@@ -153,12 +151,12 @@ def _train(step: Step, options: Options, recipe: Recipe, devices: int) -> None:
     save_trained(trainer, base, step.folder / MODEL)
     if not trainer.is_world_process_zero():
         return
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
     losses = [
         StepLoss(
             entry["step"], entry["loss"], entry["learning_rate"], entry.get("mean_token_accuracy")
         )
-        for entry in trainer.state.log_history
-        if "loss" in entry
+        for entry in history
     ]
     write_atomically(step.folder / LOSS, msgspec.json.Encoder().encode_lines(losses))
     figures = {
@@ -179,28 +177,26 @@ def _train(step: Step, options: Options, recipe: Recipe, devices: int) -> None:
 
 
 def base_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """The files that decide what the training begins with. Raises `BadConfig` where they are not
-    there, or where the data set was made for another tokenizer.
+    """Return the files that determine the base model. Raises `BadConfig` if one is missing, or if
+    the data set was made for another tokenizer.
     """
     weights = next((model / name for name in WEIGHTS if (model / name).is_file()), None)
     if weights is None or not (model / "config.json").is_file():
         raise BadConfig(
-            f"{model}: is no model; name a folder with config.json and {' or '.join(WEIGHTS)}."
+            f"{model}: is not a model; name a folder with config.json and {' or '.join(WEIGHTS)}."
         )
     made_for = read_manifest(dataset).origin.inputs
     for name, path in tokenizer_files(model).items():
         if made_for.get(name) != digest_of(path):
             raise BadConfig(
-                f"{dataset}: was made for another tokenizer ({path} differs); make it "
-                f"again with --model {model}."
+                f"{dataset}: was made for another tokenizer ({path} differs); make it again with "
+                f"--model {model}."
             )
     return {"config": model / "config.json", "weights": weights}
 
 
 def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
-    """The model in fp32. Raises `BadConfig` where it cannot be loaded whole, or cannot hold the
-    rows.
-    """
+    """Return the model in fp32. Raises `BadConfig` if it cannot be loaded, or rows do not fit."""
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -217,18 +213,18 @@ def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
             "copy it again."
         )
     longest = max(len(row.input_ids) for row in rows)
-    most = min(recipe.max_length, base.config.max_position_embeddings)
-    if longest > most:
+    positions = base.config.max_position_embeddings
+    if longest > min(recipe.max_length, positions):
         raise BadConfig(
-            f"{model}: the longest row has {longest} tokens, and {most} are allowed, by "
-            "the recipe's max_length = "
-            f"{recipe.max_length} and by the model; make a data set of shorter rows, or "
-            "raise max_length."
+            f"{model}: the longest row has {longest} tokens; the recipe's max_length is "
+            f"{recipe.max_length} and the model's limit is {positions}; make a data set of "
+            "shorter rows, or raise max_length."
         )
     highest = max(max(row.input_ids) for row in rows)
     if highest >= base.config.vocab_size:
         raise BadConfig(
-            f"{model}: knows {base.config.vocab_size} tokens, and the data set has token {highest}."
+            f"{model}: has {base.config.vocab_size} tokens, and the data set has token {highest}; "
+            "make it again with --model."
         )
     return base
 
@@ -236,8 +232,8 @@ def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
 def _trainer(
     rows: Sequence[TrainingRow], base: Path, recipe: Recipe, checkpoints: Path, devices: int
 ) -> Any:
-    """TRL's, over exactly these rows. Raises `BadConfig` where base, rows and recipe do not fit
-    each other.
+    """Return TRL's trainer over exactly these rows. Raises `BadConfig` if base, rows and recipe do
+    not fit together.
     """
     import huggingface_hub.constants
     import transformers
@@ -246,17 +242,15 @@ def _trainer(
     from transformers.trainer_callback import ProgressCallback
     from trl import SFTTrainer
 
-    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL would report each training
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # else TRL reports each training
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     examples = {
         name: [list(getattr(row, name)) for row in rows] for name in ("input_ids", "labels")
     }
-    modules = (
-        recipe.target_modules
-        if recipe.target_modules == "all-linear"
-        else list(recipe.target_modules)
-    )
+    modules: str | list[str] = "all-linear"
+    if recipe.target_modules != "all-linear":
+        modules = list(recipe.target_modules)
     adapter = LoraConfig(
         r=recipe.rank,
         lora_alpha=recipe.alpha,
@@ -274,13 +268,13 @@ def _trainer(
             ),
             peft_config=adapter if recipe.method == "lora" else None,
         )
-    except ValueError as error:  # PEFT's, for layers that are not there
+    except ValueError as error:  # raised by PEFT for layers that do not exist
         raise BadConfig(f"{base}: does not fit the recipe: {error}") from None
     if trainer.train_dataset.to_dict() != examples:
         raise AssertionError("TRL changed the rows")
     trainer.remove_callback(transformers.PrinterCallback)
     bar = ProgressCallback()
-    bar.on_log = lambda *_, **__: None  # no line for each step
+    bar.on_log = lambda *_, **__: None  # do not print a line per step
     trainer.add_callback(bar)
     return trainer
 
@@ -315,13 +309,9 @@ def _settings(recipe: Recipe, checkpoints: Path, devices: int) -> Any:
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """The last one that was written to its end, which its state is; None where there is none."""
-    found = sorted(
-        folder.glob("checkpoint-*"),
-        key=lambda path: int(path.name.rpartition("-")[2]),
-        reverse=True,
-    )
-    for checkpoint in found:
+    """Return the last complete checkpoint, or None. Its state is written last."""
+    checkpoints = folder.glob("checkpoint-*")
+    for checkpoint in sorted(checkpoints, key=lambda path: -int(path.name.rpartition("-")[2])):
         try:
             msgspec.json.decode((checkpoint / _STATE).read_bytes())
         except (OSError, msgspec.DecodeError):
@@ -331,23 +321,23 @@ def _last_checkpoint(folder: Path) -> str | None:
 
 
 def save_trained(trainer: Any, base: Path, folder: Path) -> None:
-    """Write the folder whole or not at all. All processes of a training must call it; the main
+    """Write the trained model, or nothing. All processes of a training must call this; the main
     one writes.
     """
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not trainer.is_world_process_zero():
         return
     unfinished = folder.with_name(f".{folder.name}")
-    for left in (unfinished, folder):
-        shutil.rmtree(left, ignore_errors=True)
+    for path in (unfinished, folder):
+        shutil.rmtree(path, ignore_errors=True)
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     if hasattr(model, "peft_config"):
-        # Not where it lies on this machine
+        # The name, not the path on this machine
         model.peft_config["default"].base_model_name_or_path = base.resolve().name
         model.save_pretrained(unfinished, state_dict=_halved(weights), save_embedding_layers=False)
-        (unfinished / "README.md").unlink()  # a form that nobody filled in
+        (unfinished / "README.md").unlink()  # an empty template
     else:
-        # All but the weights is the base model's: training changes no architecture or tokenizer.
+        # Training changes the weights only; all other files are the base model's.
         model.save_pretrained(unfinished, state_dict=_halved(weights))
         for path in base.iterdir():
             if path.is_file() and ".safetensors" not in path.name:
@@ -358,7 +348,7 @@ def save_trained(trainer: Any, base: Path, folder: Path) -> None:
 
 
 def _halved(weights: dict[str, Any]) -> dict[str, Any]:
-    """The same in bf16; what was one tensor under two names stays one."""
+    """Return the weights in bf16; tied tensors stay tied."""
     import torch
 
     halves: dict[int, torch.Tensor] = {}
@@ -369,20 +359,10 @@ def _halved(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def _git_revision() -> str:
-    """The code's commit, with `-dirty` where files were changed since; empty where it is no git
-    checkout.
-    """
+    """Return the commit of the code, with `-dirty` after changes; empty outside a git checkout."""
     root = Path(__file__).resolve().parents[1]
-    command = [
-        "git",
-        "-C",
-        str(root),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    ]
     if not (root / ".git").exists() or shutil.which("git") is None:
         return ""
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603 - no shell
+    command = ["git", *"describe --always --dirty --abbrev=40 --exclude=*".split()]
+    described = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    return described.stdout.strip()

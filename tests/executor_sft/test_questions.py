@@ -79,7 +79,7 @@ def test_other_keys(tmp_path: Path) -> None:
         ('{"text": "One?", "answers": [" "]}', "no right answer"),
         ('{"answer": "1"}', "no question"),
         ('{"text": "One?", "answer": 1}', "Expected"),
-        ("One?", "one JSON object a line"),
+        ("One?", "one JSON object per line"),
         ('["One?"]', "Expected"),
     ],
 )

@@ -26,7 +26,12 @@ from tests.executor_sft.traces import MINI, ONE, RIGHT, rollout, sample, write_l
             {"question": "Who?", "answer": "Me"},
             "loads adapters only",
         ),
-        ("nobody", str(MINI), {"question": "Who?", "answer": "Me"}, "recipe nobody: is not there"),
+        (
+            "nobody",
+            str(MINI),
+            {"question": "Who?", "answer": "Me"},
+            "recipe nobody: does not exist",
+        ),
         ("mini", "nowhere", {"question": "Who?", "answer": "Me"}, "nowhere: has no tokenizer"),
         ("mini", str(MINI), {"question": "Who?"}, "held_out.jsonl:1: no right answer"),
     ],
