@@ -1,69 +1,109 @@
-"""Questions that ask for a table in plain words and name its columns in their last lines, as
-WideSearch's do.
+"""Tables asked for where a request carries little more than a question.
+
+The columns stand in a list of their own, or else in the question ("… with the columns: city,
+founder").
 """
 
 import re
+from collections.abc import Sequence
 from itertools import islice
+from typing import Protocol
 
+from rolegate.client.table import parse_columns
+from rolegate.v1.table_service_pb2 import FillTableRequest
+
+from router.edge.grpc.convert_table import table_request_from_proto
+from router.errors import BadRequest
+from router.runs import RequestOptions
 from router.table import TableRequest
 from router.table.schema import MOST_COLUMNS, normal_name
+from router.trace import Run
 from router.trace.table import Column
+from router.trace.values import OnEvent
 
-_ASKED = re.compile("table|表格", re.IGNORECASE)
+_WIDESEARCH = re.compile(r"```markdown\s+\{data_content\}\s+```[\s.。]*\Z")
+"""The last lines of WideSearch's questions."""
 _NAMED = re.compile(
     r"(?:\bcolumns?\b(?![”\"'])[^\n:：.?]{0,60}|列名[^\n:：。]{0,20})(?:[:：]|(?<= as) )\s*",
     re.IGNORECASE,
 )
 _END = re.compile(r"\n\s*\n|。|\.\s+(?=[A-Z])")
 _COMMA = re.compile(r"[,，](?![^()（）]{0,200}[)）])")
-_OF_SEVERAL = re.compile(
+_SHARED = re.compile(
     r"\b(?:years?|months?|quarters?|seasons?|dates?|categor(?:y|ies)|subjects?|types?|"
     r"awards?|rank(?:ing)?)\b"
     r"|年|月|日期|时间|季|届|类|奖项|榜单|排名",
     re.IGNORECASE,
 )
-_MOST_PLACES = 8
-_LONGEST_LIST = 4000
-"""Places that may name columns, and characters read after each: the time is linear in the
-question.
+"""Names of columns whose values many rows share, so that they identify no row alone."""
+_MAX_PLACES = 8
+_MAX_LIST_CHARS = 4000
+"""Limits on the places that may name columns, and on the text read after each, so that the time is
+linear in the question's length.
 """
 
 
-def table_asked_for(question: str) -> TableRequest | None:
-    """The table that a question asks for; None where it names no columns. Names with a `*` are
-    keys. Where none has one, all are up to the first that does not sound as if rows had its values
-    in common, as years and categories do.
+class Tables(Protocol):
+    """Fills tables; a `Gateway` does."""
+
+    async def fill_table(
+        self,
+        request: TableRequest,
+        options: RequestOptions,
+        on_event: OnEvent = lambda _event: None,
+    ) -> Run:
+        """Fill a table. The run's result is a `TableRun`."""
+
+
+def is_widesearch(question: str) -> bool:
+    """Return whether a question ends as WideSearch's do, which all ask for a table."""
+    return _WIDESEARCH.search(question) is not None
+
+
+def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableRequest:
+    """Return the request for a table. `columns`: as `parse_columns` reads them, such as
+    `city*, founded:integer`; if empty, the question names them. Raises `BadRequest`.
     """
-    if not _ASKED.search(question):
-        return None
-    for found in islice(_NAMED.finditer(question), _MOST_PLACES):
-        names = _names(question[found.end() : found.end() + _LONGEST_LIST])
-        if 1 < len(names) <= MOST_COLUMNS and len(
-            {normal_name(name) for name in names} - {""}
-        ) == len(names):
-            last = next((at for at, name in enumerate(names) if not _OF_SEVERAL.search(name)), 0)
-            keys = {name for name in names if name.endswith("*")} or set(names[: last + 1])
-            return TableRequest(
-                question, tuple(Column(name.rstrip("* "), key=name in keys) for name in names)
-            )
-    return None
+    if not columns:
+        return TableRequest(question, _columns_named_in(question))
+    try:
+        request = FillTableRequest(question=question, columns=parse_columns(columns))
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    return table_request_from_proto(request)
+
+
+def _columns_named_in(question: str) -> tuple[Column, ...]:
+    """Return the columns that a question names. Raises `BadRequest` if there are none.
+
+    Names with a `*` are keys. If none has one, the keys are all columns up to the first whose
+    values rows do not share.
+    """
+    for place in islice(_NAMED.finditer(question), _MAX_PLACES):
+        names = _names(question[place.end() : place.end() + _MAX_LIST_CHARS])
+        distinct = {normal_name(name) for name in names} - {""}
+        if 1 < len(names) == len(distinct) <= MOST_COLUMNS:
+            keys = {name for name in names if name.endswith("*")}
+            if not keys:
+                last = next((at for at, name in enumerate(names) if not _SHARED.search(name)), 0)
+                keys = set(names[: last + 1])
+            return tuple(Column(name.rstrip("* "), key=name in keys) for name in names)
+    raise BadRequest(
+        "the question names no columns for its table; end it with a line such as "
+        "`columns: city*, founder, founded` (a * marks a key)."
+    )
 
 
 def _names(text: str) -> list[str]:
-    """The names at the beginning of a text: in one line, or one a line up to a blank one."""
-    first = text.split("\n", maxsplit=1)[0]
-    lines = _END.split(text, maxsplit=1)[0].split("\n")
-    one = _END.split(first, maxsplit=1)[0]
-    parts = (
-        one.split("|")
-        if "|" in one
-        else one.split("、")
-        if "、" in one
-        else _COMMA.split(one, MOST_COLUMNS)
-    )
-    listed = lines if len(parts) == 1 else parts
-    return [
-        name
-        for each in listed
-        if (name := re.sub(r"^and\s+", "", each.strip()).strip().rstrip("."))
-    ]
+    """Return the names at the start of a text: on one line, or one per line up to a blank line."""
+    first_line = _END.split(text.split("\n", maxsplit=1)[0], maxsplit=1)[0]
+    if "|" in first_line:
+        names = first_line.split("|")
+    elif "、" in first_line:
+        names = first_line.split("、")
+    else:
+        names = _COMMA.split(first_line, MOST_COLUMNS)
+    if len(names) == 1:
+        names = _END.split(text, maxsplit=1)[0].split("\n")
+    stripped = (re.sub(r"^and\s+", "", name.strip()).strip().rstrip(".") for name in names)
+    return [name for name in stripped if name]

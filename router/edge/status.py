@@ -177,6 +177,12 @@ def _innermost(error: BaseException) -> BaseException:
 _ROWS = {kind.__name__: row for kind, row in STATUS.items()}
 
 
+def message_of(error: str) -> str:
+    """Return a run's error without the name of its class: `OutOfTime: …` is not for people."""
+    name, _, message = error.partition(": ")
+    return message if name in _ROWS and message else error
+
+
 def as_seen_by(run: Run, identity: Identity) -> Run:
     """`run` without what is the operator's alone: addresses, and errors that may name them,
     those of tools included.

@@ -49,8 +49,9 @@ def details(reply: Any) -> Any:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    """Both are listed, and each can be looked up."""
-    assert [model.id for model in client.models.list()] == ["rolegate", "rolegate-executor"]
+    """All are listed, and each can be looked up."""
+    names = [model.id for model in client.models.list()]
+    assert names == ["rolegate", "rolegate-executor", "rolegate-table"]
     assert client.models.retrieve("rolegate-executor").owned_by == "rolegate"
 
 
@@ -112,7 +113,7 @@ def test_a_report(client: openai.OpenAI) -> None:
 def test_an_unknown_model(client: openai.OpenAI) -> None:
     """Told as OpenAI tells it, with the models that there are."""
     with pytest.raises(
-        openai.NotFoundError, match="there are rolegate and rolegate-executor"
+        openai.NotFoundError, match="use one of rolegate, rolegate-executor"
     ) as refused:
         client.chat.completions.create(model="gpt-4o", messages=asking(QUESTION))
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")

@@ -112,7 +112,7 @@ def test_columns_in_words() -> None:
         own,
     ]
     with pytest.raises(
-        ValueError, match=r"column 'a:b': the type 'b' is unknown; use one of text, integer"
+        ValueError, match=r"type of column 'a:b' must be one of text, integer, .*, got 'b'"
     ):
         parse_columns("a:b")
 

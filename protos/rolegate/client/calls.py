@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, Unpack
 
-from rolegate.client.options import Result
+from rolegate.client.options import Result, enum_name
 from rolegate.client.requests import (
     ANSWER_S,
     SHORT_S,
@@ -179,10 +179,9 @@ def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:
 
 def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
     """Return a page of runs, newest first; an empty token requests the first page."""
-    status = wanted.get("status")
-    named = status and f"RUN_STATUS_{status.upper()}"
+    status: Any = enum_name(run_pb.RunStatus, "status", wanted.get("status"))
     request = run_pb.ListRunsRequest(
-        page_size=_PAGE, page_token=page_token, status=named, **filter_fields(wanted)
+        page_size=_PAGE, page_token=page_token, status=status, **filter_fields(wanted)
     )
     request.unsupported = wanted.get("unsupported", False)
     return Call(lambda to: to.runs.ListRuns, request)
@@ -238,13 +237,14 @@ def export(
 
 def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
     """Sum tokens and cost over all calls."""
-    bucket = sums.get("bucket")
+    groups: Any = [enum_name(usage_pb.UsageDimension, "by", name) for name in sums.get("by", ())]
+    bucket: Any = enum_name(usage_pb.UsageBucket, "bucket", sums.get("bucket"))
     request = usage_pb.GetUsageRequest(
         start_time=utc(sums.get("start")),
         end_time=utc(sums.get("end")),
         tenant=sums.get("tenant", ""),
-        group_by=[f"USAGE_DIMENSION_{name.upper()}" for name in sums.get("by", ())],
-        bucket=bucket and f"USAGE_BUCKET_{bucket.upper()}",
+        group_by=groups,
+        bucket=bucket,
     )
     return Call(lambda to: to.usage.GetUsage, request)
 
@@ -279,9 +279,9 @@ def set_version_traffic(
     version: str, state: TriedState, share: float = 0.0
 ) -> Call[version_pb.ExecutorVersion]:
     """Make a version the shadow, give it a share of the runs, or take its traffic away."""
-    named = f"EXECUTOR_VERSION_STATE_{state.upper()}"
+    wanted: Any = enum_name(version_pb.ExecutorVersionState, "state", state)
     request = version_pb.SetExecutorVersionTrafficRequest(
-        version=version, state=named, canary_share=share
+        version=version, state=wanted, canary_share=share
     )
     return Call(
         lambda to: to.versions.SetExecutorVersionTraffic, request, attrgetter("version"), ANSWER_S

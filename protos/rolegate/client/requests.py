@@ -5,7 +5,11 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import Any, Literal, TypedDict
 
+from rolegate.client.options import enum_name
+from rolegate.v1.answer_service_pb2 import Topology
 from rolegate.v1.budget_pb2 import Budget
+from rolegate.v1.run_service_pb2 import RunKind
+from rolegate.v1.table_service_pb2 import TableTopology
 
 ADDRESS = "127.0.0.1:50551"
 """Default address of the gateway."""
@@ -110,18 +114,17 @@ def request_fields(options: RequestOptions) -> dict[str, Any]:
     """Return the option fields of an answer request. Raises `ValueError` for a cost that is not
     finite.
     """
-    topology = options.get("topology")
-    return {**_search_fields(options), "topology": topology and f"TOPOLOGY_{topology.upper()}"}
+    topology = enum_name(Topology, "topology", options.get("topology"))
+    return {**_search_fields(options), "topology": topology}
 
 
 def table_fields(options: TableOptions) -> dict[str, Any]:
     """Return the option fields of a table request. Raises `ValueError` for a cost that is not
     finite.
     """
-    topology = options.get("topology")
     return {
         **_search_fields(options),
-        "topology": topology and f"TABLE_TOPOLOGY_{topology.upper()}",
+        "topology": enum_name(TableTopology, "topology", options.get("topology")),
         "closed": options.get("closed", False),
         "max_rows": options.get("max_rows", 0),
     }
@@ -145,10 +148,9 @@ def _search_fields(options: SearchOptions) -> dict[str, Any]:
 
 def filter_fields(wanted: Filter) -> dict[str, Any]:
     """Return the filter fields of a request for runs."""
-    kind = wanted.get("kind")
     return {
         "tenant": wanted.get("tenant", ""),
-        "kind": kind and f"RUN_KIND_{kind.upper()}",
+        "kind": enum_name(RunKind, "kind", wanted.get("kind")),
         "start_time": utc(wanted.get("start")),
         "end_time": utc(wanted.get("end")),
     }

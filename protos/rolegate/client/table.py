@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToJson
 
+from rolegate.client.options import enum_name
 from rolegate.client.text import csv_text, markdown_table, source_line, visible
 from rolegate.v1 import table_service_pb2 as pb
 
@@ -38,15 +39,11 @@ def _column(text: str) -> pb.Column:
     choices = [choice.strip() for choice in kind.split("|")] if "|" in kind else []
     if choices:
         kind = "choice"
-    types = [name.removeprefix("COLUMN_TYPE_").lower() for name in pb.ColumnType.keys()[1:]]
-    if kind not in types:
-        raise ValueError(
-            f"column {text.strip()!r}: the type {kind!r} is unknown; use one of {', '.join(types)}."
-        )
+    column_type: Any = enum_name(pb.ColumnType, f"the type of column {text.strip()!r}", kind)
     return pb.Column(
         name=name.removesuffix("*").strip(),
         key=name.endswith("*"),
-        type=f"COLUMN_TYPE_{kind.upper()}",
+        type=column_type,
         choices=choices,
     )
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from rolegate.v1 import table_service_pb2 as pb
@@ -12,6 +12,7 @@ from rolegate.v1 import table_service_pb2_grpc as pb_grpc
 
 from router.access import Access, caller
 from router.background import in_worker
+from router.edge.asked_table import Tables
 from router.edge.found_table import TableEvents
 from router.edge.grpc.convert import tell_event
 from router.edge.grpc.convert_request import options_from_proto
@@ -23,25 +24,12 @@ from router.edge.grpc.convert_table import (
 )
 from router.edge.running import Detached, Running
 from router.errors import BadRequest
-from router.runs import RequestOptions, Runs
-from router.table import TableRequest
+from router.runs import Runs
 from router.trace import Event, Run
 from router.trace.values import OnEvent
 
 _PAGE = 100
 _LARGEST_PAGE = 1000
-
-
-class Tables(Protocol):
-    """Fills tables; a `Gateway`."""
-
-    async def fill_table(
-        self,
-        request: TableRequest,
-        options: RequestOptions,
-        on_event: OnEvent = lambda _event: None,
-    ) -> Run:
-        """Fill a table. The run's result is a `TableRun`."""
 
 
 class TableServicer(pb_grpc.TableServiceServicer):

@@ -1,10 +1,10 @@
 """An OpenAI-compatible server, for chat tools and agents that speak nothing else.
 
 `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`. The model
-`rolegate` answers questions, with a table where they name its columns (`asked_table.py`);
-`rolegate-executor` works on one sub-query and reports. The question is the text of the last user
-message: each question stands alone, so that a system message and earlier turns are not used. Keys
-are those of gRPC, sent as `Authorization: Bearer`; only `GET /health` needs none.
+`rolegate` answers questions; `rolegate-table` fills the table whose columns the question names
+(`asked_table.py`); `rolegate-executor` searches for one sub-query and reports. The question is the
+text of the last user message; system messages and earlier turns are not used. API keys are those
+of gRPC, sent as `Authorization: Bearer`; only `GET /health` needs none.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from rolegate.client.text import markdown
 
 from router.access import CALLER, Access, caller, check_scope
 from router.calls import Need, Readiness
-from router.edge.asked_table import table_asked_for
+from router.edge.asked_table import asked_table, is_widesearch
 from router.edge.http.chat_tasks import ChatTasks, cut, is_chat_task
 from router.edge.http.server import observing
 from router.edge.limits import Limits
@@ -43,6 +43,8 @@ from router.trace.values import OnEvent
 MAX_BODY_BYTES = 1 << 20
 ANSWERING = "rolegate"
 EXECUTING = "rolegate-executor"
+FILLING = "rolegate-table"
+_MODELS = (ANSWERING, EXECUTING, FILLING)
 _TASK_TOKENS = 512
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OPTION = re.compile(
@@ -83,6 +85,14 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """Form of the answer. Only the type `table`, which is not OpenAI's, changes anything."""
+
+    type: str = "text"
+    columns: str | tuple[str, ...] = ()
+    """Columns of the table, such as `city*, founded:integer`; empty if the question names them."""
+
+
 class ChatRequest(msgspec.Struct, frozen=True):
     """The fields that are read of a request; further ones are ignored."""
 
@@ -94,7 +104,10 @@ class ChatRequest(msgspec.Struct, frozen=True):
     tool_choice: msgspec.Raw = msgspec.Raw(b"null")
     """As it was sent: an object of a megabyte takes long to make."""
     no_cache: bool | None = None
-    """Not OpenAI's: whether all is to be worked on anew, as the field of that name over gRPC."""
+    """Search for every sub-query again, like the gRPC field of that name; not part of OpenAI's
+    API.
+    """
+    response_format: ResponseFormat | None = None
 
     @property
     def question(self) -> str:
@@ -119,6 +132,12 @@ class ChatRequest(msgspec.Struct, frozen=True):
                     "send text alone."
                 )
         return last.text
+
+    @property
+    def wants_table(self) -> bool:
+        """True if a table is asked for: by the model, the response format, or WideSearch's form."""
+        by_format = self.response_format is not None and self.response_format.type == "table"
+        return by_format or self.model == FILLING or is_widesearch(self.question)
 
     @property
     def task(self) -> str:
@@ -154,7 +173,7 @@ def openai_app(
 
     async def complete(request: web.Request) -> web.StreamResponse:
         asked = await _asked(request, limits.opening_s)
-        if asked.model not in (ANSWERING, EXECUTING):
+        if asked.model not in _MODELS:
             return _unknown(asked.model)
         question = asked.question
         options = RequestOptions(identity=caller(), no_cache=bool(asked.no_cache))
@@ -172,7 +191,9 @@ def openai_app(
                     return await gateway.complete(told, options)
                 if asked.model == EXECUTING:
                     return await gateway.execute(question, options)
-                if table := table_asked_for(gateway.readable("question", question)):
+                if asked.wants_table:
+                    columns = asked.response_format.columns if asked.response_format else ()
+                    table = asked_table(gateway.readable("question", question), columns)
                     return await gateway.fill_table(table, options, emit)
                 return await gateway.answer(question, options, emit)
 
@@ -189,11 +210,11 @@ def openai_app(
         return _json(200, reply | _usage(spent))
 
     async def models(_request: web.Request) -> web.Response:
-        return _json(200, {"object": "list", "data": [_model(ANSWERING), _model(EXECUTING)]})
+        return _json(200, {"object": "list", "data": [*map(_model, _MODELS)]})
 
     async def model(request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        return _json(200, _model(name)) if name in (ANSWERING, EXECUTING) else _unknown(name)
+        return _json(200, _model(name)) if name in _MODELS else _unknown(name)
 
     async def health(_request: web.Request) -> web.Response:
         down = readiness is not None and readiness.down(get_args(Need))
@@ -381,5 +402,5 @@ def _model(name: str) -> dict[str, object]:
 
 
 def _unknown(name: str) -> web.Response:
-    message = f"There is no model {name!r} here; there are {ANSWERING} and {EXECUTING}."
+    message = f"There is no model {name!r}; use one of {', '.join(_MODELS)}."
     return _json(404, _failure(404, message, "model_not_found", "model"))

@@ -1,6 +1,4 @@
-"""Questions that pages ask: each is worked on in a task of its own, and its page follows the
-run.
-"""
+"""Questions asked on pages: each starts a detached run, and the run's page follows it."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
@@ -9,8 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from router.access import Access, caller, check_scope
-from router.edge.asked_table import table_asked_for
-from router.edge.grpc.table_service import Tables
+from router.edge.asked_table import Tables, asked_table
 from router.edge.pages.frame import Frame, field, redirect
 from router.edge.running import Detached
 from router.errors import BadRequest
@@ -22,7 +19,7 @@ from router.versions import VersionRouting, Versions
 
 
 class Asking:
-    """Begins runs for those who look at pages."""
+    """Starts runs for the users of pages."""
 
     def __init__(
         self,
@@ -32,8 +29,8 @@ class Asking:
         versions: Versions | None = None,
         executors: VersionRouting | None = None,
     ) -> None:
-        """`access`: where keys may be revoked meanwhile. `tables`: who fills them; None for the
-        gateway. `versions` and `executors`: those to choose from; without them, there is no choice.
+        """`access`: cancels runs whose key is revoked. `tables`: None for the gateway. `versions`
+        and `executors`: executor versions to choose from; None for no choice.
         """
         self._gateway = gateway
         self._access = access
@@ -44,43 +41,43 @@ class Asking:
 
     @property
     def topologies(self) -> Sequence[TopologyName]:
-        """The ways to answer that there are."""
+        """Topologies that are set up."""
         return self._gateway.topologies
 
     async def versions(self) -> list[str]:
-        """The versions that the caller may choose from: the operator, from all."""
+        """Return the executor versions that the caller may choose: all for operators, else none."""
         if self._versions is None or caller().tenant is not None:
             return []
         return [version.version for version, _ in await self._versions.list()]
 
     async def ask(self, question: str) -> str:
-        """Begin with a question, or with the table that it asks for; the run's identifier.
-        Raises as `Gateway`.
-        """
+        """Start a run that answers a question. Return its identifier. Raises as `Gateway`."""
         options = RequestOptions(identity=caller())
-        if table := table_asked_for(self._gateway.readable("question", question)):
-            return await self._start(lambda emit: self._tables.fill_table(table, options, emit))
         return await self._start(lambda emit: self._gateway.answer(question, options, emit))
 
     async def again(self, question: str, topology: str, version: str) -> str:
-        """Begin anew, with nothing of other runs. `version`: of the executor; empty for the one
-        whose turn it is. Raises `AccessDenied`, `BadRequest`, `BadVersion`, and as `Gateway`.
+        """Start a run for the same question that shares no reports. `version`: an executor version;
+        empty for the one that routing picks. Raises `AccessDenied`, `BadRequest`, `BadVersion`, and
+        as `Gateway`.
         """
         chosen = next((name for name in self.topologies if name == topology), None)
         if chosen is None:
-            raise BadRequest(f"topology {topology!r}: is not set up here.")
+            allowed = ", ".join(self.topologies)
+            raise BadRequest(f"topology {topology!r} is not set up here; use one of {allowed}.")
         if version:
             check_scope(caller(), "operate")
             if chosen not in ("factorized", "host"):
-                raise BadRequest(f"topology {topology!r}: no version of the executor works in it.")
+                raise BadRequest(
+                    f"topology {topology!r} has no executor versions; use factorized or host."
+                )
             if self._executors is None or version not in await self.versions():
-                raise BadRequest(f"executor version {version!r}: is not on record.")
+                raise BadRequest(f"executor version {version!r} is not registered.")
             await self._executors.require(version)
         options = RequestOptions(identity=caller(), no_cache=True, executor=version)
         return await self._start(lambda emit: self._gateway.answer(question, options, emit, chosen))
 
     async def fill(self, table: TableRequest) -> str:
-        """Begin with a table; the run's identifier. Raises as `Gateway`."""
+        """Start a run that fills a table. Return its identifier. Raises as `Gateway`."""
         options = RequestOptions(identity=caller())
         return await self._start(lambda emit: self._tables.fill_table(table, options, emit))
 
@@ -95,14 +92,18 @@ class Asking:
 
 
 def add_asking(frame: Frame, asking: Asking) -> None:
-    """Add the page with the box; the run's page answers."""
+    """Add the form; the page of the run shows the answer."""
 
-    async def box(request: web.Request) -> web.Response:
+    async def form(request: web.Request) -> web.Response:
         return await frame.render(request, "ask.html")
 
     async def ask(request: web.Request) -> web.Response:
-        run_id = await asking.ask(field(request, "question"))
+        question = field(request, "question")
+        if columns := field(request, "columns").strip():
+            run_id = await asking.fill(asked_table(question, columns))
+        else:
+            run_id = await asking.ask(question)
         return redirect(f"/ask/{run_id}")
 
-    frame.get("/ask", box, section="Ask")
+    frame.get("/ask", form, section="Ask")
     frame.post("/ask", ask)

@@ -1,58 +1,58 @@
-"""Figures as pages show them."""
+"""Formats of figures on pages."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
+from router.edge.status import message_of
 from router.runs.archive import shortened
 
 UNKNOWN = "unknown"
 
 
 def money(nano_usd: int | None) -> str:
-    """Billionths of a dollar as dollars, to the cent or three figures; unknown is not zero."""
+    """Return billionths of a dollar in dollars, to the cent or to three digits; None is unknown."""
     if nano_usd is None:
         return UNKNOWN
     dollars = nano_usd / 1e9
-    return (
-        f"${dollars:,.2f}"
-        if dollars >= 1 or not nano_usd
-        else f"${dollars:.3g}"
-        if dollars >= 1e-4
-        else f"${dollars:.1e}"
-    )
+    if dollars >= 1 or not nano_usd:
+        return f"${dollars:,.2f}"
+    return f"${dollars:.3g}" if dollars >= 1e-4 else f"${dollars:.1e}"
 
 
 def usd(dollars: float | None) -> str:
-    """Dollars, likewise."""
+    """Return dollars, formatted like `money`."""
     return money(None if dollars is None else round(dollars * 1e9))
 
 
 def count(number: int | None) -> str:
-    """A number with its thousands apart."""
+    """Return a number with thousands separators."""
     return UNKNOWN if number is None else f"{number:,}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 row`, `2,000 rows`."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
 def seconds(duration_s: float | None) -> str:
-    """A duration: `340 ms`, `2.5 s`, `3 min 20 s`."""
+    """Return a duration: `340 ms`, `2.5 s`, `3 min 20 s`."""
     if duration_s is None:
         return UNKNOWN
     if duration_s < 1:
         return f"{duration_s * 1000:.0f} ms"
-    return (
-        f"{duration_s:.1f} s"
-        if duration_s < 60
-        else f"{int(duration_s // 60)} min {int(duration_s % 60)} s"
-    )
+    if duration_s < 60:
+        return f"{duration_s:.1f} s"
+    return f"{int(duration_s // 60)} min {int(duration_s % 60)} s"
 
 
 def moment(at: float) -> str:
-    """A Unix time in UTC, to the second."""
+    """Return a Unix time in UTC, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
 
 
 def words(name: str | None) -> str:
-    """A name of a value in words: `not found`."""
+    """Return the name of an enum value in words: `not found`."""
     return (name or "").replace("_", " ")
 
 
@@ -60,9 +60,11 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "money": money,
     "usd": usd,
     "count": count,
+    "counted": counted,
     "seconds": seconds,
     "moment": moment,
     "words": words,
     "shortened": shortened,
+    "message": message_of,
 }
-"""Filters of templates, by name."""
+"""Template filters by name."""

@@ -76,14 +76,14 @@ def chat(content: object, **more: object) -> Input:
     return posted("/v1/chat/completions", json.dumps(body), JSON)
 
 
-def asked(question: str) -> Input:
-    """A question in the pages' form."""
+def asked(question: str, columns: str) -> Input:
+    """A table in the pages' form."""
 
     async def send(served: Served) -> str:
         async with aiohttp.ClientSession(f"http://{served.http}") as session:
             async with session.get("/ask") as page:
                 token = (await page.text()).partition('name="csrf" value="')[2].partition('"')[0]
-            form = {"csrf": token, "question": question}
+            form = {"csrf": token, "question": question, "columns": columns}
             async with session.post("/ask", data=form, allow_redirects=False) as response:
                 return f"{response.status} {(await response.text())[-200:]}"
 
@@ -152,12 +152,14 @@ CITIES = [
 ]
 INPUTS: dict[str, Input] = {
     "idle": chat("When was Heat made?"),
-    "1 columns, 4 kB, OpenAI": chat(named(3988)),
-    "1 columns, 160 kB, OpenAI": chat(named(160_000)),
-    "1 columns, 4 kB, form": asked(named(3988)),
-    "1 columns, 160 kB, form": asked(named(160_000)),
-    "1 commas and parentheses, 4 kB": chat(named(4000, "columns: (,")),
-    "1 ligatures as names, 4 kB": chat(named(4000, "column: " + f"{LIGATURE}," * 60)),
+    "1 columns, 4 kB, OpenAI": chat(named(3988), model="rolegate-table"),
+    "1 columns, 160 kB, OpenAI": chat(named(160_000), model="rolegate-table"),
+    "1 columns, 4 kB, form": asked("q", named(3988)),
+    "1 columns, 160 kB, form": asked("q", named(160_000)),
+    "1 commas and parentheses, 4 kB": chat(named(4000, "columns: (,"), model="rolegate-table"),
+    "1 ligatures as names, 4 kB": chat(
+        named(4000, "column: " + f"{LIGATURE}," * 60), model="rolegate-table"
+    ),
     "2 choices by rows": table(KEY, KIND, rows=CITIES),
     "2 choices by rows, many columns": table(
         *(
@@ -243,7 +245,9 @@ INPUTS: dict[str, Input] = {
     ),
     "o a question of 1 MB": chat("a" * 1_000_000),
     "o a question of marks": chat((MARKS * 2000)[:3999]),
-    "o a question of marks, table": chat("a table, columns: " + ",".join([MARKS * 900] * 2)),
+    "o a question of marks, table": chat(
+        "a table, columns: " + ",".join([MARKS * 900] * 2), model="rolegate-table"
+    ),
     "o a query string": got("/runs?" + "&".join(f"a{n}={n}" for n in range(800))),
     "o a date of digits": got("/runs?since=" + "1" * 7000),
     "o dollars of digits": got("/runs?least=" + "1" * 7000),

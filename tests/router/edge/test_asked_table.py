@@ -1,11 +1,14 @@
-"""Questions in WideSearch's form are answered with a table."""
+"""Tables asked for by model, response format, or WideSearch's form, and the columns they have."""
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from router.edge.asked_table import table_asked_for
+from router.edge.asked_table import asked_table, is_widesearch
+from router.errors import BadRequest, RolegateError
 from tests.router.edge.stalls import LIGATURE, named
 from tests.router.edge.test_openai_server import posted, served
 from tests.router.protocol.test_parse_time import grows_linearly
@@ -40,8 +43,8 @@ def test_columns_that_are_named(named: str, columns: str) -> None:
         "Which lights are there?\nPlease organize the results in one Markdown table "
         f"{named}{ENDING}"
     )
-    table = table_asked_for(asked)
-    assert table is not None
+    assert is_widesearch(asked)
+    table = asked_table(asked)
     assert [
         column.name.split("(")[0].split("（")[0].strip() for column in table.columns
     ] == columns.split()
@@ -54,8 +57,7 @@ def test_columns_that_are_named(named: str, columns: str) -> None:
 
 def test_keys_that_are_named() -> None:
     """By a star, wherever they stand."""
-    table = table_asked_for("All lights, as a table with the columns: Island, Light*, Lit*")
-    assert table is not None
+    table = asked_table("All lights, as a table with the columns: Island, Light*, Lit*")
     keys = {column.name: column.key for column in table.columns}
     assert keys == {"Island": False, "Light": True, "Lit": True}
 
@@ -64,26 +66,53 @@ def test_keys_that_are_named() -> None:
     "question",
     [
         "Who directed Heat?",
-        "Which columns does the temple have: Doric, Ionic or both?",
         "What stands in the table of columns?",
         "Make a table with the columns: Light, light",
         "Make a table with the column: Light",
     ],
 )
-def test_other_questions(question: str) -> None:
-    """Name no table with several columns."""
-    assert table_asked_for(question) is None
+def test_questions_that_name_no_columns(question: str) -> None:
+    """The error says how to name them; such questions are not in WideSearch's form."""
+    assert not is_widesearch(question)
+    with pytest.raises(BadRequest, match=r"end it with a line such as `columns: city\*"):
+        asked_table(question)
 
 
-async def test_a_table_over_openai_s_protocol(tmp_path: Path) -> None:
+def test_columns_in_a_list() -> None:
+    """They have types and keys, and are checked."""
+    table = asked_table("All lights", "Island*, Lit:integer")
+    assert [(column.name, column.key, column.type) for column in table.columns] == [
+        ("Island", True, "text"),
+        ("Lit", False, "integer"),
+    ]
+    with pytest.raises(BadRequest, match="type of column 'Lit:dog' must be one of"):
+        asked_table("All lights", ["Island*", "Lit:dog"])
+
+
+NAMING = "List all cities of the register with the columns: city, founder, founded"
+
+
+@pytest.mark.parametrize(
+    ("question", "fields"),
+    [
+        (NAMING, {"model": "rolegate-table"}),
+        (NAMING, {"response_format": {"type": "table"}}),
+        (
+            "List all cities of the register",
+            {"response_format": {"type": "table", "columns": "city*, founder, founded"}},
+        ),
+        (f"{NAMING}{ENDING}", {}),
+    ],
+)
+async def test_a_table_over_openai_s_protocol(
+    question: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
     """In Markdown, fenced, with the sentences that it rests on."""
     world = World(5)
-    question = (
-        "List all cities of the register in one Markdown table with the columns: city, "
-        "founder, founded"
-    )
     async with gateway(tmp_path, world) as (real, _), served(real) as session:
-        status, reply = await posted(session, messages=[{"role": "user", "content": question}])
+        status, reply = await posted(
+            session, messages=[{"role": "user", "content": question}], **fields
+        )
     assert status == 200
     fence, _, below = reply["choices"][0]["message"]["content"].partition("\n```\n\nSources:\n[1] ")
     header = fence.splitlines()[:3]
@@ -101,7 +130,11 @@ async def test_a_question_that_is_too_long_is_refused_before_it_is_read(
 ) -> None:
     """However often it names columns."""
     async with gateway(tmp_path, World(1)) as (real, _), served(real) as session:
-        status, reply = await posted(session, messages=[{"role": "user", "content": named(chars)}])
+        status, reply = await posted(
+            session,
+            model="rolegate-table",
+            messages=[{"role": "user", "content": named(chars)}],
+        )
     assert (status, reply["error"]["code"]) == (400, "BAD_REQUEST")
     assert f"question has {chars} characters; at most 4000 are allowed" in reply["error"]["message"]
 
@@ -119,6 +152,9 @@ async def test_a_question_that_is_too_long_is_refused_before_it_is_read(
 )
 def test_columns_that_are_named_again_and_again(unit: str) -> None:
     """A question takes as much longer than a tenth of it as it is longer."""
-    assert grows_linearly(
-        partial(table_asked_for, named(4000, unit)), partial(table_asked_for, named(400, unit))
-    )
+    assert grows_linearly(partial(_read, named(4000, unit)), partial(_read, named(400, unit)))
+
+
+def _read(question: str) -> None:
+    with suppress(RolegateError):
+        asked_table(question)

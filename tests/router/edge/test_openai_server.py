@@ -323,6 +323,7 @@ async def test_health_and_models(client: aiohttp.ClientSession) -> None:
         assert [model["id"] for model in (await response.json())["data"]] == [
             "rolegate",
             "rolegate-executor",
+            "rolegate-table",
         ]
 
 

@@ -103,7 +103,7 @@ async def test_usage(tmp_path: Path) -> None:
         await put(world.database, run("run-1", 1000.0, calls))
         time = "span=week&until=1970-01-02"
         for asked, said in (
-            ("by=role", ["1,010", "2,222", "$0.00028", "$7.0e-05 and more", "1 runs"]),
+            ("by=role", ["1,010", "2,222", "$0.00028", "$7.0e-05 and more", "1 run<"]),
             ("by=model&tenant=nobody", ["Nothing was spent in this time.", "0 runs"]),
             ("by=model", [">big</th>", ">small</th>", 'class="number">unknown</td>']),
             (

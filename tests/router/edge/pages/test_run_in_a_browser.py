@@ -72,7 +72,7 @@ async def test_asked_watched_judged_and_run_again(tab: Tab) -> None:
             "document.querySelector('[name=right_answer]').value = 'Mann'"
         )
         await tab.leave("document.querySelector('#feedback button').click()")
-        assert "The right answer is in it" in await tab.evaluate("document.body.innerText")
+        assert "The answer is right" in await tab.evaluate("document.body.innerText")
         run_id = (await pages.store.next()).id
         assert pages.store.given == [Feedback(run_id, False, None, "Mann")]
         await tab.evaluate("document.querySelector('[name=topology]').value = 'homogeneous'")

@@ -40,7 +40,7 @@ async def test_cells_tell_their_states() -> None:
         ("single", "Tarn", "1 report"), ("missing", "", "–"), ("missing", "", "–"),
     ]  # fmt: skip
     assert "4 rows" in text
-    assert "Ask for 4 holes again" in text
+    assert "Search again for 4 empty cells" in text
 
 
 async def test_a_cell_s_sources_and_rivals() -> None:
@@ -182,20 +182,18 @@ async def test_a_long_table_has_pages() -> None:
             text = await read(session, f"/runs/run-1?row={first}")
             assert text.count("</tr>") == rows + 1
             assert f"/cells/{first}/0" in text
-            assert ("Rows after" in text, "Rows before" in text) == (first < 200, first > 0)
+            assert ("Next rows" in text, "Previous rows" in text) == (first < 200, first > 0)
         await read(session, "/runs/run-1?row=-1", 400)
 
 
 async def test_a_table_as_it_grows() -> None:
     async with shown() as pages, browsing(pages) as session:
         pages.tables.let.clear()
-        run_id = await begun(
-            session, "A table of the cities of Vorland. Columns: city, founder, founded"
-        )
+        run_id = await begun(session, "The cities of Vorland", "city*, founder, founded")
         await pages.tables.waiting.wait()
         text = await read(session, f"/runs/{run_id}")
         assert "Krurou" in text
-        assert "holes again" not in text
+        assert "empty cells" not in text
         assert f'sse-connect="/runs/{run_id}/events"' in text
         pages.tables.let.set()
         await pages.store.next()
