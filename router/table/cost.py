@@ -1,4 +1,4 @@
-"""The cost of cells and rows, which adds up to that of all calls exactly."""
+"""Cost of a table's cells and rows, which add up to the cost of all calls exactly."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -10,26 +10,25 @@ from router.trace.call import sum_known
 from router.trace.table import Ask
 
 Place = tuple[int, int]
-"""A row's and a column's number."""
+"""Numbers of a row and a column."""
 
 
 class TableCost(NamedTuple):
-    """Known tokens and money; `nano_usd` is None where none of it is known."""
+    """Known tokens and money; `nano_usd` is None if no price is known."""
 
     cells: dict[Place, Amount]
-    """Of cells that were asked for."""
+    """Cost of the cells that were asked for."""
     rows: tuple[Amount, ...]
-    """Of each row, its cells included."""
+    """Cost of each row, its cells included."""
     overhead: Amount
-    """All else: the delegator's calls, discoveries that were first to name no row, and remainders;
-    where a model wrote the table, all calls.
+    """Cost of the delegator's calls, of discoveries that named no new row, and remainders; of a
+    table that a model wrote, all calls.
     """
 
 
 def table_cost(table: Table, asks: Sequence[Ask], calls: Iterable[Call]) -> TableCost:
-    """Split what calls spent: that of a discovery over the rows that it is the first to name, that
-    of other asks over the cells asked for, in whole numbers. `asks`: by the numbers of their
-    sub-queries.
+    """Split the cost of calls in whole numbers: that of a discovery over the rows that it names
+    first, that of other asks over their cells. `asks`: by sub-query number.
     """
     columns = {column.name: at for at, column in enumerate(table.schema.columns)}
     homes = {key: at for at, row in enumerate(table.rows) for key in (row.key, *row.aliases)}
@@ -39,12 +38,12 @@ def table_cost(table: Table, asks: Sequence[Ask], calls: Iterable[Call]) -> Tabl
             first.setdefault(row.found_by[0], []).append(at)
     spent: dict[int | None, list[Amount]] = {}
     for call in calls:
-        number = (
-            call.sub_query if call.sub_query is not None and call.sub_query < len(asks) else None
-        )
-        spent.setdefault(number, []).append(
-            Amount(call.usage.total_tokens if call.usage else 0, call.nano_usd)
-        )
+        number = call.sub_query
+        if number is not None and number >= len(asks):
+            number = None
+        tokens = call.usage.total_tokens if call.usage else 0
+        spent.setdefault(number, []).append(Amount(tokens, call.nano_usd))
+
     cells: dict[Place, list[Amount]] = {}
     rows: list[list[Amount]] = [[] for _ in table.rows]
     overhead = spent.pop(None, [])
@@ -68,7 +67,7 @@ def table_cost(table: Table, asks: Sequence[Ask], calls: Iterable[Call]) -> Tabl
 
 
 def _split(amount: Amount, ways: int) -> tuple[Amount, Amount]:
-    """One of equal shares, and what is left over."""
+    """Return one of equal shares, and the remainder."""
     if not ways:
         return NOTHING, amount
     tokens = amount.tokens
@@ -78,6 +77,6 @@ def _split(amount: Amount, ways: int) -> tuple[Amount, Amount]:
 
 
 def _sum(amounts: Sequence[Amount]) -> Amount:
-    """What is known of a sum; nothing for no amounts."""
+    """Return the known part of a sum."""
     money = sum_known([amount.nano_usd for amount in amounts]) if amounts else 0
     return Amount(sum(amount.tokens for amount in amounts), money)

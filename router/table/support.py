@@ -1,5 +1,9 @@
-"""The support of a value in the very passages that its executor was shown, and names that these
-tie together.
+"""Support of a value by the passages that its executor was shown, and names that passages tie
+together.
+
+A value is `stated` if a sentence holds it and that sentence, a neighbouring one or the passage's
+title names the row; `value_only` if a sentence holds it, but the row is not named nearby; else
+`unsupported`.
 """
 
 import re
@@ -13,10 +17,6 @@ from router.protocol import Passage
 from router.table.cell_value import values_in
 from router.trace.citation import MOST_CITED, Citation, citation, read
 from router.trace.table import Column, Support
-
-"""`stated`: a sentence says the value, and it, one beside it or the title names the row;
-`value_only`: none does; best first.
-"""
 
 _BE = r"(?:is|was|are|were|has been|had been)"
 _OFTEN = (
@@ -32,28 +32,30 @@ _TIE = re.compile(
     r"|(?:又|亦|也|旧|古|原|简|全|别|俗|曾|现|更|改) (?:用 )?"
     r"(?:称|名|叫)(?: (?:为|是|作))?|即)(?= )"
 )
+"""Words between two names of the same thing, in a folded sentence."""
 _MOST_WORDS = 12
 _MOST_CHARS = 200
-"""Of a name."""
+"""Max words and characters of a name."""
 _MOST_TIES = 64
-"""Of a passage."""
+"""Max ties of a passage."""
 
 
 class Tie(NamedTuple):
-    """Words that say that what stands before them and what follows are names of the same."""
+    """Two names that a sentence gives the same thing, as in "A, also known as B"."""
 
     before: tuple[str, ...]
-    """All that may be the name, the longest first, folded."""
+    """Folded texts before the tying words that may be the first name, the longest first."""
     after: tuple[str, ...]
+    """Folded texts after them that may be the second name, the longest first."""
     document: str
     sentence: str
 
 
 def ties(sentence: str, document: str = "") -> Iterator[Tie]:
-    """Return the ties in a folded sentence of a document."""
-    for found in _TIE.finditer(sentence):
-        left = sentence[max(0, found.start() - _MOST_CHARS) : found.start()].split()[-_MOST_WORDS:]
-        right = sentence[found.end() : found.end() + _MOST_CHARS].split()[:_MOST_WORDS]
+    """Yield the ties in a folded sentence of a document."""
+    for words in _TIE.finditer(sentence):
+        left = sentence[max(0, words.start() - _MOST_CHARS) : words.start()].split()[-_MOST_WORDS:]
+        right = sentence[words.end() : words.end() + _MOST_CHARS].split()[:_MOST_WORDS]
         if left and right:
             before = tuple(f" {' '.join(left[at:])} " for at in range(len(left)))
             after = tuple(f" {' '.join(right[:end])} " for end in range(len(right), 0, -1))
@@ -63,33 +65,33 @@ def ties(sentence: str, document: str = "") -> Iterator[Tie]:
 def tied(
     found: Iterable[Tie], known: Collection[str], documents: int = 2
 ) -> Iterator[tuple[str, str]]:
-    """Return the pairs of known names that so many documents tie, each in a sentence of its own.
+    """Yield the pairs of known names that so many documents tie, in different sentences.
 
-    A sentence that two documents have in common counts once, as one of them is a copy.
+    A sentence that two documents share counts once, as one of them is a copy.
     """
-    said: dict[tuple[str, str], list[Tie]] = {}
+    ties_of_pairs: dict[tuple[str, str], list[Tie]] = {}
     for tie in found:
         before = next((name for name in tie.before if name in known), None)
         after = next((name for name in tie.after if name in known), None)
         if before and after and before != after:
-            said.setdefault((min(before, after), max(before, after)), []).append(tie)
-    for pair, saying in said.items():
-        if (
-            min(len({tie.document for tie in saying}), len({tie.sentence for tie in saying}))
-            >= documents
-        ):
+            pair = (min(before, after), max(before, after))
+            ties_of_pairs.setdefault(pair, []).append(tie)
+    for pair, members in ties_of_pairs.items():
+        sources = {tie.document for tie in members}
+        sentences = {tie.sentence for tie in members}
+        if min(len(sources), len(sentences)) >= documents:
             yield pair
 
 
 @lru_cache(256)
 def _ties_of(text: str, document: str) -> tuple[Tie, ...]:
     """Return the first ties of a passage."""
-    found = (tie for sentence in read(text).folded for tie in ties(sentence, document))
-    return tuple(islice(found, _MOST_TIES))
+    sentences = (ties(sentence, document) for sentence in read(text).folded)
+    return tuple(islice(chain.from_iterable(sentences), _MOST_TIES))
 
 
 class Shown:
-    """The passages that an executor was shown, each once."""
+    """Passages that an executor was shown, each once."""
 
     def __init__(self, passages: Iterable[Passage]) -> None:
         self._passages = list({passage.id: passage for passage in passages}.values())
@@ -103,22 +105,18 @@ class Shown:
         self._values = cache(self._by_value)
 
     def also_named(self, names: Collection[str]) -> set[str]:
-        """Folded names with those titles of passages that passages say are names of the same."""
-        known = {*names, *self._titles}
-        return {
-            *names,
-            *(
-                name
-                for pair in tied(self.ties, known, 1)
-                if set(pair) & set(names)
-                for name in pair
-            ),
-        }
+        """Return folded names, and the titles of passages that a passage ties to one of them."""
+        wanted = set(names)
+        also = set(names)
+        for pair in tied(self.ties, {*names, *self._titles}, 1):
+            if not wanted.isdisjoint(pair):
+                also.update(pair)
+        return also
 
     def support(
         self, column: Column, value: str, form: str, names: Collection[str]
     ) -> tuple[Support, tuple[Citation, ...]]:
-        """The support of a value, with a sentence of each passage that gives it. `form`: its
+        """Return the support of a value, with a sentence of each passage that holds it. `form`: its
         canonical form; `names`: folded names of its row.
         """
         wanted = sought(value)
@@ -126,13 +124,13 @@ class Shown:
         typed = self._values(kind)
 
         def worth(excerpt: str, folded: str) -> int:
-            said = wanted in folded or any(
-                found.startswith(form) for found in values_in(kind, excerpt)
+            holds = wanted in folded or any(
+                value.startswith(form) for value in values_in(kind, excerpt)
             )
-            return 2 * said + any(name in folded for name in names)
+            return 2 * holds + any(name in folded for name in names)
 
         stated = list[Citation]()
-        held = list[Citation]()
+        unnamed = list[Citation]()
         for passage, reading, title, values in zip(
             self._passages, self._readings, self._titles, typed, strict=True
         ):
@@ -141,24 +139,25 @@ class Shown:
                 continue
             named = {at for name in names for at in reading.places(name)}
             titled = any(name in title for name in names)
-            beside = (at for at in places if titled or not named.isdisjoint((at - 1, at + 1)))
-            at = next(chain(filter(named.__contains__, places), beside), None)
-            cited = citation(passage, reading.sentences[places[0] if at is None else at], worth)
-            (held if at is None else stated).append(cited)
-        if stated or not held:
-            return ("stated", tuple(stated[:MOST_CITED])) if stated else ("unsupported", ())
-        return "value_only", tuple(held[:MOST_CITED])
+            near = [at for at in places if titled or not named.isdisjoint((at - 1, at + 1))]
+            best = [at for at in places if at in named] or near
+            sentence = reading.sentences[(best or places)[0]]
+            (stated if best else unnamed).append(citation(passage, sentence, worth))
+
+        if stated:
+            return "stated", tuple(stated[:MOST_CITED])
+        return "value_only" if unnamed else "unsupported", tuple(unnamed[:MOST_CITED])
 
     def _by_value(self, column: Column) -> list[dict[str, list[int]]]:
-        """Return for each passage its sentences by their numbers or dates, a date also by its
-        year and month.
+        """Return for each passage the sentences of its numbers or dates; of a date, also under its
+        year and its month.
         """
-        found = list[dict[str, list[int]]]()
+        places_of_passages = list[dict[str, list[int]]]()
         for reading in self._readings:
             places: dict[str, list[int]] = {}
             for at, sentence in enumerate(reading.sentences):
                 for form in values_in(column, sentence):
                     for part in accumulate(form.split("-"), "{}-{}".format):
                         places.setdefault(part, []).append(at)
-            found.append(places)
-        return found
+            places_of_passages.append(places)
+        return places_of_passages
