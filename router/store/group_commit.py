@@ -1,13 +1,21 @@
-"""Group commit on a PostgreSQL that gateways share: what waits is written in one transaction; while
-that commits, the next gathers.
+"""Group commit of a gateway that shares a PostgreSQL with others.
 
-A run is put on record before it begins, and is acknowledged when its end is committed. Quotas are
-spent from leases.
+Runs that want to begin, requests for leases, and changes from the log wait until the previous
+transaction is committed; then one transaction takes them all. It locks the sums of all tenants and
+periods that it touches, always in the same order, so that gateways cannot deadlock and no other
+gateway begins runs or takes leases of these tenants meanwhile. Under the locks it
+
+1. resizes leases: up to what is wanted, plus some in advance, within what others leave;
+2. writes the changes, which moves spending from the lease to the sums;
+3. begins runs, one after the other, within the limits on requests and runs in flight.
+
+A transaction whose outcome is unknown may have changed the leases. So after a failure, all leases
+are written again with the next commit, and until then the smaller lease counts.
 """
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,9 +27,9 @@ from router.amount import Amount
 from router.errors import QuotaExhausted, StoreFailed
 from router.ledger import RunStart
 from router.ledger.journal import EarlierRun
-from router.store.database import FAILED, Database, storable, unwritable
+from router.store.database import FAILED, Database, unwritable
 from router.store.members import Members, see_member
-from router.store.names import Named, name_of
+from router.store.names import Name, Named, name_of
 from router.store.projection import changed, project, put_leases, write
 from router.store.quotas import (
     LIMITED,
@@ -36,10 +44,9 @@ from router.store.quotas import (
 from router.store.records import Change
 
 _AHEAD = 16
+"""Factor by which a lease exceeds what is asked for."""
 _LEFT_FOR_OTHERS = 8
-"""A lease is larger than what is asked for: by so many times that, but no more than this part
-of what is left.
-"""
+"""At most this fraction (1/8) of what is left is leased in advance."""
 
 
 class _Begin(NamedTuple):
@@ -57,25 +64,24 @@ class _Wish(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """The size that a lease is to have, for one of `LIMITED`."""
+    """Size of a lease, in one of `LIMITED`."""
 
     least: int
-    """What is used of it, with the smallest amount that is asked for."""
+    """The used part, plus the smallest request."""
     wanted: int
-    """The same with all that are; or what is to be kept of it."""
+    """The used part, plus all requests; or what is kept of a lease that is given back."""
     asked: int
+    """Sum of all requests."""
     limit: int | None
 
 
 _Sizes = dict[Period, tuple[_Size, ...]]
 _Leases = dict[Period, list[tuple[int, int]]]
-"""What is spent, and the lease, for each of `LIMITED`."""
+"""Pairs of the amount spent and the lease, one for each of `LIMITED`."""
 
 
 class GroupCommit:
-    """Writes for one gateway. All is for the thread of its event loop, but for what runs in
-    transactions.
-    """
+    """Writes of one gateway. Everything but the transactions runs in the event loop's thread."""
 
     def __init__(self, database: Database, members: Members, quotas: Quotas, log: str) -> None:
         self._database = database
@@ -83,22 +89,24 @@ class GroupCommit:
         self._quotas = quotas
         self._log = log
         self.news = asyncio.Event()
-        """Set where something waits, so that `commit` is to be called."""
+        """Set when something waits for `commit`."""
         self._begins: list[_Begin] = []
         self._wishes: list[_Wish] = []
         self._idle: set[Period] = set()
-        """Leases of which something is to be given back."""
+        """Leases that are to be reduced."""
         self._doubtful = False
-        """Whether a transaction failed, so that nobody knows what it has left as leases."""
+        """True if a transaction failed, so that the leases in the database are unknown."""
 
     @property
     def waiting(self) -> bool:
-        """Whether anything waits."""
+        """True if anything waits for `commit`."""
         return bool(self._begins or self._wishes or self._idle)
 
     async def begin(self, start: RunStart, redact: bool) -> EarlierRun | None:
-        """Put a run on record; None once that is done. Raises `QuotaExhausted` and `StoreFailed`;
-        after the latter, and where this is cancelled, it may be on record.
+        """Begin a run, unless its `request_id` belongs to an earlier run, which is returned.
+
+        Raises `QuotaExhausted` and `StoreFailed`. After `StoreFailed` or a cancellation, the run
+        may have begun in the database.
         """
         answer: asyncio.Future[EarlierRun | None] = asyncio.get_running_loop().create_future()
         self._begins.append(_Begin(start, redact, self._quotas.tenant(start.tenant), answer))
@@ -106,8 +114,8 @@ class GroupCommit:
         return await answer
 
     async def lease(self, tenant: str, at: float, wanted: Amount) -> bool:
-        """Ask for a lease of so much more; False where nothing more is to be had. Raises
-        `StoreFailed`.
+        """Ask for a lease that is larger by `wanted`; return False if that is not available.
+        Raises `StoreFailed`.
         """
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._wishes.append(_Wish(tenant, at, wanted, answer))
@@ -115,25 +123,23 @@ class GroupCommit:
         return await answer
 
     def give_back(self) -> None:
-        """Give back what is free of leases: all where nothing is used, or else half of it."""
+        """Give back unused leases: half of what is free, or all of it if nothing is used."""
         tallies = self._quotas.tallies.items()
         self._idle |= {key for key, tally in tallies if any(tally.free(of) > 0 for of in LIMITED)}
         if self._idle:
             self.news.set()
 
     async def commit(self, changes: Sequence[Change]) -> set[str]:
-        """Write changes and all that waits; the runs among them that others had closed. Raises
-        `StoreFailed`.
+        """Write changes and everything that waits. Return the runs in `changes` that other gateways
+        have closed. Raises `StoreFailed`.
         """
-        begins = [each for each in self._begins if not each.answer.done()]
+        begins = [begin for begin in self._begins if not begin.answer.done()]
         self._begins = []
         wishes = self._wishes
         self._wishes = []
-        return (
-            await self._commit(begins, wishes, changes)
-            if begins or wishes or changes or self._idle
-            else set()
-        )
+        if begins or wishes or changes or self._idle:
+            return await self._commit(begins, wishes, changes)
+        return set()
 
     async def _commit(
         self, begins: Sequence[_Begin], wishes: Sequence[_Wish], changes: Sequence[Change]
@@ -144,28 +150,30 @@ class GroupCommit:
             self._write, epoch=self._members.epoch, begins=begins, sizes=sizes, changes=changes
         )
         try:
-            answers, leases, closed = await self._database.write(work)
-        except BaseException as error:  # who waits is told of a cancellation, too
+            outcomes, leases, closed = await self._database.write(work)
+        except BaseException as error:  # a cancellation fails those that wait, too
             self._doubtful = True
-            # Which one it is, nobody knows
+            # One row cannot be written, but it is unknown which.
             if unwritable(error) and begins and len(begins) + len(changes) > 1:
-                for each in begins:
+                for begin in begins:
                     with suppress(StoreFailed):
-                        await self._commit([each], (), ())
+                        await self._commit([begin], (), ())
                 return await self._commit((), wishes, changes)
-            for answer in [each.answer for each in begins] + [each.answer for each in wishes]:
-                _resolve(answer, StoreFailed(str(error) or FAILED))
+
+            for waiting in (*begins, *wishes):
+                _resolve(waiting.answer, StoreFailed(str(error) or FAILED))
             raise
+
         self._note(leases, changes)
-        for begin, told in zip(begins, answers, strict=True):
-            _resolve(begin.answer, told)
+        for begin, outcome in zip(begins, outcomes, strict=True):
+            _resolve(begin.answer, outcome)
         for wish in wishes:
-            keys = [(wish.tenant, period) for period in periods(wish.at)]
-            pairs = (pair for key in keys for pair in zip(leases[key], sizes[key], strict=True))
-            _resolve(
-                wish.answer,
-                all(size.limit is None or lease >= size.least for (_, lease), size in pairs),
-            )
+            granted = True
+            for period in periods(wish.at):
+                key = wish.tenant, period
+                for (_, lease), size in zip(leases[key], sizes[key], strict=True):
+                    granted = granted and (size.limit is None or lease >= size.least)
+            _resolve(wish.answer, granted)
         return closed
 
     def _write(
@@ -176,37 +184,42 @@ class GroupCommit:
         sizes: _Sizes,
         changes: Sequence[Change],
     ) -> tuple[list[EarlierRun | QuotaExhausted | None], _Leases, set[str]]:
-        """The transaction."""
+        """Run the transaction. Return the outcomes of `begins`, the leases, and the runs in
+        `changes` that other gateways have closed.
+        """
         see_member(connection, epoch)
         keys = set(sizes) | set(changed(changes))
-        keys |= {
-            (each.start.tenant, period)
-            for each in begins
-            for period in periods(each.start.started_at)
-        }
+        for begin in begins:
+            at = begin.start.started_at
+            keys.update((begin.start.tenant, period) for period in periods(at))
         spent = _locked(connection, sorted(keys))
+
         leases = _leases(connection, self._log, sizes, spent) if sizes else {}
         closed = project(connection, self._log, changes) if changes else set()
         if begins and any(change.forgotten for change in changes):
-            spent = _locked(connection, sorted(keys))  # with fewer requests
-        return _begin(connection, self._log, begins, spent) if begins else [], leases, closed
+            spent = _locked(connection, sorted(keys))  # forgotten runs no longer count as requests
+        outcomes = _begin(connection, self._log, begins, spent) if begins else []
+        return outcomes, leases, closed
 
     def _note(self, leases: _Leases, changes: Sequence[Change]) -> None:
-        """Note what the database has as spent now, and as leases."""
-        for key, found in leases.items():
-            for of, (spent, lease) in zip(LIMITED, found, strict=True):
+        """Take over what the database now has as spent and as leases."""
+        for key, pairs in leases.items():
+            for of, (spent, lease) in zip(LIMITED, pairs, strict=True):
                 self._quotas.tallies[key].lease(of, spent, lease)
+
         booked = defaultdict[Period, Tally](Tally)
         add_spent(booked, [call for change in changes if change.run for call in change.run.calls])
         for key, sums in booked.items():
             self._quotas.tallies[key].booked_tokens += sums.tokens
             self._quotas.tallies[key].booked_nano_usd += sums.nano_usd
+
         if self._doubtful:
-            self._doubtful, self._idle = False, set(self._quotas.tallies)
+            self._doubtful = False
+            self._idle = set(self._quotas.tallies)
             self.news.set()
 
     def _sizes(self, wishes: Sequence[_Wish]) -> _Sizes:
-        """The sizes that leases are to have. What is to be given back is not used from now on."""
+        """Return the sizes that leases shall have. What is given back is not used from now on."""
         asked: dict[Period, list[Amount]] = defaultdict(list)
         for wish in wishes:
             for period in periods(wish.at):
@@ -220,18 +233,19 @@ class GroupCommit:
         tenant = self._quotas.tenant(key[0])
         tally = self._quotas.tallies[key]
         used = tally.used(of)
-        amounts = [getattr(each, of) or 0 for each in asked]
+        amounts = [getattr(amount, of) or 0 for amount in asked]
         limit = limit_of(tenant, of, key[1])
         if asked:
-            wanted = max(sum(amounts), tally.free(of))  # what is free by now may be used meanwhile
+            wanted = max(sum(amounts), tally.free(of))  # what is free may be used meanwhile
             return _Size(used + min(amounts), used + wanted, sum(amounts), limit)
+
         kept = max(0, tally.free(of)) // 2 if used else 0
         setattr(tally, f"most_{of}", getattr(tally, f"booked_{of}") + used + kept)
         return _Size(used + kept, used + kept, 0, limit)
 
 
 def _resolve(answer: "asyncio.Future[Any]", outcome: object) -> None:
-    if answer.done():  # nobody waits any more
+    if answer.done():  # cancelled
         return
     if isinstance(outcome, Exception):
         answer.set_exception(outcome)
@@ -261,36 +275,37 @@ _IN_FLIGHT = (
 
 
 def _locked(connection: Connection, keys: Sequence[Period]) -> dict[Period, Tally]:
-    """What is spent, locked in one order by all, so that nobody else begins, ends or leases for
-    these tenants.
-    """
-    tenants = [key[0] for key in keys]
-    of = [key[1] for key in keys]
-    rows = connection.exec_driver_sql(_LOCK, {"tenants": tenants, "periods": of})
+    """Lock and return what is spent. Every gateway locks in the same order."""
+    rows = connection.exec_driver_sql(_LOCK, _parameters(keys))
     return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
 
 
 def _leases(connection: Connection, log: str, sizes: _Sizes, spent: dict[Period, Tally]) -> _Leases:
-    """Give leases the sizes that they are to have, as far as what is left suffices."""
-    asked = {"tenants": [key[0] for key in sizes], "periods": [key[1] for key in sizes]}
+    """Give leases their sizes, as far as the limits allow."""
     own = Counter[tuple[str, str, str]]()
     others = Counter[tuple[str, str, str]]()
-    for tenant, period, holder, *sums in connection.exec_driver_sql(_HELD, asked):
+    for tenant, period, holder, *sums in connection.exec_driver_sql(_HELD, _parameters(sizes)):
         for of, lease in zip(LIMITED, sums, strict=True):
             (own if holder == log else others)[tenant, period, of] += lease
+
     leases: _Leases = {}
     for key, wanted in sizes.items():
         leases[key] = []
         for of, size in zip(LIMITED, wanted, strict=True):
             booked = getattr(spent[key], of)
             leases[key].append((booked, _granted(size, own[*key, of], booked + others[*key, of])))
-    put_leases(connection, log, {key: [lease for _, lease in each] for key, each in leases.items()})
+    sums = {key: [lease for _, lease in pairs] for key, pairs in leases.items()}
+    put_leases(connection, log, sums)
     return leases
 
 
+def _parameters(keys: Iterable[Period]) -> dict[str, list[str]]:
+    return {"tenants": [key[0] for key in keys], "periods": [key[1] for key in keys]}
+
+
 def _granted(size: _Size, own: int, taken: int) -> int:
-    """The lease to be had where so much of the limit is taken by others: less than asked for is
-    none more. What there is of what is wanted stays.
+    """Return the new lease. `own`: the lease so far. `taken`: what is spent, plus the leases of
+    other gateways. A lease grows only if it can hold the smallest request.
     """
     if size.limit is None:
         return 0
@@ -303,41 +318,49 @@ def _granted(size: _Size, own: int, taken: int) -> int:
 def _begin(
     connection: Connection, log: str, begins: Sequence[_Begin], spent: dict[Period, Tally]
 ) -> list[EarlierRun | QuotaExhausted | None]:
-    """Put runs on record that may begin."""
-    starts = [each.start for each in begins]
-    names = {
-        "tenants": [start.tenant for start in starts if start.request_id],
-        "request_ids": [storable(start.request_id) for start in starts if start.request_id],
-    }
-    rows = connection.exec_driver_sql(_NAMES, names) if names["tenants"] else ()
-    named = {(tenant, request_id): Named(*of) for tenant, request_id, *of in rows}
-    counted = {
-        "tenants": [each.tenant.name for each in begins if each.tenant.runs_in_flight is not None]
-    }
-    running = Counter[str](
-        dict(connection.exec_driver_sql(_IN_FLIGHT, counted).all()) if counted["tenants"] else {}
-    )
-    answers: list[EarlierRun | QuotaExhausted | None] = []
-    for start, _, tenant, _ in begins:
+    """Write the runs that may begin. Return the outcome of each; None if it has begun."""
+    named = _named(connection, begins)
+    running = _in_flight(connection, begins)
+    outcomes: list[EarlierRun | QuotaExhausted | None] = []
+    begun: list[Change] = []
+    for start, redact, tenant, _ in begins:
         name = name_of(start)
         if (earlier := named.get(name)) and earlier.holds(start.started_at):
-            answers.append(earlier.told(start))
+            outcomes.append(earlier.told(start))
             continue
         try:
             see_counts(tenant, start.started_at, running[tenant.name], spent)
         except QuotaExhausted as error:
-            answers.append(error)
+            outcomes.append(error)
             continue
+
         running[tenant.name] += 1
         for period in periods(start.started_at):
             spent[tenant.name, period].requests += 1
         if start.request_id:
             named[name] = Named.of(start)
-        answers.append(None)
-    begun = [
-        Change(each.start, each.redact)
-        for each, answer in zip(begins, answers, strict=True)
-        if answer is None
-    ]
+        begun.append(Change(start, redact))
+        outcomes.append(None)
     write(connection, log, begun)
-    return answers
+    return outcomes
+
+
+def _named(connection: Connection, begins: Sequence[_Begin]) -> dict[Name, Named]:
+    """Return the stored runs that have the names of these requests."""
+    names = [name_of(begin.start) for begin in begins if begin.start.request_id]
+    if not names:
+        return {}
+    parameters = {
+        "tenants": [name[0] for name in names],
+        "request_ids": [name[1] for name in names],
+    }
+    rows = connection.exec_driver_sql(_NAMES, parameters)
+    return {(tenant, request_id): Named(*fields) for tenant, request_id, *fields in rows}
+
+
+def _in_flight(connection: Connection, begins: Sequence[_Begin]) -> Counter[str]:
+    """Return the number of running runs of the tenants that have a limit on it."""
+    limited = [begin.tenant.name for begin in begins if begin.tenant.runs_in_flight is not None]
+    if not limited:
+        return Counter()
+    return Counter(dict(connection.exec_driver_sql(_IN_FLIGHT, {"tenants": limited}).all()))

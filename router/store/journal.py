@@ -1,6 +1,4 @@
-"""The journal: what runs do is written to a log before anything leaves, and counted against
-what tenants may spend.
-"""
+"""The journal: writes what runs do to a log before any call is made, and checks quotas."""
 
 import asyncio
 import time
@@ -48,20 +46,20 @@ from router.trace.turns import Agent, Asked, Decided, Searched
 
 _log = structlog.get_logger("store")
 _WATCH_S = 0.5
+"""Interval of the checks of settings and disks."""
 _SELDOM = 4
+"""The database is written to at every fourth check."""
 _DATABASE_TIMEOUT_S = 5.0
-"""How often settings and disks are looked at, after how many times of that the database is, and the
-longest that it may take until it counts as down.
-"""
+"""Time after which the database counts as down."""
 _RESUMABLE_S = 3600.0
-"""How long after its beginning an interrupted run can be gone on with."""
+"""Time since its beginning in which an interrupted run can be resumed."""
 _RETENTION_S = 600.0
 _LARGE = 500
-"""Calls of a run whose last record is not made in one step of the event loop."""
+"""Number of calls above which the last record of a run is made in a thread."""
 
 
 class LogJournal:
-    """Writes what happens to a log and keeps what it comes to; a database follows."""
+    """Writes runs to a log and keeps their state in memory; a database follows."""
 
     def __init__(
         self,
@@ -78,19 +76,19 @@ class LogJournal:
         self._names = RequestNames(database)
         self._quotas = Quotas(shared=database.shared)
         self._members = Members(database, log.name) if database.shared else None
-        """The gateways that share a PostgreSQL; None where this one is alone."""
+        """The gateways that share a PostgreSQL; None for a gateway with its own database."""
         self._commits = (
             GroupCommit(database, self._members, self._quotas, log.name) if self._members else None
         )
         self._follower = Follower(database, log, self._commits)
         self._runs: dict[str, RecordedRun] = {}
-        """Those under way."""
+        """Running runs, by identifier."""
         self._unfinished: dict[str, RecordedRun] = {}
-        """Interrupted runs that can be gone on with."""
+        """Interrupted runs that can be resumed, by identifier."""
         self._lost: dict[str, Run] = {}
-        """Ends of runs that could not be written; they are to be as soon as that is possible."""
+        """Ended runs whose end could not be written yet, by identifier."""
         self._refusal: str | None = None
-        """The reason why no run may begin; None where one may."""
+        """The reason why no run may begin; None if runs may."""
 
     @classmethod
     @asynccontextmanager
@@ -103,13 +101,12 @@ class LogJournal:
         on_health: Callable[[str | None], None] = lambda _why: None,
         keep_days: float | None = None,
     ) -> AsyncIterator["LogJournal"]:
-        """A journal that writes until the context is left; then the database gets what it does not
-        have yet.
+        """Open a journal. When the context is left, the database gets what it does not have yet.
 
-        `log`: None for that in the usual folder. `on_cancel` gets the identifiers of runs that are
-        to be cancelled, perhaps more than once. `on_health` hears now and then why nothing can be
-        written; None where it can. `keep_days`: since a run's start; None deletes nothing. Raises
-        `BadConfig` and `StoreFailed`.
+        `log`: None for the one in the usual folder. `on_cancel`: called with the identifier of a
+        run that shall be cancelled, perhaps more than once. `on_health`: called regularly with the
+        reason why nothing can be written, or None. `keep_days`: days since its start after which a
+        run is deleted; None to keep all. Raises `BadConfig` and `StoreFailed`.
         """
         log = log or own_log(database)
         journal = cls(database, log, on_cancel, on_health)
@@ -137,12 +134,11 @@ class LogJournal:
             log.close(empty=done)
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """Put a run on record and count it against its tenant's quotas. Raises
-        `BudgetExhausted` and `StoreFailed`.
-        """
+        """See `Journal.begin`."""
         if self._members:
             self._members.see_alive(begins=True)
-        # Or else it is seen to when it is written
+
+        # With shared databases, the name is checked when the run is written.
         if start.request_id and (self._unfinished or not self._members):
             earlier = await self._names.earlier(start)
             if earlier and earlier.holds(start.started_at):
@@ -158,10 +154,12 @@ class LogJournal:
                     )
                 else:
                     start = replace(start, resumes=earlier.run_id)
+
         if start.resumes and (why := _differs(self._unfinished.get(start.resumes), start)):
             raise BadRequest(
-                f"run_id {start.resumes!r}: cannot be gone on with: {why}; ask the question anew."
+                f"run_id {start.resumes!r}: cannot be resumed: {why}; ask the question again."
             )
+
         before = self._unfinished.pop(start.resumes, None)
         began = None
         try:
@@ -175,6 +173,7 @@ class LogJournal:
         if self._refusal:
             raise StoreFailed(self._refusal)
         self._log.admit(len(self._runs))
+
         tenant = self._quotas.tenant(start.tenant)
         leased = True
         while True:
@@ -185,9 +184,9 @@ class LogJournal:
                 if not leased:
                     raise
                 leased = await self._lease(refused, start.tenant, start.started_at, start.hold)
-        begun = Begun(
-            replace(start, request="", content="") if tenant.redact else start, tenant.redact
-        )
+
+        stored = replace(start, request="", content="") if tenant.redact else start
+        begun = Begun(stored, tenant.redact)
         run = RecordedRun(begun)
         payload = encode(begun)
         run.segment = (before or self._log.end).segment
@@ -198,13 +197,15 @@ class LogJournal:
             self._log.append(run.key, 0, payload)
         except BaseException:
             self._take_back(run)
-            if self._commits:  # it may be on record
+            if self._commits:  # the database may have it
                 self._follower.take(run, forgotten=True)
             raise
+
         self._runs[start.id] = run
         self._names.begin(start)
         if not self._commits:
             self._follower.take(run)
+
         resumed = None
         if before:
             calls = (call for run in before.chain for call in (*run.calls, *run.cut()))
@@ -212,28 +213,24 @@ class LogJournal:
         return Admitted(tenant.limited, tenant.redact, tenant.training, resumed)
 
     def unfinished(self, run_id: str) -> RunStart | None:
-        """The beginning of an interrupted run that can be gone on with; None where there is
-        none.
-        """
+        """See `Journal.unfinished`."""
         run = self._unfinished.get(run_id)
         return run.start if run else None
 
     async def open(self, call: OpenedCall) -> None:
-        """Put a call on record and reserve its worst case. Raises `BudgetExhausted` and
-        `StoreFailed`.
-        """
+        """See `Journal.open`."""
         answers = call.role == "answer"
         await self._reserve(
             call.run_id, call.started_at, call.reserved, Opened(call), answers=answers
         )
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
-        """Keep `amount` for the run's answer. Raises `BudgetExhausted` and `StoreFailed`."""
+        """See `Journal.reserve_for_answer`."""
         at = self._running(run_id).start.started_at
         await self._reserve(run_id, at, amount, Reserved(amount), answers=True)
 
     def settle(self, call: Call) -> None:
-        """Replace an opened call by how it ended."""
+        """See `Journal.settle`."""
         run = self._runs.get(call.run_id)
         if run and call.number in run.open:
             self._append(run, Settled.of(call), later=True)
@@ -242,21 +239,19 @@ class LogJournal:
     def turn(
         self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion
     ) -> None:
-        """Keep a completed turn, unless the run's texts are not kept."""
+        """See `Journal.turn`. Turns of redacted runs are dropped."""
         run = self._runs.get(run_id)
         if run and not run.redact:
             self._append(run, run.turns.turn(agent, messages, output), later=True)
 
     def note(self, run_id: str, record: Searched | Decided | Asked) -> None:
-        """Keep a search, what became of early work, or the number of an ask, unless the run's
-        texts are not kept.
-        """
+        """See `Journal.note`. Records of redacted runs are dropped."""
         run = self._runs.get(run_id)
         if run and not run.redact:
             self._append(run, record, later=True)
 
     def forget(self, run_id: str) -> None:
-        """Take back a run that never began."""
+        """See `Journal.forget`."""
         if run := self._runs.pop(run_id, None):
             self._append(run, Forgotten(), later=True)
             self._take_back(run)
@@ -264,45 +259,48 @@ class LogJournal:
             self._follower.take(run, forgotten=True)
 
     async def finish(self, run: Run) -> None:
-        """Write how the run ended, on disk. Raises `StoreFailed`."""
-        known = self._running(run.id)
-        for call in (*run.calls, *known.cut()):
+        """See `Journal.finish`."""
+        recorded = self._running(run.id)
+        for call in (*run.calls, *recorded.cut()):
             self.settle(call)
-        told = None
-        if len(run.calls) > _LARGE and not known.redact:
-            told = await in_worker(known.turns.without, run)
-            known = self._running(run.id)
+
+        brief = None
+        if len(run.calls) > _LARGE and not recorded.redact:
+            brief = await in_worker(recorded.turns.without, run)
+            recorded = self._running(run.id)
         try:
-            self._end(known, run, told)
+            self._end(recorded, run, brief)
         except StoreFailed:
             self._lost[run.id] = withheld(run, "failed", "StoreFailed")
             raise
         await (self._follower.committed(run.id) if self._commits else self._log.synced())
 
     def calls(self, run_id: str) -> tuple[Call, ...] | None:
-        """The calls of a run under way here that have ended by now; None of any other."""
+        """Return the ended calls of a run that runs here; None for any other run."""
         run = self._runs.get(run_id)
         return tuple(run.calls) if run else None
 
     def under_way(self) -> tuple[list[Call], list[OpenedCall]]:
-        """The calls of all runs under way here: those that have ended, and those that have not."""
-        runs = self._runs.values()
-        return [call for run in runs for call in run.calls], [
-            call for run in runs for call in run.open.values()
-        ]
+        """Return the ended and the open calls of all runs that run here."""
+        ended: list[Call] = []
+        opened: list[OpenedCall] = []
+        for run in self._runs.values():
+            ended += run.calls
+            opened += run.open.values()
+        return ended, opened
 
     def _running(self, run_id: str) -> RecordedRun:
         if (run := self._runs.get(run_id)) is None:
-            raise StoreFailed(f"Run {run_id} is not running any more.")
+            raise StoreFailed(f"Run {run_id} is no longer running.")
         return run
 
     async def _reserve(
         self, run_id: str, at: float, wanted: Amount, record: Record, *, answers: bool
     ) -> None:
-        """Write a record of a run that reserves `wanted`: where it `answers`, in place of what is
-        kept for that.
+        """Write a record that reserves `wanted` for a run. `answers`: it replaces the reserve for
+        the answer.
 
-        Raises `BudgetExhausted` and `StoreFailed`; then what was kept still is.
+        Raises `BudgetExhausted` and `StoreFailed`; then the reserve stays.
         """
         if self._members:
             self._members.see_alive()
@@ -318,50 +316,55 @@ class LogJournal:
             except QuotaExhausted as refused:
                 if not leased:
                     raise
-                known = freed if periods(at) == periods(begun) else NOTHING
-                lacking = (
-                    max(0, (getattr(wanted, of) or 0) - (getattr(known, of) or 0)) for of in LIMITED
+                reused = freed if periods(at) == periods(begun) else NOTHING
+                missing = (
+                    max(0, (getattr(wanted, of) or 0) - (getattr(reused, of) or 0))
+                    for of in LIMITED
                 )
-                leased = await self._lease(refused, tenant.name, at, Amount(*lacking))
+                leased = await self._lease(refused, tenant.name, at, Amount(*missing))
+
         self._append(run, record)
         self._quotas.reserve(tenant.name, begun, freed, sign=-1)
         self._quotas.reserve(tenant.name, at, wanted)
 
     async def _lease(
-        self, refused: QuotaExhausted, tenant: str, at: float, lacking: Amount
+        self, refused: QuotaExhausted, tenant: str, at: float, missing: Amount
     ) -> bool:
-        """Ask for a lease of more, after which it is to be tried again; False where that is for the
-        last time. Raises the refusal where others cannot have what is left, and `StoreFailed`.
+        """Ask for a larger lease. Return False if the next check is the last one. Raises `refused`
+        if a lease cannot help, and `StoreFailed`.
         """
         if self._commits is None or not refused.contended:
             raise refused
-        return await self._commits.lease(tenant, at, lacking)
+        return await self._commits.lease(tenant, at, missing)
 
     def _append(self, run: RecordedRun, record: Record, *, later: bool = False) -> None:
-        """Write a record of a run. `later`: as for `RunLog.append`. Raises `StoreFailed`."""
+        """Write a record of a run. `later`: see `RunLog.append`. Raises `StoreFailed`."""
         self._log.append(run.key, run.records, encode(record), later=later)
         run.apply(record)
 
-    def _end(self, known: RecordedRun, run: Run, told: Run | None = None) -> None:
-        """Write the last record of a run, whose calls have been settled. `told`: the run without
-        what its turns tell, if that is made. Raises `StoreFailed`.
+    def _end(self, recorded: RecordedRun, run: Run, brief: Run | None = None) -> None:
+        """Write the last record of a run, whose calls are settled. `brief`: the run without what
+        its turns hold, if that is made already. Raises `StoreFailed`.
         """
-        told = redacted(run) if known.redact else told or known.turns.without(run)
-        self._append(known, Ended(replace(told, calls=())))
+        if recorded.redact:
+            brief = redacted(run)
+        brief = brief or recorded.turns.without(run)
+        self._append(recorded, Ended(replace(brief, calls=())))
+
         del self._runs[run.id]
         self._lost.pop(run.id, None)
-        self._quotas.end(known)
-        self._names.end(known.start, run.status, self._log.end)
-        self._follower.take(known, replace(run, calls=tuple(known.calls)))
+        self._quotas.end(recorded)
+        self._names.end(recorded.start, run.status, self._log.end)
+        self._follower.take(recorded, replace(run, calls=tuple(recorded.calls)))
 
     def _take_back(self, run: RecordedRun) -> None:
-        """Count a run no longer that never began."""
+        """Undo the counts of a run that never began."""
         self._quotas.end(run)
         for period in periods(run.start.started_at):
             self._quotas.tallies[run.start.tenant, period].requests -= 1
 
     def _give_up_all(self) -> None:
-        """Let the runs fail that others have closed, as they took this gateway for dead."""
+        """Cancel all runs: other gateways have fenced this one and closed its runs."""
         for run in [*self._runs.values()]:
             closed = self._lost[run.start.id] = run.interrupted()
             with suppress(StoreFailed):
@@ -371,14 +374,10 @@ class LogJournal:
             self._on_cancel(closed.id)
 
     async def _recover(self) -> None:
-        """Read what the last gateway has left, and close its runs."""
+        """Read what the last owner of the log has left, and close its runs."""
         interrupted, whole = await Follower(self._database, self._log).recover()
-        soon = time.time() - _RESUMABLE_S
-        self._unfinished = {
-            run.start.id: run
-            for run in interrupted
-            if run.resumable and run.start.started_at > soon
-        }
+        self._unfinished = {run.start.id: run for run in interrupted if run.resumable}
+        self._forget_unfinished()
         await self._read_settings()
         if self._members:
             await self._members.book_leases(whole=whole)
@@ -391,55 +390,55 @@ class LogJournal:
         self._quotas.tenants = {tenant.name: tenant for tenant in await self._accounts.tenants()}
 
     async def _delete_segments(self) -> None:
-        """Delete the segments of the log that nothing needs which is under way, or can be gone
-        on with.
-        """
+        """Delete the segments that hold no run which is running or can be resumed."""
         needed = (run.segment for run in (*self._runs.values(), *self._unfinished.values()))
         await self._follower.delete_segments(min(needed, default=self._log.end.segment))
 
+    def _forget_unfinished(self) -> None:
+        """Forget interrupted runs that are too old to be resumed."""
+        oldest = time.time() - _RESUMABLE_S
+        for run_id, run in [*self._unfinished.items()]:
+            if run.start.started_at <= oldest:
+                del self._unfinished[run_id]
+
     async def _keep_watching(self) -> None:
-        """See to settings, disks and, less often, to the database, for ever."""
-        wrong: str | None = None
+        """Check settings, disks and, less often, the database. Never returns."""
+        problem: str | None = None
         for turn in count(1):
             await asyncio.sleep(_WATCH_S)
             full: str | None = None
             try:
                 full = self._log.watch()
                 self._log.rotate()
-                soon = time.time() - _RESUMABLE_S
-                self._unfinished = {
-                    name: run
-                    for name, run in self._unfinished.items()
-                    if run.start.started_at > soon
-                }
+                self._forget_unfinished()
                 self._names.forget_ended(self._follower.has)
                 if self._commits:
                     self._commits.give_back()
                 async with asyncio.timeout(_DATABASE_TIMEOUT_S):
-                    await self._end_lost()
-                    await self._read_settings()
-                    if wrong or not turn % _SELDOM:
-                        await self._delete_segments()  # which sees that it can be written
-                        wanted = partial(runs_to_cancel, log=self._follower.name)
-                        for run_id in await self._database.read(wanted, behind=True):
-                            self._on_cancel(run_id)
-                wrong = None
+                    await self._watch_database(writes=bool(problem) or not turn % _SELDOM)
+                problem = None
             except TimeoutError:
-                wrong = f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
-            except Exception as error:  # whatever it is: nobody else looks
-                wrong = str(error) or type(error).__name__
-            late = (
-                (wrong or "the database is too far behind the log")
-                if self._follower.behind
-                else None
-            )
+                problem = f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
+            except Exception as error:  # the loop must not end
+                problem = str(error) or type(error).__name__
+
+            late: str | None = None
+            if self._follower.behind:
+                late = problem or "the database is too far behind the log"
             self._refusal = full or late
-            self._on_health(self._refusal or wrong)
+            self._on_health(self._refusal or problem)
+
+    async def _watch_database(self, *, writes: bool) -> None:
+        await self._end_lost()
+        await self._read_settings()
+        if writes:
+            await self._delete_segments()  # which fails if nothing can be written
+            wanted = partial(runs_to_cancel, log=self._follower.name)
+            for run_id in await self._database.read(wanted, behind=True):
+                self._on_cancel(run_id)
 
     async def _end_lost(self) -> None:
-        """Write the ends that could not be written, as far as they can be now. Raises
-        `StoreFailed`.
-        """
+        """Write the ends of runs that could not be written before. Raises `StoreFailed`."""
         if self._lost:
             for run_id, run in [*self._lost.items()]:
                 with suppress(StoreFailed):
@@ -454,9 +453,9 @@ class LogJournal:
 
 
 def _differs(before: RecordedRun | None, now: RunStart) -> str:
-    """The reason why a run cannot go on with another; empty where it can."""
+    """Return the reason why a run cannot resume another; empty if it can."""
     if before is None:
-        return "its log is not here, or it was gone on with already"
+        return "its log is not here, or it was resumed already"
     if before.start.tenant != now.tenant:
         return "it is another tenant's"
     then = before.start.conditions
@@ -465,7 +464,6 @@ def _differs(before: RecordedRun | None, now: RunStart) -> str:
 
 
 def _spent(connection: Connection) -> dict[Period, Tally]:
-    rows = connection.execute(
-        select(SPENDING).where(SPENDING.c.period.in_(periods(time.time())))
-    ).mappings()
+    current = select(SPENDING).where(SPENDING.c.period.in_(periods(time.time())))
+    rows = connection.execute(current).mappings()
     return {(row["tenant"], row["period"]): struct_of(Tally, row) for row in rows}

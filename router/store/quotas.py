@@ -1,10 +1,17 @@
-"""Quotas: what tenants have spent and reserved in a day and in a month (UTC), against what they
-may.
+"""Quotas: what tenants have spent and reserved in a day and a month (UTC), against their limits.
 
-A gateway that has a database to itself knows all that is spent. Where several share one, each has
-leases: parts of what is left, which it may spend without asking. What the database has as spent and
-all leases together are never more than a limit; so whatever becomes of a gateway, and of its
-transactions, what it has reserved counts.
+A gateway with its own database knows everything that is spent, so it checks a call in memory:
+
+    spent + reserved + amount <= limit
+
+Gateways that share a database hold leases instead. A lease is a part of the limit that one gateway
+may spend without asking, for one tenant and period. The database guarantees that
+
+    spent in the database + all leases <= limit
+
+A gateway reserves calls against its lease, and asks for a larger lease when that is too small.
+Spending moves from the lease to the database in the transaction that stores the run. So no limit is
+ever exceeded: if a gateway is killed, or a transaction fails, the lease still counts.
 """
 
 from collections import Counter, defaultdict
@@ -24,19 +31,17 @@ from router.trace import Call
 _DAY_S = 86400
 _SOON_S = 1.0
 Period = tuple[str, str]
-"""A tenant and a day or a month, as 2026-11-21 or 2026-11."""
+"""A tenant, and a day or a month as 2026-11-21 or 2026-11."""
 Unit = Literal["day", "month"]
 LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
 MOST = 2 * 10**16
-"""No limit may be higher, so that sums of what is spent stay far below what databases hold:
-twenty million dollars.
+"""Max value of a limit: twenty million dollars, so that sums of what is spent fit into a database's
+integers.
 """
 
 
 class Tally(msgspec.Struct):
-    """The sums of one tenant and one period. Where gateways share quotas: of what of them the
-    database has, and what they may come to with what is reserved, by this gateway's lease.
-    """
+    """Sums of one tenant in one period, as far as this gateway knows them."""
 
     requests: int = 0
     tokens: int = 0
@@ -44,58 +49,57 @@ class Tally(msgspec.Struct):
     reserved_tokens: int = 0
     reserved_nano_usd: int = 0
     booked_tokens: int = 0
+    """The part of `tokens` that is in a shared database; 0 if the database is not shared."""
     booked_nano_usd: int = 0
     most_tokens: int = 0
+    """The end of the lease: max of `tokens` and `reserved_tokens` together."""
     most_nano_usd: int = 0
 
     def used(self, of: str) -> int:
-        """The part of the lease that is reserved, or spent and not in the database."""
-        return int(
-            getattr(self, of) - getattr(self, f"booked_{of}") + getattr(self, f"reserved_{of}")
-        )
+        """Return the part of the lease that is reserved, or spent and not yet in the database."""
+        booked = getattr(self, f"booked_{of}")
+        return int(getattr(self, of) - booked + getattr(self, f"reserved_{of}"))
 
     def free(self, of: str) -> int:
-        """The part of the lease that is neither."""
+        """Return the unused part of the lease."""
         return int(
             getattr(self, f"most_{of}") - getattr(self, of) - getattr(self, f"reserved_{of}")
         )
 
     def lease(self, of: str, spent: int, lease: int) -> None:
-        """Note what a transaction has read as spent, and what it has left as the lease."""
-        news = spent - getattr(self, f"booked_{of}")
-        for name, value in (
-            (of, getattr(self, of) + news),
-            (f"booked_{of}", spent),
-            (f"most_{of}", spent + lease),
-        ):
-            setattr(self, name, value)
+        """Take over what a transaction has read as spent and written as the lease."""
+        by_others = spent - getattr(self, f"booked_{of}")
+        setattr(self, of, getattr(self, of) + by_others)
+        setattr(self, f"booked_{of}", spent)
+        setattr(self, f"most_{of}", spent + lease)
 
 
 class Quotas:
-    """The sums of all tenants, as far as this gateway knows them, and what it may add to them."""
+    """Sums of all tenants and checks against their limits."""
 
     def __init__(self, *, shared: bool = False) -> None:
-        """`shared`: by several gateways, so that nothing is spent without a lease, and runs are
-        not counted here.
+        """`shared`: several gateways share the quotas. Then nothing is spent without a lease, and
+        the database counts requests and runs in flight.
         """
         self._shared = shared
         self.tenants: Mapping[str, Tenant] = {}
         self.tallies = defaultdict[Period, Tally](Tally)
         self.in_flight: Counter[str] = Counter()
-        """Runs that are under way."""
+        """Number of running runs by tenant."""
 
     def tenant(self, name: str) -> Tenant:
-        """Its settings; without any, nothing is limited."""
+        """Return a tenant's settings; an unknown tenant has no limits."""
         return self.tenants.get(name) or Tenant(name)
 
     def begin(self, name: str, at: float, kept: Amount) -> None:
-        """Count one more run, and reserve what it keeps for its answer. Raises `BudgetExhausted`;
-        then it is not counted.
+        """Count a new run, and reserve the amount for its answer. Raises `BudgetExhausted`; then
+        the run is not counted.
         """
         tenant = self.tenant(name)
         self.check(tenant, at, kept, None, answers=False)
         if not self._shared:
             see_counts(tenant, at, self.in_flight[name], self.tallies)
+
         for period in periods(at):
             self.tallies[name, period].requests += 1
         self.in_flight[name] += 1
@@ -104,15 +108,16 @@ class Quotas:
     def check(
         self, tenant: Tenant, at: float, amount: Amount, run: RecordedRun | None, *, answers: bool
     ) -> None:
-        """Raise `QuotaExhausted` where `amount` is more than what is left; `PriceUnknown` where
-        nobody can tell.
+        """Raise `QuotaExhausted` if `amount` exceeds what is left, and `PriceUnknown` if its cost
+        is unknown and limited.
 
-        `run`: the one that asks, if it has begun: what it keeps for its answer will not come back
-        before it is done, but does where this `answers`.
+        `run`: the run that asks, if it has begun. Its reserve for the answer is available only if
+        this call `answers`; otherwise waiting for it is useless.
         """
         if not tenant.limited:
             return
-        kept, kept_in = (run.kept, periods(run.start.started_at)) if run else (NOTHING, [])
+        kept = run.kept if run else NOTHING
+        kept_in = periods(run.start.started_at) if run else []
         for period, unit in _periods(at):
             tally = self.tallies[tenant.name, period]
             for of in LIMITED:
@@ -122,30 +127,36 @@ class Quotas:
                     continue
                 if getattr(amount, of) is None:
                     raise PriceUnknown(
-                        f"tenant {tenant.name} has a limit in dollars for each {unit}, "
-                        "and the price of the next "
-                        "call's model is not known; give it in [prices] of the config, "
+                        f"tenant {tenant.name} has a limit in dollars per {unit}, and the price "
+                        "of the next call's model is unknown; give it in [prices] of the config, "
                         "or limit tokens instead."
                     )
-                left = limit - getattr(tally, of)
+
+                unspent = limit - getattr(tally, of)
                 own = getattr(kept, of) or 0
-                free = left - getattr(tally, f"reserved_{of}")
-                free = min(free, tally.free(of)) if self._shared else free
-                now = Remaining(of, free + own if answers and period in kept_in else free)
+                free = unspent - getattr(tally, f"reserved_{of}")
+                if self._shared:
+                    free = min(free, tally.free(of))
+                if answers and period in kept_in:
+                    free += own
+                now = Remaining(of, free)
                 if now.holds(amount):
                     continue
-                said = f"tenant {tenant.name}: {name} is {limit}"
-                alone = Remaining(of, left if answers else left - own)
-                if not alone.holds(amount):
-                    raise _used_up(said, unit, at, alone, f": {alone.against(amount)}")
-                said += (
-                    ", and what is left is reserved for runs that are under way: "
-                    f"{now.against(amount)}."
+
+                message = f"tenant {tenant.name}: {name} is {limit}"
+                later = Remaining(of, unspent if answers else unspent - own)
+                if not later.holds(amount):
+                    raise _used_up(message, unit, at, later, f": {later.against(amount)}")
+                raise QuotaExhausted(
+                    f"{message}, and the rest is reserved for runs under way: "
+                    f"{now.against(amount)}.",
+                    retry_after_s=_SOON_S,
+                    contended=True,
+                    left=now,
                 )
-                raise QuotaExhausted(said, retry_after_s=_SOON_S, contended=True, left=now)
 
     def reserve(self, name: str, at: float, amount: Amount, *, sign: int = 1) -> None:
-        """Set `amount` aside; with a `sign` of -1, give it back."""
+        """Reserve `amount`; with a `sign` of -1, release it."""
         if amount != NOTHING:
             for period in periods(at):
                 tally = self.tallies[name, period]
@@ -153,26 +164,25 @@ class Quotas:
                 tally.reserved_nano_usd += sign * (amount.nano_usd or 0)
 
     def settle(self, call: Call) -> None:
-        """Give back what was set aside for a call, and count what it has spent."""
+        """Release what was reserved for a call, and count what it has spent."""
         self.reserve(call.tenant, call.started_at, call.reserved, sign=-1)
         add_spent(self.tallies, [call])
 
     def end(self, run: RecordedRun) -> None:
-        """Give back what a run still has set aside; it is not in flight any more."""
+        """Release what a run still has reserved, and count it as in flight no longer."""
         for at, amount in run.reserved:
             self.reserve(run.start.tenant, at, amount, sign=-1)
         self.in_flight[run.start.tenant] -= 1
 
 
 def see_counts(tenant: Tenant, at: float, running: int, tallies: Mapping[Period, Tally]) -> None:
-    """Raise `QuotaExhausted` where one more run is too much beside so many that are in flight,
-    and those asked for.
+    """Raise `QuotaExhausted` if one more run exceeds the limit on runs in flight (`running` now) or
+    on requests.
     """
     if tenant.runs_in_flight is not None and running >= tenant.runs_in_flight:
         raise QuotaExhausted(
             f"tenant {tenant.name}: {running} runs are in flight, and runs_in_flight is "
-            f"{tenant.runs_in_flight}; "
-            "wait until one of them has ended.",
+            f"{tenant.runs_in_flight}; wait until one of them has ended.",
             retry_after_s=_SOON_S,
         )
     for period, unit in _periods(at):
@@ -182,10 +192,9 @@ def see_counts(tenant: Tenant, at: float, running: int, tallies: Mapping[Period,
 
 
 def limit_of(tenant: Tenant, of: str, period: str) -> int | None:
-    """The most that may be spent of it in a period."""
-    limit: int | None = getattr(
-        tenant, f"{of}_per_{'day' if len(period) > len('2026-11') else 'month'}"
-    )
+    """Return a tenant's limit on tokens or money in a period; None for no limit."""
+    unit = "day" if len(period) > len("2026-11") else "month"
+    limit: int | None = getattr(tenant, f"{of}_per_{unit}")
     return limit
 
 
@@ -200,7 +209,7 @@ def add_spent(tallies: defaultdict[Period, Tally], calls: Iterable[Call]) -> Non
 
 
 def periods(at: float) -> list[str]:
-    """The day and the month that a Unix time is in."""
+    """Return the day and the month of a Unix time."""
     return [period for period, _ in _periods(at)]
 
 
@@ -215,17 +224,16 @@ def _periods_of(day: int) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
 
 
 def _used_up(
-    said: str, unit: Unit, at: float, left: Remaining | None = None, lacking: str = ""
+    message: str, unit: Unit, at: float, left: Remaining | None = None, rest: str = ""
 ) -> QuotaExhausted:
     now = datetime.fromtimestamp(at, UTC)
-    begins = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    anew = (
-        begins + timedelta(days=1)
-        if unit == "day"
-        else (begins.replace(day=1) + timedelta(days=32)).replace(day=1)
+    start = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if unit == "day":
+        reset = start + timedelta(days=1)
+    else:
+        reset = (start.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return QuotaExhausted(
+        f"{message}, and the rest is too small{rest}; it resets at {reset:%Y-%m-%d %H:%M} UTC.",
+        retry_after_s=(reset - now).total_seconds(),
+        left=left,
     )
-    said += (
-        f", and what is left does not suffice{lacking}; it begins anew at "
-        f"{anew:%Y-%m-%d %H:%M} UTC."
-    )
-    return QuotaExhausted(said, retry_after_s=(anew - now).total_seconds(), left=left)

@@ -190,9 +190,9 @@ async def test_a_limit_that_was_lowered_below_what_is_spent(
     )
     async with asyncio.timeout(10):
         error = await refused(until_it_counts())
-    assert f"what is left does not suffice: {nothing} are left; it begins anew" in str(error)
+    assert f"the rest is too small: {nothing} are left; it resets at" in str(error)
     error = await refused(journal.begin(start("run-3", "acme", hold=Amount(7, 7))))
-    assert f"{nothing} are left, and {some} are needed; it begins anew" in str(error)
+    assert f"{nothing} are left, and {some} are needed; it resets at" in str(error)
 
 
 async def test_a_price_that_is_not_known(database: Database) -> None:
@@ -203,7 +203,7 @@ async def test_a_price_that_is_not_known(database: Database) -> None:
     async with journal_for(database, *tenants) as journal:
         for tenant in ("acme", "other"):
             await journal.begin(start(f"run-{tenant}", tenant))
-        with pytest.raises(PriceUnknown, match=r"acme.* in dollars for each month.*\[prices\]"):
+        with pytest.raises(PriceUnknown, match=r"acme.* in dollars per month.*\[prices\]"):
             await journal.open(opened(ended("run-acme", 0, Amount(10, None), tenant="acme")))
         known = opened(ended("run-other", 0, Amount(10, None), tenant="other"))
         await journal.open(known)
