@@ -1,16 +1,15 @@
-"""Retrieval's accuracy, speed and load.
+"""Accuracy and speed of retrieval.
 
-With --data: how much of the evidence that a question takes is found by searching with the question
-itself. A question counts as hit at k where all of its supporting passages are found (full
-evidence); recall is the share of them. Where gold sub-questions are the queries, each of them
-brings its first k passages, which is what a faultless delegator would see; beside it stands the
-question itself with as many passages as they bring in all.
+With --data: how much of the evidence of a question is found by searching with the question itself.
+A question is a hit at k if all of its supporting passages are among the first k (full evidence);
+recall is their share. With gold sub-questions as queries, each returns its first k passages, which
+is what a perfect delegator would see; for comparison, the question itself returns as many passages
+as they do together.
 
-With --load: how many searches a second an index is good for when many callers ask at once, each
-query searched for alone, against batches of whatever is waiting, in turns over the same distinct
-queries; and whether each query finds the same both ways. The larger the index, the more a batch
-saves, as all its queries go over the vectors together. Passages are those of mini worlds. They are
-not embedded, as that takes long: their vectors are drawn.
+With --load: searches per second of an index under many concurrent callers, for single searches and
+for batches of waiting queries, in turns over the same distinct queries; and whether both find the
+same. The larger the index, the more a batch saves, because all its queries share one pass over the
+vectors. Passages come from mini worlds; their vectors are random, because embedding takes long.
 """
 
 import random
@@ -48,79 +47,79 @@ WHOLE = "question"
 AS_MANY = "question, as many passages"
 SUB_QUESTIONS = "gold sub-questions"
 _TURNS = 4
-_LONE = 32
+_SINGLE = 32
+"""Queries of a single caller."""
 _TOP_K = 3
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the benchmark."""
 
     data: (
-        Annotated[Path, Meta(description="a folder with corpus.jsonl and questions.jsonl")] | None
+        Annotated[Path, Meta(description="folder with corpus.jsonl and questions.jsonl")] | None
     ) = None
     format: (
-        Annotated[Format, Meta(description="of its questions, if not what a row looks like")] | None
+        Annotated[Format, Meta(description="format of the questions (default: detected)")] | None
     ) = None
     index: (
-        Annotated[
-            Path, Meta(description="keep its index in this folder, and use it if it is there")
-        ]
-        | None
+        Annotated[Path, Meta(description="folder of its index, which is built if missing")] | None
     ) = None
-    gold_sub_questions: Annotated[
-        bool, Meta(description="search with each question's sub-questions too")
-    ] = False
+    gold_sub_questions: Annotated[bool, Meta(description="also search with gold sub-questions")] = (
+        False
+    )
     load: Annotated[
-        tuple[int, ...], Meta(description="passages of indexes to search, as 10000 100000 300000")
+        tuple[int, ...], Meta(description="index sizes in passages, such as 10000 100000")
     ] = ()
-    callers: Annotated[int, Meta(ge=1, description="who ask at once")] = 64
-    queries: Annotated[int, Meta(ge=1, description="all different")] = 1024
-    batch: Annotated[int, Meta(ge=1, description="queries at most")] = 64
+    callers: Annotated[int, Meta(ge=1, description="concurrent callers")] = 64
+    queries: Annotated[int, Meta(ge=1, description="number of distinct queries")] = 1024
+    batch: Annotated[int, Meta(ge=1, description="max queries per batch")] = 64
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Figures of one ranking for one kind of query: means over the questions."""
+    """Means over the questions for one ranking and one kind of query."""
 
     query: str
-    """`question`; with gold sub-questions, the other two, too."""
+    """`question`; with gold sub-questions, also the other two kinds."""
     ranking: str
     """`dense`, `lexical` or `fused`."""
     hit: dict[int, float]
-    """By k: the share of questions with full evidence."""
+    """Share of questions with full evidence, by k."""
     recall: dict[int, float]
-    """By k: the share of a question's evidence."""
+    """Mean share of a question's evidence, by k."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Searches of many callers, each of whom asks again as soon as it has an answer."""
+    """Speed under concurrent callers, each of which searches again after each result."""
 
     passages: int
     batch: int
-    """Queries of a batch, at most."""
+    """Max queries per batch."""
     queries_per_s: float
     median_ms: float
     p99_ms: float
     lone_median_ms: float
-    """Of a caller who is alone."""
+    """Median of a single caller."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Figures of the parts that were asked for."""
+    """Figures of the parts that ran."""
 
     passages: int | None
-    """Of --data, as the next three."""
+    """Passages of --data, as in the next three fields; None without it."""
     questions: int | None
     passages_per_s: float | None
-    """Embedded and indexed, BM25 included; None where the index was there already."""
+    """Speed of embedding and indexing, BM25 included; None if the index existed."""
     queries_per_s: float | None
-    """Embedded and ranked in one batch, by all rankings."""
+    """Speed of embedding and ranking in one batch, with all rankings."""
     found: list[Found]
     load: list[Load]
     checks: list[Check]
 
 
 async def measure(options: Options) -> Figures:
-    """Measure. Raises `BadRequest`, `BadCorpus`, `BadIndex` and what the embedder raises."""
+    """Measure accuracy and load. Raises `BadRequest`, `BadCorpus`, `BadIndex` and the embedder's
+    errors.
+    """
     if options.data is None and not options.load:
         raise BadRequest("nothing to measure; give --data DIR, --load N, or both.")
     embedder = MiniLM()
@@ -153,38 +152,34 @@ async def measure(options: Options) -> Figures:
             build_index([corpus], folder, drawing)
             rows, different = await searched(Index.open(folder, drawing), drawing, options)
             loads += rows
-            checks.append(
-                Check(
-                    "queries find the same both ways",
-                    not different,
-                    f"{different} of {number} passages",
-                )
-            )
+            seen = f"{different} of {number} passages"
+            checks.append(Check("queries find the same both ways", not different, seen))
     return Figures(passages, asked, indexed, ranked, found, loads, checks)
 
 
 def read_questions(
     path: Path, form: Format | None = None, *, sub_questions: bool = False
 ) -> list[BenchmarkQuestion]:
-    """The questions of a file. Raises `BadCorpus`, with file and line, at one that names no
-    supporting passages, or has no gold decomposition where `sub_questions` are wanted.
+    """Read the questions of a file. Raises `BadCorpus`, with file and line, for a question without
+    supporting passages, or with `sub_questions` for one without gold decomposition.
     """
     questions = []
     for entry in read_entries(path, form):
         if not entry.question.supporting:
             raise BadCorpus(
-                f"{entry.where}: no supporting_doc_ids, so that nothing can be missed; name some."
+                f"{entry.where}: no supporting_doc_ids, so hits cannot be measured; add some."
             )
         if sub_questions and not entry.question.decomposition:
             raise BadCorpus(
-                f"{entry.where}: no decomposition; leave --gold-sub-questions out, or take MuSiQue."
+                f"{entry.where}: no decomposition; omit --gold-sub-questions, or use MuSiQue."
             )
         questions.append(entry.question)
     return questions
 
 
 def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, float | None]:
-    embedder.embed(["warm up"], queries=False)  # loading the model is not indexing
+    """Build or open an index; return it with the passages indexed per second."""
+    embedder.embed(["warm up"], queries=False)  # loads the model before the clock starts
     started = time.perf_counter()
     with progress_bar() as bar:
         tasks = {stage: bar.add_task(stage, total=None) for stage in ("reading", "embedding")}
@@ -204,13 +199,11 @@ def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, flo
 def _ranked(
     index: Index, embedder: Embedder, questions: Sequence[BenchmarkQuestion], *, sub_questions: bool
 ) -> tuple[list[Found], float]:
-    """What all rankings find, and how many queries a second they go through."""
+    """Return the accuracy of all rankings, and the queries per second."""
     steps = [question.sub_questions if sub_questions else () for question in questions]
-    queries = [
-        query
-        for question, asked in zip(questions, steps, strict=True)
-        for query in (question.question, *asked)
-    ]
+    queries = list[str]()
+    for question, asked in zip(questions, steps, strict=True):
+        queries += (question.question, *asked)
     started = time.perf_counter()
     assert index.lexical is not None
     dense = index.dense.search(embedder.embed(queries, queries=True), DEPTH)
@@ -219,25 +212,28 @@ def _ranked(
     per_s = len(queries) / (time.perf_counter() - started)
     found: list[Found] = []
     for name, hits in (("dense", dense), ("lexical", lexical), ("fused", fused)):
-        documents = iter([_documents(index, each) for each in hits])
-        found += _found(
-            name, questions, [[next(documents) for _ in range(1 + len(asked))] for asked in steps]
-        )
-    return sorted(found, key=lambda one: (WHOLE, AS_MANY, SUB_QUESTIONS).index(one.query)), per_s
+        documents = iter([_documents(index, query_hits) for query_hits in hits])
+        ranked = [list(islice(documents, 1 + len(asked))) for asked in steps]
+        found += _found(name, questions, ranked)
+    order = (WHOLE, AS_MANY, SUB_QUESTIONS)
+    return sorted(found, key=lambda row: order.index(row.query)), per_s
 
 
 def _found(
     ranking: str, questions: Sequence[BenchmarkQuestion], ranked: Sequence[Sequence[Sequence[str]]]
 ) -> Iterator[Found]:
-    """`ranked`: for each question, the documents that it found, then those that each of its
-    sub-questions found.
+    """Yield the accuracy of a ranking for each kind of query. `ranked`: for each question, the
+    documents found by it, then by each of its sub-questions.
     """
     kinds: dict[str, Callable[[Sequence[Sequence[str]], int], Collection[str]]] = {
         WHOLE: lambda found, k: found[0][:k],
         AS_MANY: lambda found, k: found[0][: k * (len(found) - 1)],
-        SUB_QUESTIONS: lambda found, k: {one for each in found[1:] for one in each[:k]},
+        SUB_QUESTIONS: lambda found, k: set[str]().union(
+            *(documents[:k] for documents in found[1:])
+        ),
     }
-    for query in kinds if any(len(each) > 1 for each in ranked) else (WHOLE,):
+    with_sub_questions = any(len(found) > 1 for found in ranked)
+    for query in kinds if with_sub_questions else (WHOLE,):
         hit = {}
         recall = {}
         for k in CUTS:
@@ -251,19 +247,19 @@ def _found(
 
 
 def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
-    """The rows of the corpus that the hits are of; a long row may have been cut into several
+    """Return the corpus rows of the hits, each once; a long row may be split into several
     passages.
     """
     return list(dict.fromkeys(index.passages[hit.row].document.partition("#")[2] for hit in hits))
 
 
 async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[list[Load], int]:
-    """Search for so many different queries one by one and in batches; how many found something
-    else. Raises what the embedder raises.
+    """Search with distinct queries one by one and in batches. Return the load figures, and the
+    number of queries with different results. Raises the embedder's errors.
     """
-    asked = _queries(index, options.queries + _LONE)
-    lone = asked[:_LONE]
-    asked = asked[_LONE:]
+    asked = _queries(index, options.queries + _SINGLE)
+    single = asked[:_SINGLE]
+    asked = asked[_SINGLE:]
     sizes = 1, options.batch
     ways = [IndexSearcher(index, embedder, most=most, cache=0) for most in sizes]
     found: list[dict[str, list[Passage]]] = [{} for _ in ways]
@@ -278,27 +274,32 @@ async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[
 
     try:
         for at in range(len(ways)):
-            await ask(at, lone, 1)  # warm
+            await ask(at, single, 1)  # warms up
         for turn, at in product(range(_TURNS), range(len(ways))):
             begun = time.perf_counter()
             waited_s[at] += await ask(at, asked[turn::_TURNS], options.callers)
             elapsed_s[at] += time.perf_counter() - begun
-        lone_s = [statistics.median(await ask(at, lone, 1)) for at in range(len(ways))]
+        single_s = [statistics.median(await ask(at, single, 1)) for at in range(len(ways))]
     finally:
         for way in ways:
             await way.close()
-    rows = []
-    for most, waited, elapsed, alone in zip(sizes, waited_s, elapsed_s, lone_s, strict=True):
-        median_ms = 1000 * statistics.median(waited)
-        p99_ms = 1000 * quantile(waited, 0.99)
-        rows.append(
-            Load(len(index.passages), most, len(waited) / elapsed, median_ms, p99_ms, 1000 * alone)
+
+    rows = [
+        Load(
+            len(index.passages),
+            sizes[at],
+            len(waited_s[at]) / elapsed_s[at],
+            1000 * statistics.median(waited_s[at]),
+            1000 * quantile(waited_s[at], 0.99),
+            1000 * single_s[at],
         )
+        for at in range(len(ways))
+    ]
     return rows, sum(found[0][query] != found[1][query] for query in asked)
 
 
 class RandomEmbedder(MiniLM):
-    """Draws vectors for passages, and embeds queries."""
+    """Embedder with random vectors for passages and real ones for queries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,9 +315,7 @@ class RandomEmbedder(MiniLM):
 
 
 def mini_world_passages(number: int | None = None) -> Iterator[Passage]:
-    """So many passages of as many worlds as it takes, or without an end; the same ones every
-    time.
-    """
+    """Yield `number` passages from as many worlds as needed, or endlessly; always the same ones."""
     rows = (
         msgspec.structs.replace(passage, id=f"{seed}-{passage.id}")
         for seed in count()
@@ -326,7 +325,7 @@ def mini_world_passages(number: int | None = None) -> Iterator[Passage]:
 
 
 def _queries(index: Index, number: int) -> list[str]:
-    """Different ones, of three to twelve words of a passage each."""
+    """Return distinct queries, each with the title and three to twelve words of a passage."""
     rng = random.Random(0)
     queries = dict[str, None]()
     while len(queries) < number:
