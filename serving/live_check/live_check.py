@@ -31,7 +31,7 @@ from serving.retrieval.index import Index
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import open_embedder, open_retriever
 from serving.startup import open_upstreams
-from serving.tools.pool import reason
+from serving.tools.failures import reason
 
 _REPEAT = Turn(
     "", bool, ("e", "o"), "Repeat this line: one two three four five six seven eight nine ten"

@@ -1,4 +1,4 @@
-"""Transports to MCP servers for the official SDK, with bounds for what comes: a child's
+"""Transports to MCP servers for the official SDK, with bounded messages: a child's standard
 streams, and HTTP.
 """
 
@@ -19,40 +19,92 @@ from mcp.types import INTERNAL_ERROR, PARSE_ERROR, ErrorData, JSONRPCError, json
 
 from router.background import background_tasks
 from serving.engines.process import DYING_WITH_PARENT
-from serving.tools.pool import reason
+from serving.tools.failures import reason
 
 _Streams = tuple[
     MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]
 ]
 _INHERITED = ("PATH", "HOME", "LANG")
 _ENDS_WITHIN_S = 2.0
-_EDGE = 300
-_LAST_WORDS = 4096
-"""Bytes that are kept: of both ends of a line that is too long, and of what a server says
-beside the protocol.
-"""
+_EDGE_BYTES = 300
+"""Bytes kept of each end of a line that is too long."""
+_STDERR_BYTES = 4096
+"""Bytes kept of the end of a program's standard error."""
+_TOO_LARGE = "answered too much"
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*[,}]')
 _ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
-"""The request that a line answers, where that stands first or last in it, which no text within
-can look like.
+"""The id of the request that a line answers, where it is the first or last field. No text inside
+the line can match.
 """
 
 
 @asynccontextmanager
 async def child_process(
-    command: Sequence[str], variables: Mapping[str, str], most_bytes: int, *, ended: asyncio.Event
+    command: Sequence[str], variables: Mapping[str, str], max_bytes: int, *, ended: asyncio.Event
 ) -> AsyncIterator[_Streams]:
-    """Run a program that speaks over its standard streams, with nothing of the environment but what
-    every program needs and `variables`; it ends with the context, with all that it started, or with
-    this process. `ended` is set when its output ends. Lines of more than `most_bytes` are passed
-    over. Raises `OSError`.
+    """Run a program that speaks MCP over its standard streams.
+
+    Its environment is `_INHERITED` and `variables`. It and all its children end with the context,
+    or with this process. `ended` is set when its output ends. Lines of more than `max_bytes` are
+    skipped. Raises `OSError`.
     """
-    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | {
-        **variables
-    }
-    if (program := shutil.which(command[0], path=environment.get("PATH"))) is None:
+    process = await _spawn(command, variables, max_bytes)
+    stdin = process.stdin
+    stdout = process.stdout
+    stderr = process.stderr
+    assert stdin and stdout and stderr
+    received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    # Unbounded, so that a server that does not read blocks no caller
+    outgoing, sent = anyio.create_memory_object_stream[SessionMessage](inf)
+    stderr_end = b""
+
+    async def read() -> None:
+        with received, suppress(asyncio.IncompleteReadError):
+            while True:
+                line, whole = await _line(stdout)
+                if message := _message(line, whole=whole):
+                    # Read to the end of the output even when the client has stopped listening
+                    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                        await received.send(message)
+        ended.set()
+
+    async def write() -> None:
+        with suppress(OSError, RuntimeError):  # uvloop raises it for a closed pipe
+            async for message in sent:
+                line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                stdin.write(line.encode() + b"\n")
+                await stdin.drain()
+
+    async def read_stderr() -> None:
+        nonlocal stderr_end
+        while chunk := await stderr.read(1 << 12):
+            stderr_end = (stderr_end + chunk)[-_STDERR_BYTES:]
+
+    try:
+        async with background_tasks(read(), read_stderr()):
+            try:
+                async with background_tasks(write()):
+                    yield incoming, outgoing
+            finally:
+                for stream in (incoming, outgoing, sent, stdin):
+                    stream.close()
+                await _stop(process)
+    except Exception as error:
+        last_line = stderr_end.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise ConnectionError(f"{reason(error)}; its last words: {last_line or 'none'}") from error
+
+
+async def _spawn(
+    command: Sequence[str], variables: Mapping[str, str], max_line_bytes: int
+) -> asyncio.subprocess.Process:
+    """Start the program of a command, found in the PATH of its environment."""
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    environment = {**inherited, **variables}
+    program = shutil.which(command[0], path=environment.get("PATH"))
+    if program is None:
         raise FileNotFoundError(f"there is no program {command[0]}")
-    process = await asyncio.create_subprocess_exec(
+
+    return await asyncio.create_subprocess_exec(
         *DYING_WITH_PARENT,
         program,
         *command[1:],
@@ -60,148 +112,102 @@ async def child_process(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environment,
-        limit=most_bytes,
+        limit=max_line_bytes,
         start_new_session=True,
     )
-    stdin = process.stdin
-    stdout = process.stdout
-    stderr = process.stderr
-    assert stdin and stdout and stderr
-    received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    # A server that reads nothing holds nobody
-    outgoing, sent = anyio.create_memory_object_stream[SessionMessage](inf)
-    last = b""
 
-    async def read() -> None:
-        with received, suppress(asyncio.IncompleteReadError):
-            while True:
-                line, whole = await _line(stdout)
-                if message := _message(line, whole=whole):
-                    # To its end, heard or not
-                    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                        await received.send(message)
-        ended.set()
 
-    async def write() -> None:
-        with suppress(OSError, RuntimeError):  # uvloop says so of a pipe that is closed
-            async for message in sent:
-                stdin.write(
-                    message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-                    + b"\n"
-                )
-                await stdin.drain()
-
-    async def listen() -> None:
-        nonlocal last
-        while said := await stderr.read(1 << 12):
-            last = (last + said)[-_LAST_WORDS:]
-
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End a process whose input is closed: wait, terminate it, then kill its process group."""
     try:
-        async with background_tasks(read(), listen()):
-            try:
-                async with background_tasks(write()):
-                    yield incoming, outgoing
-            finally:
-                for stream in (incoming, outgoing, sent, stdin):
-                    stream.close()
-                try:
-                    await _end(process)
-                    if process.returncode is None:  # its supervisor ends it, and waits until it has
-                        process.terminate()
-                        await _end(process)
-                finally:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    await _end(process)
-    except Exception as error:
-        line = last.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise ConnectionError(f"{reason(error)}; its last words: {line or 'none'}") from error
+        await _wait(process)
+        if process.returncode is None:  # the supervisor ends its children first
+            process.terminate()
+            await _wait(process)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await _wait(process)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Wait for the end of a process, but no longer than `_ENDS_WITHIN_S` seconds."""
+async def _wait(process: asyncio.subprocess.Process) -> None:
+    """Wait at most `_ENDS_WITHIN_S` seconds until a process has ended."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_ENDS_WITHIN_S):
             await process.wait()
 
 
 async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """The next line, and that it is whole; or, where it is longer than the limit of the stream,
-    its ends.
-    """
+    """Return the next line and True; of a line over the stream's limit, its two ends and False."""
     ends = b""
     while True:
         try:
             return ends + await stream.readuntil(), not ends
         except asyncio.LimitOverrunError as overrun:
             ends += await stream.readexactly(overrun.consumed)
-            ends = ends[:_EDGE] + ends[-_EDGE:]
+            ends = ends[:_EDGE_BYTES] + ends[-_EDGE_BYTES:]
 
 
 def _message(line: bytes, *, whole: bool) -> SessionMessage | None:
-    """The message of a line; the failure of the request that it answers, where it is broken or was
-    too long; None where it answers none that can be told, like what programs print that should not.
+    """Parse a line. A broken or too long line becomes an error of the request that it answers, or
+    None if that is unknown, as for other output of the program.
     """
     if whole:
         with suppress(ValueError):
             return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-    if (answered := _ID_FIRST.match(line) or _ID_LAST.search(line[-_EDGE:])) is None:
+    if (answered := _ID_FIRST.match(line) or _ID_LAST.search(line[-_EDGE_BYTES:])) is None:
         return None
-    said = "sent an answer that is no message of the protocol" if whole else _TOO_MUCH
-    error = ErrorData(code=PARSE_ERROR, message=said)
+
+    message = "sent an answer that is no message of the protocol" if whole else _TOO_LARGE
+    error = ErrorData(code=PARSE_ERROR, message=message)
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(answered[1]), error=error))
 
 
-_TOO_MUCH = "answered too much"
 _READ_S = {"GET": None, "DELETE": _ENDS_WITHIN_S}
-"""Limits other than a call's: for what is told unasked, and for the end of a session."""
+"""Read timeouts by method, where not that of a call: for unasked events, and the session's end."""
 
 
-def http_client(
-    headers: Mapping[str, str], timeout_s: float, most_bytes: int
-) -> httpx2.AsyncClient:
-    """A client for an MCP server, whose replies have `most_bytes` at most and whose failures
-    are replies.
-    """
+def http_client(headers: Mapping[str, str], timeout_s: float, max_bytes: int) -> httpx2.AsyncClient:
+    """Return a client whose responses have at most `max_bytes` and whose failures are responses."""
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **headers},
         timeout=timeout_s,
         trust_env=False,
-        transport=_BoundedHTTP(most_bytes),
+        transport=_BoundedHTTP(max_bytes),
     )
 
 
 class _BoundedHTTP(httpx2.AsyncHTTPTransport):
-    """A failure of one request that it raised would end the SDK's whole connection, so it is a
-    reply with an error.
+    """An HTTP transport that bounds responses and returns failures as JSON-RPC errors.
+
+    A raised failure of one request would end the SDK's whole connection.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         super().__init__(trust_env=False, limits=httpx2.Limits(max_connections=None))
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """The reply, read whole; but for a stream of events, whose length the SDK bounds, one
-        by one.
+        """Send a request and read its response whole, except for an event stream.
+
+        The SDK itself bounds the events of a stream. An encoded response is refused: it may
+        inflate to any size.
         """
-        request.extensions["timeout"]["read"] = _READ_S.get(
-            request.method, request.extensions["timeout"]["read"]
-        )
+        timeout = request.extensions["timeout"]
+        timeout["read"] = _READ_S.get(request.method, timeout["read"])
         try:
             response = await super().handle_async_request(request)
-            # Which may be of any length, inflated
             encoded = "content-encoding" in response.headers
-            body = bytearray()
-            if (
-                response.headers.get("content-type", "").lower().startswith("text/event-stream")
-                and not encoded
-            ):
+            content_type = response.headers.get("content-type", "").lower()
+            if content_type.startswith("text/event-stream") and not encoded:
                 return response
-            async for part in response.aiter_raw():
-                body += part
-                if encoded or len(body) > self._most_bytes:
+
+            body = bytearray()
+            async for chunk in response.aiter_raw():
+                body += chunk
+                if encoded or len(body) > self._max_bytes:
                     await response.aclose()
-                    raise httpx2.ReadError(_TOO_MUCH)
+                    raise httpx2.ReadError(_TOO_LARGE)
         except httpx2.TransportError as error:
             failure = JSONRPCError(
                 jsonrpc="2.0", id=None, error=ErrorData(code=INTERNAL_ERROR, message=reason(error))

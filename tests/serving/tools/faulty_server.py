@@ -1,5 +1,5 @@
-"""An MCP server that does with each call what its `fault` says. Standard library only, so that
-it starts at once.
+"""An MCP server that fails each call in the way that its argument `fault` names. It uses only the
+standard library, so that it starts quickly.
 """
 
 import json
@@ -25,14 +25,14 @@ FAULTS = (
     "error",
     "fails",
 )
-"""Those after which a call cannot have an output."""
+"""Faults with which a call fails."""
 _LONG = json.dumps({"content": [{"type": "text", "text": "x" * 10_000_000}]})
 _writing = threading.Lock()
 _state: dict[str, Any] = {"changes": 0, "lists": 0, "under way": 0, "most": 0, "cancelled": []}
 
 
 def write(*lines: str) -> None:
-    """Send lines, whatever they hold."""
+    """Send lines, valid messages or not."""
     with _writing:
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
@@ -89,11 +89,11 @@ ANSWERS: dict[str, Callable[[int], tuple[str, ...]]] = {
         said(number, "done"),
     ),
 }
-"""What is sent, by the fault, for the call of a number."""
+"""Functions from a call's id to the lines of its answer, by fault."""
 
 
 def tools() -> list[dict[str, Any]]:
-    """Its tools; another schema after each change."""
+    """Return the tools; each change adds a parameter to their schema."""
     properties = {
         name: {"type": "string"} for name in ("fault", *(f"p{n}" for n in range(_state["changes"])))
     }
@@ -114,7 +114,7 @@ def tools() -> list[dict[str, Any]]:
 
 
 def called(number: int, fault: str) -> None:
-    """Answer a call, or not."""
+    """Answer a call as its fault says."""
     with _writing:
         _state["under way"] += 1
         _state["most"] = max(_state["most"], _state["under way"])
@@ -124,13 +124,13 @@ def called(number: int, fault: str) -> None:
         os._exit(3)
     if fault.startswith("slow"):
         time.sleep(float(fault.removeprefix("slow")))
-    with _writing:  # before the answer is there, as the next call may come with it
+    with _writing:  # before the answer, which the next call may follow immediately
         _state["under way"] -= 1
     write(*ANSWERS[fault](number) if fault in ANSWERS else [said(number, "done")])
 
 
 def main(start: str = "") -> None:
-    """Serve. `start`: what is wrong from the beginning."""
+    """Serve. `start`: a fault of the server itself, from its start."""
     if start == "dies":
         sys.exit("there is no licence")
     if start == "stays":

@@ -1,4 +1,4 @@
-"""Pools of faulty servers, and calls of them."""
+"""Pools of faulty servers, and calls to them."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ DO = Tool("web", "do", "", {})
 
 
 def faulty(start: str = "", **more: Any) -> ToolServerConfig:
-    """The section of a faulty server; `start`: what is wrong from the beginning."""
+    """Return the config section of a faulty server; `start`: a fault from its start."""
     script = str(Path(__file__).with_name("faulty_server.py"))
     return ToolServerConfig(
         command=(sys.executable, "-I", "-S", script, start), **{"allow": ("do",), **more}
@@ -27,7 +27,7 @@ def faulty(start: str = "", **more: Any) -> ToolServerConfig:
 
 @asynccontextmanager
 async def pool_of(**servers: ToolServerConfig) -> AsyncIterator[tuple[ToolPool, Readiness]]:
-    """A pool that starts servers again at once."""
+    """Open a pool that restarts servers without a pause."""
     readiness = Readiness()
     async with tool_pool(servers, readiness, first_pause_s=0.01) as pool:
         yield pool, readiness
@@ -35,14 +35,14 @@ async def pool_of(**servers: ToolServerConfig) -> AsyncIterator[tuple[ToolPool, 
 
 @asynccontextmanager
 async def tools_of(config: ToolServerConfig) -> AsyncIterator[tuple[Tools, Readiness]]:
-    """The tools of one server, `web`, that is there."""
+    """Yield the tools of one running server, `web`."""
     async with pool_of(web=config) as (pool, readiness):
         await pool.view(["web"]).available()
         yield pool.view(["web"]), readiness
 
 
 async def done(tools: Tools, fault: str = "", server: str = "web") -> str:
-    """The text of a call, or its failure."""
+    """Call a tool; return the text of its output, or its failure."""
     try:
         async with asyncio.timeout(20):
             return (await tools.call(Tool(server, "do", "", {}), {"fault": fault})).text
@@ -51,13 +51,13 @@ async def done(tools: Tools, fault: str = "", server: str = "web") -> str:
 
 
 async def state(tools: Tools) -> dict[str, Any]:
-    """What a server knows of itself."""
-    told: dict[str, Any] = json.loads(await done(tools, "state"))
-    return told
+    """Return the counters of a server."""
+    counters: dict[str, Any] = json.loads(await done(tools, "state"))
+    return counters
 
 
 async def until(readiness: Readiness, *, down: bool, name: str = "web") -> None:
-    """Wait until a server is down, or there."""
+    """Wait until a server is down, or up."""
     async with asyncio.timeout(20):
         async for _ in readiness.changes():
             if (f"tools.{name}" in readiness.all) == down:

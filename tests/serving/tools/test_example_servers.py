@@ -19,16 +19,14 @@ PAGES = [
 
 
 def example(program: str, *arguments: str, allow: tuple[str, ...]) -> ToolServerConfig:
-    """The section of an example."""
+    """Return the config section of an example."""
     return ToolServerConfig(
         command=(sys.executable, str(ROOT / "examples/mcp" / program), *arguments), allow=allow
     )
 
 
 async def test_mini_web(tmp_path: Path) -> None:
-    """Pages by their addresses, with their titles; those that are blocked or not there are
-    failures.
-    """
+    """A page is read by its address, with its title; blocked and missing pages are failures."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(page) + "\n" for page in PAGES), "utf-8")
     async with tools_of(
@@ -51,8 +49,8 @@ async def test_mini_web(tmp_path: Path) -> None:
 
 
 async def test_replay(tmp_path: Path) -> None:
-    """A call is answered as it was, whatever the order of its arguments; others are failures,
-    and counted.
+    """A recorded call gets its recorded answer, in any order of arguments; others fail and are
+    counted.
     """
     calls = tmp_path / "calls.jsonl"
     misses = tmp_path / "misses.jsonl"

@@ -1,4 +1,4 @@
-"""A pool of real child processes that speak MCP, well or not."""
+"""A pool of real child processes that speak MCP, some of them faulty."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tests.serving.tools.pools import DO, done, faulty, pool_of, state, tools_of
 
 
 async def test_tools_are_allowed_by_name() -> None:
-    """Others are neither listed nor called, and neither are those of servers out of view."""
+    """Other tools, and tools of servers outside the view, are neither listed nor called."""
     async with pool_of(web=faulty(), other=faulty(), idle=faulty(allow=())) as (pool, _):
         view = pool.view(["idle", "web"])
         (tool,) = await view.available()
@@ -39,9 +39,7 @@ async def test_tools_are_allowed_by_name() -> None:
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ("silent", "dies")])
 async def test_a_fault_is_one_call_s(fault: str) -> None:
-    """It fails at once, the calls beside it and after it do not, and the server is not started
-    again.
-    """
+    """It fails quickly, other calls succeed, and the server is not restarted."""
     async with tools_of(faulty(timeout_s=15)) as (tools, readiness):
         before = await state(tools)
         began = time.monotonic()
@@ -56,14 +54,14 @@ async def test_a_fault_is_one_call_s(fault: str) -> None:
 
 
 async def test_a_server_that_never_answers() -> None:
-    """Its call ends in time, and the server is told so; the place is free again."""
+    """Its call times out and is cancelled at the server, and its slot is free again."""
     async with tools_of(faulty(timeout_s=2, max_in_flight=1)) as (tools, _):
         assert await done(tools, "silent") == "failed: took more than 2 s"
         assert len((await state(tools))["cancelled"]) == 1
 
 
 async def test_a_call_that_is_cancelled() -> None:
-    """The server is told so; the place is free again."""
+    """The call is cancelled at the server, and its slot is free again."""
     async with tools_of(faulty(max_in_flight=1)) as (tools, _):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
@@ -72,7 +70,7 @@ async def test_a_call_that_is_cancelled() -> None:
 
 
 async def test_a_server_that_dies() -> None:
-    """All its calls fail at once, as do those until it is there again; then it works."""
+    """All its calls fail immediately until it runs again."""
     async with tools_of(faulty()) as (tools, readiness):
         before = await state(tools)
         ends = await asyncio.gather(done(tools, "silent"), done(tools, "dies"))
@@ -88,7 +86,7 @@ async def test_a_server_that_dies() -> None:
 
 
 async def test_a_server_that_dies_while_nobody_calls() -> None:
-    """It is started again all the same."""
+    """It is restarted all the same."""
     async with tools_of(faulty()) as (tools, readiness):
         os.kill((await state(tools))["process"], 9)
         await until(readiness, down=True)
@@ -108,7 +106,7 @@ async def test_a_server_that_dies_while_nobody_calls() -> None:
     ],
 )
 async def test_a_server_that_does_not_start(config: ToolServerConfig, why: str) -> None:
-    """It has no tools, its calls fail, health tells why; others work. No gateway waits for it."""
+    """It has no tools, its calls fail and health says why; the other servers work."""
     async with pool_of(web=config, good=faulty()) as (pool, readiness):
         view = pool.view(["web", "good"])
         assert [tool.server for tool in await view.available()] == ["good"]
@@ -118,7 +116,7 @@ async def test_a_server_that_does_not_start(config: ToolServerConfig, why: str) 
 
 
 async def test_tools_that_change() -> None:
-    """The list is that of now, once the server has said that there is another one."""
+    """The tool list is refreshed after the server announces a change."""
     async with tools_of(faulty()) as (tools, _):
         for number in range(3):
             assert await done(tools, "changes") == "done"
@@ -128,7 +126,7 @@ async def test_tools_that_change() -> None:
 
 
 async def test_a_server_whose_every_list_is_a_new_one() -> None:
-    """It is asked for the next one after a pause, and works meanwhile."""
+    """The pool lists again only after a pause, and calls work meanwhile."""
     async with tool_pool({"web": faulty("restless")}, Readiness(), first_pause_s=3600) as pool:
         tools = pool.view(["web"])
         assert {await done(tools) for _ in range(20)} == {"done"}
@@ -136,9 +134,7 @@ async def test_a_server_whose_every_list_is_a_new_one() -> None:
 
 
 async def test_outputs() -> None:
-    """As they came, tags and all; cut off where they are too long; never held against the
-    server's own schemas.
-    """
+    """Outputs are unchanged, cut at `max_chars`, and not checked against the server's schemas."""
     async with tools_of(faulty(max_chars=1000)) as (tools, _):
         assert await done(tools, "hostile") == HOSTILE
         assert await done(tools, "wide") == "y" * 1000
@@ -149,7 +145,7 @@ async def test_outputs() -> None:
 
 
 async def test_the_memory_of_an_answer_that_is_too_long() -> None:
-    """Of ten megabytes, never more than the bound is kept, and its double while it is read."""
+    """An answer of ten megabytes never takes more than twice the bound."""
     async with tools_of(faulty()) as (tools, _):
         tracemalloc.start()
         try:
@@ -160,7 +156,7 @@ async def test_the_memory_of_an_answer_that_is_too_long() -> None:
 
 
 async def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server finds what it needs to run, and what is named."""
+    """A server sees the few variables that programs need, and those that its section names."""
     monkeypatch.setenv("A_KEY_OF_THE_GATEWAY", "sesame")
     monkeypatch.setenv("A_KEY_OF_THE_SERVER", "simsalabim-sesame")
     async with tools_of(faulty(env=("A_KEY_OF_THE_SERVER",))) as (tools, _):
@@ -169,7 +165,7 @@ async def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_server_that_repeats_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is kept out of outputs, whole or cut, failures, health, and all that is told of tools."""
+    """The key is masked in whole and cut outputs, failures, health and tool descriptions."""
     monkeypatch.setenv("A_KEY_OF_THE_SERVER", "simsalabim-sesame")
     async with pool_of(web=faulty(env=("A_KEY_OF_THE_SERVER",), max_chars=1000)) as (
         pool,
@@ -189,7 +185,7 @@ async def test_a_server_that_repeats_its_key(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_loop_of_a_gateway() -> None:
-    """What `serve` runs on has other pipes than asyncio's own."""
+    """The pool also works on uvloop, which `serve` uses and whose pipes differ from asyncio's."""
 
     async def main() -> list[str]:
         async with pool_of(web=faulty(), dead=faulty("dies")) as (pool, readiness):
@@ -211,7 +207,7 @@ def test_the_loop_of_a_gateway() -> None:
 
 @pytest.mark.parametrize("start", ["", "stays"])
 async def test_nothing_is_left_behind(start: str) -> None:
-    """A server ends with the pool, also one that does not care for the end of its input."""
+    """A server ends with the pool, also one that ignores the end of its input."""
     async with tools_of(faulty(start)) as (tools, _):
         process = (await state(tools))["process"]
     with pytest.raises(ProcessLookupError):
@@ -219,7 +215,7 @@ async def test_nothing_is_left_behind(start: str) -> None:
 
 
 async def test_calls_in_flight() -> None:
-    """Never more than the limit, over all who call, whatever fails among them."""
+    """All views together never exceed the limit, also when calls fail."""
     async with pool_of(web=faulty(max_in_flight=3)) as (pool, _):
         views = [pool.view(["web"]) for _ in range(4)]
         luck = random.Random(7)
@@ -233,9 +229,7 @@ async def test_calls_in_flight() -> None:
 
 
 async def test_two_hundred_faults() -> None:
-    """Each call ends, in an output or a failure, and in time; beside them, those of a good
-    server are undisturbed.
-    """
+    """Each call ends in time with an output or a failure, and a good server is not disturbed."""
     luck = random.Random(22)
     timeout_s = 1.5
     waiting = [luck.choice([*ANSWERS, "dies", "slow0.05", ""]) for _ in range(200)]
@@ -253,7 +247,7 @@ async def test_two_hundred_faults() -> None:
             nonlocal longest
             while waiting:
                 fault = waiting.pop()
-                while await done(view) != "done":  # others have let it die
+                while await done(view) != "done":  # another worker's call has ended it
                     await until(readiness, down=False)
                     await asyncio.sleep(0)
                 began = time.monotonic()
@@ -270,17 +264,17 @@ async def test_two_hundred_faults() -> None:
         took_s = time.monotonic() - began
     print(
         f"\n200 faults in {took_s:.1f} s, the longest call {longest:.2f} s of "
-        f"{timeout_s} s; {len(found)} calls beside"
+        f"{timeout_s} s; {len(found)} calls to the good server"
     )
     assert all(ends[fault] == {True} for fault in FAULTS)
     assert all(False in ends[fault] for fault in ("hostile", "noise", "wide", ""))
     assert set(found) == {"done"}
-    assert longest < timeout_s + 5  # the machine may have others to work for
+    assert longest < timeout_s + 5  # the machine may be busy
 
 
 @pytest.mark.timing
 async def test_workers_at_a_time() -> None:
-    """Eight on a paced server are done much sooner than one."""
+    """Eight workers finish the calls to a paced server much sooner than one."""
     took = {}
     async with tools_of(faulty(max_in_flight=8)) as (tools, _):
         for workers in (1, 8):

@@ -106,7 +106,7 @@ async def faulty_http(**more: Any) -> AsyncIterator[tuple[FaultyHTTP, ToolServer
     ["breaks", "long", "inflated", "invalid", "status", "page", "long event", "half an event"],
 )
 async def test_a_fault_over_http_is_one_call_s(fault: str) -> None:
-    """It fails at once, a call that is under way beside it goes on, and the connection stays."""
+    """The call fails quickly, concurrent calls succeed, and the connection stays open."""
     async with (
         faulty_http(timeout_s=15) as (server, config),
         tools_of(config) as (tools, readiness),
@@ -121,7 +121,7 @@ async def test_a_fault_over_http_is_one_call_s(fault: str) -> None:
 
 
 async def test_a_silent_server_over_http() -> None:
-    """Its call ends in time, it is told so, and others are made."""
+    """Its call times out and is cancelled at the server, and later calls work."""
     async with faulty_http(timeout_s=0.5) as (server, config), tools_of(config) as (tools, _):
         assert await done(tools, "silent") == "failed: took more than 0.5 s"
         async with asyncio.timeout(5):
@@ -130,7 +130,7 @@ async def test_a_silent_server_over_http() -> None:
 
 
 async def test_a_session_that_the_server_has_forgotten() -> None:
-    """A call fails, and there is a new one."""
+    """One call fails, then a new session is opened."""
     async with faulty_http() as (_, config), tools_of(config) as (tools, readiness):
         assert await done(tools, "forgets") == "done"
         assert await done(tools) == "failed: Session terminated"
@@ -140,7 +140,7 @@ async def test_a_session_that_the_server_has_forgotten() -> None:
 
 
 async def test_headers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request has them, without the blanks around."""
+    """Each request has them, stripped of white space."""
     monkeypatch.setenv("A_KEY_OF_THE_SERVER", " simsalabim\n")
     headers = {"X-Key": "A_KEY_OF_THE_SERVER"}
     async with faulty_http(headers=headers) as (server, config), tools_of(config) as (tools, _):
@@ -169,7 +169,7 @@ def quickstart() -> MCPServer:
 
 @asynccontextmanager
 async def serving_quickstart() -> AsyncIterator[str]:
-    """Its address, while it is served over streamable HTTP."""
+    """Serve it over streamable HTTP and yield its address."""
     server = uvicorn.Server(
         uvicorn.Config(quickstart().streamable_http_app(), log_level="warning", ws="none")
     )
@@ -183,9 +183,7 @@ async def serving_quickstart() -> AsyncIterator[str]:
 
 
 async def test_the_sdk_s_own_server() -> None:
-    """Its tools are listed and called; a new one is there as soon as it has said so; wrong
-    arguments are a failure.
-    """
+    """Its tools are listed and called, announced tools appear, and wrong arguments fail."""
     async with serving_quickstart() as url:
         config = ToolServerConfig(url=url, allow=("add", "learn", "subtract"), timeout_s=15)
         async with tools_of(config) as (tools, _):
