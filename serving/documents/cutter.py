@@ -1,4 +1,11 @@
-"""Cutting a document into passages, by tokens, at the ends of sentences."""
+"""Cutting a document into passages, by tokens, at the ends of sentences.
+
+Each sentence or heading of the document is a unit. Units are added to the current passage until the
+next one does not fit. Then the passage is yielded, and the next one begins with the same heading
+and the last sentences, at most 15 % of the tokens. A new page ends a passage, and so does a new
+section, unless the passage is short. A heading at the beginning of a passage becomes a part of its
+title.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,17 +18,26 @@ from msgspec.structs import replace
 from router.errors import BadDocument
 from router.protocol import Passage
 from router.trace.citation import sentences
-from serving.documents.document import Block, Document, Part, Row, Title, batches, cleaned, kind_of
+from serving.documents.document import (
+    Block,
+    Document,
+    Part,
+    Row,
+    Title,
+    batches,
+    cleaned,
+    kind_of,
+)
 from serving.documents.source import Source
 
 _OVERLAP = 0.15
-"""The share of a passage that may repeat the end of the one before."""
+"""Max share of a passage that repeats the end of the previous one."""
 _SHORT = 1 / 3
-"""A passage with less than this share of its tokens goes on past a heading."""
+"""Share of the max tokens below which a passage continues past a heading."""
 _TITLE = 1 / 4
-"""The share that a title may take, and a heading as well."""
-_CHARS_A_TOKEN = 16
-"""Tokenizers make one token of a long word that they do not know; it counts as its length does."""
+"""Max share of a title, and of a heading."""
+_CHARS_PER_TOKEN = 16
+"""Min tokens of a text by its length. Tokenizers make one token of a long unknown word."""
 _CHUNK_CHARS = 100_000
 _LINE = re.compile(r"\s*\S[^\n]*")
 _WORD = re.compile(r"\s*\S+")
@@ -36,7 +52,7 @@ class Piece(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A sentence, with the white space before it, or a heading."""
+    """A sentence with the white space before it, or a heading."""
 
     text: str
     page: int | None
@@ -46,22 +62,21 @@ class _Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cutter:
-    """Limits of passages, and the counter of their tokens."""
+    """Limits of passages, and their token counter."""
 
     max_tokens: int
-    """Of a passage, its title included."""
+    """Max tokens of a passage with its title."""
     row_tokens: int
-    """A row of a corpus that has no more is left as it is."""
+    """Max tokens of a row that is kept whole."""
     count_tokens: Callable[[Sequence[str]], list[int]]
-    """The tokens of each text, as `Embedder.count_tokens`."""
+    """Returns the tokens of each text, as `Embedder.count_tokens` does."""
 
     def cut(self, document: Document) -> Iterator[Piece]:
-        """The pieces in order, at most `max_tokens` each as they are embedded; each begins with the
-        last sentences of the one before, unless a page or a section ends there.
-        """
+        """Yield the pieces in order, each at most `max_tokens` as it is embedded."""
         title = " ".join(cleaned(document.title).split())
         while len(title) > 1 and self.count([title])[0] > _TITLE * self.max_tokens:
             title = title[: len(title) * 3 // 4].rstrip()
+
         passage = _Passage(self, title)
         blocks = (block for block in document.blocks if isinstance(block, Block))
         for batch in batches(_units(blocks), lambda unit: len(unit.text)):
@@ -70,61 +85,59 @@ class Cutter:
         yield from passage.end()
 
     def fit(self, texts: Sequence[str]) -> list[bool]:
-        """Tell which of the texts have no more than `row_tokens`."""
-        # A letter has at most four bytes
-        uncertain = [text for text in texts if 4 * len(text) > self.row_tokens]
-        counts = dict(zip(uncertain, self.count(uncertain), strict=True))
+        """Return for each text whether it has at most `row_tokens`."""
+        # A character has at most four bytes, so these are the only ones to count
+        long = [text for text in texts if 4 * len(text) > self.row_tokens]
+        counts = dict(zip(long, self.count(long), strict=True))
         return [counts.get(text, 0) <= self.row_tokens for text in texts]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of each text, at least one; of one that is far too long, a number that is
-        too large as well.
-        """
-        most = _CHARS_A_TOKEN * (max(self.max_tokens, self.row_tokens) + 1)
-        counts = self.count_tokens([text[:most] for text in texts]) if texts else []
+        """Count the tokens of each text, at least 1; a text over all limits is not read whole."""
+        max_chars = _CHARS_PER_TOKEN * (max(self.max_tokens, self.row_tokens) + 1)
+        counts = self.count_tokens([text[:max_chars] for text in texts]) if texts else []
         return [
-            max(1, count, len(text) // _CHARS_A_TOKEN)
+            max(1, count, len(text) // _CHARS_PER_TOKEN)
             for count, text in zip(counts, texts, strict=True)
         ]
 
 
 class _Passage:
-    """The passage that is being filled, of one document."""
+    """The passage of a document that is being filled."""
 
     def __init__(self, cutter: Cutter, title: str) -> None:
         self._title = title
-        self._most = cutter.max_tokens
+        self._max_tokens = cutter.max_tokens
         self._count = cutter.count
-        self._room = cutter.max_tokens - cutter.count([f"{title} ›\n"])[0]
+        self._title_tokens = cutter.count([f"{title} ›\n"])[0]
         self._page: int | None = None
         self._heading: _Unit | None = None
         self._units: list[_Unit] = []
         self._repeated = 0
-        """The number of units, at its beginning, that the passage before has as well."""
+        """Number of units at the beginning that repeat the previous passage."""
 
     def add(self, unit: _Unit) -> Iterator[Piece]:
-        """Take in the next sentence or heading; gives the passages that are full."""
+        """Add the next sentence or heading; yield the passages that are full."""
         if unit.page != self._page:
             yield from self.end()
             self._page = unit.page
-        if unit.is_heading and unit.tokens <= _TITLE * self._most:
+        if unit.is_heading and unit.tokens <= _TITLE * self._max_tokens:
             yield from self._begin_section(unit)
             return
-        limit = max(1, self._room - (self._heading.tokens if self._heading else 0))
-        for part in [unit] if unit.tokens <= limit else self._parts(unit, limit):
-            if _tokens(self._units) + part.tokens > self._room:
-                headings = [self._heading] if self._heading else []
-                left = min(_OVERLAP * self._most, self._room - part.tokens - _tokens(headings))
-                overlap = self._last(left)
+
+        headings = [self._heading] if self._heading else []
+        room = self._max_tokens - self._title_tokens
+        limit = max(1, room - _tokens(headings))
+        parts = [unit] if unit.tokens <= limit else self._split(unit, limit)
+        for part in parts:
+            if _tokens(self._units) + part.tokens > room:
+                overlap = self._overlap(limit - part.tokens)
                 yield from self.end()
                 self._units = [*headings, *overlap]
-                self._repeated = len(headings) + len(overlap)
+                self._repeated = len(self._units)
             self._units.append(part._replace(is_heading=False))
 
     def end(self) -> Iterator[Piece]:
-        """Give what there is, and begin anew. A heading at the very beginning becomes a part of
-        the title.
-        """
+        """Yield the passage if it has more than repeated units, and begin an empty one."""
         if len(self._units) > self._repeated:
             title = self._title
             units = self._units
@@ -138,40 +151,41 @@ class _Passage:
 
     def _begin_section(self, heading: _Unit) -> Iterator[Piece]:
         is_title = heading.text.strip() == self._title
-        if len(self._units) == self._repeated or [unit.text.strip() for unit in self._units] == [
-            self._title
-        ]:
+        has_title_only = [unit.text.strip() for unit in self._units] == [self._title]
+        if len(self._units) == self._repeated or has_title_only:
             self._units = []
             self._repeated = 0
-        elif self._most - self._room + _tokens(self._units) >= _SHORT * self._most:
+        elif self._title_tokens + _tokens(self._units) >= _SHORT * self._max_tokens:
             yield from self.end()
+
         self._heading = None if is_title else heading
-        costless = is_title and not self._units  # the title says it already
-        self._units.append(heading._replace(tokens=0) if costless else heading)
+        # The title already contains its text
+        is_free = is_title and not self._units
+        self._units.append(heading._replace(tokens=0) if is_free else heading)
 
-    def _last(self, tokens: float) -> list[_Unit]:
-        """The last sentences, as many as have no more than so many tokens."""
-        last: list[_Unit] = []
+    def _overlap(self, room: float) -> list[_Unit]:
+        """Return the last sentences of the passage that fit into the overlap and into `room`."""
+        left = min(_OVERLAP * self._max_tokens, room)
+        overlap: list[_Unit] = []
         for unit in reversed(self._units):
-            tokens -= unit.tokens
-            if unit.is_heading or tokens < 0:
+            left -= unit.tokens
+            if unit.is_heading or left < 0:
                 break
-            last.insert(0, unit)
-        return last
+            overlap.insert(0, unit)
+        return overlap
 
-    def _parts(self, unit: _Unit, limit: int) -> Iterator[_Unit]:
-        """Lines of a sentence that is too long; words of such a line; and halves of such a
-        word, each on its own.
-        """
+    def _split(self, unit: _Unit, limit: int) -> Iterator[_Unit]:
+        """Split a sentence that is too long into lines, a line into words, and a word in halves."""
         parts = _LINE.findall(unit.text)
         if len(parts) == 1:
             parts = _WORD.findall(unit.text)
-        if is_word := len(parts) == 1:
+        is_word = len(parts) == 1
+        if is_word:
             middle = (len(unit.text) + 1) // 2
             parts = [unit.text[:middle], unit.text[middle:]]
         for part, tokens in zip(parts, self._count(parts), strict=True):
             if tokens > limit and len(part.strip()) > 1:
-                yield from self._parts(unit._replace(text=part), limit)
+                yield from self._split(unit._replace(text=part), limit)
             elif part.strip():
                 yield unit._replace(text=part, tokens=limit if is_word else tokens)
 
@@ -181,38 +195,34 @@ def _tokens(units: Iterable[_Unit]) -> int:
 
 
 def _units(blocks: Iterable[Block]) -> Iterator[_Unit]:
-    """The headings and sentences in order. Of the white space before a sentence a blank line is
-    kept, or a new line, or a space.
-    """
+    """Yield the headings and sentences in order."""
     heading: str | None = None
     for block in blocks:
-        if block.heading != heading and (shown := " ".join(cleaned(block.heading or "").split())):
-            yield _Unit(f"\n\n{shown}", block.page, is_heading=True)
-        heading = block.heading
+        if block.heading != heading:
+            heading = block.heading
+            if text := " ".join(cleaned(heading or "").split()):
+                yield _Unit(f"\n\n{text}", block.page, is_heading=True)
+
         gap = "\n\n"
         for chunk in _chunks(cleaned(block.text)):
-            at = 0
+            end = 0
             for sentence in sentences(chunk):
-                start = chunk.index(sentence, at)
-                space = gap or chunk[at:start]
-                kept = (
-                    "\n\n"
-                    if space.count("\n") > 1
-                    else "\n"
-                    if "\n" in space
-                    else " "
-                    if space
-                    else ""
-                )
-                yield _Unit(kept + sentence, block.page)
+                start = chunk.index(sentence, end)
+                yield _Unit(_space(gap or chunk[end:start]) + sentence, block.page)
                 gap = ""
-                at = start + len(sentence)
+                end = start + len(sentence)
+
+
+def _space(space: str) -> str:
+    """Reduce white space to a blank line, a new line or a space."""
+    newlines = space.count("\n")
+    if newlines:
+        return "\n\n"[:newlines]
+    return " " if space else ""
 
 
 def _chunks(text: str) -> Iterator[str]:
-    """The text in parts that are worked on at once, cut at a blank line if there is one, else
-    at a line or a word.
-    """
+    """Yield the text in parts, cut at a blank line if there is one, else at a line or a word."""
     start = 0
     while len(text) - start > _CHUNK_CHARS:
         ends = (text.rfind(space, start + 1, start + _CHUNK_CHARS) for space in ("\n\n", "\n", " "))
@@ -225,37 +235,48 @@ def _chunks(text: str) -> Iterator[str]:
 def read_passages(
     source: Source, cutter: Cutter, read: Callable[[Path], Iterator[Part]]
 ) -> Iterator[tuple[str, Passage]]:
-    """The passages of what `read` (`Reader.read`) gives, in order, each with the place that an
-    error would name: its file and, where it is of a row, the line. They are read as they are asked
-    for.
+    """Yield the passages of a file in order, each with its place: the file, and the line of a row.
 
-    Ids are `name#n`, n from 1, and those of rows their own, whose `document` is `name#id`. Raises
-    what `read` raises, `BadDocument` where it gives no text, and what `cutter.count_tokens` raises.
+    `read`: as `Reader.read`. Passages of a document have the ids `name#n`, n from 1; rows keep
+    their ids, and have the `document` `name#id`. Raises what `read` and `cutter.count_tokens`
+    raise, and `BadDocument` for a file without text.
     """
     path = Path(source.path)
-    parts = read(Path(source.path))
-    number = 0
+    parts = read(path)
     if kind_of(path) == "rows":
-        rows = (part for part in parts if isinstance(part, Row))
-        for batch in batches(rows, lambda row: len(row.passage.text)):
-            fits = cutter.fit([f"{row.passage.title}\n{row.passage.text}" for row in batch])
-            for row, fit in zip(batch, fits, strict=True):
-                passage = replace(row.passage, document=f"{source.name}#{row.passage.id}")
-                yield from (
-                    (row.where, each) for each in ([passage] if fit else _cut_row(passage, cutter))
-                )
+        yield from _rows(
+            source.name,
+            cutter,
+            (part for part in parts if isinstance(part, Row)),
+        )
         return
+
     title = next(parts)
     assert isinstance(title, Title)
     document = Document(title.text, (part for part in parts if isinstance(part, Block)))
+    number = 0
     for number, piece in enumerate(cutter.cut(document), 1):
         passage_id = f"{source.name}#{number}"
-        yield (
-            source.path,
-            Passage(passage_id, piece.title, piece.text, document=source.name, page=piece.page),
+        passage = Passage(
+            passage_id,
+            piece.title,
+            piece.text,
+            document=source.name,
+            page=piece.page,
         )
+        yield source.path, passage
     if not number:
-        raise BadDocument(f"{path}: holds no text; leave it out.")
+        raise BadDocument(f"{path}: contains no text; leave it out.")
+
+
+def _rows(name: str, cutter: Cutter, rows: Iterable[Row]) -> Iterator[tuple[str, Passage]]:
+    """Yield the passages of rows; a row of more than `row_tokens` is cut."""
+    for batch in batches(rows, lambda row: len(row.passage.text)):
+        fits = cutter.fit([f"{row.passage.title}\n{row.passage.text}" for row in batch])
+        for row, fit in zip(batch, fits, strict=True):
+            passage = replace(row.passage, document=f"{name}#{row.passage.id}")
+            for part in [passage] if fit else _cut_row(passage, cutter):
+                yield row.where, part
 
 
 def _cut_row(row: Passage, cutter: Cutter) -> Iterator[Passage]:

@@ -1,6 +1,4 @@
-"""A document as it is read: its kind and title, and blocks of text that know their heading and
-page; or rows.
-"""
+"""Values that readers return: a title and blocks of text with their heading and page, or rows."""
 
 import gzip
 import re
@@ -29,14 +27,14 @@ _KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suff
     "": "text"
 }
 READ = f"{' '.join(_KINDS.values())}, files without a suffix, and text in .gz"
-"""All kinds, for people."""
+"""The suffixes of all kinds, for messages."""
 MAX_BYTES = 256 << 20
-"""The largest file that is read at once, unpacked."""
+"""Max size of a file that is read whole, unpacked."""
 MAX_MARKUP_BYTES = 32 << 20
-"""The same for markup, whose tree takes many times its size."""
+"""Max size of markup, whose tree takes many times its size."""
 
-_ITEMS = 256
-_CHARS = 1_000_000
+_BATCH_ITEMS = 256
+_BATCH_CHARS = 1_000_000
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\u00ad\ufeff\ufffe\ud800-\udfff]")
 _RAISED = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
 _SURROGATE = re.compile(r"\\udc([89a-f][0-9a-f])")
@@ -55,11 +53,11 @@ _NO_TITLE = re.compile(
     r"제목 없음|문서|슬라이드|프레젠테이션))+[\W\d_]*",
     re.I,
 )
-"""Titles that programs write where nobody gave one."""
-_EVERYWHERE = frozenset(
+"""Titles that programs write by default."""
+_COMMON_NAMES = frozenset(
     "readme license licence copying copyright changelog changes news notice index".split()
 )
-"""Names that tell nothing without their folder's."""
+"""File names that need the folder's name to say anything."""
 
 
 class Title(msgspec.Struct, frozen=True, tag=True):
@@ -72,9 +70,9 @@ class Block(msgspec.Struct, frozen=True, tag=True):
     """A paragraph, a row of a table, a page, or a whole text."""
 
     text: str
-    """White space in it is the document's own; empty under a heading that has no text."""
+    """The text with its original white space; empty for the heading itself."""
     heading: str | None = None
-    """The heading that it stands under."""
+    """The heading above it."""
     page: int | None = None
     """Its page, from 1."""
 
@@ -83,14 +81,14 @@ class Unread(msgspec.Struct, frozen=True, tag=True):
     """A part of a document that was not read."""
 
     text: str
-    """Its kind and size, for people: `2 pages without text (3, 4)`."""
+    """Kind and size, such as `2 pages without text (3, 4)`."""
 
 
 class Row(msgspec.Struct, frozen=True, tag=True):
-    """A passage of a file of rows."""
+    """A row of a corpus file."""
 
     where: str
-    """Its file and line."""
+    """File and line."""
     passage: Passage
 
 
@@ -98,23 +96,21 @@ Part = Title | Block | Row | Unread
 
 
 class Document(NamedTuple):
-    """The content of a file that holds no rows."""
+    """The content of a file that has no rows."""
 
     title: str
     blocks: Iterable[Block | Unread]
-    """In order, with what was not read; may be read as they are asked for, and only once."""
+    """Blocks in order, and parts that were not read. May be a generator."""
 
 
 def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]:
-    """The items in lists short enough to be held in memory; `length` gives the characters of
-    one.
-    """
+    """Yield the items in lists that fit in memory; `length` returns the characters of an item."""
     batch: list[T] = []
     chars = 0
     for item in items:
         batch.append(item)
         chars += length(item)
-        if len(batch) == _ITEMS or chars > _CHARS:
+        if len(batch) == _BATCH_ITEMS or chars > _BATCH_CHARS:
             yield batch
             batch = []
             chars = 0
@@ -123,55 +119,52 @@ def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]
 
 
 def kind_of(path: Path) -> Kind | None:
-    """The kind of a file by its name; None for one that has no reader."""
-    packed = path.suffix.lower() == ".gz"
-    suffix = (path.with_suffix("") if packed else path).suffix.lower()
-    if suffix[1:].isdecimal():  # no kind but a version, as of LGPL-2.1, or a manual's section
+    """Return the kind of a file by its name; None for an unknown kind."""
+    unpacked = _unpacked(path)
+    suffix = unpacked.suffix.lower()
+    if suffix[1:].isdecimal():  # a version, as in LGPL-2.1, or the section of a manual
         return "text"
-    return None if packed and suffix in (".pdf", ".docx", ".parquet") else _KIND_OF.get(suffix)
+    if unpacked != path and suffix in (".pdf", ".docx", ".parquet"):
+        return None
+    return _KIND_OF.get(suffix)
 
 
 def title_of(path: Path, *candidates: str | None) -> str:
-    """The first of the candidates that a person may have given, else the file's name without
-    its suffix.
-    """
-    titles = (" ".join(cleaned(candidate or "").split()) for candidate in candidates)
-    if title := next((title for title in titles if title and not _NO_TITLE.fullmatch(title)), None):
-        return title
-    unpacked = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-    name = (
-        unpacked.stem
-        if kind_of(unpacked) and not unpacked.suffix[1:].isdecimal()
-        else unpacked.name
-    )
-    return escaped(
-        f"{path.parent.name}/{name}"
-        if path.parent.name and name.casefold() in _EVERYWHERE
-        else name
-    )
+    """Return the first candidate that is no default of a program, else the file's name."""
+    for candidate in candidates:
+        title = " ".join(cleaned(candidate or "").split())
+        if title and not _NO_TITLE.fullmatch(title):
+            return title
+
+    unpacked = _unpacked(path)
+    has_known_suffix = kind_of(unpacked) and not unpacked.suffix[1:].isdecimal()
+    name = unpacked.stem if has_known_suffix else unpacked.name
+    if path.parent.name and name.casefold() in _COMMON_NAMES:
+        name = f"{path.parent.name}/{name}"
+    return escaped(name)
+
+
+def _unpacked(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
 
 
 def raised(text: str) -> str:
-    """Write the digits of a superscript as such: 10⁶ must not become 106."""
+    """Return superscript text with superscript digits: 10⁶ must not become 106."""
     return text.translate(_RAISED) if any(map(str.isdecimal, text)) else text
 
 
 def cleaned(text: str) -> str:
-    """The text without control characters, with new lines and new pages in one way."""
+    """Remove control characters, and normalise line and page breaks to newlines."""
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n\n"))
 
 
 def escaped(text: str) -> str:
-    r"""A file's name, or a text with one, in which each byte that is not UTF-8 is shown as `\xe9`:
-    it can be printed, stored and sent.
-    """
+    r"""Replace bytes of a file name that are not UTF-8 (surrogates) by text such as `\xe9`."""
     return _SURROGATE.sub(r"\\x\1", text.encode("utf-8", "backslashreplace").decode())
 
 
 def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """The whole file; `.gz` is unpacked. Raises `BadDocument` where it is too large, and
-    `OSError`.
-    """
+    """Read a file, unpacking `.gz`. Raises `BadDocument` if it is too large, and `OSError`."""
     if path.stat().st_size <= max_bytes:
         with open_content(path) as file:
             content = file.read(max_bytes + 1)
@@ -181,5 +174,5 @@ def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def open_content(path: Path) -> BufferedIOBase:
-    """The file, open; `.gz` is unpacked as it is read."""
+    """Open a file; `.gz` is unpacked as it is read."""
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")

@@ -1,4 +1,4 @@
-"""DOCX: paragraphs and rows of tables, in order."""
+"""DOCX: paragraphs and table rows, in order."""
 
 import io
 import zipfile
@@ -20,151 +20,123 @@ from serving.documents.document import (
 )
 
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-_MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
-_DRAWING = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
-_CHART = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
-_DESCRIBED = "{http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing}docPr"
-_TWICE = (
+_EQUATION = "{http://schemas.openxmlformats.org/officeDocument/2006/math}oMath"
+_PICTURE_TEXT = "{http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing}docPr"
+_DUPLICATES = (
     "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",
     f"{_WORD}moveFrom",
     f"{_WORD}rt",
 )
-"""Elements whose text stands elsewhere too: text boxes for old programs, where a moved text
-was, and readings.
+"""Elements whose text is also elsewhere: text boxes for old programs, the former places of moved
+text, and readings (ruby).
 """
-_BREAKS = {
+_REPLACEMENTS = {
     f"{_WORD}p": "\n",
     f"{_WORD}tab": "\t",
     f"{_WORD}br": "\n",
     f"{_WORD}cr": "\n",
     f"{_WORD}noBreakHyphen": "-",
+    f"{_WORD}sym": "\ufffd",  # a character of a symbol font
+    _EQUATION: "[equation]",
 }
 _NOTES = {
     f"{_WORD}{kind}Reference": f"{_WORD}{kind}" for kind in ("footnote", "endnote", "comment")
 }
-_CONTAINERS = [f"{tag}s" for tag in _NOTES.values()]
-_PARTS = frozenset(
-    ("footnotes", "endnotes", "comments", "header", "footer", "chart", "diagramData")
-)
-"""Parts beside the text, by their relation to it."""
-_MATHS = {"num": "({})", "den": "/({})", "sup": "^({})", "d": "({})", "rad": "√({})", "mr": "{}; "}
-"""How an element of an equation is written."""
+_NOTE_LISTS = [f"{tag}s" for tag in _NOTES.values()]
+_PARTS = frozenset(("footnotes", "endnotes", "comments", "header", "footer"))
+"""Types of the parts that are read in addition to the body."""
 _NOT_READ = {
     f"{_WORD}delText": "tracked deletions",
     f"{_WORD}altChunk": "embedded documents",
     "{urn:schemas-microsoft-com:office:office}OLEObject": "embedded objects",
     "{http://schemas.openxmlformats.org/drawingml/2006/picture}pic": "pictures",
     "{urn:schemas-microsoft-com:vml}imagedata": "pictures",
+    "{http://schemas.openxmlformats.org/drawingml/2006/chart}chart": "charts",
+    "{http://schemas.openxmlformats.org/drawingml/2006/diagram}relIds": "diagrams",
+    _EQUATION: "equations",
 }
-_NONE = "\ufffd"
-_SYMBOLS = {
-    "Symbol": (
-        " !∀#∃%&∋()∗+,"
-        "−./0123456789:;<=>?≅ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ[∴]⊥_‾αβχδεφγηιϕκλμνοπθρστυϖωξψζ{|}∼"
-    )
-    + 33 * _NONE
-    + "€ϒ′≤⁄∞ƒ♣♦♥♠↔←↑→↓°±″≥×∝∂•÷≠≡≈…⏐⎯↵ℵℑℜ℘⊗⊕∅∩∪⊃⊇⊄⊂⊆∈∉"
-    "∠∇®©™∏√⋅¬∧∨⇔⇐⇑⇒⇓◊〈®©™∑⎛⎜⎝⎡⎢⎣⎧⎨⎩⎪\ufffd〉∫⌠⎮⌡⎞⎟⎠⎤⎥⎦⎫⎬⎭",
-    "Wingdings": 76 * _NONE
-    + f"●{2 * _NONE}□{8 * _NONE}☒{46 * _NONE}▪◻{54 * _NONE}←→↑↓↖↗↙↘{20 * _NONE}✗✓☒☑",
-}
-"""The letters of fonts of symbols, from a space on."""
 
 
 def read_docx(path: Path) -> Document:
-    """The title is the property of that name, or the first heading. Raises `BadDocument`, and
-    `OSError`.
+    """Read a file. The title is the property of that name, or the first heading.
+
+    Raises `BadDocument`, and `OSError`.
     """
     import docx
 
     content = read_content(path)
     _check_unpacked(content, path)
     file = docx.Document(io.BytesIO(content))
-    relations = [relation for relation in file.part.rels.values() if not relation.is_external]
+    body = file.element.body
     others = [
-        each.target_part.blob for each in relations if each.reltype.rpartition("/")[2] in _PARTS
+        docx.oxml.parse_xml(relation.target_part.blob)
+        for relation in file.part.rels.values()
+        if not relation.is_external and relation.reltype.rpartition("/")[2] in _PARTS
     ]
-    parts = [file.element.body, *map(docx.oxml.parse_xml, others)]
-    for part in parts:
+    unread = Counter[str]()
+    notes = {}
+    for part in (body, *others):
         _prepare(part)
-    counts = Counter(_NOT_READ[element.tag] for part in parts for element in part.iter(*_NOT_READ))
-    notes = {
-        (note.tag, note.get(f"{_WORD}id")): note
-        for part in parts
-        for note in part.iter(*_NOTES.values())
-    }
-    headings = {
-        style.style_id
-        for style in file.styles
-        if (style.name or "").startswith(("Heading", "Title"))
-    }
-    blocks: list[Block | Unread] = list(_blocks(parts[0], headings, notes))
-    first = next(
-        (block.heading for block in blocks if isinstance(block, Block) and block.heading), None
+        unread.update(_NOT_READ[element.tag] for element in part.iter(*_NOT_READ))
+        notes.update({(note.tag, _id(note)): note for note in part.iter(*_NOTES.values())})
+
+    styles = {style.style_id: style.name or "" for style in file.styles}
+    headings = {style for style, name in styles.items() if name.startswith(("Heading", "Title"))}
+    blocks: list[Block | Unread] = list(_blocks(body, headings, notes))
+    title = next(
+        (block.heading for block in blocks if isinstance(block, Block) and block.heading),
+        None,
     )
-    blocks += _at_end(
-        [*notes.values(), *(part for part in parts[1:] if part.tag not in _CONTAINERS)]
-    )
-    if counts:
-        blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in counts.items())))
-    return Document(title_of(path, file.core_properties.title, first), blocks)
+    at_end = [
+        *notes.values(),
+        *(part for part in others if part.tag not in _NOTE_LISTS),
+    ]
+    blocks += [Block(text) for text in dict.fromkeys(map(_text, at_end)) if text]
+    if unread:
+        blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
+    return Document(title_of(path, file.core_properties.title, title), blocks)
+
+
+def _check_unpacked(content: bytes, path: Path) -> None:
+    """Raise `BadDocument` for a file that is no archive or unpacks to too much."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+            sizes = {file.filename.lower(): file.file_size for file in packed.infolist()}
+    except zipfile.BadZipFile as error:
+        raise BadDocument(
+            f"{path}: damaged, encrypted, or no DOCX ({error}); save it again from a word "
+            "processor."
+        ) from error
+    markup = sum(size for name, size in sizes.items() if name.endswith((".xml", ".rels")))
+    if markup > MAX_MARKUP_BYTES or sum(sizes.values()) > MAX_BYTES:
+        raise BadDocument(
+            f"{path}: unpacks to more than {MAX_MARKUP_BYTES >> 20} MB of text or "
+            f"{MAX_BYTES >> 20} MB in all; split it, or leave it out."
+        )
 
 
 def _prepare(root: Any) -> None:
-    """Leave out what stands there twice; write superscripts, equations and symbols as letters."""
+    """Remove duplicate text, write superscripts as such, and end text boxes with a new line."""
     from lxml import etree
 
-    etree.strip_elements(root, *_TWICE, with_tail=False)
+    etree.strip_elements(root, *_DUPLICATES, with_tail=False)
     for mark in root.iter(f"{_WORD}vertAlign"):
         if mark.get(f"{_WORD}val") == "superscript":
             for text in mark.getparent().getparent().iter(f"{_WORD}t"):
                 text.text = raised(text.text or "")
-    for equation in root.iter(f"{_MATH}oMath"):
-        equation.text = _equation(equation)
     for box in list(root.iter(f"{_WORD}txbxContent")):
-        etree.SubElement(box, f"{_WORD}p")  # what follows begins a line
-    for symbol in root.iter(f"{_WORD}sym"):
-        letters = _SYMBOLS.get(symbol.get(f"{_WORD}font"), "").ljust(256, _NONE)
-        symbol.text = letters[int(symbol.get(f"{_WORD}char", "0"), 16) % 256 - 32]
-
-
-def _equation(element: Any) -> str:
-    """Write an equation on one line: a fraction as (a)/(b), a power as a superscript or ^(n)."""
-    kind = element.tag.rpartition("}")[2]
-    text = element.text or "" if kind == "t" else "".join(map(_equation, element))
-    if kind == "chr":
-        return str(element.get(f"{_MATH}val", ""))
-    if kind == "sup" and text.isdecimal():
-        return raised(text)
-    return _MATHS.get(kind, "{}").format(text)
-
-
-def _check_unpacked(content: bytes, path: Path) -> None:
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as packed:
-            files = packed.infolist()
-    except zipfile.BadZipFile as error:
-        raise BadDocument(
-            f"{path}: damaged, encrypted, or no DOCX ({error}); save it again from a "
-            "word processor."
-        ) from error
-    markup = sum(
-        file.file_size for file in files if file.filename.lower().endswith((".xml", ".rels"))
-    )
-    if markup > MAX_MARKUP_BYTES or sum(file.file_size for file in files) > MAX_BYTES:
-        raise BadDocument(
-            f"{path}: unpacks to more than {MAX_MARKUP_BYTES >> 20} MB of text or "
-            f"{MAX_BYTES >> 20} MB in all; "
-            "split it, or leave it out."
-        )
+        etree.SubElement(box, f"{_WORD}p")
 
 
 def _blocks(
     body: Any, headings: set[str], notes: dict[tuple[str, str | None], Any]
 ) -> Iterator[Block]:
-    """The blocks of the text, each followed by the notes that it refers to."""
+    """Yield the blocks of the text, each followed by the notes that it refers to.
+
+    Removes these from `notes`.
+    """
     heading: str | None = None
-    for element in _parts(body):
+    for element in _paragraphs_and_rows(body):
         text = _row(element) if element.tag == f"{_WORD}tr" else _text(element)
         if text.strip(" |"):
             if element.tag == f"{_WORD}p" and element.style in headings:
@@ -172,33 +144,27 @@ def _blocks(
                 text = ""
             yield Block(text, heading)
         for reference in element.iter(*_NOTES):
-            note = notes.pop((_NOTES[reference.tag], reference.get(f"{_WORD}id")), None)
+            note = notes.pop((_NOTES[reference.tag], _id(reference)), None)
             if note is not None and (text := _text(note)):
                 yield Block(text, heading)
 
 
-def _at_end(parts: list[Any]) -> Iterator[Block]:
-    """The text of headers, footers and other notes, once each, and the words and numbers of
-    charts and diagrams.
-    """
-    texts = [_text(part) for part in parts]
-    for part in parts:
-        words = part.iter(f"{_DRAWING}t", f"{_CHART}v")
-        texts.append(" | ".join(word.text for word in words if word.text))
-    yield from (Block(text) for text in dict.fromkeys(texts) if text.strip(" |"))
+def _id(element: Any) -> str | None:
+    value: str | None = element.get(f"{_WORD}id")
+    return value
 
 
-def _parts(element: Any) -> Iterator[Any]:
-    """The paragraphs and plain rows below an element, wherever they are wrapped."""
+def _paragraphs_and_rows(element: Any) -> Iterator[Any]:
+    """Yield the paragraphs and rows of values below an element, at any depth."""
     for child in element:
-        if child.tag == f"{_WORD}p" or (child.tag == f"{_WORD}tr" and _is_plain(child)):
+        if child.tag == f"{_WORD}p" or (child.tag == f"{_WORD}tr" and _has_values(child)):
             yield child
         else:
-            yield from _parts(child)
+            yield from _paragraphs_and_rows(child)
 
 
-def _is_plain(row: Any) -> bool:
-    """Tell a row of values from a frame around a part of the document."""
+def _has_values(row: Any) -> bool:
+    """Return whether this is a row of values, and not the frame of a part of the document."""
     return len(list(row.iter(f"{_WORD}tc"))) > 1 and next(row.iter(f"{_WORD}tbl"), None) is None
 
 
@@ -207,7 +173,8 @@ def _row(row: Any) -> str:
 
 
 def _text(element: Any) -> str:
-    found = element.iter(f"{_WORD}t", f"{_WORD}sym", f"{_MATH}oMath", _DESCRIBED, *_BREAKS)
-    return "".join(
-        _BREAKS.get(part.tag) or part.text or f" {part.get('descr') or ''} " for part in found
-    ).strip()
+    parts = element.iter(f"{_WORD}t", _PICTURE_TEXT, *_REPLACEMENTS)
+    texts = (
+        _REPLACEMENTS.get(part.tag) or part.text or f" {part.get('descr') or ''} " for part in parts
+    )
+    return "".join(texts).strip()

@@ -1,8 +1,7 @@
-"""Reading documents in another process, within limits: files that unpack to gigabytes, or take for
-ever, are given up.
+"""Reading documents in a child process with limits on time, memory and size.
 
-`python -m serving.documents.reader SOCKET SECONDS` is that process: it gets paths, and sends what
-`read_parts` gives.
+`python -m serving.documents.reader SOCKET SECONDS` is the child: it receives paths, and sends the
+parts that `read_parts` yields.
 """
 
 import os
@@ -22,7 +21,13 @@ from typing import Self
 
 import msgspec
 
-from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, RolegateError
+from router.errors import (
+    BadConfig,
+    BadCorpus,
+    BadDocument,
+    DocumentTooLarge,
+    RolegateError,
+)
 from serving.dependencies import missing_extra
 from serving.documents.document import (
     Block,
@@ -50,14 +55,13 @@ _READERS: dict[Kind, Callable[[Path], Document]] = {
     "DOCX": read_docx,
 }
 _MEMORY_BYTES = 1 << 30
-"""All that the process may take; not enforced by macOS."""
-_CHARS = 256 << 20
-_CHARS_OF_ROWS = 16 << 20
-"""Of a document, and of a file of rows."""
-_CHARS_A_BYTE = 100
-"""Rows may have more, up to so many for each byte of their file; no text of any use is packed
-that well.
-"""
+"""Max memory of the child; not enforced on macOS."""
+_MAX_CHARS = 256 << 20
+"""Max characters of a document."""
+_MAX_ROWS_CHARS = 16 << 20
+"""Max characters of a file of rows, or `_CHARS_PER_BYTE` for each byte of it if that is more."""
+_CHARS_PER_BYTE = 100
+"""No useful text is compressed better."""
 _ENVIRONMENT = (
     "PATH",
     "HOME",
@@ -68,16 +72,15 @@ _ENVIRONMENT = (
     "LD_LIBRARY_PATH",
     "TMPDIR",
 )
-"""Variables that the process has from this one: no key is among them."""
+"""Variables that the child inherits; no key is among them."""
 _ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, DocumentTooLarge)}
 
 
 def read_parts(path: Path) -> Iterator[Part]:
-    """The rows of a file that holds rows; else its title, and then its blocks. One of an unknown
-    kind counts as text.
+    """Yield the rows of a file of rows, or the title and then the blocks of a document.
 
-    Raises `BadDocument` or `BadCorpus` where it cannot be read, and `BadConfig` where a package is
-    missing.
+    A file of an unknown kind is read as text. Raises `BadDocument` or `BadCorpus` if it cannot be
+    read, and `BadConfig` if a package is missing.
     """
     with _errors_of(path):
         if (kind := kind_of(path)) == "rows":
@@ -95,7 +98,7 @@ def read_parts(path: Path) -> Iterator[Part]:
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Turn whatever reading `path` raises into an error of ours."""
+    """Translate exceptions of readers and parsers into `RolegateError`s that name `path`."""
     try:
         yield
     except (RolegateError, MemoryError):
@@ -119,8 +122,10 @@ def _errors_of(path: Path) -> Iterator[None]:
 
 
 class _Failed(msgspec.Struct, frozen=True):
+    """An error, sent by the child."""
+
     kind: str
-    """A name in `_ERRORS`."""
+    """A key of `_ERRORS`."""
     message: str
 
 
@@ -128,10 +133,10 @@ _decoder = msgspec.msgpack.Decoder(list[Part] | _Failed)
 
 
 class Reader:
-    """The process that reads, started by the first file, and by the next one after its end."""
+    """A child process that reads files; started by the first file, and again after a failure."""
 
     def __init__(self, *, seconds: float = 60.0) -> None:
-        """`seconds`: how long a document may take, and a batch of rows."""
+        """`seconds`: time limit for a document, or for a batch of rows."""
         self._seconds = seconds
         self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
 
@@ -142,30 +147,28 @@ class Reader:
         self._end()
 
     def read(self, path: Path) -> Iterator[Part]:
-        """Read as `read_parts` does, one file at a time. Raises what that raises, and
-        `DocumentTooLarge`.
-        """
-        self._running = process, wire = self._running or self._started()
-        usable = False
+        """Read one file as `read_parts` does. Raises what that raises, and `DocumentTooLarge`."""
+        self._running = process, wire = self._running or self._start()
+        is_usable = False
         try:
             wire.send_bytes(os.fsencode(path))
             while batch := _decoder.decode(wire.recv_bytes()):
                 if isinstance(batch, _Failed):
-                    # The memory that it took may not have come back
-                    usable = batch.kind != "DocumentTooLarge"
+                    # After a large file the memory may not be free again
+                    is_usable = batch.kind != "DocumentTooLarge"
                     raise _ERRORS[batch.kind](batch.message)
                 yield from batch
-            usable = True
+            is_usable = True
         except (EOFError, OSError):
             raise self._error(path, process.wait()) from None
         finally:
-            if not usable:
+            if not is_usable:
                 self._end()
 
-    def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
+    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = Pipe()
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        # Each would take its share of memory
+        # Threads of numerical libraries take memory
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         with theirs:
             process = subprocess.Popen(  # noqa: S603
@@ -181,8 +184,12 @@ class Reader:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**environment, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
-                # A terminal's interrupt is for this process, which ends the other
+                env={
+                    **environment,
+                    **threads,
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                },
+                # Ctrl-C is for this process only, which then ends the child
                 start_new_session=True,
             )
         return process, ours
@@ -196,7 +203,7 @@ class Reader:
             process.wait()
 
     def _error(self, path: Path, code: int) -> RolegateError:
-        """The error for a process that ended with `code` while it read."""
+        """Return the error for a child that ended with `code` while it read."""
         if code >= 0:
             return BadConfig(
                 f"{path}: the process that reads documents ended with status {code}; "
@@ -206,20 +213,22 @@ class Reader:
             return BadDocument(
                 f"{path}: takes more than {self._seconds:g} s to read; split it, or leave it out."
             )
-        # Perhaps for want of memory, perhaps not
-        by_others = code in (-signal.SIGKILL, -signal.SIGTERM)
-        return (BadDocument if by_others else DocumentTooLarge)(
-            f"{path}: reading it ended in {signal.Signals(-code).name}, as where it "
-            "takes more than "
-            f"{_MEMORY_BYTES >> 20} MB of memory; split it, or leave it out."
+        # SIGKILL and SIGTERM may have another cause than the memory limit
+        is_ambiguous = code in (-signal.SIGKILL, -signal.SIGTERM)
+        return (BadDocument if is_ambiguous else DocumentTooLarge)(
+            f"{path}: reading it ended in {signal.Signals(-code).name}, probably because it takes "
+            f"more than {_MEMORY_BYTES >> 20} MB of memory; split it, or leave it out."
         )
 
 
 def _work(wire: Connection, seconds: float) -> None:
-    """Read what is asked for, until the other side is gone."""
+    """Read the files that the parent names, until it closes the connection."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, _MEMORY_BYTES)):
-        with suppress(ValueError, OSError):  # a lower one is set already
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, _MEMORY_BYTES),
+    ):
+        with suppress(ValueError, OSError):  # a lower limit is already set
             resource.setrlimit(limit, (value, value))
     Thread(target=_exit_with, args=[wire], daemon=True).start()
     while True:
@@ -231,8 +240,8 @@ def _work(wire: Connection, seconds: float) -> None:
             last: list[Part] | _Failed = []
         except MemoryError:
             message = (
-                f"{path}: takes more than {_MEMORY_BYTES >> 20} MB of memory to read; split "
-                "it, or leave it out."
+                f"{path}: takes more than {_MEMORY_BYTES >> 20} MB of memory to read; split it, or "
+                "leave it out."
             )
             last = _Failed("DocumentTooLarge", escaped(message))
         except RolegateError as error:
@@ -241,9 +250,7 @@ def _work(wire: Connection, seconds: float) -> None:
 
 
 def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
-    """Read in batches. The system ends this process where that takes too long, whatever it is
-    doing.
-    """
+    """Yield the parts in batches. A timer of the system ends this process if it takes too long."""
     parts = batches(read_parts(path), _chars)
     left = seconds
     chars = 0
@@ -255,15 +262,15 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
             left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
         if batch is None:
             return
-        most = _CHARS
-        chars = chars + sum(map(_chars, batch))
+        max_chars = _MAX_CHARS
+        chars += sum(map(_chars, batch))
         if isinstance(batch[-1], Row):
             left = seconds
-            most = max(_CHARS_OF_ROWS, _CHARS_A_BYTE * path.stat().st_size)
-        if chars > most:
+            max_chars = max(_MAX_ROWS_CHARS, _CHARS_PER_BYTE * path.stat().st_size)
+        if chars > max_chars:
             raise DocumentTooLarge(
-                f"{path}: unpacks to more than {most >> 20} million characters; split it,"
-                " or leave it out."
+                f"{path}: unpacks to more than {max_chars >> 20} million characters; split it, or "
+                "leave it out."
             )
         yield batch
 
@@ -271,14 +278,15 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
 def _chars(part: Part) -> int:
     if isinstance(part, Row):
         return len(part.passage.text)
-    return len(part.text) + len((isinstance(part, Block) and part.heading) or "")
+    heading = part.heading if isinstance(part, Block) else None
+    return len(part.text) + len(heading or "")
 
 
 def _exit_with(wire: Connection) -> None:
-    """End this process at once when the other side is gone, as after SIGKILL."""
-    gone = select.poll()
-    gone.register(wire.fileno(), 0)
-    gone.poll()
+    """End this process as soon as the parent closes the connection, also by being killed."""
+    poll = select.poll()
+    poll.register(wire.fileno(), 0)
+    poll.poll()
     os._exit(1)
 
 

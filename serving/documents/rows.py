@@ -1,11 +1,12 @@
-r"""Rows: passages that were cut already, in JSON lines or Parquet.
+r"""Rows: passages that are already cut, in JSON lines or Parquet.
 
-A row is `{"id": …, "title": …, "text": …}`, or, as FlashRAG writes it, `{"id": …, "contents":
+A row is `{"id": …, "title": …, "text": …}`, or, as in FlashRAG, `{"id": …, "contents":
 "title\ntext"}`.
 """
 
 import codecs
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -30,17 +31,16 @@ _decoder = msgspec.json.Decoder(_Row)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
-    """The rows in order, each with its file and line, read as they are asked for. Blank lines are
-    skipped.
+    """Yield the rows in order, each with its file and line. Blank lines are skipped.
 
-    Raises `BadCorpus`, with file and line, at the first row that cannot be used.
+    Raises `BadCorpus`, with file and line, at the first invalid row.
     """
     rows = _parquet(path) if path.suffix.lower() == ".parquet" else _lines(path)
-    empty = True
+    is_empty = True
     for where, row in rows:
-        empty = False
+        is_empty = False
         yield where, _passage(row, where)
-    if empty:
+    if is_empty:
         raise BadCorpus(f'{path}: no rows; write one {{"id": …, "title": …, "text": …}} a line.')
 
 
@@ -50,7 +50,10 @@ def _lines(path: Path) -> Iterator[tuple[str, _Row]]:
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
                 content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if content.strip():
-                    yield f"{path}:{number}", _decoded(content, f"{path}:{number}")
+                    yield (
+                        f"{path}:{number}",
+                        _decoded(content, f"{path}:{number}"),
+                    )
     except OSError as error:
         raise BadCorpus(
             f"{path}: cannot be read ({error.strerror or error}); give a file of JSON lines."
@@ -64,8 +67,7 @@ def _decoded(line: bytes, where: str) -> _Row:
         )
     if line.lstrip().startswith(b"["):
         raise BadCorpus(
-            f"{where}: a list, not an object; write one JSON object a line (`jq -c "
-            "'.[]'` does that)."
+            f"{where}: a list, not an object; write one JSON object a line (`jq -c '.[]'` does it)."
         )
     try:
         line.decode()
@@ -87,13 +89,13 @@ def _parquet(path: Path) -> Iterator[tuple[str, _Row]]:
         names = file.schema_arrow.names
         if "id" not in names or not {"text", "contents"} & set(names):
             raise BadCorpus(
-                f"{path}: its columns are {', '.join(names)}; it needs id and text, or "
-                "id and contents."
+                f"{path}: its columns are {', '.join(names)}; it needs id and text, or id and "
+                "contents."
             )
-        batches = file.iter_batches(
-            _BATCH, columns=[name for name in _Row.__struct_fields__ if name in names]
-        )
-        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
+        columns = [name for name in _Row.__struct_fields__ if name in names]
+        batches = file.iter_batches(_BATCH, columns=columns)
+        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        for number, row in enumerate(rows, 1):
             where = f"{path}:{number}"
             try:
                 yield where, msgspec.convert(row, _Row)
@@ -104,10 +106,13 @@ def _parquet(path: Path) -> Iterator[tuple[str, _Row]]:
 def _passage(row: _Row, where: str) -> Passage:
     title = row.title or ""
     text = row.text
-    # The first line is the title, where there is another one
     if text is None and row.contents is not None:
-        title, _, text = row.contents.partition("\n")
-        title, text = (title.strip().strip('"'), text) if text.strip() else ("", row.contents)
+        # The first line is the title, unless it is the only one
+        first_line, _, text = row.contents.partition("\n")
+        title = first_line.strip().strip('"')
+        if not text.strip():
+            title = ""
+            text = row.contents
     if text is None:
         raise BadCorpus(f"{where}: missing required field `text`; {_NEEDS}.")
     for name, value in (("id", str(row.id)), ("text", text)):

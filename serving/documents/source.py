@@ -1,4 +1,4 @@
-"""The files that an index is made of."""
+"""The files that an index is built from."""
 
 import os
 import stat
@@ -11,44 +11,44 @@ from router.errors import BadDocument
 from serving.documents.document import READ, escaped, kind_of
 from serving.documents.text import is_binary
 
-_HEAD_BYTES = 1024
+_SAMPLE_BYTES = 1024
 _MAX_SHOWN_CHARS = 1000
-"""Of a path in a message."""
+"""Max characters of a path in a message."""
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A file as it was when it was found."""
+    """A file and its state when it was found."""
 
     name: str
-    """Its path from the given folder on, the folder's own name first, with slashes, escaped."""
+    """Path from the given folder's name on, with slashes, escaped."""
     path: str
-    """Absolute; bytes that are not UTF-8 are surrogates, as ever in paths."""
+    """Absolute path; bytes that are not UTF-8 are surrogates, as in `os.fsdecode`."""
     size_bytes: int
     mtime_ns: int
-    """The time of its last change, in nanoseconds of Unix time."""
+    """Time of the last change, in nanoseconds of Unix time."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The files in the places that were looked at."""
+    """The files at the given places."""
 
     sources: tuple[Source, ...]
-    """By name; no two have the same."""
+    """Sorted by name; names are unique."""
     passed_over: tuple[str, ...]
-    """Paths of other files, of kinds that are not read."""
+    """Paths of files of other kinds."""
     links: tuple[str, ...]
-    """Paths that were not followed, as symbolic links and folders without permission, each with
-    the reason.
+    """Paths that were not followed, such as symbolic links and folders without permission, each
+    with the reason.
     """
 
 
 def find_sources(places: Sequence[Path]) -> Found:
-    """All documents at or below `places`, each file once; hidden files and folders are left alone.
-    Links are followed to files below their place only.
+    """Find all documents at or below `places`, each file once.
 
-    A file that is itself a place counts as text where its kind is not known. Raises `BadDocument`
-    for a place where nothing can be read, and for two files that would have the same name.
+    Hidden files and folders are ignored. Links are followed only to files below their place. A
+    place that is itself a file of an unknown kind counts as text. Raises `BadDocument` for a place
+    without readable files, and for two files with the same name.
     """
-    named: dict[str, Source] = {}
+    by_name: dict[str, Source] = {}
     seen: set[tuple[int, int]] = set()
     passed_over: list[str] = []
     links: list[str] = []
@@ -58,43 +58,44 @@ def find_sources(places: Sequence[Path]) -> Found:
             raise BadDocument(
                 f"{escaped(str(base))}: there is no such file or folder; correct the path."
             )
-        readable = False
-        before = len(links)
+        is_readable = False
+        links_before = len(links)
         for path, status in _files(base, links):
             if not stat.S_ISREG(status.st_mode) or not (path == base or _is_read(path)):
                 passed_over.append(escaped(str(path)))
                 continue
-            readable = True
+            is_readable = True
             if (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
                 name = escaped(Path(base.name, path.relative_to(base)).as_posix())
-                _add(named, Source(name, str(path), status.st_size, status.st_mtime_ns))
-        if not readable:
-            but = "".join(f" {link}" for link in links[before:][-1:])
+                _add(
+                    by_name,
+                    Source(name, str(path), status.st_size, status.st_mtime_ns),
+                )
+
+        if not is_readable:
+            last_link = "".join(f" {link}" for link in links[links_before:][-1:])
             raise BadDocument(
                 f"{escaped(str(place))}: nothing here that can be read; these kinds can: "
-                f"{READ}.{but}"
+                f"{READ}.{last_link}"
             )
-    return Found(
-        tuple(named[name] for name in sorted(named)), tuple(passed_over), tuple(sorted(links))
-    )
+    sources = tuple(by_name[name] for name in sorted(by_name))
+    return Found(sources, tuple(passed_over), tuple(sorted(links)))
 
 
 def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """All but folders at or below `base`, with what the system says of them; `links` gets what
-    is not looked at.
-    """
+    """Yield everything but folders at or below `base`, and add to `links` what is not followed."""
 
-    def leave(path: str | Path, reason: str) -> None:
+    def skip(path: str | Path, reason: str | None) -> None:
         links.append(f"{escaped(str(path))[:_MAX_SHOWN_CHARS]}: {reason}.")
 
     if not base.is_dir():
         yield base, base.stat()
         return
     root = base.resolve()
-    for folder, folders, names in os.walk(
-        base, onerror=lambda error: leave(error.filename, str(error.strerror))
-    ):
+    outside = f"a link to no file in {escaped(str(base))}; name what it leads to as well"
+    walk = os.walk(base, onerror=lambda error: skip(error.filename, error.strerror))
+    for folder, folders, names in walk:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(folder, name) for name in (*folders, *names) if not name.startswith(".")):
             try:
@@ -102,37 +103,33 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
                 if stat.S_ISLNK(status.st_mode):
                     target = Path(os.path.realpath(path))
                     if not (target.is_relative_to(root) and target.is_file()):
-                        leave(
-                            path,
-                            f"a link to no file in {escaped(str(base))}; name what it "
-                            "leads to as well",
-                        )
+                        skip(path, outside)
                         continue
                     status = target.stat()
-            except OSError as error:  # its path is too long, or it is gone
-                leave(path, str(error.strerror))
+            except OSError as error:  # the path is too long, or was removed
+                skip(path, error.strerror)
                 continue
             if not stat.S_ISDIR(status.st_mode):
                 yield path, status
 
 
 def _is_read(path: Path) -> bool:
-    """Tell whether a file is of a kind that is read; one that cannot be opened is, so that its
-    reader says why not.
+    """Return whether a file is of a readable kind.
+
+    A file that cannot be opened counts as readable, so that its reader reports the reason.
     """
     if path.suffix:
         return kind_of(path) is not None
     try:
         with path.open("rb") as file:
-            return not is_binary(file.read(_HEAD_BYTES))
+            return not is_binary(file.read(_SAMPLE_BYTES))
     except OSError:
         return True
 
 
-def _add(named: dict[str, Source], source: Source) -> None:
-    if (other := named.setdefault(source.name, source)) is not source:
+def _add(by_name: dict[str, Source], source: Source) -> None:
+    if (other := by_name.setdefault(source.name, source)) is not source:
         raise BadDocument(
             f"{escaped(source.path)} and {escaped(other.path)}: both would be known as "
-            f"{source.name!r}; give the "
-            "folder above both, or rename one."
+            f"{source.name!r}; give the folder above both, or rename one."
         )

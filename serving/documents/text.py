@@ -1,4 +1,4 @@
-"""Plain text, in whatever encoding, or in several."""
+"""Plain text, in one or several encodings."""
 
 import codecs
 import re
@@ -10,7 +10,7 @@ from serving.documents.document import Block, Document, read_content, title_of
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32",  # begins as that of UTF-16 does
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is a prefix of it
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -18,17 +18,17 @@ _MARKS = {
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 _NO_ASCII = re.compile(rb"[\x80-\xff]")
 _SAMPLE_BYTES = 64 << 10
-_TELLING_BYTES = 4
-"""Fewer bytes outside ASCII do not tell one encoding from another."""
-_LIKELY = 0.6
-"""cp1252 is taken where it fits this well, of what fits best."""
+_MIN_BYTES = 4
+"""Min bytes outside ASCII from which an encoding is guessed."""
+_CP1252_SHARE = 0.6
+"""Share of the best confidence at which cp1252 is preferred."""
 _WHOLE = frozenset(("iso2022_jp_2", "iso2022_kr", "utf-16-be", "utf-16-le"))
-"""Encodings in which ASCII bytes stand for other letters; only they hold `_SIGNS`."""
+"""Encodings in which ASCII bytes are parts of other letters; only they contain `_SIGNS`."""
 _SIGNS = (b"\0", b"\x1b$")
 _PAIRS = frozenset(("big5hkscs", "cp932", "cp949", "euc_jis_2004", "gb18030"))
-"""Encodings of Chinese, Japanese and Korean, in which a line may look like UTF-8."""
+"""Chinese, Japanese and Korean encodings, in which a line may look like UTF-8."""
 _NO_LETTER = re.compile("[\uf8f0-\uf8f3]")
-"""What Python makes of bytes that stand for nothing in cp932."""
+"""Private characters to which Python decodes undefined bytes of cp932."""
 _ALPHABETS = "cp1250 cp1251 cp1252 cp1253 cp1254 cp1255 cp1256 cp866 cp874 iso8859-5 koi8-r".split()
 _READ_AS = {
     "gbk": "gb18030",
@@ -38,18 +38,16 @@ _READ_AS = {
     "replacement": None,
     "x-user-defined": None,
 }
-"""What is read as another encoding: a larger one, or, where ASCII could be read so far, UTF-8."""
+"""Encodings by which others are decoded: a superset, or UTF-8 if ASCII could be read so far."""
 
 
 def read_text(path: Path) -> Document:
-    """A text without headings. Raises `BadDocument` where the file is not text, and `OSError`."""
+    """Read a text without headings. Raises `BadDocument` for a binary file, and `OSError`."""
     return Document(title_of(path), [Block(decode(read_content(path), path))])
 
 
 def web_encoding(label: str) -> str | None:
-    """Return Python's name of the encoding that a declared label means on the web; None for an
-    unknown label.
-    """
+    """Return Python's name of the encoding that a label means on the web; None if unknown."""
     from webencodings import lookup
 
     encoding = lookup(label)
@@ -61,10 +59,10 @@ def web_encoding(label: str) -> str | None:
 
 
 def decode(content: bytes, path: Path, declared: str | None = None) -> str:
-    """Decode by the mark, as UTF-8, or as `declared`; else every line that is no UTF-8 as guessed.
-    Bytes that stand for nothing become U+FFFD.
+    """Decode by the byte order mark, as UTF-8, as `declared`, or as guessed.
 
-    Raises `BadDocument` where it is not text; `path` is for the message.
+    Lines that are UTF-8 in a file that otherwise is not are decoded as UTF-8. Undefined bytes
+    become U+FFFD. Raises `BadDocument` for binary content; `path` is for the message.
     """
     if mark := _mark(content):
         return content.decode(_MARKS[mark], "replace").removeprefix("\ufeff")
@@ -86,19 +84,19 @@ def decode(content: bytes, path: Path, declared: str | None = None) -> str:
 
 
 def is_binary(content: bytes) -> bool:
-    """Tell whether the bytes are anything but text: by zeros or many control characters,
-    without a mark.
-    """
+    """Return whether content is no text: zeros or many control characters, and no known mark."""
     sample = content[:_SAMPLE_BYTES]
-    is_strange = b"\0" in content or 10 * len(_CONTROL.findall(sample)) > len(sample)
-    return is_strange and not _mark(content) and not _whole(content)
+    has_control = b"\0" in content or 10 * len(_CONTROL.findall(sample)) > len(sample)
+    return has_control and not _mark(content) and not _whole(content)
 
 
 def _mark(content: bytes) -> bytes | None:
+    """Return the byte order mark."""
     return next((mark for mark in _MARKS if content.startswith(mark)), None)
 
 
 def _whole(content: bytes) -> str | None:
+    """Guess an encoding of `_WHOLE`."""
     guessed = _guessed(content) if any(sign in content for sign in _SIGNS) else None
     return guessed if guessed in _WHOLE else None
 
@@ -111,19 +109,19 @@ def _utf8(line: bytes) -> str | None:
 
 
 def _guessed(content: bytes) -> str | None:
-    """The encoding that fits best; cp1252 where it fits about as well, None where nothing fits."""
+    """Return the most likely encoding, or cp1252 if it is about as likely; None if none fits."""
     from chardet import detect_all
 
-    found = detect_all(
+    guesses = detect_all(
         content,
         ignore_threshold=True,
         max_bytes=_SAMPLE_BYTES,
         compat_names=False,
         include_encodings=[*_ALPHABETS, *_PAIRS, *_WHOLE],
     )
-    fits = {each["encoding"]: each["confidence"] for each in found}
-    best = max(fits, key=fits.__getitem__)
-    is_short = (
-        best not in _WHOLE and len(_NO_ASCII.findall(content[:_SAMPLE_BYTES])) < _TELLING_BYTES
-    )
-    return "cp1252" if is_short or fits.get("cp1252", 0) >= _LIKELY * fits[best] else best
+    confidence = {guess["encoding"]: guess["confidence"] for guess in guesses}
+    best = max(confidence, key=confidence.__getitem__)
+    if best not in _WHOLE and len(_NO_ASCII.findall(content[:_SAMPLE_BYTES])) < _MIN_BYTES:
+        return "cp1252"
+    is_cp1252 = confidence.get("cp1252", 0) >= _CP1252_SHARE * confidence[best]
+    return "cp1252" if is_cp1252 else best

@@ -78,7 +78,12 @@ class MCPConnection:
     """A `Connection` of the pool over the SDK's client."""
 
     def __init__(
-        self, server: str, client: Client, stale: asyncio.Event, max_chars: int, secrets: Secrets
+        self,
+        server: str,
+        client: Client,
+        stale: asyncio.Event,
+        max_chars: int,
+        secrets: Secrets,
     ) -> None:
         self.stale = stale
         self._server = server
@@ -106,7 +111,10 @@ class MCPConnection:
         )
         try:
             msgspec.json.encode(arguments)
-        except (ValueError, TypeError):  # half a surrogate pair would end the transport
+        except (
+            ValueError,
+            TypeError,
+        ):  # half a surrogate pair would end the transport
             raise self._failed("the arguments are no JSON") from None
 
         try:
@@ -127,7 +135,8 @@ class MCPConnection:
 
     def _failed(self, message: str) -> ToolFailed:
         return ToolFailed(
-            self._secrets.hidden(message)[:_REASON_CHARS], endpoint=f"tools.{self._server}"
+            self._secrets.hidden(message)[:_REASON_CHARS],
+            endpoint=f"tools.{self._server}",
         )
 
 

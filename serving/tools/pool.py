@@ -1,7 +1,13 @@
 """One pool of MCP servers for all runs: keep servers running, list their tools, limit calls."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
@@ -51,7 +57,10 @@ class ToolPool:
 
 @asynccontextmanager
 async def tool_pool(
-    configs: Mapping[str, ToolServerConfig], readiness: Readiness, *, first_pause_s: float = 1.0
+    configs: Mapping[str, ToolServerConfig],
+    readiness: Readiness,
+    *,
+    first_pause_s: float = 1.0,
 ) -> AsyncIterator[ToolPool]:
     """Start servers and keep them running while the context is open.
 
@@ -102,7 +111,8 @@ class _Server:
                 raise ToolFailed(f"is down: {self._down_reason}", endpoint=self._endpoint)
             if name not in self._tools:
                 raise ToolFailed(
-                    "there is no such tool, or it is not allowed", endpoint=self._endpoint
+                    "there is no such tool, or it is not allowed",
+                    endpoint=self._endpoint,
                 )
             try:
                 async with asyncio.timeout(self._config.timeout_s):
@@ -144,7 +154,10 @@ class _Server:
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _update(
-        self, connection: Connection | None, tools: Sequence[Tool], down_reason: str | None = None
+        self,
+        connection: Connection | None,
+        tools: Sequence[Tool],
+        down_reason: str | None = None,
     ) -> None:
         """Set the connection and its tools, and report whether the server is up."""
         self._connection = connection
@@ -168,6 +181,7 @@ class _View:
         """Call a tool of one of the servers. Raises `ToolFailed`."""
         if (server := self._servers.get(tool.server)) is None:
             raise ToolFailed(
-                "is not among the servers that may be called here", endpoint=f"tools.{tool.server}"
+                "is not among the servers that may be called here",
+                endpoint=f"tools.{tool.server}",
             )
         return await server.call(tool.name, arguments)

@@ -13,16 +13,26 @@ from math import inf
 
 import anyio
 import httpx2
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import (
+    MemoryObjectReceiveStream,
+    MemoryObjectSendStream,
+)
 from mcp.shared.message import SessionMessage
-from mcp.types import INTERNAL_ERROR, PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+from mcp.types import (
+    INTERNAL_ERROR,
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    jsonrpc_message_adapter,
+)
 
 from router.background import background_tasks
 from serving.engines.process import DYING_WITH_PARENT
 from serving.tools.failures import reason
 
 _Streams = tuple[
-    MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]
+    MemoryObjectReceiveStream[SessionMessage | Exception],
+    MemoryObjectSendStream[SessionMessage],
 ]
 _INHERITED = ("PATH", "HOME", "LANG")
 _ENDS_WITHIN_S = 2.0
@@ -40,7 +50,11 @@ the line can match.
 
 @asynccontextmanager
 async def child_process(
-    command: Sequence[str], variables: Mapping[str, str], max_bytes: int, *, ended: asyncio.Event
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    max_bytes: int,
+    *,
+    ended: asyncio.Event,
 ) -> AsyncIterator[_Streams]:
     """Run a program that speaks MCP over its standard streams.
 
@@ -210,7 +224,9 @@ class _BoundedHTTP(httpx2.AsyncHTTPTransport):
                     raise httpx2.ReadError(_TOO_LARGE)
         except httpx2.TransportError as error:
             failure = JSONRPCError(
-                jsonrpc="2.0", id=None, error=ErrorData(code=INTERNAL_ERROR, message=reason(error))
+                jsonrpc="2.0",
+                id=None,
+                error=ErrorData(code=INTERNAL_ERROR, message=reason(error)),
             )
             return httpx2.Response(502, json=failure.model_dump(mode="json"))
         return httpx2.Response(response.status_code, headers=response.headers, content=bytes(body))

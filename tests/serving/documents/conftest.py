@@ -1,4 +1,4 @@
-"""The real tokenizer, and a short way from a file to its passages."""
+"""The real tokenizer, and helpers that read a file to its passages."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,14 +20,14 @@ ReadAll = Callable[[Path], list[Passage]]
 
 
 def read(path: Path) -> tuple[str, list[Block]]:
-    """Title and blocks of a document."""
+    """Return the title and blocks of a document."""
     title, *blocks = read_parts(path)
     assert isinstance(title, Title)
     return title.text, [block for block in blocks if isinstance(block, Block)]
 
 
 def unread(path: Path) -> str:
-    """What was not read of a document."""
+    """Return the parts of a document that were not read."""
     return "; ".join(part.text for part in read_parts(path) if isinstance(part, Unread))
 
 
@@ -66,7 +66,7 @@ def cutter(embedder: MiniLM) -> Cutter:
 
 @pytest.fixture
 def read_all(cutter: Cutter) -> ReadAll:
-    """Everything in one file or folder, in order."""
+    """Return a function that reads all passages of a file or folder, in order."""
 
     def read_place(place: Path) -> list[Passage]:
         sources = find_sources([place]).sources

@@ -25,9 +25,7 @@ def cut(*blocks: Block, title: str = "Title", cutter: Cutter = CUTTER) -> list[P
 
 
 def test_whole_sentences_are_packed_up_to_the_limit() -> None:
-    """Title and mark take two of the 24 tokens, so that four sentences of five fit, and not
-    five.
-    """
+    """The title and its mark take two of the 24 tokens, so four sentences of five tokens fit."""
     names = "abcdefgh"
     pieces = cut(Block(" ".join(map(sentence, names))))
     assert [piece.text for piece in pieces] == [
@@ -38,7 +36,7 @@ def test_whole_sentences_are_packed_up_to_the_limit() -> None:
 
 
 def test_a_passage_begins_with_the_end_of_the_one_before() -> None:
-    """As many sentences as are no more than 15 % of the limit: here three tokens."""
+    """The overlap has at most 15 % of the limit, here three tokens."""
     pieces = cut(Block(" ".join([sentence("a", 18), sentence("b", 3), sentence("c", 15)])))
     assert [piece.text for piece in pieces] == [
         f"{sentence('a', 18)} {sentence('b', 3)}",
@@ -47,19 +45,19 @@ def test_a_passage_begins_with_the_end_of_the_one_before() -> None:
 
 
 def test_an_overlap_never_pushes_a_sentence_out() -> None:
-    """It is left out where the next sentence needs the room."""
+    """There is no overlap if the next sentence needs the space."""
     pieces = cut(Block(" ".join([sentence("a", 18), sentence("b", 3), sentence("c", 22)])))
     assert [piece.text for piece in pieces][1:] == [sentence("c", 22)]
 
 
 def test_nothing_goes_across_a_page() -> None:
-    """However short the pages are; an empty one has no passage."""
+    """Even short pages have their own passages, and an empty page has none."""
     pieces = cut(Block("One. Two.", page=1), Block(" ", page=2), Block("Three.", page=3))
     assert pieces == [Piece("Title", "One. Two.", 1), Piece("Title", "Three.", 3)]
 
 
 def test_a_heading_begins_a_passage_and_is_in_its_title() -> None:
-    """Also in the title of what follows under it; nothing is repeated from the section before."""
+    """All passages of a section have it in their title, and no overlap with the section before."""
     pieces = cut(
         Block(f"{sentence('a', 9)} {sentence('b', 2)}"),
         Block(" ".join(sentence(name, 8) for name in "cdef"), "Use"),
@@ -72,7 +70,7 @@ def test_a_heading_begins_a_passage_and_is_in_its_title() -> None:
 
 
 def test_a_short_section_goes_on_past_the_next_heading() -> None:
-    """Below a third of the limit; the heading then stands in the text."""
+    """Below a third of the limit, the passage continues and the heading is in its text."""
     pieces = cut(
         *(
             Block(sentence(name, 4), heading)
@@ -86,9 +84,7 @@ def test_a_short_section_goes_on_past_the_next_heading() -> None:
 
 
 def test_no_heading_is_lost() -> None:
-    """One without a text of its own is in a title or in a text; the document's title is not
-    said twice.
-    """
+    """A heading without text is in a title or in a text; the document's title is not repeated."""
     assert cut(
         Block("", "Title"), Block("", "Part"), Block("", "Chapter"), Block("Text.", "Chapter")
     ) == [Piece("Title › Part", "Chapter\n\nText.", None)]
@@ -101,7 +97,7 @@ def test_no_heading_is_lost() -> None:
 
 
 def test_a_long_sentence_is_cut_at_lines_and_then_at_words() -> None:
-    """The lines of a listing stay whole as long as they fit into a passage of their own."""
+    """Lines of a listing stay whole as long as they fit into a passage."""
     pieces = cut(Block("\n".join(["x " * 9 + "end", "y " * 9 + "end", "z " * 30 + "end"])))
     assert [piece.text.split()[0] for piece in pieces] == ["x", "z", "z"]
     assert all(len(piece.text.split()) <= 22 for piece in pieces)
@@ -109,7 +105,7 @@ def test_a_long_sentence_is_cut_at_lines_and_then_at_words() -> None:
 
 
 def test_a_long_word_is_cut_at_letters(embedder: MiniLM) -> None:
-    """Nothing of it is lost, though the tokenizer takes it for one unknown token."""
+    """Nothing is lost, even if the tokenizer makes one unknown token of it."""
     word = "".join(random.Random(5).choices("abcdefghij0123456789", k=5000))
     pieces = cut(Block(word), cutter=Cutter(60, 60, embedder.count_tokens))
     assert "".join(piece.text for piece in pieces) == word
@@ -117,18 +113,18 @@ def test_a_long_word_is_cut_at_letters(embedder: MiniLM) -> None:
 
 
 def test_white_space_between_sentences_is_kept_in_kind() -> None:
-    """A blank line, a new line, a space, or none; control characters are dropped."""
+    """A blank line, a new line, a space and no space are kept; control characters are removed."""
     text = "One.\r\n\r\n\r\nTwo.   Three.\n  Four.\fFive\x00\x1b.\u3042。\u3044。"
     assert cut(Block(text))[0].text == "One.\n\nTwo. Three.\nFour.\n\nFive.\u3042。\u3044。"
 
 
 def test_empty_documents_have_no_passages() -> None:
-    """Nor has white space."""
+    """Empty documents, and those with white space only, have none."""
     assert cut() == cut(Block("")) == cut(Block("", "\x13")) == cut(Block(" \n\x00\n ")) == []
 
 
 def test_a_title_never_takes_the_room_of_the_text() -> None:
-    """It is shortened to a quarter of the limit."""
+    """A title is shortened to a quarter of the limit."""
     (piece,) = cut(Block("Text."), title="word " * 1000)
     assert len(piece.title.split()) <= 6
     assert piece.text == "Text."
@@ -136,8 +132,8 @@ def test_a_title_never_takes_the_room_of_the_text() -> None:
 
 @pytest.mark.parametrize("limit", [32, 60, 200])
 def test_no_passage_is_longer_than_the_limit(embedder: MiniLM, limit: int) -> None:
-    """By the tokenizer's own count of what is embedded, for any mixture of words, lines,
-    headings and scripts.
+    """The tokenizer's count of what is embedded holds for any mixture of words, lines, headings and
+    pages.
     """
     chooser = random.Random(limit)
     atoms = [
@@ -166,7 +162,7 @@ def test_no_passage_is_longer_than_the_limit(embedder: MiniLM, limit: int) -> No
 
 
 def test_every_sentence_is_in_a_passage_in_order(embedder: MiniLM) -> None:
-    """Nothing is lost and nothing but the overlap is there twice."""
+    """Nothing is lost, and only the overlap is repeated."""
     text = " ".join(
         f"Sentence number {number} is about the year {1000 + number}." for number in range(300)
     )
@@ -190,8 +186,8 @@ def test_tokens_are_counted_in_batches() -> None:
 
 
 def test_what_has_no_tokens_still_fills_passages(embedder: MiniLM) -> None:
-    """Zero-width letters, of which tokenizers see nothing, make neither an endless passage nor
-    an endless search.
+    """Zero-width letters, which tokenizers ignore, neither make an endless passage nor take endless
+    time.
     """
     cutter = Cutter(24, 254, embedder.count_tokens)
     pieces = cut(Block("\u200b\n\n" * 100), cutter=cutter)
@@ -199,5 +195,5 @@ def test_what_has_no_tokens_still_fills_passages(embedder: MiniLM) -> None:
 
 
 def test_a_blank_line_ends_a_sentence_that_ends_in_an_abbreviation() -> None:
-    """Where the line goes on, it does not."""
+    """A single new line does not end it."""
     assert sentences("Smith Jr.\n\nHe met Dr. Jones.") == ["Smith Jr.", "He met Dr. Jones."]

@@ -1,4 +1,4 @@
-"""Paragraphs and tables of DOCX, and files that only look like it."""
+"""Paragraphs and tables of DOCX, and files that are no DOCX."""
 
 import zipfile
 from pathlib import Path
@@ -34,7 +34,7 @@ def report() -> Any:
 
 
 def test_paragraphs_and_tables_come_in_order(tmp_path: Path, report: Any) -> None:
-    """Rows are one block each, with their cells parted; headings are those of the styles."""
+    """Each row is a block, with its cells separated; headings are known by their styles."""
     texts = ("", "Name | Years", "Ann Lee | 7", "After the table.\nA second line.")
     assert saved(tmp_path / "report.docx", report) == (
         "Staff in May",
@@ -43,7 +43,7 @@ def test_paragraphs_and_tables_come_in_order(tmp_path: Path, report: Any) -> Non
 
 
 def test_the_title_is_the_property(tmp_path: Path, report: Any) -> None:
-    """Unless it is one that no one gave; then it is the first heading, or the file's name."""
+    """A default title is ignored; then the first heading, or the file's name, is the title."""
     for title, document, expected in (
         ("Staff report", report, "Staff report"),
         ("Word Document", report, "Staff in May"),
@@ -54,7 +54,7 @@ def test_the_title_is_the_property(tmp_path: Path, report: Any) -> None:
 
 
 def test_wrapped_text_is_not_lost(tmp_path: Path, report: Any) -> None:
-    """Insertions under review, and content controls; deleted and moved text is not there."""
+    """Insertions under review and content controls are read; deleted and moved text is not."""
     w = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
     for xml in (
         (
@@ -73,7 +73,7 @@ def test_wrapped_text_is_not_lost(tmp_path: Path, report: Any) -> None:
 
 
 def test_a_table_around_text_is_no_table_of_values(tmp_path: Path) -> None:
-    """A single cell is a frame, and a table inside a table is read as a table."""
+    """A single cell is a frame, and a nested table is read as a table."""
     report = docx.Document()
     cell = report.add_table(1, 1).cell(0, 0)
     cell.text = "Framed."
@@ -87,7 +87,6 @@ def test_a_table_around_text_is_no_table_of_values(tmp_path: Path) -> None:
 NAMESPACES = {
     "w": "http://schemas.openxmlformats.org/wordprocessingml/2006/main",
     "m": "http://schemas.openxmlformats.org/officeDocument/2006/math",
-    "a": "http://schemas.openxmlformats.org/drawingml/2006/main",
     "c": "http://schemas.openxmlformats.org/drawingml/2006/chart",
     "o": "urn:schemas-microsoft-com:office:office",
     "pic": "http://schemas.openxmlformats.org/drawingml/2006/picture",
@@ -97,7 +96,7 @@ RELATION = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/
 
 
 def element(tag: str, inner: str) -> str:
-    """An element with all namespaces declared."""
+    """Return an element with all namespaces declared."""
     declared = " ".join(f'xmlns:{prefix}="{name}"' for prefix, name in NAMESPACES.items())
     return f"<{tag} {declared}>{inner}</{tag}>"
 
@@ -107,7 +106,7 @@ def run(text: str, properties: str = "") -> str:
 
 
 def attach(report: Any, kind: str, xml: str) -> None:
-    """Add a part beside the text, as the notes of a document are."""
+    """Add a part to the document, as its notes are."""
     name = PackURI(f"/word/{kind}.xml")
     report.part.relate_to(
         Part(name, "application/xml", xml.encode(), report.part.package), f"{RELATION}{kind}"
@@ -126,26 +125,19 @@ def attach(report: Any, kind: str, xml: str) -> None:
             "",
         ),
         (
-            (
-                '<w:r><w:sym w:font="Symbol" w:char="F061"/><w:sym w:font="Wingdings" '
-                'w:char="F0FC"/></w:r>'
-            ),
-            "α✓",
-            "",
-        ),
-        (
-            '<w:r><w:sym w:font="Webdings" w:char="F021"/></w:r>',
-            "\ufffd",
+            run("x ") + '<w:r><w:sym w:font="Symbol" w:char="F0A3"/></w:r>' + run(" 5"),
+            "x \ufffd 5",
             "1 characters that cannot be decoded",
         ),
         (
-            run("A = ")
-            + "<m:oMath><m:r><m:t>π</m:t></m:r><m:sSup><m:e><m:r><m:t>r</m:t></m:r></m:e><m:sup><m:r>"
-            "<m:t>2</m:t></m:r></m:sup></m:sSup><m:f><m:num><m:r><m:t>1</m:t></m:r></m:num><m:den><m:r><m:t>2</m:t>"
-            "</m:r></m:den></m:f><m:d><m:e><m:r><m:t>x</m:t></m:r></m:e></m:d></m:oMath>"
-            + run("."),
-            "A = πr²(1)/(2)(x).",
-            "",
+            run("A = ") + "<m:oMath><m:r><m:t>π</m:t></m:r></m:oMath>" + run("."),
+            "A = [equation].",
+            "1 equations",
+        ),
+        (
+            run("a") + "<w:r><w:drawing><c:chart/></w:drawing></w:r>" + run("b"),
+            "ab",
+            "1 charts",
         ),
         (
             run("a")
@@ -168,20 +160,18 @@ def attach(report: Any, kind: str, xml: str) -> None:
         ),
     ],
 )
-def test_all_that_can_be_written_as_text_is(
+def test_other_content_is_read_as_text_or_reported(
     tmp_path: Path, xml: str, text: str, missing: str
 ) -> None:
-    """Superscripts, symbols, equations, text boxes and descriptions of pictures; the rest is
-    said.
-    """
+    """Superscripts, text boxes and descriptions of pictures are read; the rest is reported."""
     report = docx.Document()
     report.element.body.append(docx.oxml.parse_xml(element("w:p", xml)))
     assert [block.text for block in saved(tmp_path / "a.docx", report)[1]] == [text]
     assert unread(tmp_path / "a.docx") == missing
 
 
-def test_notes_stand_behind_what_refers_to_them(tmp_path: Path) -> None:
-    """Headers, footers, charts and diagrams come at the end, once each."""
+def test_notes_follow_the_text_that_refers_to_them(tmp_path: Path) -> None:
+    """Headers and footers come at the end, once each."""
     report = docx.Document()
     report.add_heading("Bees", 1)
     for kind in ("footnote", "endnote"):
@@ -200,7 +190,6 @@ def test_notes_stand_behind_what_refers_to_them(tmp_path: Path) -> None:
     for section in report.sections:
         section.header.is_linked_to_previous = False
         section.header.paragraphs[0].text = "The header."
-    attach(report, "chart", element("c:chart", "<a:t>Hives</a:t><c:v>1900</c:v><c:v>12</c:v>"))
     _, blocks = saved(tmp_path / "a.docx", report)
     texts = (
         "",
@@ -214,7 +203,6 @@ def test_notes_stand_behind_what_refers_to_them(tmp_path: Path) -> None:
     assert blocks == [
         *(Block(text, "Bees") for text in texts),
         Block("The header."),
-        Block("Hives | 1900 | 12"),
     ]
 
 
@@ -222,7 +210,7 @@ def test_notes_stand_behind_what_refers_to_them(tmp_path: Path) -> None:
     "content", [b"", b"no zip", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)]
 )
 def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, content: bytes) -> None:
-    """An empty file, a text, and the container that encrypted documents come in."""
+    """An empty file, a text, and the container of an encrypted document are refused."""
     (tmp_path / "a.docx").write_bytes(content)
     with pytest.raises(BadDocument, match=r"a\.docx: damaged, encrypted, or no DOCX"):
         read(tmp_path / "a.docx")
@@ -239,7 +227,7 @@ def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, content: bytes) -> Non
 def test_a_zip_that_is_no_document_is_refused(
     tmp_path: Path, name: str, megabytes: int, said: str
 ) -> None:
-    """A spreadsheet by another name, and a small file that unpacks to hundreds of megabytes."""
+    """A spreadsheet, and a small file that unpacks to hundreds of megabytes, are refused."""
     path = tmp_path / "a.docx"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed, packed.open(name, "w") as part:
         for _ in range(megabytes):

@@ -36,8 +36,8 @@ def document(
 
 
 def test_a_page_becomes_blocks_under_headings(tmp_path: Path) -> None:
-    """A block for each heading, paragraph, row, list item and listing; cells are parted,
-    scripts and menus dropped.
+    """Each heading, paragraph, row, list item and listing is a block; scripts and menus are left
+    out.
     """
     bees = ("", "A colony has one queen, and many drones.", "H2O < café\nnext line")
     numbers = ("", "Kind | Count", "Queen | 1", "nectar", "pollen", "def f():\n    return 1")
@@ -51,7 +51,7 @@ def test_a_page_becomes_blocks_under_headings(tmp_path: Path) -> None:
 
 
 def test_a_table_for_the_layout_is_no_table_of_values(tmp_path: Path) -> None:
-    """Its cells are read as if they stood outside."""
+    """Its cells are read as if they were outside a table."""
     assert document(tmp_path, LAYOUT)[1] == [
         Block("menu"),
         *(Block(text, "Title") for text in ("", "One.", "Two.")),
@@ -68,7 +68,7 @@ def test_a_table_for_the_layout_is_no_table_of_values(tmp_path: Path) -> None:
     ],
 )
 def test_the_title_of_a_page(tmp_path: Path, content: str, title: str) -> None:
-    """Its own, else its first heading, else the file's name."""
+    """The title is the page's title, else the first heading, else the file's name."""
     assert document(tmp_path, content)[0] == title
 
 
@@ -83,14 +83,12 @@ def test_the_title_of_a_page(tmp_path: Path, content: str, title: str) -> None:
     ],
 )
 def test_texts_of_a_page(tmp_path: Path, content: str | bytes, texts: list[str]) -> None:
-    """Decoded as it says, where it is not UTF-8 after all; a thousand elements in each other
-    are nothing.
-    """
+    """The declared encoding is used if the page is not UTF-8; a thousand nested elements are read."""
     assert [block.text for block in document(tmp_path, content)[1]] == texts
 
 
 def test_deep_nesting_is_refused_before_it_costs_text(tmp_path: Path) -> None:
-    """A parser that gives up in the middle must not look like the end of the page."""
+    """A parser that stops in the middle does not count as the end of the page."""
     with pytest.raises(
         BadDocument, match=r"page\.html: its elements are nested too deeply; save it as text"
     ):
@@ -98,7 +96,7 @@ def test_deep_nesting_is_refused_before_it_costs_text(tmp_path: Path) -> None:
 
 
 def test_markdown_becomes_blocks_under_headings(tmp_path: Path) -> None:
-    """Emphasis and links are resolved, tables and listings are kept, HTML inside is HTML."""
+    """Emphasis and links are resolved, tables and listings are kept, and HTML is read as such."""
     manual = ("", "Some text with a link, in two lines.")
     set_up = ("", "a | b", "1 | 2", "if x:\n    y()", "in HTML")
     assert document(tmp_path, NOTES, "notes.md") == (
@@ -118,7 +116,7 @@ def test_markdown_becomes_blocks_under_headings(tmp_path: Path) -> None:
     ],
 )
 def test_front_matter_is_no_text(tmp_path: Path, front: str, title: str) -> None:
-    """It may name the title."""
+    """Front matter may contain the title."""
     found = document(tmp_path, f"{front}# Heading\n\ntext\n", "notes.md")
     assert found == (title, [Block("", "Heading"), Block("text", "Heading")])
 
@@ -153,7 +151,7 @@ PLACES = (
 
 @pytest.mark.parametrize("mention", MENTIONS)
 def test_a_mention_of_markup_in_markdown_loses_nothing(tmp_path: Path, mention: str) -> None:
-    """Neither itself nor what follows, wherever it stands; what follows is still Markdown."""
+    """The mention and all text after it are kept, and the text after it is still Markdown."""
     for place in PLACES:
         text = (
             f"{place.format(mention)}\n\n## Later\n\nTHIRD **bold**\n\n| x | y |\n|-|-|\n| 1 "
@@ -168,7 +166,7 @@ def test_a_mention_of_markup_in_markdown_loses_nothing(tmp_path: Path, mention: 
 
 
 def test_markup_in_markdown_is_markup(tmp_path: Path) -> None:
-    """Whole comments are none of the text."""
+    """Elements are read as HTML, and complete comments are left out."""
     text = (
         "<!-- a\n\nb -->\n\n10<sup>6</sup> m<br>x <b>y</b>\n\n<table>\n"
         "<tr><td>1</td><td>2</td></tr>\n</table>\n"
@@ -203,18 +201,16 @@ def test_markup_in_markdown_is_markup(tmp_path: Path) -> None:
         ("<table><tr>a<td>b</td>c<td>d</table>", "ac b | d", ""),
     ],
 )
-def test_what_is_not_read_of_a_page_is_said(
+def test_unread_parts_of_a_page_are_reported(
     tmp_path: Path, content: str, text: str, missing: str
 ) -> None:
-    """As browsers show it; what they show too, but is left out here, is named."""
+    """The page is read as browsers show it, and parts that are left out are named."""
     assert " ".join(block.text for block in document(tmp_path, content)[1]).strip() == text
     assert unread(tmp_path / "page.html") == missing
 
 
 def test_superscripts_and_readings(tmp_path: Path) -> None:
-    """Digits that stand high stay apart from those before them; readings of words are no part
-    of them.
-    """
+    """Superscript digits stay separate from the number before them; readings (ruby) are left out."""
     page = (
         "<p>10<sup>6</sup> 10<sup>\N{MINUS SIGN}3</sup> 1871<sup><a href='#1'>1</a></sup> "
         "4<sup>th</sup>"
@@ -243,9 +239,7 @@ def test_superscripts_and_readings(tmp_path: Path) -> None:
 def test_a_declared_encoding_is_that_of_the_web(
     tmp_path: Path, label: str, encoding: str, text: str
 ) -> None:
-    """In a `<meta>` of both kinds and in a declaration of XML, but not in a comment; a mark
-    comes first.
-    """
+    """Declarations in `<meta>` and XML count, those in comments do not, and a byte order mark wins."""
     for start in (
         f"<meta charset='{label}'>",
         f'<meta http-equiv=Content-Type content="text/html; charset={label}">',
@@ -260,14 +254,14 @@ def test_a_declared_encoding_is_that_of_the_web(
 @pytest.mark.parametrize(
     "content", [b"<meta charset=shift_jis><p>a\xff\xffb", b"<meta charset=utf-8><p>a\xffb\xff"]
 )
-def test_replaced_characters_are_said(tmp_path: Path, content: bytes) -> None:
-    """Of a file whose declaration is wrong."""
+def test_replaced_characters_are_reported(tmp_path: Path, content: bytes) -> None:
+    """Characters that a wrong declaration makes undecodable are counted."""
     assert document(tmp_path, content)[1][0].text.count("\ufffd") == 2
     assert unread(tmp_path / "page.html") == "2 characters that cannot be decoded"
 
 
 def test_deeply_nested_markdown_is_refused(tmp_path: Path) -> None:
-    """Rather than read without its inside."""
+    """It is not read without its inner part."""
     for text in (">" * 1000 + "x", "".join(f"{'  ' * level}- {level}\n" for level in range(200))):
         with pytest.raises(BadDocument, match=r"notes\.md: its elements are nested too deeply"):
             document(tmp_path, text, "notes.md")
@@ -281,8 +275,8 @@ def test_deeply_nested_markdown_is_refused(tmp_path: Path) -> None:
         "Document sans titre|Без названия|Dokument 1|Title|-"
     ).split("|"),
 )
-def test_a_title_that_no_one_gave_is_no_title(tmp_path: Path, title: str) -> None:
-    """The first heading that is one counts, then the file's name."""
+def test_a_default_title_is_ignored(tmp_path: Path, title: str) -> None:
+    """The first heading that is no default is the title, else the file's name."""
     assert (
         document(tmp_path, f"<title>{title}</title><h1>{title}</h1>", "report.html")[0] == "report"
     )
@@ -293,5 +287,5 @@ def test_a_title_that_no_one_gave_is_no_title(tmp_path: Path, title: str) -> Non
     "title", ["1984", "C++", "Book 1", "Documents of 1848", "The Unknown Soldier", "Slide rule"]
 )
 def test_a_title_with_such_words_is_one(tmp_path: Path, title: str) -> None:
-    """As long as it says more."""
+    """A title may contain the words of default titles."""
     assert document(tmp_path, f"<title>{title}</title>")[0] == title

@@ -1,4 +1,4 @@
-"""From files to passages, whatever the files hold."""
+"""Files become passages, and invalid files are refused."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def letters(texts: Sequence[str]) -> list[int]:
 
 
 def test_a_document_becomes_numbered_passages(tmp_path: Path, read_all: ReadAll) -> None:
-    """They know their document, and are numbered from 1; the same file gives the same ones."""
+    """Passages name their document and are numbered from 1, the same in every reading."""
     (tmp_path / "notes.md").write_text("# Bees\n\n" + "Honey bees live in colonies. " * 20)
     passages = read_all(tmp_path)
     name = f"{tmp_path.name}/notes.md"
@@ -55,7 +55,7 @@ def test_a_document_becomes_numbered_passages(tmp_path: Path, read_all: ReadAll)
 
 
 def test_a_citation_names_document_page_and_sentence(read_all: ReadAll) -> None:
-    """A report about the second page of a PDF is traced to it."""
+    """A report about the second page of a PDF is traced to that page."""
     ((citation,),) = cite(
         ["Jan Visser lived there until 1911."], read_all(FILES / "lighthouse.pdf")
     )
@@ -70,9 +70,7 @@ def test_a_citation_names_document_page_and_sentence(read_all: ReadAll) -> None:
 def test_a_row_is_left_as_it_is_if_it_fits(
     tmp_path: Path, read_all: ReadAll, embedder: MiniLM
 ) -> None:
-    """Rows have a limit of their own. A longer one is cut into numbered passages; all know the
-    row that they are of.
-    """
+    """Rows have a separate limit; a longer row is cut into numbered passages that name the row."""
     fits = "Honey bees live in colonies. " * 16
     long = "Honey bees live in colonies. " * 40
     (tmp_path / "rows.jsonl").write_text(
@@ -90,16 +88,14 @@ def test_a_row_is_left_as_it_is_if_it_fits(
 
 @pytest.mark.parametrize("name", ["a.txt", "a.html", "a.md"])
 def test_a_file_without_text_is_refused(tmp_path: Path, read_all: ReadAll, name: str) -> None:
-    """Rather than counted as a document that nothing will ever be found in."""
+    """Such a file is not counted as a document."""
     (tmp_path / name).write_text(" \n\n")
-    with pytest.raises(BadDocument, match="holds no text; leave it out"):
+    with pytest.raises(BadDocument, match="contains no text; leave it out"):
         read_all(tmp_path / name)
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, cutter: Cutter) -> None:
-    """With the reason: gone since it was found, too large (two gigabytes of nothing), or
-    without permission.
-    """
+    """A missing, a too large (two gigabytes of zeros) and an unreadable file are refused."""
     with (tmp_path / "large.txt").open("wb") as file:
         file.truncate(2 << 30)
     (tmp_path / "mine.txt").write_text("text")
@@ -126,7 +122,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, cutter: Cutter) -
 def test_any_bytes_give_passages_or_an_error_of_ours(
     tmp_path: Path, suffix: str, content: bytes
 ) -> None:
-    """Whatever a file of whatever kind holds."""
+    """Reading arbitrary bytes under any suffix gives passages or a `RolegateError`."""
     path = tmp_path / f"file{suffix}"
     path.write_bytes(content)
     try:
@@ -154,7 +150,7 @@ def test_any_bytes_give_passages_or_an_error_of_ours(
 def test_a_missing_package_is_named(
     tmp_path: Path, name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the command that installs the extra which brings it."""
+    """The message has the command that installs the extra with it."""
     (tmp_path / name).write_bytes(
         ("Über den Fluß führte früher täglich eine Fähre. " * 2).encode("cp1252")
     )
@@ -168,7 +164,7 @@ def test_a_missing_package_is_named(
 
 
 def test_importing_loads_no_parser() -> None:
-    """Each is loaded by the first file that needs it."""
+    """Each parser is loaded by the first file that needs it."""
     program = (
         "import sys, serving.documents.reader, serving.documents.source\n"
         "names = 'docx', 'lxml', 'pypdfium2', 'chardet', 'webencodings', 'markdown_it', "

@@ -1,4 +1,4 @@
-"""PDFs are read page by page, or refused with the reason."""
+"""PDFs are read page by page, or refused with a reason."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def pages(path: Path) -> list[tuple[int | None, str]]:
 
 
 def test_pages_keep_their_numbers(tmp_path: Path) -> None:
-    """Lines stay as they are set; a short line ends a paragraph; an empty page counts as a page."""
+    """Lines are kept; a short line ends a paragraph; an empty page counts as a page."""
     assert read(FILES / "lighthouse.pdf")[0] == "The lighthouse"
     assert pages(FILES / "lighthouse.pdf") == [
         (
@@ -37,15 +37,13 @@ def test_pages_keep_their_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("title", ["Microsoft Word - draft.doc", "untitled", "final.indd", "  "])
-def test_a_title_that_no_one_gave_is_not_taken(tmp_path: Path, title: str) -> None:
-    """The file's name is better."""
+def test_a_default_title_is_ignored(tmp_path: Path, title: str) -> None:
+    """The file's name is the title."""
     assert read(pdf(tmp_path / "report.pdf", "Text.", title=title))[0] == "report"
 
 
 def test_encrypted_files() -> None:
-    """One with an empty password, as many have, is read; the message for another says why it is
-    not.
-    """
+    """A file with an empty password is read; any other is refused."""
     assert pages(FILES / "owned.pdf") == pages(FILES / "lighthouse.pdf")
     with pytest.raises(BadDocument, match=r"locked\.pdf: encrypted; save it without its password"):
         read(FILES / "locked.pdf")
@@ -53,7 +51,7 @@ def test_encrypted_files() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
 def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
-    """Nothing of it is taken for the whole."""
+    """It is not read in part."""
     content = (FILES / "lighthouse.pdf").read_bytes()
     (tmp_path / "cut.pdf").write_bytes(content[: int(len(content) * share)])
     with pytest.raises(BadDocument, match=r"cut\.pdf: damaged, or no PDF"):
@@ -67,13 +65,13 @@ def test_a_scan_is_refused(tmp_path: Path) -> None:
     scan.save(tmp_path / "scan.pdf")
     scan.close()
     with pytest.raises(
-        BadDocument, match=r"scan\.pdf: holds no text, as scans do; put it through OCR"
+        BadDocument, match=r"scan\.pdf: contains no text, like a scan; run OCR on it"
     ):
         read(tmp_path / "scan.pdf")
 
 
-def test_pages_without_text_are_said(tmp_path: Path) -> None:
-    """Those with something on them, as scans; an empty page is none of them."""
+def test_pages_without_text_are_reported(tmp_path: Path) -> None:
+    """Pages with other content, such as scans, are reported; empty pages are not."""
     path = pdf(tmp_path / "a.pdf", "One.", "", "LINE", "Four.")
     drawn = path.read_text("latin-1").replace(
         "BT /F1 12 Tf 50 700 Td (LINE) Tj ET", f"{'0 0 m 9 9 l S':<35}"
@@ -83,7 +81,7 @@ def test_pages_without_text_are_said(tmp_path: Path) -> None:
     assert unread(path) == "1 pages without text (3)"
 
 
-def test_a_damaged_page_is_said(tmp_path: Path) -> None:
+def test_a_damaged_page_is_reported(tmp_path: Path) -> None:
     """The other pages are read."""
     path = pdf(tmp_path / "a.pdf", "One.", "Two.")
     path.write_text(
@@ -92,29 +90,3 @@ def test_a_damaged_page_is_said(tmp_path: Path) -> None:
     )
     assert pages(path) == [(1, "One.")]
     assert unread(path) == "1 damaged pages (2)"
-
-
-def test_raised_digits_are_superscripts(tmp_path: Path) -> None:
-    """Wherever they stand in a line, also with a sign; lowered ones and those of a turned text
-    are not.
-    """
-    path = pdf(tmp_path / "a.pdf", "TEXT")
-    up = "5 Ts /F1 7 Tf"
-    down = "0 Ts /F1 12 Tf"
-    stream = (
-        f"BT /F1 12 Tf 50 700 Td (About 10) Tj {up} (6) Tj {down} ( m in 1871) Tj {up} "
-        f"(1) Tj {down} ( of H) Tj "
-        f"-3 Ts /F1 7 Tf (2) Tj {down} (O at 10) Tj {up} (-3) Tj {down} (.) Tj ET BT 0 "
-        "12 -12 0 30 100 Tm (x2019) Tj ET"
-    )
-    content = path.read_text("latin-1")
-    start = content.index("<< /Length")
-    end = content.index("endobj", start)
-    path.write_text(
-        f"{content[:start]}<< /Length {len(stream)} >> stream\n{stream}\nendstream\n"
-        f"{content[end:]}",
-        "latin-1",
-    )
-    text = " ".join(pages(path)[0][1].split())
-    assert "About 10⁶ m in 1871¹ of H2O at 10⁻³" in text
-    assert not set("⁰¹²³⁴⁵⁶⁷⁸⁹") & set(text.partition("10⁻³")[2])

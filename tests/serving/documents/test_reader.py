@@ -1,4 +1,6 @@
-"""Reading in another process: the same, within limits, and it ends when nobody waits for it."""
+"""Reading in a child process gives the same parts within limits, and the child ends with its
+parent.
+"""
 
 import gzip
 import os
@@ -29,7 +31,7 @@ with Reader() as reader:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """A file of more rows than are sent at once."""
+    """A file with more rows than one batch."""
     path = tmp_path / "rows.jsonl"
     path.write_text(
         "".join(f'{{"id": {number}, "text": "Row {number}."}}\n' for number in range(1000))
@@ -44,7 +46,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_it_gives_what_is_read_in_process(tmp_path: Path, rows: Path, reader: Reader) -> None:
-    """Of every kind."""
+    """Files of every kind give the same parts."""
     (tmp_path / "a.md").write_text("# Bees\n\n" + "## Honey\n\nThey make it.\n\n" * 500)
     parquet.write_table(pa.table({"id": ["a"], "text": ["first"]}), tmp_path / "rows.parquet")
     pdf(tmp_path / "long.pdf", *(f"Page {number}." for number in range(600)))
@@ -54,7 +56,7 @@ def test_it_gives_what_is_read_in_process(tmp_path: Path, rows: Path, reader: Re
 
 
 def test_errors_are_passed_on(tmp_path: Path, text: Path, reader: Reader) -> None:
-    """And the next file is read."""
+    """An error is raised in the parent, and the next file is read."""
     (tmp_path / "a.jsonl").write_text("{}")
     with pytest.raises(BadCorpus, match=r"a\.jsonl:1: .*missing required field"):
         list(reader.read(tmp_path / "a.jsonl"))
@@ -66,7 +68,7 @@ def test_errors_are_passed_on(tmp_path: Path, text: Path, reader: Reader) -> Non
 def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(
     rows: Path, reader: Reader
 ) -> None:
-    """Nor is one that is read again."""
+    """Parts of an abandoned file are not returned for the next file, or for the same file again."""
     for _ in range(2):
         first = next(reader.read(rows))
         assert isinstance(first, Row)
@@ -77,7 +79,7 @@ def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(
 def test_a_file_that_takes_too_long_is_given_up(
     tmp_path: Path, text: Path, name: str, reader: Reader
 ) -> None:
-    """A pipe, whose reading would never end."""
+    """Reading a pipe without end is stopped by the time limit."""
     os.mkfifo(tmp_path / name)
     with (
         Reader(seconds=0.2) as hasty,
@@ -90,7 +92,7 @@ def test_a_file_that_takes_too_long_is_given_up(
 def test_a_file_that_takes_too_much_memory_is_given_up(
     tmp_path: Path, text: Path, reader: Reader
 ) -> None:
-    """Text that would take four bytes a character; the next file is read."""
+    """Text that takes four bytes a character is refused, and the next file is read."""
     with (tmp_path / "wide.txt").open("wb") as file:
         file.writelines([b"\xf0\x9f\x90\x9d"] + [b"x" * (1 << 20)] * 255)
     with pytest.raises(
@@ -104,7 +106,7 @@ def test_a_file_that_takes_too_much_memory_is_given_up(
 def test_rows_that_unpack_without_end_are_given_up(
     tmp_path: Path, reader: Reader, name: str
 ) -> None:
-    """Hundreds of megabytes out of one."""
+    """One megabyte that unpacks to hundreds is refused."""
     path = tmp_path / name
     text = "bomb " * 200_000
     count = 300
@@ -124,7 +126,7 @@ def test_rows_that_unpack_without_end_are_given_up(
 
 
 def test_it_has_no_secrets(rows: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are in the environment."""
+    """The keys in the environment are not passed to the child."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     parts = reader.read(rows)
     next(parts)
@@ -137,7 +139,7 @@ def test_it_has_no_secrets(rows: Path, reader: Reader, monkeypatch: pytest.Monke
 
 
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    """In the middle of a file."""
+    """The child ends in the middle of a file."""
     os.mkfifo(tmp_path / "pipe.txt")
     with (
         subprocess.Popen(

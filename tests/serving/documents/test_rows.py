@@ -27,8 +27,8 @@ def written(tmp_path: Path, content: bytes, name: str = "corpus.jsonl") -> Path:
 
 
 def test_rows_become_passages_in_order(tmp_path: Path) -> None:
-    """A title may be missing, blank lines are skipped, further fields are left alone, an id may
-    be a number.
+    """Titles are optional, blank lines are skipped, unknown fields are ignored, and an id may be a
+    number.
     """
     path = written(
         tmp_path,
@@ -81,7 +81,7 @@ def test_rows_of_flashrag_are_read(tmp_path: Path, contents: str, title: str, te
     ],
 )
 def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, said: str) -> None:
-    """The message names the file and the line, says what is wrong, and what to do after that."""
+    """The message names the file and line, and says what is wrong and what to do."""
     path = written(tmp_path, GOOD + b"\n" + row + b"\n")
 
     with pytest.raises(BadCorpus) as raised:
@@ -107,7 +107,7 @@ def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, sai
 def test_a_file_without_lines_of_rows_is_refused(
     tmp_path: Path, content: bytes | None, said: str
 ) -> None:
-    """One list over many lines, an empty file, and one that is not there."""
+    """A list over several lines, an empty file and a missing file are refused."""
     if content is not None:
         written(tmp_path, content, "rows.json")
     with pytest.raises(BadCorpus, match=said):
@@ -115,7 +115,7 @@ def test_a_file_without_lines_of_rows_is_refused(
 
 
 def test_every_container_has_the_same_columns(tmp_path: Path) -> None:
-    """Others are left alone."""
+    """JSON lines and Parquet give the same rows; other columns are ignored."""
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(GOOD))
     parquet.write_table(pa.table(COLUMNS), tmp_path / "rows.parquet")
     assert passages_of(tmp_path / "rows.jsonl.gz") == ROWS[:1]
@@ -133,7 +133,7 @@ def test_every_container_has_the_same_columns(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_table_is_refused(tmp_path: Path, columns: dict[str, list[str]], said: str) -> None:
-    """Its rows are counted from 1, as lines are."""
+    """Rows of Parquet are counted from 1, like lines."""
     parquet.write_table(pa.table(columns), tmp_path / "rows.parquet")
     with pytest.raises(BadCorpus, match=f"rows.parquet{said}"):
         passages_of(tmp_path / "rows.parquet")
@@ -141,7 +141,7 @@ def test_a_bad_table_is_refused(tmp_path: Path, columns: dict[str, list[str]], s
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, suffix: str) -> None:
-    """100 MB of rows take less than half of that."""
+    """Reading 100 MB of rows takes less than half of that."""
     path = tmp_path / f"rows{suffix}"
     if suffix == ".jsonl":
         with path.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Files are found below folders, each once; links are followed as long as they stay."""
+"""Files are found below folders, each once; links are followed only within their place."""
 
 import os
 from pathlib import Path
@@ -34,10 +34,7 @@ def names(*places: Path) -> list[str]:
 
 
 def test_a_folder_gives_its_files_by_name(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names begin with the folder's own, and are sorted; hidden files are left alone, and not
-    counted either. Places that overlap give each file once, and `.` has the name of the folder that
-    it stands for.
-    """
+    """Names begin with the folder's name and are sorted; hidden files are ignored."""
     assert names(docs) == names(docs, docs / "sub", docs / "b.md") == ALL
     assert find_sources([docs]).passed_over == ()
     status = (docs / "b.md").stat()
@@ -49,8 +46,8 @@ def test_a_folder_gives_its_files_by_name(docs: Path, monkeypatch: pytest.Monkey
 
 
 def test_other_kinds_are_passed_over(docs: Path) -> None:
-    """Pictures, packed PDFs, binaries without a suffix and pipes; a file by itself is read
-    whatever its suffix.
+    """Pictures, packed PDFs, binaries without a suffix and pipes are not read, except as places
+    themselves.
     """
     (docs / "picture.png").write_bytes(b"\x89PNG")
     (docs / "paper.pdf.gz").write_bytes(b"\x1f\x8b")
@@ -66,9 +63,7 @@ def test_other_kinds_are_passed_over(docs: Path) -> None:
 
 
 def test_links_to_files_below_their_place_are_followed(docs: Path, tmp_path: Path) -> None:
-    """To hidden files as well, as in folders that Kubernetes mounts; a place may be a link itself.
-    A file is one source, however many links lead to it.
-    """
+    """Links to hidden files are followed, as Kubernetes mounts them, and a place may be a link."""
     (docs / ".data").mkdir()
     (docs / ".data" / "c.txt").write_text("c")
     (docs / "..now").symlink_to(".data")
@@ -82,9 +77,7 @@ def test_links_to_files_below_their_place_are_followed(docs: Path, tmp_path: Pat
 
 
 def test_other_links_are_not_followed(docs: Path, tmp_path: Path) -> None:
-    """To files elsewhere, directly or by another link, by absolute and relative paths; to
-    folders; to nowhere.
-    """
+    """Links to files elsewhere, direct or indirect, and to folders are reported."""
     outside = tmp_path / "docs-private"
     outside.mkdir()
     (outside / "key.txt").write_text("key")
@@ -111,7 +104,7 @@ def test_other_links_are_not_followed(docs: Path, tmp_path: Path) -> None:
 
 
 def test_two_files_of_one_name_are_refused(docs: Path, tmp_path: Path) -> None:
-    """Both are named in the message."""
+    """The message names both files."""
     other = tmp_path / "other" / "docs"
     other.mkdir(parents=True)
     (other / "b.md").write_text("another")
@@ -122,9 +115,7 @@ def test_two_files_of_one_name_are_refused(docs: Path, tmp_path: Path) -> None:
 
 
 def test_a_place_without_documents_is_refused(docs: Path, tmp_path: Path) -> None:
-    """The message names the place, and the kinds that would be read; a pipe is no document
-    either.
-    """
+    """The message names the place and the readable kinds; a pipe is no document."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "picture.png").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
@@ -138,7 +129,7 @@ def test_a_place_without_documents_is_refused(docs: Path, tmp_path: Path) -> Non
 
 
 def test_names_that_are_no_utf8_are_shown_escaped(docs: Path) -> None:
-    """The path is kept as it is."""
+    """The name is escaped, and the path is unchanged."""
     path = Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe9.txt"))
     path.write_text("x")
     assert {source.name: source.path for source in find_sources([docs]).sources}[

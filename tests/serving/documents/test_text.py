@@ -1,4 +1,4 @@
-"""Texts are decoded in whatever encoding they have."""
+"""Texts are decoded from all usual encodings."""
 
 import gzip
 from pathlib import Path
@@ -27,7 +27,7 @@ PLACE = Path("notes.txt")
     ],
 )
 def test_every_usual_encoding_is_read(encodings: str, text: str) -> None:
-    """Marked, or guessed."""
+    """The encoding is known from a byte order mark, or guessed."""
     for encoding in encodings.split():
         assert decode(text.encode(encoding), PLACE) == text
 
@@ -66,7 +66,7 @@ def test_every_usual_encoding_is_read(encodings: str, text: str) -> None:
     ],
 )
 def test_an_encoding_that_nothing_names_is_recognised(encoding: str, text: str) -> None:
-    """In a sentence, or a few words; also where the mark of UTF-16 is missing."""
+    """A sentence or a few words are enough, also for UTF-16 without a mark."""
     assert decode(text.encode(encoding), PLACE) == text
 
 
@@ -94,12 +94,12 @@ def test_an_encoding_that_nothing_names_is_recognised(encoding: str, text: str) 
     ],
 )
 def test_a_label_means_what_it_means_on_the_web(label: str, encoding: str | None) -> None:
-    """The larger encoding where there is one; what has been read as ASCII so far is no UTF-16."""
+    """A superset is used if there is one; content read as ASCII so far is no UTF-16."""
     assert web_encoding(label) == encoding
 
 
 def test_lines_of_different_encodings_are_read_each_in_its_own() -> None:
-    """A line that is UTF-8 is taken as such, and no line is lost to bytes that fit nowhere."""
+    """Lines in UTF-8 are decoded as such, and undefined bytes lose no line."""
     lines = [GERMAN.encode(), GERMAN.encode("cp1252"), b"plain", "日本".encode()]
     assert decode(b"\n".join(lines), PLACE).split("\n") == [GERMAN, GERMAN, "plain", "日本"]
     assert decode(b"one\n\x81\xff two\nthree", PLACE).split("\n")[::2] == ["one", "three"]
@@ -109,7 +109,7 @@ def test_lines_of_different_encodings_are_read_each_in_its_own() -> None:
     "content", [b"MZ\x90\0\x03", b"\x01\x02\x03\x04 abc" * 9, b"text first, then" * 9 + b"\0"]
 )
 def test_a_binary_is_refused(content: bytes) -> None:
-    """Zero bytes or many control characters: a binary with the name of a text."""
+    """Zero bytes or many control characters mark a binary file."""
     with pytest.raises(BadDocument, match=r"notes\.txt: is not text"):
         decode(content, PLACE)
 
@@ -124,9 +124,7 @@ def test_a_binary_is_refused(content: bytes) -> None:
     ],
 )
 def test_the_title_is_the_files_name(tmp_path: Path, name: str, title: str) -> None:
-    """Without the suffixes of its kind; a version is none. A name that is everywhere has its
-    folder's before it.
-    """
+    """Known suffixes are removed, versions are not; common names get their folder's name."""
     path = tmp_path / "lamp" / name
     path.parent.mkdir()
     path.write_bytes(gzip.compress(GERMAN.encode()) if name.endswith(".gz") else GERMAN.encode())
