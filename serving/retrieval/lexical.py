@@ -1,6 +1,4 @@
-"""Lexical search: BM25 (bm25s, Lucene's variant, English stop words left out) over the terms of
-folded texts.
-"""
+"""Lexical search: BM25 (bm25s, Lucene's variant) over folded terms, without English stop words."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,15 +13,15 @@ from serving.retrieval.dense import Hit
 from serving.retrieval.manifest import Manifest
 
 LEXICAL = "lexical-2"
-"""The folder of its files, inside the index folder. Its number changes with the way in which texts
-are cut to terms, as statistics serve only queries that are cut in the same way.
+"""Folder of the statistics inside the index folder. Its number changes when texts are split into
+terms in another way, because queries must be split in the same way.
 """
 OUTDATED = (
-    "its word statistics are of another version of rolegate; run `rolegate index build` "
-    "again, which keeps the vectors."
+    "its word statistics are of another version of rolegate; run `rolegate index build` again, "
+    "which keeps the vectors."
 )
 _ARTICLE = re.compile(r"\b(?:a|(?<![^.!?\n] )A)(?= \w)")
-"""The article "a", and not the letter, as in "Vitamin A" and "Article 5 (a)"."""
+"""The article "a", but not the letter, as in "Vitamin A" and "Article 5 (a)"."""
 
 
 class LexicalIndex:
@@ -49,8 +47,9 @@ class LexicalIndex:
     def search(
         self, queries: Sequence[str], top_k: int, among: range | None = None
     ) -> list[list[Hit]]:
-        """The `top_k` best rows of each query, best first; rows that share no word with it are left
-        out. `among`: the rows to search; None for all.
+        """Return the `top_k` best rows of each query that share a word with it, best first.
+
+        `among`: the rows to search; None for all.
         """
         words = _words(queries, return_ids=False)
         size = self._scores.scores["num_docs"]
@@ -61,35 +60,29 @@ class LexicalIndex:
         rows, scores = self._scores.retrieve(
             words, k=min(top_k, size), show_progress=False, weight_mask=mask
         )
-        return [
-            [Hit(row, score) for row, score in zip(*found, strict=True) if score > 0]
-            for found in zip(rows.tolist(), scores.tolist(), strict=True)
-        ]
+        ranked = zip(rows.tolist(), scores.tolist(), strict=True)
+        return [[hit for hit in map(Hit, *ranking) if hit.score > 0] for ranking in ranked]
 
 
 def has_words(manifest: Manifest) -> bool:
-    """Return whether an index has word statistics that this version can use."""
+    """Return whether an index has word statistics of this version."""
     return any(name.startswith(f"{LEXICAL}/") for name in manifest.files)
 
 
 def write_lexical(folder: Path, texts: Iterable[str]) -> None:
-    """Count the words of the texts, in order. Raises `BadCorpus` where there is nothing to
-    count.
-    """
+    """Write the statistics of texts, in order. Raises `BadCorpus` if there are no words."""
     import bm25s
 
     words = _words(texts, return_ids=True)
     if not any(words.ids):
-        raise BadCorpus(
-            "The corpus has no words but stop words; build its index without word statistics."
-        )
+        raise BadCorpus("The corpus has only stop words; build its index without word statistics.")
     scores = bm25s.BM25()
     scores.index(words, show_progress=False)
     scores.save(str(folder / LEXICAL), show_progress=False)
 
 
 def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
-    """The terms of each text, but for stop words."""
+    """Return the terms of each text without stop words."""
     import bm25s
     from bm25s.stopwords import STOPWORDS_EN
 

@@ -1,6 +1,4 @@
-"""The folder of an index: a manifest, written last, that names the generation of files that
-counts.
-"""
+"""The folder of an index: generations of files, and a manifest that names the current one."""
 
 import fcntl
 import time
@@ -18,15 +16,15 @@ from serving.retrieval.passages import PASSAGES, PassageStore
 
 MANIFEST = "manifest.json"
 READING = 1
-"""The version of the readers: a build reads again what another version has read."""
+"""Version of the readers: a build reads the files again that another version has read."""
 BUILDING = ".building"
-"""The folder that becomes the next generation, inside the index folder."""
+"""Folder inside the index folder that becomes the next generation."""
 _LOCK = ".lock"
 _LOCK_INTERVAL_S = 0.2
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """One file of the folder."""
+    """Size and digest of a file."""
 
     size_bytes: int
     sha256: str
@@ -37,38 +35,35 @@ class Manifest(msgspec.Struct, frozen=True):
 
     format: Literal[2]
     generation: str
-    """The folder inside the index folder that holds the files."""
+    """Folder inside the index folder that contains the files."""
     embedder: str
     """The embedder's `identity`."""
     dimension: int
     metric: Literal["inner_product", "l2"]
     passages: int
     chunk_tokens: int
-    """Tokens of a passage; 0 where an index of another program was adopted."""
+    """Max tokens of a passage; 0 for an adopted index."""
     corpus_sha256: str
-    """Of the passages."""
+    """Digest of the passages."""
     lexical: bool
-    """BM25 statistics lie beside the vectors."""
+    """Whether the index has BM25 statistics."""
     files: dict[str, FileEntry]
-    """By path relative to the generation."""
+    """Files by their path in the generation."""
     reading: int = 0
-    """The `READING` by which the documents were read."""
+    """The `READING` of the readers that read the documents."""
     files_not_read: dict[str, int] = {}
-    """Number of files at the indexed places that the index does not hold, by suffix, most first."""
+    """Number of files that are not in the index by suffix, most frequent first."""
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a finished index. Raises `BadIndex` where there is none, or not one of
-    this format.
-    """
+    """Read the manifest of an index. Raises `BadIndex` if there is none of this format."""
     path = folder / MANIFEST
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise BadIndex(
             f"{folder}: no index here, or one whose build did not finish ({MANIFEST}: "
-            f"{error.strerror}); "
-            "build it, or name another folder."
+            f"{error.strerror}); build it, or name another folder."
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadIndex(
@@ -77,7 +72,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
-    """Compare every file's size, and with `contents` its SHA-256 too. Raises `BadIndex`."""
+    """Compare the sizes of all files, and with `contents` their SHA-256. Raises `BadIndex`."""
     for name, entry in manifest.files.items():
         path = folder / manifest.generation / name
         if not path.is_file():
@@ -102,7 +97,7 @@ def publish(
     metric: Literal["inner_product", "l2"] = "inner_product",
     files_not_read: dict[str, int] | None = None,
 ) -> Manifest:
-    """Make the finished folder `BUILDING` of the index `out` the generation that counts."""
+    """Make the finished folder `BUILDING` of the index `out` the current generation."""
     folder = out / BUILDING
     files: dict[str, FileEntry] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -134,7 +129,7 @@ def write_manifest(out: Path, manifest: Manifest) -> None:
 
 
 def generations(out: Path) -> list[Path]:
-    """The finished folders."""
+    """Return the folders of finished generations."""
     return [
         path
         for path in out.iterdir()
@@ -143,18 +138,16 @@ def generations(out: Path) -> list[Path]:
 
 
 def check_place(out: Path) -> None:
-    """See that nothing but an index is in the folder `out`. Raises `BadIndex`."""
+    """Raise `BadIndex` if the folder `out` contains anything but an index."""
     if not out.is_dir():
         if out.exists():
             raise BadIndex(f"{out}: is a file; name a folder for the index.")
         return
-    own = {path.name for path in generations(out) if (path / PASSAGES).is_file()}
-    known = own | {MANIFEST} if own else own
-    foreign = [
-        path.name
-        for path in out.iterdir()
-        if not path.name.startswith(".") and path.name not in known
-    ]
+    known = {path.name for path in generations(out) if (path / PASSAGES).is_file()}
+    if known:
+        known.add(MANIFEST)
+    names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
+    foreign = sorted(names - known)
     if foreign:
         raise BadIndex(
             f"{out}: already exists and is no index ({foreign[0]}); name another folder."
@@ -165,16 +158,14 @@ def check_place(out: Path) -> None:
 def build_lock(
     folder: Path, *, wait: bool, waiting: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Hold the lock while open; it is freed too when the process dies. Raises `BadIndex` where
-    another build runs and `wait` is false; else it calls `waiting` again and again, and raises what
-    that raises.
+    """Hold the build lock of an index while the context is open.
+
+    Another build makes it raise `BadIndex`, or with `wait`, call `waiting` until that has ended.
     """
     with (folder / _LOCK).open("wb") as file:
         while not _locked(file):
             if not wait:
-                raise BadIndex(
-                    f"{folder}: another build is under way there; wait for it, or end it."
-                )
+                raise BadIndex(f"{folder}: another build is running there; wait for it, or end it.")
             waiting()
             time.sleep(_LOCK_INTERVAL_S)
         yield

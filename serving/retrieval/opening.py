@@ -1,5 +1,6 @@
-"""From the retrieval section of a config to a retriever: one at an address, or an index in this
-process, brought up to date, opened, and left for the next generation when there is one.
+"""Opening the retriever of a config: a remote one, or an index in this process.
+
+An index is brought up to date, opened, and replaced when another process builds a new generation.
 """
 
 import asyncio
@@ -15,14 +16,25 @@ import structlog
 from msgspec.structs import replace
 
 from router.background import background_tasks, errors_logged
-from router.errors import BadConfig, BadIndex, RolegateError, UpstreamError, UpstreamRefused
+from router.errors import (
+    BadConfig,
+    BadIndex,
+    RolegateError,
+    UpstreamError,
+    UpstreamRefused,
+)
 from router.search.retrieval import IndexRetriever, Retriever
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.secrets import api_key, key_problems
 from serving.engines.engine import engine
 from serving.engines.process import OnChange
 from serving.retrieval.build import build_index
-from serving.retrieval.embedder import Embedder, EndpointEmbedder, MiniLM, endpoint_identity
+from serving.retrieval.embedder import (
+    Embedder,
+    EndpointEmbedder,
+    MiniLM,
+    endpoint_identity,
+)
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import Manifest, read_manifest
 from serving.retrieval.remote import RemoteRetriever
@@ -30,7 +42,7 @@ from serving.retrieval.searcher import IndexSearcher
 
 T = TypeVar("T")
 Check = Callable[[], None]
-"""Raises `Stopped` once the work is to end; to be called now and then."""
+"""Raises `Stopped` once the work is cancelled. The work calls it regularly."""
 
 _FOLLOW_INTERVAL_S = 1.0
 _LOG_INTERVAL_S = 2.0
@@ -46,19 +58,19 @@ async def open_embedder(
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[Embedder]:
-    """The embedder that a config names, with its engine if it has one; `on_change` as for that.
-    Raises `BadConfig`.
+    """Open the embedder of a config, and start its engine. Raises `BadConfig`.
+
+    `on_change`: as for the engine.
     """
     if config.in_process:
         yield MiniLM()
         return
     async with AsyncExitStack() as stack:
         if config.engine is not None:
-            served = [config.model or ""]
             started = engine(
                 config.engine,
                 engines[config.engine],
-                served,
+                [config.model or ""],
                 log,
                 cpu_threads=cpu_threads,
                 on_change=on_change,
@@ -74,8 +86,8 @@ async def open_embedder(
 def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
     if config.base_url is None or config.model is None or config.dimension is None:
         raise BadConfig(
-            "retrieval.embedder: an embedder elsewhere needs base_url (or engine), model "
-            "and dimension."
+            "retrieval.embedder: an embedder outside this process needs base_url (or engine), "
+            "model and dimension."
         )
     for problem in key_problems("retrieval.embedder.api_key_env", config.api_key_env):
         raise BadConfig(problem)
@@ -98,10 +110,10 @@ async def open_retriever(
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[IndexRetriever]:
-    """The retriever that a config names, ready to search, with its embedder's engine. Raises
-    `BadConfig` or `BadIndex`.
+    """Open the retriever of a config, with its embedder's engine.
 
-    `cpu_threads`, `on_change`: for that engine, as for `serving.engines.engine.engine`.
+    `cpu_threads`, `on_change`: as for `serving.engines.engine.engine`. Raises `BadConfig` or
+    `BadIndex`.
     """
     if config.address is not None:
         remote = RemoteRetriever(config.address, timeout_s=config.timeout_s)
@@ -120,12 +132,12 @@ async def open_retriever(
 
 
 async def check_access(retriever: Retriever) -> None:
-    """See that documents can be opened, as far as the retriever is there. Raises `BadConfig`."""
+    """Raise `BadConfig` if documents cannot be opened; log a warning if the retriever is down."""
     try:
         for passage in (await retriever.search(["document"], 1))[0]:
             if not passage.document:
                 raise BadConfig("search.access: the passages name no documents; set it to false.")
-            # A server that does not know the field finds something in any
+            # A server that ignores the field finds passages in any document
             for name in (passage.document, "\0"):
                 await retriever.search(["document"], 1, name)
     except (UpstreamRefused, BadIndex) as error:
@@ -135,11 +147,11 @@ async def check_access(retriever: Retriever) -> None:
 
 
 class Stopped(Exception):
-    """The work was asked to end."""
+    """The work was cancelled."""
 
 
 async def stoppable(work: Callable[[Check], T]) -> T:
-    """The result of `work`, run in a thread. Cancelled, it waits until `work` has ended."""
+    """Run `work` in a thread and return its result. On cancellation, wait until it has ended."""
     stopped = Event()
 
     def check() -> None:
@@ -159,7 +171,7 @@ async def stoppable(work: Callable[[Check], T]) -> T:
 async def _open_searcher(
     config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None]
 ) -> AsyncIterator[IndexSearcher]:
-    """Search the config's index, up to date, and go over to each new generation of it."""
+    """Bring the config's index up to date, search it, and follow its new generations."""
     index = await stoppable(partial(_open_up_to_date, config, embedder, log))
     searcher = IndexSearcher(index, embedder)
     try:
@@ -170,7 +182,10 @@ async def _open_searcher(
 
 
 def _open_up_to_date(
-    config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None], check: Check
+    config: RetrievalConfig,
+    embedder: Embedder,
+    log: Callable[[str], None],
+    check: Check,
 ) -> Index:
     if config.documents:
         _update(config, embedder, log, check)
@@ -181,30 +196,34 @@ def _open_up_to_date(
 
 
 async def _follow(
-    config: RetrievalConfig, searcher: IndexSearcher, seen: Manifest | None, embedder: Embedder
+    config: RetrievalConfig,
+    searcher: IndexSearcher,
+    seen: Manifest | None,
+    embedder: Embedder,
 ) -> None:
-    """Let `searcher` go over to each new generation of its index; one that cannot be opened is
-    logged and left.
-    """
+    """Swap each new generation of the index into `searcher`; skip one that cannot be opened."""
     while True:
         await asyncio.sleep(_FOLLOW_INTERVAL_S)
-        found = await asyncio.to_thread(_manifest, config)
-        if found is None or found == seen:
+        manifest = await asyncio.to_thread(_manifest, config)
+        if manifest is None or manifest == seen:
             continue
-        with errors_logged(_log, "retrieval.not_swapped"):  # it is gone again, perhaps
+        seen = manifest
+        with errors_logged(_log, "retrieval.not_swapped"):  # it may already be removed
             searcher.swap(await asyncio.to_thread(_open, config, embedder))
-            _log.info("retrieval.swapped", generation=found.generation, passages=found.passages)
-        seen = found
+            _log.info(
+                "retrieval.swapped",
+                generation=manifest.generation,
+                passages=manifest.passages,
+            )
 
 
 def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
     index = Index.open(Path(config.index or ""), embedder)
     if index.manifest.lexical != config.lexical:
         raise BadIndex(
-            f"{config.index}: built {'with' if index.manifest.lexical else 'without'} "
-            "word statistics, but "
-            f"retrieval.lexical is {str(config.lexical).lower()}; change the key, or "
-            "build the index again."
+            f"{config.index}: built {'with' if index.manifest.lexical else 'without'} word "
+            f"statistics, but retrieval.lexical is {str(config.lexical).lower()}; change the key, "
+            "or build the index again."
         )
     return index
 
@@ -216,9 +235,12 @@ def _manifest(config: RetrievalConfig) -> Manifest | None:
 
 
 def _update(
-    config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None], check: Check
+    config: RetrievalConfig,
+    embedder: Embedder,
+    log: Callable[[str], None],
+    check: Check,
 ) -> None:
-    """Bring the index up to date. Where that fails and there is one, it is served as it is."""
+    """Bring the index up to date. If that fails, the existing index is served."""
     logged_at = time.monotonic()
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -226,10 +248,8 @@ def _update(
         check()
         if time.monotonic() - logged_at >= _LOG_INTERVAL_S:
             logged_at = time.monotonic()
-            log(
-                f"retrieval: {stage}, {done} of {total} "
-                f"{'documents' if stage == 'reading' else 'passages'}"
-            )
+            unit = "documents" if stage == "reading" else "passages"
+            log(f"retrieval: {stage}, {done} of {total} {unit}")
 
     exists = _manifest(config) is not None
     try:
@@ -246,18 +266,17 @@ def _update(
         if not exists:
             raise
         log(
-            "retrieval: the index is served as it was, because it could not be brought "
-            f"up to date: {error}"
+            f"retrieval: serving the old index, because it could not be brought up to date: {error}"
         )
-    else:
-        for entry in built.skipped:
-            log(f"retrieval: skipped {entry.error}")
-        for link in built.found.links:
-            log(f"retrieval: not followed: {link}")
+        return
+    for entry in built.skipped:
+        log(f"retrieval: skipped {entry.error}")
+    for link in built.found.links:
+        log(f"retrieval: not followed: {link}")
 
 
 def identity_of(config: EmbedderConfig) -> str:
-    """The `identity` of the embedder that a config names."""
+    """Return the `identity` of the embedder of a config."""
     if config.in_process:
         return MiniLM.identity
     return endpoint_identity(config.model or "", config.passage_prefix)

@@ -1,6 +1,4 @@
-"""The passages of an index: JSON lines on disk, looked up by row through an array of offsets,
-both memory-mapped.
-"""
+"""The passages of an index: memory-mapped JSON lines, and an array with the offsets of the rows."""
 
 import json
 import mmap
@@ -25,17 +23,15 @@ DOCUMENTS = "documents.jsonl"
 
 
 def embedded_text(passage: Passage) -> str:
-    """The text by which a passage is found."""
+    """Return the text of a passage that is embedded and counted for BM25."""
     return f"{passage.title}\n{passage.text}"
 
 
 class PassageStore:
-    """Rows count from 0. The files stay mapped as long as the object lives."""
+    """A sequence of passages by row. The files are mapped as long as the object exists."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `BadIndex` where the offsets are not those of the passages, as does each look
-        at a damaged one.
-        """
+        """Raises `BadIndex` if the files do not belong together, as later for a damaged row."""
         self._path = folder / PASSAGES
         try:
             self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
@@ -61,22 +57,23 @@ class PassageStore:
         if not 0 <= row < len(self):
             raise IndexError(row)
         try:
-            return msgspec.json.decode(
-                self._lines[self._offsets[row] : self._offsets[row + 1]], type=Passage
-            )
+            return msgspec.json.decode(self._line(row), type=Passage)
         except JSON_ERRORS as error:
             raise BadIndex(f"{self._path}: damaged ({error}); build the index again.") from error
 
     @cached_property
     def documents(self) -> dict[str, range]:
-        """The rows of each document that passages name. All passages are read for it, once."""
+        """The rows of each document. The first access reads all passages."""
         rows: dict[str, range] = {}
         decoder = msgspec.json.Decoder(_Named)
         for row in range(len(self)):
-            name = decoder.decode(self._lines[self._offsets[row] : self._offsets[row + 1]]).document
+            name = decoder.decode(self._line(row)).document
             rows[name] = range(rows[name].start if name in rows else row, row + 1)
         rows.pop("", None)
         return rows
+
+    def _line(self, row: int) -> bytes:
+        return self._lines[self._offsets[row] : self._offsets[row + 1]]
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -84,8 +81,9 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class PassageWriter:
-    """Writes both files; of the passages it holds the ids only. The offsets come last, when it
-    is closed in peace.
+    """Writes both files, the offsets when the context is left without an error.
+
+    Only the ids of the passages are in memory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,7 +92,7 @@ class PassageWriter:
         self._encoder = msgspec.json.Encoder()
         self._offsets = array("q", [0])
         self._rows: dict[str, int] = {}
-        """By id, in the order of the rows."""
+        """Rows by id, in order."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -110,20 +108,19 @@ class PassageWriter:
             np.save(self._folder / OFFSETS, np.frombuffer(self._offsets, dtype=np.int64))
 
     def write(self, placed: Iterable[tuple[str, Passage]]) -> None:
-        """Add passages, each with the place that an error names: all of them, or, where reading
-        them fails, none.
+        """Add passages, each with its place for error messages; if one fails, add none.
 
-        Raises `DuplicateId` where one has the id of another, and what reading them raises.
+        Raises `DuplicateId`, and what reading the passages raises.
         """
         before = len(self)
         try:
-            for batch in batches(placed, lambda one: len(one[1].text)):
+            for batch in batches(placed, lambda item: len(item[1].text)):
                 for where, passage in batch:
                     if passage.id in self._rows:
                         other = self._document(self._rows[passage.id])
                         raise DuplicateId(
-                            f"{where}: the id {passage.id!r} is given to {other} too; "
-                            "give each row an id of its own."
+                            f"{where}: the id {passage.id!r} is given to {other} too; give each "
+                            "row its own id."
                         )
                     self._rows[passage.id] = len(self)
                     self._offsets.append(
@@ -143,28 +140,30 @@ class PassageWriter:
 
 
 class DocumentEntry(msgspec.Struct, frozen=True):
-    """One source as it was when it was read."""
+    """One source and its passages."""
 
     source: Source
     first_row: int
-    """Its passages are the rows from here on."""
+    """Row of its first passage."""
     passages: int
+    """Number of passages."""
     error: str = ""
-    """Why it could not be read; then it has no passages."""
+    """Reason why it could not be read; then it has no passages."""
     unread: str = ""
-    """The parts of it that were not read."""
+    """Parts that were not read."""
 
 
 def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
     """Write one line for each source."""
-    # Paths need not be UTF-8
+    # JSON of the standard library, because paths may contain surrogates
     lines = (json.dumps(msgspec.to_builtins(entry)) + "\n" for entry in entries)
     (folder / DOCUMENTS).write_text("".join(lines), "ascii")
 
 
 def read_table(folder: Path) -> list[DocumentEntry]:
-    """The entries in the order of their passages. Raises `OSError`, `ValueError` and
-    `msgspec.ValidationError`.
+    """Read the entries in the order of their passages.
+
+    Raises `OSError`, `ValueError` and `msgspec.ValidationError`.
     """
     lines = (folder / DOCUMENTS).read_bytes().splitlines()
     return [msgspec.convert(json.loads(line), DocumentEntry) for line in lines]

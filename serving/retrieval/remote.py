@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 
 import grpc.aio
 from rolegate.v1 import evidence_pb2
@@ -13,11 +14,10 @@ from router.protocol import Passage
 
 MAX_RESPONSE_BYTES = 16 << 20
 _REFUSED = frozenset(
-    "INVALID_ARGUMENT NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED FAILED_PRECONDITION "
-    "OUT_OF_RANGE UNIMPLEMENTED "
-    "UNAUTHENTICATED".split()
+    "INVALID_ARGUMENT NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED FAILED_PRECONDITION OUT_OF_RANGE "
+    "UNIMPLEMENTED UNAUTHENTICATED".split()
 )
-"""Another attempt would end in the same way."""
+"""Status codes of errors that a retry does not change."""
 _RETRY = {
     "maxAttempts": 3,
     "initialBackoff": "0.1s",
@@ -31,14 +31,14 @@ _RETRIES = {
     ],
     "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.2},
 }
-"""As gRPC takes them: not while half of the last searches fail."""
+"""The service config of gRPC. The throttling stops retries when half of the searches fail."""
 
 
 class RemoteRetriever:
-    """A `Retriever` by gRPC, over one plaintext channel. Make it where an event loop runs."""
+    """A `Retriever` over one plaintext gRPC channel. Create it while an event loop runs."""
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
-        """`address` is `host:port`; `timeout_s` is for one search, connecting included."""
+        """`address`: `host:port`. `timeout_s`: limit of one search, including connecting."""
         self._address = address
         self._timeout_s = timeout_s
         self._channel = grpc.aio.insecure_channel(
@@ -50,13 +50,14 @@ class RemoteRetriever:
         )
         self._stub = RetrievalServiceStub(self._channel)
         self.index_id: str | None = None
-        """The index that the last search went to; None where the server did not say."""
+        """Index of the last search; None if the server does not report it."""
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        """See `Retriever.search`; a server that is not available is asked again, twice at most,
-        within the time of one search. Cancelling it cancels the call.
+        """See `Retriever.search`. An unavailable server gets two retries within the timeout.
+
+        Cancelling the task cancels the call.
         """
         if not queries:
             return []
@@ -68,30 +69,34 @@ class RemoteRetriever:
             raise kind(f"{error.code().name}: {error.details()}", endpoint=self._address) from error
         if len(response.results) != len(queries):
             raise UpstreamProtocolError(
-                f"{len(queries)} queries were sent, results for {len(response.results)} came",
+                f"{len(queries)} queries were sent, but {len(response.results)} results received",
                 endpoint=self._address,
             )
         self.index_id = response.index_id or None
-        found = [
+        results = [
             [passage_from_proto(passage) for passage in result.passages][:top_k]
             for result in response.results
         ]
-        if document is not None and any(
-            passage.document != document for each in found for passage in each
-        ):
+        documents = {passage.document for passage in chain.from_iterable(results)}
+        if document is not None and documents - {document}:
             raise UpstreamRefused(
                 "the retrieval server cannot open documents", endpoint=self._address
             )
-        return found
+        return results
 
     async def close(self) -> None:
-        """Close the channel; searches under way are cancelled."""
+        """Close the channel and cancel running searches."""
         await self._channel.close()
 
 
 def passage_from_proto(passage: evidence_pb2.Passage) -> Passage:
-    """A message as a passage."""
+    """Convert a message to a passage."""
     page = passage.page if passage.HasField("page") else None
     return Passage(
-        passage.passage_id, passage.title, passage.text, passage.score, passage.document, page
+        passage.passage_id,
+        passage.title,
+        passage.text,
+        passage.score,
+        passage.document,
+        page,
     )

@@ -1,4 +1,9 @@
-"""Retrieval from an index in this process."""
+"""Retrieval from an index in this process.
+
+Embedding is faster in batches. So one thread embeds and searches, and all searches that arrive
+while it works form its next batch. Each search waits for a future, which the event loop resolves
+when the batch is done.
+"""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -14,152 +19,155 @@ from router.protocol import Passage
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 
-_Found = dict[str, list[Passage]]
-"""By query."""
-_Where = tuple[int, str | None]
-"""The number of passages that are wanted, and the document to search; None for all."""
+_Results = dict[str, list[Passage]]
+"""Passages by query."""
+_Scope = tuple[int, str | None]
+"""`top_k`, and the document to search; None for all documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Searched:
-    """An index, and the passages of the last queries."""
+    """An index, and a cache of its results."""
 
     index: Index
-    cache: LRUCache[tuple[str, _Where], list[Passage]]
+    cache: LRUCache[tuple[str, _Scope], list[Passage]]
     """Used on the event loop only."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Request:
+    """A search that waits for its batch."""
+
     queries: tuple[str, ...]
-    """All different."""
-    where: _Where
-    found: asyncio.Future[_Found]
+    """Queries without duplicates."""
+    scope: _Scope
+    results: asyncio.Future[_Results]
 
 
 class IndexSearcher:
-    """A `Retriever` over an `Index`: embeds and searches in one thread of its own, whose callers
-    share batches.
+    """A `Retriever` over an `Index`, with one thread that embeds and searches in batches.
 
-    Whatever is asked while a batch is under way forms the next one, but for searches that are
-    cancelled before that; the event loop is woken once a batch. A query finds the same in any
-    company, up to what an embedder's endpoint may make of it.
+    Results do not depend on the batch, as far as an embedding endpoint guarantees that.
     """
 
     def __init__(
         self, index: Index, embedder: Embedder, *, most: int = 64, cache: int = 10_000
     ) -> None:
-        """`most`: no further caller joins a batch of so many queries. `cache`: how many queries'
-        passages are kept until the index is swapped.
+        """`most`: a batch with so many queries is full. `cache`: max number of queries whose
+        passages are cached, until the index is swapped.
         """
         self._embedder = embedder
-        self._most = most
-        self._cache = cache
+        self._batch_queries = most
+        self._cache_queries = cache
         self._searched = _Searched(index, LRUCache(cache))
-        self._waiting: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         """None ends the thread."""
         self._thread = Thread(target=self._serve, name="index-searcher", daemon=True)
         self._thread.start()
 
     @property
     def index_id(self) -> str:
-        """The identity of the index that is searched now."""
+        """Identity of the current index."""
         return self._searched.index.manifest.corpus_sha256
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        """See `Retriever.search`; surplus space makes no difference. Raises what the embedder
-        raises.
-        """
-        asked = [" ".join(query.split()) for query in queries]
+        """See `Retriever.search`. Ignores surplus white space. Raises what the embedder raises."""
+        normalized = [" ".join(query.split()) for query in queries]
         cache = self._searched.cache
-        where = (top_k, document)
-        found = {
-            query: passages
-            for query in asked
-            if (passages := cache.get((query, where))) is not None
-        }
-        if missing := tuple(dict.fromkeys(query for query in asked if query not in found)):
-            waiting = _Waiting(missing, where, asyncio.get_running_loop().create_future())
-            self._waiting.put(waiting)
-            found |= await waiting.found
+        scope = (top_k, document)
+        results = {}
+        for query in normalized:
+            if (passages := cache.get((query, scope))) is not None:
+                results[query] = passages
+
+        missing = tuple(dict.fromkeys(query for query in normalized if query not in results))
+        if missing:
+            request = _Request(missing, scope, asyncio.get_running_loop().create_future())
+            self._requests.put(request)
+            results |= await request.results
         else:
-            await asyncio.sleep(0)  # whoever asks again and again lets others in
-        return [list(found[query]) for query in asked]
+            await asyncio.sleep(0)  # a loop of cached searches does not block other tasks
+        return [list(results[query]) for query in normalized]
 
     def swap(self, index: Index) -> None:
-        """Search `index` from the next batch on; whatever is under way ends with the one before."""
-        self._searched = _Searched(index, LRUCache(self._cache))
+        """Search `index` from the next batch on; the current batch ends with the previous index."""
+        self._searched = _Searched(index, LRUCache(self._cache_queries))
 
     async def close(self) -> None:
-        """Finish what was asked and end the thread. Index and embedder stay the caller's."""
-        self._waiting.put(None)
+        """Finish the waiting searches and end the thread. Index and embedder stay open."""
+        self._requests.put(None)
         await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:
         while batch := self._next_batch():
             searched = self._searched
-            ends = self._ends(batch, searched.index)
-            batch[0].found.get_loop().call_soon_threadsafe(_deliver, batch, ends, searched)
+            outcomes = self._outcomes(batch, searched.index)
+            batch[0].results.get_loop().call_soon_threadsafe(_deliver, batch, outcomes, searched)
 
-    def _next_batch(self) -> list[_Waiting]:
-        """Everything that waits, once there is anything; nothing at the end."""
-        batch: list[_Waiting] = []
+    def _next_batch(self) -> list[_Request]:
+        """Wait for a request, and return all that are waiting; an empty list ends the thread."""
+        batch: list[_Request] = []
         size = 0
-        while not batch or (size < self._most and not self._waiting.empty()):
-            waiting = self._waiting.get()
-            if waiting is None:
+        while not batch or (size < self._batch_queries and not self._requests.empty()):
+            request = self._requests.get()
+            if request is None:
                 if batch:
-                    self._waiting.put(None)  # for the next time
+                    self._requests.put(None)  # end after this batch
                 break
-            if not waiting.found.cancelled():
-                batch.append(waiting)
-                size += len(waiting.queries)
+            if not request.results.cancelled():
+                batch.append(request)
+                size += len(request.queries)
         return batch
 
-    def _ends(self, batch: list[_Waiting], index: Index) -> list[_Found | Exception]:
-        """What each of the batch finds, or the error that it ends with."""
+    def _outcomes(self, batch: list[_Request], index: Index) -> list[_Results | Exception]:
+        """Return the results of each request, or its error."""
         try:
-            found = self._find(batch, index)
+            results = self._search(batch, index)
         except UpstreamRefused as error:
             if len(batch) == 1:
                 return [error]
-            # One caller's query must not fail the others'.
-            return [end for waiting in batch for end in self._ends([waiting], index)]
+            # The query of one request must not fail the others
+            return [self._outcomes([request], index)[0] for request in batch]
         except Exception as error:
             return [error] * len(batch)
         return [
-            {query: found[query, waiting.where] for query in waiting.queries} for waiting in batch
+            {query: results[query, request.scope] for query in request.queries} for request in batch
         ]
 
-    def _find(self, batch: list[_Waiting], index: Index) -> dict[tuple[str, _Where], list[Passage]]:
-        """The passages by query and place, each query embedded once."""
+    def _search(
+        self, batch: list[_Request], index: Index
+    ) -> dict[tuple[str, _Scope], list[Passage]]:
+        """Return the passages by query and scope. Each query is embedded once."""
         rows = {query: row for row, query in enumerate(_distinct(batch))}
         vectors = self._embedder.embed(list(rows), queries=True)
-        found: dict[tuple[str, _Where], list[Passage]] = {}
-        for where in {waiting.where for waiting in batch}:
-            queries = _distinct(waiting for waiting in batch if waiting.where == where)
-            ranked = index.search(vectors[[rows[query] for query in queries]], queries, *where)
-            found |= {
-                (query, where): passages for query, passages in zip(queries, ranked, strict=True)
-            }
-        return found
+        results: dict[tuple[str, _Scope], list[Passage]] = {}
+        for scope in {request.scope for request in batch}:
+            queries = _distinct(request for request in batch if request.scope == scope)
+            ranked = index.search(vectors[[rows[query] for query in queries]], queries, *scope)
+            keys = ((query, scope) for query in queries)
+            results.update(zip(keys, ranked, strict=True))
+        return results
 
 
-def _deliver(batch: list[_Waiting], ends: list[_Found | Exception], searched: _Searched) -> None:
-    """Wake the callers of a batch, and keep what was found."""
-    for waiting, end in zip(batch, ends, strict=True):
-        if isinstance(end, Exception):
-            if not waiting.found.done():  # they may have left
-                waiting.found.set_exception(end)
+def _deliver(
+    batch: list[_Request], outcomes: list[_Results | Exception], searched: _Searched
+) -> None:
+    """Resolve the futures of a batch, and cache the results."""
+    for request, outcome in zip(batch, outcomes, strict=True):
+        is_open = not request.results.done()  # done if the search was cancelled
+        if isinstance(outcome, Exception):
+            if is_open:
+                request.results.set_exception(outcome)
             continue
-        for query, passages in end.items():
-            with suppress(ValueError):  # none are kept
-                searched.cache[query, waiting.where] = passages
-        if not waiting.found.done():
-            waiting.found.set_result(end)
+
+        for query, passages in outcome.items():
+            with suppress(ValueError):  # the cache has no space at all
+                searched.cache[query, request.scope] = passages
+        if is_open:
+            request.results.set_result(outcome)
 
 
-def _distinct(batch: Iterable[_Waiting]) -> list[str]:
-    return list(dict.fromkeys(query for waiting in batch for query in waiting.queries))
+def _distinct(batch: Iterable[_Request]) -> list[str]:
+    return list(dict.fromkeys(query for request in batch for query in request.queries))

@@ -1,6 +1,4 @@
-"""Retrieval as a service, over any retriever: `rolegate.v1.RetrievalService`, and HTTP `POST
-/retrieve`.
-"""
+"""Retrieval services: `rolegate.v1.RetrievalService`, and HTTP `POST /retrieve`."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -9,7 +7,11 @@ import msgspec
 import structlog
 from aiohttp import web
 from rolegate.v1 import evidence_pb2
-from rolegate.v1.retrieval_service_pb2 import QueryPassages, SearchRequest, SearchResponse
+from rolegate.v1.retrieval_service_pb2 import (
+    QueryPassages,
+    SearchRequest,
+    SearchResponse,
+)
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
 from router.calls import Readiness
@@ -21,16 +23,17 @@ MAX_QUERIES = 256
 MAX_QUERY_CHARS = 8192
 MAX_TOP_K = 100
 MAX_PASSAGES = 2560
-"""Of all queries of a search together."""
+"""Max passages of a search, over all its queries."""
 MAX_BODY_BYTES = 1 << 20
 
 _log = structlog.get_logger()
 
 
 def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
-    """`top_k`, or `default` where it is 0. Raises `BadRequest` unless there are 1 to 256 queries,
-    none blank, none above 8192 characters, `top_k` is 0 to 100, and both together make 2560
-    passages at most.
+    """Return `top_k`, or `default` if it is 0. Raises `BadRequest` for a request over the limits.
+
+    The limits are 1 to 256 queries of 1 to 8192 characters, a `top_k` of 0 to 100, and 2560
+    passages for all queries together.
     """
     if not 1 <= len(queries) <= MAX_QUERIES:
         raise BadRequest(f"queries: {len(queries)} were sent; send 1 to {MAX_QUERIES}.")
@@ -48,17 +51,14 @@ def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
     top_k = top_k or default
     if len(queries) * top_k > MAX_PASSAGES:
         raise BadRequest(
-            f"top_k: {top_k} passages for each of {len(queries)} queries; a search "
-            f"returns at most {MAX_PASSAGES}, so "
-            "send fewer queries at a time."
+            f"top_k: {top_k} passages for each of {len(queries)} queries; a search returns at most "
+            f"{MAX_PASSAGES}, so send fewer queries at a time."
         )
     return top_k
 
 
 class RetrievalServicer(RetrievalServiceServicer):
-    """Checks, converts, searches, converts. Errors of `router.errors` pass through to the
-    server's translator.
-    """
+    """The gRPC service. The server's interceptor translates errors of `router.errors`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RetrievalServicer(RetrievalServiceServicer):
         default_top_k: int = 3,
         index_id: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`index_id`: as `IndexRetriever.index_id`."""
+        """`index_id`: returns `IndexRetriever.index_id`."""
         self._retriever = retriever
         self._default_top_k = default_top_k
         self._index_id = index_id
@@ -77,17 +77,17 @@ class RetrievalServicer(RetrievalServiceServicer):
         request: SearchRequest,
         context: grpc.aio.ServicerContext[SearchRequest, SearchResponse],
     ) -> SearchResponse:
-        """Raises `BadRequest`, and what the retriever raises."""
+        """Search. Raises `BadRequest`, and what the retriever raises."""
         queries = list(request.queries)
         top_k = checked_top_k(queries, request.top_k, self._default_top_k)
         document = request.document if request.HasField("document") else None
-        found = await self._retriever.search(queries, top_k, document)
-        results = [QueryPassages(passages=map(passage_to_proto, passages)) for passages in found]
+        ranked = await self._retriever.search(queries, top_k, document)
+        results = [QueryPassages(passages=map(passage_to_proto, passages)) for passages in ranked]
         return SearchResponse(results=results, index_id=self._index_id() or "")
 
 
 def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:
-    """A passage as a message."""
+    """Convert a passage to a message."""
     return evidence_pb2.Passage(
         passage_id=passage.id,
         title=passage.title,
@@ -109,9 +109,10 @@ class _Body(msgspec.Struct, frozen=True):
 def retrieval_app(
     retriever: Retriever, *, default_top_k: int = 3, readiness: Readiness | None = None
 ) -> web.Application:
-    """The application; the caller runs it. Errors are `{"error": …}`: 400, 413 above 1 MiB, 421 for
-    names that are not this server's, 503 without internals. `readiness`: for `GET /health`, which
-    says 503 while the search is down.
+    """Return the HTTP application.
+
+    Errors are `{"error": …}`: 400, 413 above 1 MiB, 421 for an unknown host name, and 503 without
+    internals. `readiness`: `GET /health` returns 503 while retrieval is down.
     """
 
     async def retrieve(request: web.Request) -> web.Response:
@@ -123,14 +124,10 @@ def retrieval_app(
             )
         top_k = checked_top_k(queries, body.topk or body.k or 0, default_top_k)
         results = await retriever.search(queries, top_k)
-        return _json(
-            200,
-            {
-                "result": [
-                    [_document(each, body.return_scores) for each in found] for found in results
-                ]
-            },
-        )
+        documents = [
+            [_document(passage, body.return_scores) for passage in passages] for passages in results
+        ]
+        return _json(200, {"result": documents})
 
     async def health(_: web.Request) -> web.Response:
         down = readiness is not None and readiness.down(["retrieval"])
@@ -143,21 +140,16 @@ def retrieval_app(
 
 @web.middleware
 async def _plain_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    request: web.Request,
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> web.StreamResponse:
     try:
         return await handler(request)
     except BadRequest as error:
         return _json(400, {"error": str(error)})
     except web.HTTPRequestEntityTooLarge:
-        return _json(
-            413,
-            {
-                "error": (
-                    f"The body is larger than {MAX_BODY_BYTES} bytes; send fewer queries at a time."
-                )
-            },
-        )
+        message = f"The body is larger than {MAX_BODY_BYTES} bytes; send fewer queries at a time."
+        return _json(413, {"error": message})
     except web.HTTPException as error:
         return _json(error.status, {"error": error.text})
     except UpstreamError as error:
@@ -185,5 +177,7 @@ def _document(passage: Passage, scored: bool) -> dict[str, object]:
 
 def _json(status: int, content: object) -> web.Response:
     return web.Response(
-        status=status, body=msgspec.json.encode(content), content_type="application/json"
+        status=status,
+        body=msgspec.json.encode(content),
+        content_type="application/json",
     )

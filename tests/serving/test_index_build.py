@@ -91,7 +91,7 @@ def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) ->
     built = build()
 
     assert (built["documents"], built["passages"]) == (3, 4)
-    own = "give each row an id of its own."
+    own = "give each row its own id."
     assert built["skipped"] == [
         {
             "name": "docs/b.jsonl",

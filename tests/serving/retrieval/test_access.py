@@ -1,5 +1,5 @@
-"""Documents opened: the passages of one alone, in its order, from an index here or at an
-address.
+"""Opening documents: only the passages of one document, in its order, from a local or
+remote index.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ YEARS = {
 
 @pytest.fixture(params=[False, True], ids=["faiss", "with bm25"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path, embedder: MiniLM) -> Index:
-    """An index of two documents of many passages, and of rows."""
+    """An index of two documents with many passages each, and of rows."""
     lexical: bool = request.param
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -64,13 +64,13 @@ def search(
 
 
 def row_of(passage: Passage) -> int:
-    """Its place in its document."""
+    """Return the position of a passage in its document."""
     return int(passage.id.rpartition("#")[2])
 
 
 def test_the_best_of_one_document_in_its_order(opened: Index, embedder: MiniLM) -> None:
-    """Verbatim, by meaning and by word, and no fewer than there are; what is best there need
-    not be best of all.
+    """Passages are unchanged, ranked by meaning and word, and not limited to the best of the whole
+    index.
     """
     everything = search(opened, embedder, "anything", 1000, "harbour.txt")
     assert len(everything) > 10
@@ -87,7 +87,7 @@ def test_the_best_of_one_document_in_its_order(opened: Index, embedder: MiniLM) 
 
 
 def test_rows_and_unknown_documents(opened: Index, embedder: MiniLM) -> None:
-    """A row is a document of its own; of one that is not there nothing is found."""
+    """A row is a document; an unknown document has no passages."""
     assert [passage.id for passage in search(opened, embedder, "harbour", 9, "rows.jsonl#ada")] == [
         "ada"
     ]
@@ -98,8 +98,8 @@ def test_rows_and_unknown_documents(opened: Index, embedder: MiniLM) -> None:
 
 
 async def test_callers_share_a_batch(opened: Index, embedder: MiniLM) -> None:
-    """The same query, of all, of one document and of another, at once and again, each finds its
-    own.
+    """One query for all documents and for each of two gets the right passages, in one batch and
+    from the cache.
     """
     searcher = IndexSearcher(opened, embedder)
     try:
@@ -116,7 +116,7 @@ async def test_callers_share_a_batch(opened: Index, embedder: MiniLM) -> None:
 
 
 async def test_an_executor_reads_on(opened: Index, embedder: MiniLM) -> None:
-    """It searches, opens what it found, and cites a sentence that no search had shown."""
+    """An executor searches, opens a result, and cites a sentence that no search has returned."""
     searcher = IndexSearcher(opened, embedder)
 
     def says(prompt: Prompt) -> str:
@@ -141,7 +141,7 @@ async def test_an_executor_reads_on(opened: Index, embedder: MiniLM) -> None:
 
 
 async def test_by_address(opened: Index, embedder: MiniLM) -> None:
-    """A retrieval server opens what its index holds, as in process."""
+    """A remote server opens the documents of its index."""
     searcher = IndexSearcher(opened, embedder)
     try:
         async with remote(searcher) as client:
@@ -155,7 +155,7 @@ async def test_by_address(opened: Index, embedder: MiniLM) -> None:
 
 
 class Deaf:
-    """A retriever that does not hear of documents, as servers of before do not."""
+    """A retriever that ignores the document, like older servers."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = passages
@@ -166,9 +166,11 @@ class Deaf:
         return [list(self._passages[:top_k]) for _ in queries]
 
 
-async def test_who_cannot_open_says_so_at_load(opened: Index, embedder: MiniLM) -> None:
-    """A server that finds the same whatever the document, passages that name none, an index that
-    keeps no vectors; but not a server that is away.
+async def test_a_retriever_that_cannot_open_is_refused_at_start(
+    opened: Index, embedder: MiniLM
+) -> None:
+    """A server that ignores the document, passages without documents, and an index without vectors
+    are refused; a server that is down is not.
     """
     passage = Passage("p", "Heat", "Heat is a film.", 0.5, "heat.txt")
     async with remote(Deaf([passage])) as client:
@@ -197,8 +199,8 @@ async def test_who_cannot_open_says_so_at_load(opened: Index, embedder: MiniLM) 
         await searcher.close()
 
 
-async def test_a_server_that_is_away_is_not_refused() -> None:
-    """It may be able to, once it is there."""
+async def test_a_server_that_is_down_is_not_refused() -> None:
+    """It may open documents when it is up."""
 
     class Away:
         async def search(

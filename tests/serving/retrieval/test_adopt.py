@@ -15,7 +15,7 @@ from tests.serving.retrieval.conftest import ANIMALS
 
 
 def flashrag(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
-    """The rows in FlashRAG's shape."""
+    """Write rows as FlashRAG does."""
     lines = [
         {"id": number, "contents": f"{row['title']}\n{row['text']}"}
         for number, row in enumerate(rows)
@@ -38,7 +38,7 @@ def corpus(tmp_path: Path) -> Path:
     ]
 )
 def faiss_file(request: pytest.FixtureRequest, tmp_path: Path, embedder: MiniLM) -> Path:
-    """The vectors of the five animals, as four kinds of index keep them."""
+    """A file with the vectors of the five animals, for four kinds of index."""
     vectors = embedder.embed([f"{row['title']}\n{row['text']}" for row in ANIMALS], queries=False)
     kind, metric = request.param
     index = faiss.index_factory(384, kind, metric)
@@ -51,8 +51,8 @@ def faiss_file(request: pytest.FixtureRequest, tmp_path: Path, embedder: MiniLM)
 def test_it_is_searched_like_one_of_ours(
     faiss_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM
 ) -> None:
-    """Whatever kind of index it is: the nearest come first, with cosines as scores and the
-    rows' titles.
+    """For each kind of index, the nearest passages are first, with cosines as scores and all
+    fields.
     """
     assert adopt_index(faiss_file, corpus, tmp_path / "index", embedder).passages == 5
 
@@ -65,7 +65,7 @@ def test_it_is_searched_like_one_of_ours(
 
 
 def flat(path: Path, vectors: Vectors) -> Path:
-    """A file of FAISS with these vectors."""
+    """Write a FAISS file with these vectors."""
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
     faiss.write_index(index, str(path))
@@ -81,8 +81,8 @@ def animals_file(tmp_path: Path, embedder: MiniLM) -> Path:
 def test_files_that_do_not_belong_together_are_refused(
     animals_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM
 ) -> None:
-    """Another number or order of rows, no FAISS file, another dimension, vectors that are no
-    numbers, and a folder of several files: each is said, and nothing is left behind.
+    """The message says what is wrong with the rows, the file, the dimension or the vectors; nothing
+    is left behind.
     """
     folder = tmp_path / "corpora"
     folder.mkdir()
@@ -95,7 +95,7 @@ def test_files_that_do_not_belong_together_are_refused(
     for file, rows, said in (
         (animals_file, fewer, "5 vectors for 4 rows"),
         (animals_file, order, "gives other vectors for the passages"),
-        (animals_file, folder, "holds 2 files; name the one"),
+        (animals_file, folder, "contains 2 files; name the one"),
         (fewer, fewer, "FAISS cannot read it"),
         (small, corpus, "dimension 8, but all-MiniLM.* gives 384"),
         (broken, corpus, "gives other vectors"),
@@ -108,7 +108,7 @@ def test_files_that_do_not_belong_together_are_refused(
 def test_an_adopted_index_is_not_built_over(
     animals_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM
 ) -> None:
-    """Building would embed it all again, which nobody asked for."""
+    """Building would replace its vectors."""
     adopt_index(animals_file, corpus, tmp_path / "index", embedder)
     with pytest.raises(BadIndex, match="was adopted here; build into another folder"):
         build_index([corpus], tmp_path / "index", embedder)

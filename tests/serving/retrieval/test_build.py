@@ -1,4 +1,4 @@
-"""Building an index: again, after damage, after a kill, and beside another build."""
+"""Building an index: updates, and builds after damage, after a kill and during another build."""
 
 import asyncio
 import fcntl
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Counting:
-    """Unit vectors made of the texts' hashes; remembers every text that it embedded."""
+    """An embedder with vectors made of the texts' hashes, which records all texts."""
 
     dimension = 8
     max_tokens = 64
@@ -67,7 +67,7 @@ def documents(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """One row more than a batch holds."""
+    """A file with one row more than a batch."""
     path = tmp_path / "rows.jsonl"
     path.write_text(
         "".join(
@@ -79,12 +79,12 @@ def rows(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """The place of an index."""
+    """The folder of an index."""
     return tmp_path / "index"
 
 
 def held(out: Path, embedder: Counting) -> list[str]:
-    """The texts of an index, each with the vector that belongs to it."""
+    """Return the texts of an index; each has its right vector."""
     index = Index.open(out, embedder, verify=True)
     for row in range(len(index.passages)):
         passage = index.passages[row]
@@ -99,8 +99,8 @@ def counts(built: Built) -> tuple[int, int, int, int]:
 
 
 def test_only_changes_are_read_and_embedded(documents: Path, out: Path) -> None:
-    """A changed and a new file are read, a deleted one goes, and the rest is neither read nor
-    embedded again.
+    """Changed and new files are read, deleted ones are removed, and others are neither read nor
+    embedded.
     """
     embedder = Counting()
     assert counts(build_index([documents], out, embedder)) == (3, 3, 3, 3)
@@ -120,7 +120,7 @@ def test_only_changes_are_read_and_embedded(documents: Path, out: Path) -> None:
 
 
 def test_only_the_generation_before_is_kept(documents: Path, out: Path) -> None:
-    """Whoever is about to open it still can; older ones are gone."""
+    """A process that is opening the previous generation succeeds; older ones are removed."""
     for number in range(4):
         (documents / "ant.txt").write_text(f"Ant number {number}.")
         build_index([documents], out, Counting())
@@ -132,8 +132,8 @@ def test_only_the_generation_before_is_kept(documents: Path, out: Path) -> None:
     ]
 
 
-def test_another_way_of_making_it_makes_all_of_it_again(documents: Path, out: Path) -> None:
-    """Another embedder, another length of passages: nothing of the old vectors is kept."""
+def test_other_settings_rebuild_everything(documents: Path, out: Path) -> None:
+    """With another embedder or passage length, no old vector is kept."""
     build_index([documents], out, Counting())
     assert counts(build_index([documents], out, Counting("another"))) == (3, 3, 3, 3)
     assert counts(build_index([documents], out, Counting("another"), chunk_tokens=5))[:2] == (3, 3)
@@ -143,7 +143,7 @@ def test_another_way_of_making_it_makes_all_of_it_again(documents: Path, out: Pa
 
 
 def test_word_statistics_of_another_version_are_counted_again(documents: Path, out: Path) -> None:
-    """An index that has them is refused until a build has counted anew, which embeds nothing."""
+    """Such an index is refused until a build has counted again, which embeds nothing."""
     manifest = build_index([documents], out, Counting(), lexical=True).manifest
     files = {name.replace(LEXICAL, "lexical"): entry for name, entry in manifest.files.items()}
     (out / manifest.generation / LEXICAL).rename(out / manifest.generation / "lexical")
@@ -161,7 +161,7 @@ def test_word_statistics_of_another_version_are_counted_again(documents: Path, o
 
 
 def test_documents_are_read_again_after_a_change_of_the_readers(documents: Path, out: Path) -> None:
-    """Whose text is the same is not embedded again."""
+    """Passages with unchanged text are not embedded again."""
     build_index([documents], out, Counting())
     manifest = json.loads((out / "manifest.json").read_bytes())
     del manifest["reading"]
@@ -171,8 +171,8 @@ def test_documents_are_read_again_after_a_change_of_the_readers(documents: Path,
 
 
 def test_files_that_cannot_be_read_are_named_and_skipped(documents: Path, out: Path) -> None:
-    """The others are indexed; the next build tries again, and makes no generation where nothing
-    has changed.
+    """The other files are indexed; the next build tries again, and makes no generation without
+    changes.
     """
     embedder = Counting()
     (documents / "broken.pdf").write_bytes(b"%PDF-1.7 and no more")
@@ -190,9 +190,7 @@ def test_files_that_cannot_be_read_are_named_and_skipped(documents: Path, out: P
 
 
 def test_nothing_to_read_changes_nothing(documents: Path, out: Path, tmp_path: Path) -> None:
-    """An unmounted folder must not empty an index; a first build that fails costs no embedding
-    and leaves no folder.
-    """
+    """An unmounted folder does not empty an index, and a first build that fails embeds nothing."""
     embedder = Counting()
     empty = tmp_path / "empty"
     corpus = tmp_path / "corpus.jsonl"
@@ -210,7 +208,7 @@ def test_nothing_to_read_changes_nothing(documents: Path, out: Path, tmp_path: P
 
 
 def test_ids_are_unique_over_all_files(tmp_path: Path, out: Path) -> None:
-    """Of two rows of one id, the file of the second is left out, as long as nothing changes."""
+    """The second file with an id is left out, in every build without changes."""
     embedder = Counting()
     places = [tmp_path / f"{name}.jsonl" for name in "abc"]
     for place in places:
@@ -221,10 +219,7 @@ def test_ids_are_unique_over_all_files(tmp_path: Path, out: Path) -> None:
         )
     built = build_index(places, out, embedder)
     assert [entry.error for entry in built.skipped] == [
-        (
-            f"{places[1]}:3: the id 'same' is given to a.jsonl#same too; give each row an id "
-            "of its own."
-        )
+        (f"{places[1]}:3: the id 'same' is given to a.jsonl#same too; give each row its own id.")
     ]
     assert held(out, embedder) == ["0", "a", "0", "c"]
     assert build_index(places, out, embedder).manifest == built.manifest
@@ -244,7 +239,7 @@ def test_ids_are_unique_over_all_files(tmp_path: Path, out: Path) -> None:
 def test_a_file_is_left_out_exactly_where_it_repeats_an_id(
     tmp_path: Path, files: list[list[int]]
 ) -> None:
-    """Its own, or one of a file before it that is not left out."""
+    """The repeated id is in the file, or in an earlier file that is not left out."""
     taken = set[str]()
     kept = list[str]()
     shutil.rmtree(tmp_path / "written", ignore_errors=True)
@@ -271,7 +266,7 @@ def test_a_file_is_left_out_exactly_where_it_repeats_an_id(
     "name", ["manifest.json", "letter.txt", "2021/letter.txt", "202112/letter.txt"]
 )
 def test_a_foreign_folder_is_left_alone(documents: Path, tmp_path: Path, name: str) -> None:
-    """Neither another program's manifest nor folders of years are written over or removed."""
+    """Other manifests and folders with numbers as names are neither replaced nor removed."""
     other = tmp_path / "other" / name
     other.parent.mkdir(parents=True)
     other.write_text('{"name": "an app"}')
@@ -287,9 +282,7 @@ def test_a_foreign_folder_is_left_alone(documents: Path, tmp_path: Path, name: s
 def test_a_damaged_index_can_be_built_again(
     documents: Path, out: Path, name: str, size: int | None
 ) -> None:
-    """As the message of each damage says: cut files and flipped bytes, also where no document
-    has changed.
-    """
+    """Cut files and changed bytes are repaired, also if no document has changed."""
     embedder = Counting()
     path = out / "000001" / name
     build_index([documents], out, embedder)
@@ -306,7 +299,7 @@ def test_a_damaged_index_can_be_built_again(
 
 
 class Stubborn(Counting):
-    """Refuses one text."""
+    """An embedder that refuses one text."""
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         if any(text.endswith(f"row {BATCH}") for text in texts):
@@ -315,7 +308,7 @@ class Stubborn(Counting):
 
 
 def test_builds_that_always_fail_do_not_fill_the_disk(rows: Path, out: Path) -> None:
-    """Each goes on with what the ones before it embedded."""
+    """Each build reuses the vectors of the failed ones."""
     for _ in range(4):
         with pytest.raises(UpstreamRefused):
             build_index([rows], out, Stubborn())
@@ -342,11 +335,9 @@ build_index([Path(sys.argv[1])], Path(sys.argv[2]), Killed())
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_killed_build_is_not_served_and_goes_on_where_it_was(
-    rows: Path, out: Path, damaged: bool
-) -> None:
-    """After SIGKILL in the middle nothing can be opened; the next build embeds only what was not
-    embedded yet, or what a power failure has left as zeros or a torn vector.
+def test_a_killed_build_is_not_served_and_is_resumed(rows: Path, out: Path, damaged: bool) -> None:
+    """After SIGKILL nothing can be opened, and the next build embeds only the
+    remaining passages.
     """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
     killed = [sys.executable, "-c", KILLED_BUILD, str(rows), str(out)]
@@ -370,7 +361,7 @@ def test_a_killed_build_is_not_served_and_goes_on_where_it_was(
 
 
 async def test_a_build_ends_when_its_caller_is_cancelled(documents: Path, out: Path) -> None:
-    """Also where it waits for another one, of which there is one at a time."""
+    """A build that waits for another one ends, too."""
     waiting = asyncio.Event()
     build_index([documents], out, Counting())
     loop = asyncio.get_running_loop()
@@ -384,7 +375,7 @@ async def test_a_build_ends_when_its_caller_is_cancelled(documents: Path, out: P
 
     with (out / ".lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BadIndex, match="another build is under way"):
+        with pytest.raises(BadIndex, match="another build is running"):
             build_index([documents], out, Counting(), wait=False)
         task = asyncio.create_task(stoppable(work))
         async with asyncio.timeout(30):
@@ -394,8 +385,8 @@ async def test_a_build_ends_when_its_caller_is_cancelled(documents: Path, out: P
                 await task
 
 
-def test_the_index_is_no_document_of_its_own(documents: Path) -> None:
-    """An index inside the folder that it is of does not read itself."""
+def test_the_index_is_not_indexed(documents: Path) -> None:
+    """An index inside the folder of its documents is not read."""
     embedder = Counting()
     build_index([documents], documents / "index", embedder)
     built = build_index([documents], documents / "index", embedder)
@@ -403,7 +394,7 @@ def test_the_index_is_no_document_of_its_own(documents: Path) -> None:
 
 
 def test_progress_counts_documents_and_passages(rows: Path, out: Path) -> None:
-    """Done, and of how many."""
+    """Progress has the number done and the total."""
     steps: list[tuple[str, int, int]] = []
     build_index([rows], out, Counting(), progress=lambda *step: steps.append(step))
     assert steps == [

@@ -24,8 +24,8 @@ Answer = Callable[[dict[str, Any]], web.Response]
 
 
 def test_vectors_are_unit_float32(embedder: MiniLM) -> None:
-    """(batch, 384) float32, each row of length 1; no texts give no rows. A paraphrase is nearer
-    than something else.
+    """Vectors are (batch, 384) float32 of length 1, also for no texts; a paraphrase is nearer than
+    another text.
     """
     vectors = embedder.embed(
         ["a kitten plays", "a young cat has fun", "a rocket engine"], queries=False
@@ -43,9 +43,7 @@ def test_vectors_are_unit_float32(embedder: MiniLM) -> None:
     [(b"something else", "not the official weights.*Reinstall"), (None, "cannot be read")],
 )
 def test_other_weights_are_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
-    """Weights with another hash are never loaded; the message names the file and says what to
-    do.
-    """
+    """Weights with another hash are never loaded; the message names the file and what to do."""
     weights = tmp_path / "model.safetensors"
     if content is not None:
         weights.write_bytes(content)
@@ -75,8 +73,8 @@ def test_importing_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == b"[]"
 
 
-def test_a_query_has_the_same_vector_in_any_company(embedder: MiniLM) -> None:
-    """To the last bit, though it is padded to the longest of its batch."""
+def test_the_vector_of_a_query_does_not_depend_on_its_batch(embedder: MiniLM) -> None:
+    """The vectors are equal in all bits, in spite of padding."""
     queries = [
         "Who?",
         "Who makes honey?",
@@ -89,7 +87,9 @@ def test_a_query_has_the_same_vector_in_any_company(embedder: MiniLM) -> None:
 
 
 def test_queries_and_passages_are_embedded_alike(embedder: MiniLM) -> None:
-    """Whatever their length, though queries go through a compiled model in another precision."""
+    """The vectors agree for texts of any length, although queries are embedded in
+    double precision.
+    """
     texts = ["Who?", "", "Which river runs past the museum of the king of the bees?", "red " * 400]
     one, other = (embedder.embed(texts, queries=queries) for queries in (True, False))
     assert np.allclose(one, other, rtol=0, atol=1e-6)
@@ -97,7 +97,7 @@ def test_queries_and_passages_are_embedded_alike(embedder: MiniLM) -> None:
 
 @asynccontextmanager
 async def serving(answer: Answer, **options: Any) -> AsyncIterator[EndpointEmbedder]:
-    """An embedder of dimension 2 over a real server on a free port."""
+    """Serve an embedder of dimension 2 on a free port."""
 
     async def embeddings(request: web.Request) -> web.Response:
         return answer(await request.json())
@@ -119,7 +119,7 @@ async def serving(answer: Answer, **options: Any) -> AsyncIterator[EndpointEmbed
 
 
 def vectors(body: dict[str, Any]) -> web.Response:
-    """The length of each text and 0, last text first."""
+    """Return a response with the length of each text and 0, in reverse order."""
     data = [
         {"index": number, "embedding": [float(len(text)), 0.0]}
         for number, text in enumerate(body["input"])
@@ -132,7 +132,7 @@ async def embed(embedder: EndpointEmbedder, *texts: str, queries: bool = False) 
 
 
 async def test_queries_and_passages_carry_their_prefixes() -> None:
-    """Queries and passages are sent each with their prefix, as it is."""
+    """Each text is sent with the prefix of its kind."""
     bodies: list[dict[str, Any]] = []
 
     def answer(body: dict[str, Any]) -> web.Response:
@@ -152,8 +152,8 @@ async def test_queries_and_passages_carry_their_prefixes() -> None:
 
 
 async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
-    """The server's `index` decides the order, rows are scaled to length 1, and no request
-    exceeds the batch.
+    """The response's `index` decides the order, rows have length 1, and requests do not exceed the
+    batch size.
     """
     sizes: list[int] = []
 
@@ -186,7 +186,12 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
             for status in (400, 401, 404)
         ),
         (200, "<html>", UpstreamProtocolError, "Not a list of embeddings"),
-        (200, '{"data": []}', UpstreamProtocolError, "1 texts were sent, 0 embeddings came"),
+        (
+            200,
+            '{"data": []}',
+            UpstreamProtocolError,
+            "1 texts were sent, but 0 embeddings received",
+        ),
         (
             200,
             '{"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]}',
@@ -197,13 +202,13 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
             200,
             '{"data": [{"index": 0, "embedding": [0.0, 0.0]}]}',
             UpstreamProtocolError,
-            "without a direction",
+            "a zero or NaN vector",
         ),
     ],
 )
 async def test_failures(status: int, content: str, kind: type[UpstreamError], said: str) -> None:
-    """Overload and breakdown are worth another try; a refusal, with the endpoint's own words,
-    and garbage are not.
+    """Overload and server errors can be retried; a refusal has the endpoint's message, without the
+    key.
     """
     async with serving(lambda _: web.Response(status=status, text=content)) as embedder:
         with pytest.raises(kind, match=said):

@@ -1,6 +1,4 @@
-"""Searching an index by meaning and by word, and refusing one that is damaged or another
-embedder's.
-"""
+"""Searching an index by meaning and by word, and refusing damaged or wrong ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +26,7 @@ def ids(index: Index, embedder: MiniLM, queries: Sequence[str], top_k: int) -> l
 
 
 def test_the_nearest_passage_comes_first(index: Index, embedder: MiniLM) -> None:
-    """Passages come back whole, best first, with cosines as scores; neither the other queries of a
-    batch nor a larger `top_k` change what a query finds.
-    """
+    """Passages are complete, best first, with cosines as scores, for any batch and `top_k`."""
     found = index.search(embedder.embed(QUERIES, queries=True), QUERIES, 2)
     assert [passages[0].id for passages in found] == NEAREST
     assert (found[1][0].title, found[1][0].text) == (
@@ -56,7 +52,7 @@ def test_the_nearest_passage_comes_first(index: Index, embedder: MiniLM) -> None
 def test_copies_of_a_text_do_not_crowd_out_others(
     write_corpus: WriteCorpus, tmp_path: Path, embedder: MiniLM
 ) -> None:
-    """Fifteen copies of the nearest text are found once, and the next best come after it."""
+    """Fifteen copies of the nearest text count as one result."""
     copies = [
         {"id": f"copy {number}", "title": "Cat", "text": "The cat hunts mice."}
         for number in range(15)
@@ -69,9 +65,7 @@ def test_copies_of_a_text_do_not_crowd_out_others(
 
 
 def test_word_statistics_find_names(animals: Path, tmp_path: Path, embedder: MiniLM) -> None:
-    """With BM25 beside the vectors, an exact name and a paraphrase both come first; words of no
-    passage do no harm.
-    """
+    """With BM25, an exact name and a paraphrase are both first; unknown words change nothing."""
     assert build_index([animals], tmp_path / "index", embedder, lexical=True).manifest.lexical
     index = Index.open(tmp_path / "index", embedder, verify=True)
     assert [found[0] for found in ids(index, embedder, ["ZX81", *QUERIES, "??"], 1)][:5] == [
@@ -81,9 +75,7 @@ def test_word_statistics_find_names(animals: Path, tmp_path: Path, embedder: Min
 
 
 def test_only_rows_that_share_a_word_are_found(tmp_path: Path) -> None:
-    """Best first; stop words and unknown words find nothing, also where every query is of that
-    kind.
-    """
+    """Rows are ranked; queries of stop words or unknown words find nothing."""
     write_lexical(tmp_path, ["red planet", "the honey of bees", "red red honey"])
     index = LexicalIndex.open(tmp_path)
     found = index.search(["bees honey", "planet", "the of", "qqq", ""], 5)
@@ -92,7 +84,7 @@ def test_only_rows_that_share_a_word_are_found(tmp_path: Path) -> None:
 
 
 def test_words_without_spaces_are_found(tmp_path: Path) -> None:
-    """Chinese and Japanese texts, and names in them, by every two letters that stand together."""
+    """Chinese and Japanese words are found by pairs of characters."""
     write_lexical(
         tmp_path,
         [
@@ -108,7 +100,7 @@ def test_words_without_spaces_are_found(tmp_path: Path) -> None:
 
 
 def test_words_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
-    """A corpus of stop words, and a folder without statistics."""
+    """A corpus of stop words and a folder without statistics are refused."""
     with pytest.raises(BadCorpus, match="no words but stop words"):
         write_lexical(tmp_path, ["the", "of it"])
     with pytest.raises(
@@ -122,9 +114,7 @@ def test_words_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
 
 
 def test_words_of_one_character_are_found(tmp_path: Path) -> None:
-    """Letters and digits tell texts apart that are otherwise the same; the letter "a" is no
-    article.
-    """
+    """Single letters and digits distinguish texts; the letter "a" is no stop word."""
     names = [
         "Vitamin {}",
         "Part {} of the code",
@@ -161,9 +151,7 @@ def test_words_of_one_character_are_found(tmp_path: Path) -> None:
     ],
 )
 def test_other_writings_of_the_same_words_are_found(tmp_path: Path, text: str, query: str) -> None:
-    """Of scripts without spaces by every two neighbours; of others by the plain form of each
-    word.
-    """
+    """Scripts without spaces match by pairs of characters, others by folded words."""
     write_lexical(
         tmp_path, [text, "Tokyo is large.", "काम और कुछ", "北京是中国的", "น้ำตก", "부산 바다"]
     )
@@ -172,9 +160,7 @@ def test_other_writings_of_the_same_words_are_found(tmp_path: Path, text: str, q
 
 
 def test_a_row_scores_the_sum_of_its_reciprocal_ranks() -> None:
-    """Second in both rankings beats first in one; the scores of the rankings do not count, nor
-    does an empty one.
-    """
+    """Second in both rankings beats first in one; scores and empty rankings do not count."""
     fused = fuse([[Hit(1, 0.9), Hit(2, 0.1)], [Hit(3, 50.0), Hit(2, 49.0)]], top_k=3)
     assert [hit.row for hit in fused] == [2, 1, 3]
     assert [hit.score for hit in fused] == pytest.approx([2 / 62, 1 / 61, 1 / 61])
@@ -182,7 +168,7 @@ def test_a_row_scores_the_sum_of_its_reciprocal_ranks() -> None:
 
 
 def test_the_manifest_describes_the_folder(index_folder: Path, embedder: MiniLM) -> None:
-    """Embedder, dimension, corpus hash and every file with size and hash."""
+    """The manifest has the embedder, dimension, corpus hash, and size and hash of every file."""
     manifest = read_manifest(index_folder)
     assert (manifest.embedder, manifest.dimension) == (embedder.identity, 384)
     assert (manifest.passages, manifest.lexical, manifest.metric) == (5, False, "inner_product")
@@ -232,7 +218,7 @@ def test_a_damaged_index_is_refused(
 def test_a_manifest_of_another_index_is_refused(
     index_folder: Path, embedder: MiniLM, change: dict[str, int], said: str
 ) -> None:
-    """One that counts other passages than the files hold is not believed."""
+    """The manifest must agree with the files."""
     changed = msgspec.structs.replace(read_manifest(index_folder), **change)
     (index_folder / "manifest.json").write_bytes(msgspec.json.encode(changed))
     with pytest.raises(BadIndex, match=said):
@@ -240,9 +226,7 @@ def test_a_manifest_of_another_index_is_refused(
 
 
 def test_altered_passages_are_found(index_folder: Path, embedder: MiniLM) -> None:
-    """By `verify`, which reads the contents, where the size alone does not show it; else by the
-    first look.
-    """
+    """`verify` finds changes that keep the size; otherwise, the first access does."""
     path = index_folder / "000001" / "passages.jsonl"
     path.write_bytes(path.read_bytes().replace(b'{"', b"\xff\xff"))
     index = Index.open(index_folder, embedder)
@@ -255,7 +239,7 @@ def test_altered_passages_are_found(index_folder: Path, embedder: MiniLM) -> Non
 
 
 def test_another_embedder_is_refused(index_folder: Path) -> None:
-    """Both are named."""
+    """The message names both embedders."""
     with pytest.raises(
         BadIndex, match=r"built with the embedder all-MiniLM-L6-v2@\w+ .*, opened with counting "
     ):

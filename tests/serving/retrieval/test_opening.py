@@ -18,9 +18,7 @@ ON_ENGINE = EmbedderConfig(engine="embedder", model="minilm", dimension=384)
 
 @pytest.mark.engines
 async def test_an_engine_of_ours_embeds(embedder: MiniLM, animals: Path, tmp_path: Path) -> None:
-    """vLLM, started for it, gives the vectors that the same model gives in process; an index
-    can be built of them.
-    """
+    """A vLLM engine gives the same vectors as the model in process, and can search its index."""
     engines = {"embedder": EngineConfig(path=get_model_path(), arguments=("--runner", "pooling"))}
     texts = ["the red planet", "Honey bees live in colonies. " * 10]
     async with open_embedder(ON_ENGINE, engines, lambda _step: None, cpu_threads=2) as served:
@@ -33,8 +31,8 @@ async def test_an_engine_of_ours_embeds(embedder: MiniLM, animals: Path, tmp_pat
     assert (built.manifest.passages, built.manifest.embedder) == (5, "minilm")
 
 
-async def test_a_key_that_is_not_set_is_asked_for() -> None:
-    """With the name of its variable."""
+async def test_a_missing_key_is_named() -> None:
+    """The message names the environment variable."""
     config = EmbedderConfig(
         base_url="http://127.0.0.1:9/v1", model="m", dimension=4, api_key_env="ROLEGATE_NO_SUCH_KEY"
     )
@@ -60,7 +58,7 @@ def config(documents: Path) -> RetrievalConfig:
 async def test_the_index_is_built_where_it_is_missing_and_brought_up_to_date(
     documents: Path,
 ) -> None:
-    """At every start, so that what is served is what the documents say."""
+    """Every start brings the index up to date with the documents."""
     told: list[str] = []
     for name, text in (("cat", "The cat hunts mice."), ("bee", "The bee makes honey.")):
         (documents / f"{name}.txt").write_text(text)
@@ -76,9 +74,7 @@ async def test_the_index_is_built_where_it_is_missing_and_brought_up_to_date(
 async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(
     documents: Path, writable: bool
 ) -> None:
-    """As where the folder of the documents is not mounted, or its own only to be read; the
-    reason is told.
-    """
+    """The reason, such as an unmounted folder or a read-only index, is logged."""
     told: list[str] = []
     async with open_retriever(config(documents), told.append):
         pass
@@ -91,16 +87,14 @@ async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(
     async with open_retriever(config(documents), told.append) as retriever:
         assert len((await retriever.search(["cat"], 3))[0]) == 1
     assert any(
-        "served as it was, because it could not be brought up to date" in line for line in told
+        "serving the old index, because it could not be brought up to date" in line for line in told
     )
 
 
 async def test_a_new_generation_is_searched_without_a_failed_request(
     documents: Path, embedder: MiniLM
 ) -> None:
-    """Searches go on, one after another, while the index is built anew; from some search on
-    they find the new text.
-    """
+    """Searches continue during a build, and later ones find the new passages."""
     async with open_retriever(config(documents), lambda _step: None) as retriever:
         (documents / "mouse.txt").write_text("Mice eat cheese at night.")
         building = asyncio.create_task(
@@ -117,8 +111,8 @@ async def test_a_new_generation_is_searched_without_a_failed_request(
     assert set(found) == {"The cat hunts mice.", "Mice eat cheese at night."}
 
 
-async def test_a_generation_of_another_embedder_is_not_gone_over_to(documents: Path) -> None:
-    """It is passed over, and what was served before still is."""
+async def test_a_generation_of_another_embedder_is_ignored(documents: Path) -> None:
+    """The previous generation is still served."""
     with capture_logs() as logs:
         async with (
             open_retriever(config(documents), lambda _step: None) as retriever,
@@ -136,7 +130,7 @@ async def test_a_generation_of_another_embedder_is_not_gone_over_to(documents: P
 
 
 async def test_an_index_of_another_embedder_is_refused(documents: Path, tmp_path: Path) -> None:
-    """With both names, and what to do."""
+    """The message names both embedders and what to do."""
     build_index([documents], tmp_path / "index", Counting())
 
     with pytest.raises(

@@ -19,7 +19,7 @@ WORDS = (
 
 
 class GatedEmbedder:
-    """MiniLM, whose calls wait for the gate; what says "refuse" or "break" does not get through."""
+    """MiniLM whose calls wait for a gate; texts with "refuse" or "break" fail."""
 
     identity = MiniLM.identity
     dimension = MiniLM.dimension
@@ -54,7 +54,7 @@ def gated(embedder: MiniLM) -> GatedEmbedder:
 
 @pytest.fixture
 def crowd(write_corpus: WriteCorpus, tmp_path: Path, embedder: MiniLM) -> Index:
-    """An index of 120 passages, many of them alike."""
+    """An index of 120 passages, many of them similar."""
     rows = [
         {"id": str(row), "title": WORDS[row % 10], "text": sentence(row, 4 + row % 20)}
         for row in range(120)
@@ -64,7 +64,7 @@ def crowd(write_corpus: WriteCorpus, tmp_path: Path, embedder: MiniLM) -> Index:
 
 
 def sentence(seed: int, length: int) -> str:
-    """So many words; the same ones every time."""
+    """Return a text of so many words, always the same."""
     rng = random.Random(seed)
     return " ".join(rng.choice(WORDS) for _ in range(length))
 
@@ -78,7 +78,7 @@ async def searcher(index: Index, gated: GatedEmbedder) -> AsyncIterator[IndexSea
 
 
 async def busy(searcher: IndexSearcher, gated: GatedEmbedder) -> asyncio.Task[list[list[str]]]:
-    """A search that holds the thread until the gate opens."""
+    """Start a search that blocks the thread until the gate opens."""
     task = asyncio.create_task(found(searcher, ["the red planet"], 1))
     assert await asyncio.to_thread(gated.asked.wait, 30)
     return task
@@ -91,7 +91,7 @@ async def found(searcher: IndexSearcher, queries: Sequence[str], top_k: int) -> 
 
 
 async def started(*searches: asyncio.Task[list[list[str]]]) -> None:
-    """Let every search get as far as its first wait."""
+    """Let every search run up to its first wait."""
     for _ in searches:
         await asyncio.sleep(0)
 
@@ -99,7 +99,7 @@ async def started(*searches: asyncio.Task[list[list[str]]]) -> None:
 async def test_the_event_loop_is_free_while_a_search_runs(
     searcher: IndexSearcher, gated: GatedEmbedder
 ) -> None:
-    """Embedding and searching happen in the searcher's thread; the loop goes on meanwhile."""
+    """Embedding and searching run in the searcher's thread."""
     first = await busy(searcher, gated)
     assert not first.done()
     gated.gate.set()
@@ -108,8 +108,8 @@ async def test_the_event_loop_is_free_while_a_search_runs(
 
 
 async def test_callers_share_a_batch(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
-    """What is asked while a batch is under way forms the next one; each caller gets its own,
-    cut to its `top_k`.
+    """Searches during a batch form the next one; each caller gets its results, and equal queries
+    are embedded once.
     """
     first = await busy(searcher, gated)
     second = asyncio.create_task(found(searcher, ["Who makes honey?"], 1))
@@ -126,10 +126,10 @@ async def test_callers_share_a_batch(searcher: IndexSearcher, gated: GatedEmbedd
     ]
 
 
-async def test_who_is_cancelled_is_left_out(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
-    """A search that is cancelled before its batch starts costs nothing, and the others do not
-    notice.
-    """
+async def test_a_cancelled_search_is_left_out(
+    searcher: IndexSearcher, gated: GatedEmbedder
+) -> None:
+    """It is not embedded if its batch has not started, and the others are not affected."""
     first = await busy(searcher, gated)
     second = asyncio.create_task(found(searcher, ["Who makes honey?"], 1))
     third = asyncio.create_task(found(searcher, ["Which pet hunts mice?"], 1))
@@ -145,7 +145,7 @@ async def test_who_is_cancelled_is_left_out(searcher: IndexSearcher, gated: Gate
 async def test_a_refused_query_fails_its_caller_only(
     searcher: IndexSearcher, gated: GatedEmbedder
 ) -> None:
-    """A refused batch is tried again caller by caller."""
+    """A refused batch is retried caller by caller."""
     first = await busy(searcher, gated)
     second = asyncio.create_task(found(searcher, ["refuse"], 1))
     third = asyncio.create_task(found(searcher, ["Which pet hunts mice?"], 1))
@@ -159,15 +159,15 @@ async def test_a_refused_query_fails_its_caller_only(
 async def test_a_broken_embedder_fails_the_batch(
     searcher: IndexSearcher, gated: GatedEmbedder
 ) -> None:
-    """Every caller of the batch gets the error, and the searcher lives on."""
+    """All callers of the batch get the error, and later searches work."""
     gated.gate.set()
     with pytest.raises(UpstreamUnavailable):
         await searcher.search(["break"], 1)
     assert await found(searcher, ["Who makes honey?"], 1) == [["bee"]]
 
 
-async def test_a_query_finds_the_same_in_any_company(crowd: Index, embedder: MiniLM) -> None:
-    """The same passages in the same order with the same scores, whatever else is in its batch."""
+async def test_results_do_not_depend_on_the_batch(crowd: Index, embedder: MiniLM) -> None:
+    """Passages, order and scores are the same in any batch."""
     queries = [sentence(1000 + number, 1 + number % 25) for number in range(48)]
     searcher = IndexSearcher(crowd, embedder, cache=0)
     together = await searcher.search(queries, 5)
@@ -176,8 +176,10 @@ async def test_a_query_finds_the_same_in_any_company(crowd: Index, embedder: Min
     await searcher.close()
 
 
-async def test_each_caller_gets_as_many_as_it_wants(crowd: Index, gated: GatedEmbedder) -> None:
-    """As if nobody else had asked for more, or for fewer."""
+async def test_each_caller_gets_its_own_number_of_passages(
+    crowd: Index, gated: GatedEmbedder
+) -> None:
+    """The `top_k` of other callers makes no difference."""
     searcher = IndexSearcher(crowd, gated, cache=0)
     first = await busy(searcher, gated)
     few, many = [asyncio.create_task(found(searcher, ["a whale"], top_k)) for top_k in (1, 40)]
@@ -191,10 +193,8 @@ async def test_each_caller_gets_as_many_as_it_wants(crowd: Index, gated: GatedEm
     await searcher.close()
 
 
-async def test_what_was_asked_before_is_not_embedded_again(
-    searcher: IndexSearcher, gated: GatedEmbedder
-) -> None:
-    """However it is spaced; until the index is swapped. No queries find nothing."""
+async def test_repeated_queries_are_cached(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
+    """White space is ignored; a swap clears the cache; no queries give no results."""
     gated.gate.set()
     assert await searcher.search([], 3) == []
     first = await searcher.search(["Who makes honey?", "Which pet hunts mice?"], 1)
@@ -206,10 +206,10 @@ async def test_what_was_asked_before_is_not_embedded_again(
     assert len(gated.batches) == 2
 
 
-async def test_a_swapped_index_is_asked_anew(
+async def test_a_swap_clears_the_cache(
     searcher: IndexSearcher, gated: GatedEmbedder, crowd: Index
 ) -> None:
-    """Also by whoever asked the one before while it was swapped."""
+    """Results of the previous index that arrive after the swap are not cached for the new one."""
     first = await busy(searcher, gated)
     before = searcher.index_id
     searcher.swap(crowd)
@@ -219,8 +219,8 @@ async def test_a_swapped_index_is_asked_anew(
     assert searcher.index_id != before
 
 
-async def test_no_more_than_so_many_share_a_batch(index: Index, gated: GatedEmbedder) -> None:
-    """The others form the next one."""
+async def test_batches_are_limited(index: Index, gated: GatedEmbedder) -> None:
+    """Further searches form the next batch."""
     searcher = IndexSearcher(index, gated, most=2)
     first = await busy(searcher, gated)
     others = [asyncio.create_task(found(searcher, [word], 1)) for word in WORDS[:5]]

@@ -1,4 +1,4 @@
-"""Retrieval over HTTP and over gRPC, from both ends."""
+"""Retrieval over HTTP and gRPC, server and client."""
 
 import asyncio
 import io
@@ -55,7 +55,7 @@ FIXED = {"known": PASSAGES}
 
 
 class FailingRetriever:
-    """Is not available so many times, and then finds nothing."""
+    """A retriever that is unavailable so many times, and then finds nothing."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -72,7 +72,7 @@ class FailingRetriever:
 
 
 class StuckRetriever:
-    """Never answers; notes when it was asked and when it was cancelled."""
+    """A retriever that never answers, and records calls and cancellations."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -91,7 +91,7 @@ class StuckRetriever:
 
 @asynccontextmanager
 async def http(retriever: Retriever, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session with a running application."""
+    """Yield a client session of a running application."""
     readiness: Readiness | None = options.pop("readiness", None)
     server = HTTPServer(retrieval_app(retriever, readiness=readiness), 0.0, **options)
     async with aiohttp.ClientSession(
@@ -109,7 +109,7 @@ async def post(session: aiohttp.ClientSession, body: object) -> tuple[int, Any]:
 
 @asynccontextmanager
 async def served(retriever: Retriever | None, **options: Any) -> AsyncIterator[str]:
-    """The address of a real gRPC server; None has it answer nothing to anything."""
+    """Yield the address of a gRPC server; None stands for one that sends empty responses."""
     server = grpc.aio.server(interceptors=[CallInterceptor()])
     servicer = RetrievalServicer(retriever, **options) if retriever else ShortServicer()
     add_RetrievalServiceServicer_to_server(servicer, server)
@@ -122,7 +122,7 @@ async def served(retriever: Retriever | None, **options: Any) -> AsyncIterator[s
 
 
 class ShortServicer(RetrievalServiceServicer):
-    """Answers nothing to anything."""
+    """A servicer that sends empty responses."""
 
     async def Search(
         self,
@@ -134,7 +134,7 @@ class ShortServicer(RetrievalServiceServicer):
 
 @asynccontextmanager
 async def remote(retriever: Retriever | None, **options: Any) -> AsyncIterator[RemoteRetriever]:
-    """A client of such a server."""
+    """Yield a client of such a server."""
     async with served(retriever, **options) as address:
         client = RemoteRetriever(address, timeout_s=30.0)
         try:
@@ -155,8 +155,8 @@ async def remote(retriever: Retriever | None, **options: Any) -> AsyncIterator[R
     ],
 )
 async def test_both_shapes_are_answered(body: object, result: object) -> None:
-    """Search-R1's, with and without scores, and FlashRAG's; without a number, there are three
-    documents.
+    """Requests of Search-R1, with and without scores, and of FlashRAG are answered; the default is
+    three passages.
     """
     async with http(FixedRetriever(FIXED)) as session:
         assert await post(session, body) == (200, {"result": result})
@@ -181,8 +181,8 @@ async def test_both_shapes_are_answered(body: object, result: object) -> None:
         (b" " * (MAX_BODY_BYTES + 1), 413, "larger than 1048576 bytes"),
     ],
 )
-async def test_a_bad_body_is_answered_in_plain_words(body: object, status: int, said: str) -> None:
-    """The answer says where the mistake is, and the server goes on."""
+async def test_a_bad_body_is_refused(body: object, status: int, said: str) -> None:
+    """The message names the mistake, and the server continues."""
     async with http(FixedRetriever(FIXED)) as session:
         code, answer = await post(session, body)
         assert (code, said in answer["error"]) == (status, True)
@@ -190,16 +190,14 @@ async def test_a_bad_body_is_answered_in_plain_words(body: object, status: int, 
 
 
 async def test_a_dead_retriever_is_503_without_internals() -> None:
-    """The client learns that it may try again, and no address."""
+    """The message asks to retry, and has no address."""
     async with http(FailingRetriever(1)) as session:
         failed = {"error": "The search is not available at the moment; try again."}
         assert await post(session, {"queries": ["known"]}) == (503, failed)
 
 
 async def test_foreign_names_are_refused() -> None:
-    """A web page of elsewhere can have its own name made to lead here, and read what is found
-    then.
-    """
+    """A web page cannot read passages by DNS rebinding."""
     async with http(FixedRetriever(FIXED), hosts=["search.example"]) as session:
         for host, status, key in (
             ("evil.example", 421, "error"),
@@ -211,7 +209,7 @@ async def test_foreign_names_are_refused() -> None:
 
 
 async def test_health() -> None:
-    """503 while nothing can be searched, without a word of why."""
+    """Health is 503 while retrieval is down, without a reason."""
     readiness = Readiness()
     async with http(FixedRetriever({}), readiness=readiness) as session:
         for why, status, said in (("connection refused", 503, "unavailable"), (None, 200, "ok")):
@@ -221,9 +219,7 @@ async def test_health() -> None:
 
 
 async def test_passages_come_back_unchanged() -> None:
-    """Id, title, text and score survive the wire; every query has its list, an empty one too; 0
-    is the default.
-    """
+    """Passages survive the wire; every query has a list, also an empty one; 0 means the default."""
     fixed = FixedRetriever(FIXED)
     async with remote(fixed) as retriever:
         assert await retriever.search(["known", "unknown"], 2) == [PASSAGES[:2], []]
@@ -238,9 +234,7 @@ async def test_passages_come_back_unchanged() -> None:
 
 
 async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
-    """Both services find by meaning; that over gRPC for many callers at once, and with the
-    index's identity.
-    """
+    """Both services search by meaning, with concurrent callers over gRPC."""
     searcher = IndexSearcher(index, embedder)
     async with (
         remote(searcher, index_id=lambda: searcher.index_id) as retriever,
@@ -268,26 +262,24 @@ async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
             r"INVALID_ARGUMENT: queries\[1\]: empty",
         ),
         (FixedRetriever({}), ["known"], 101, UpstreamRefused, "INVALID_ARGUMENT: top_k: 101"),
-        (None, ["known"], 3, UpstreamProtocolError, "1 queries were sent, results for 0 came"),
+        (None, ["known"], 3, UpstreamProtocolError, "1 queries were sent, but 0 results received"),
     ],
 )
-async def test_a_failed_search_says_whose_fault_it_is(
+async def test_errors_of_a_search(
     retriever: Retriever | None,
     queries: list[str],
     top_k: int,
     kind: type[UpstreamError],
     said: str,
 ) -> None:
-    """A bad request is refused with the server's words; fewer lists than queries are garbled."""
+    """A bad request is refused with the server's message; too few results are a protocol error."""
     async with remote(retriever) as client:
         with pytest.raises(kind, match=said):
             await client.search(queries, top_k)
 
 
 async def test_an_address_without_the_service() -> None:
-    """Nobody listening is `UpstreamUnavailable`, with the address; another gRPC server would
-    refuse another try too.
-    """
+    """A closed port and a gRPC server without the service raise errors with the address."""
     server = grpc.aio.server()
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -302,7 +294,7 @@ async def test_an_address_without_the_service() -> None:
 
 
 async def test_cancelling_stops_the_search_at_the_server() -> None:
-    """A search that is cancelled here ends there."""
+    """Cancelling the client's search cancels it at the server."""
     stuck = StuckRetriever()
     async with remote(stuck) as retriever:
         search = asyncio.create_task(retriever.search(["known"], 3))
@@ -315,7 +307,7 @@ async def test_cancelling_stops_the_search_at_the_server() -> None:
 
 
 async def test_a_slow_server_is_unavailable() -> None:
-    """A search that outlasts the config's `timeout_s` is given up."""
+    """A search longer than `timeout_s` fails."""
     async with (
         served(StuckRetriever()) as address,
         open_retriever(
@@ -326,8 +318,8 @@ async def test_a_slow_server_is_unavailable() -> None:
             await retriever.search(["known"], 3)
 
 
-async def test_a_server_that_is_not_available_is_asked_again() -> None:
-    """A moment's failure is not seen; one that goes on is, after three attempts."""
+async def test_an_unavailable_server_is_retried() -> None:
+    """A short failure is hidden; after three attempts the search fails."""
     passing = FailingRetriever(2)
     lasting = FailingRetriever(99)
     async with remote(passing) as retriever:
@@ -355,12 +347,12 @@ async def test_a_server_that_is_not_available_is_asked_again() -> None:
     ],
 )
 def test_searches_beyond_the_limits_are_refused(queries: list[str], top_k: int, said: str) -> None:
-    """The message says which query, and how much is allowed."""
+    """The message names the query and the limit."""
     with pytest.raises(BadRequest, match=said):
         checked_top_k(queries, top_k, 3)
 
 
 def test_the_largest_search_is_allowed() -> None:
-    """256 queries of 8192 characters, 100 passages each of 25; 0 takes the default."""
+    """The limits are 256 queries, 8192 characters and 2560 passages; 0 means the default."""
     assert checked_top_k(["x" * 8192] * 256, 10, 3) == 10
     assert (checked_top_k(["x"] * 25, 100, 3), checked_top_k(["x"], 0, 3)) == (100, 3)

@@ -1,0 +1,124 @@
+"""Vectors in a FAISS file: exact search by inner product, or any index that FAISS wrote."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.errors import BadIndex
+from serving.retrieval.dense import Hit
+from serving.retrieval.embedder import Vectors
+
+VECTORS = "dense.faiss"
+_DECIMALS = 6
+_NOISE = 1e-5
+_MORE = 8
+"""Rows searched beyond `top_k`. The last bits of a single-precision score depend on the batch, so
+all candidates are scored again in double precision, and scores are rounded to `_DECIMALS`.
+"""
+_MAX_DEPTH = 4096
+
+
+class FaissStore:
+    """The `VectorStore` of FAISS."""
+
+    def build(self, folder: Path, dimension: int, batches: Iterable[Vectors]) -> None:
+        """See `VectorStore.build`."""
+        import faiss
+
+        vectors = faiss.IndexFlatIP(dimension)
+        for batch in batches:
+            vectors.add(batch)
+
+        untyped: Any = faiss
+        # Through Python's file, because FAISS itself does not report a full disk as an `OSError`
+        with (folder / VECTORS).open("wb") as file:
+            faiss.write_index(vectors, untyped.PyCallbackIOWriter(file.write))
+
+    def open(self, folder: Path) -> "FaissIndex":
+        """See `VectorStore.open`."""
+        import faiss
+
+        try:
+            # Memory-mapped where FAISS can: processes share the memory, and opening takes no time
+            return FaissIndex(faiss.read_index(str(folder / VECTORS), faiss.IO_FLAG_MMAP_IFC))
+        except RuntimeError as error:
+            raise BadIndex(
+                f"{folder / VECTORS}: FAISS cannot read it; build the index again."
+            ) from error
+
+
+FAISS = FaissStore()
+
+
+class FaissIndex:
+    """The `VectorIndex` of FAISS."""
+
+    def __init__(self, vectors: Any) -> None:
+        """`vectors`: an index of FAISS."""
+        import faiss
+
+        # Above this number of queries FAISS uses BLAS; below, it reads all rows for each query
+        faiss.cvar.distance_compute_blas_threshold = 2
+        self._vectors = vectors
+        self._is_exact = isinstance(vectors, faiss.IndexFlatIP)
+        is_l2 = vectors.metric_type == faiss.METRIC_L2
+        self.metric: Literal["inner_product", "l2"] = "l2" if is_l2 else "inner_product"
+        self.dimension = int(vectors.d)
+
+    def __len__(self) -> int:
+        return int(self._vectors.ntotal)
+
+    def search(self, queries: Vectors, top_k: int) -> list[list[Hit]]:
+        """See `VectorIndex.search`."""
+        top_k = min(top_k, len(self))
+        depth = min(top_k + _MORE, len(self)) if self._is_exact else top_k
+        scores, rows = self._vectors.search(queries, depth)
+        while self._is_exact and depth < min(len(self), _MAX_DEPTH) and _is_cut(scores, top_k):
+            depth = min(4 * depth, len(self))
+            scores, rows = self._vectors.search(queries, depth)
+        if self.metric == "l2":  # squared distance; 2 - 2 · cosine for unit vectors
+            scores = 1 - scores / 2
+
+        ranked = []
+        for query, query_rows, query_scores in zip(queries, rows, scores, strict=True):
+            is_hit = query_rows >= 0  # FAISS fills up with -1
+            ranked.append(self._ranked(query, query_rows[is_hit], query_scores[is_hit])[:top_k])
+        return ranked
+
+    def within(self, query: Vectors, rows: range) -> list[Hit]:
+        """See `VectorIndex.within`."""
+        try:
+            return _sorted(rows, self._cosines(query, np.array(rows, dtype=np.int64)))
+        except RuntimeError as error:
+            raise BadIndex(
+                "This kind of FAISS index keeps no vectors, so no document of it can be opened."
+            ) from error
+
+    def vector(self, row: int) -> Vectors:
+        """See `VectorIndex.vector`."""
+        vector: Vectors = self._vectors.reconstruct(row)
+        return vector
+
+    def _ranked(
+        self, query: Vectors, rows: NDArray[np.int64], scores: NDArray[np.float64]
+    ) -> list[Hit]:
+        return _sorted(rows.tolist(), self._cosines(query, rows) if self._is_exact else scores)
+
+    def _cosines(self, query: Vectors, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        vectors = np.float64(self._vectors.reconstruct_batch(rows))
+        cosines: NDArray[np.float64] = (vectors * np.float64(query)).sum(1)
+        return cosines
+
+
+def _is_cut(scores: Vectors, top_k: int) -> bool:
+    """Return whether rows beyond the searched depth may be as good as one of the `top_k`."""
+    return bool((scores[:, -1] >= scores[:, top_k - 1] - _NOISE).any())
+
+
+def _sorted(rows: Iterable[int], scores: NDArray[np.float64]) -> list[Hit]:
+    """Pair rows with their rounded scores, best first, ties by row."""
+    hits = map(Hit, rows, scores.astype(np.float64).round(_DECIMALS).tolist())
+    return sorted(hits, key=lambda hit: (-hit.score, hit.row))
