@@ -73,8 +73,9 @@ def read_markdown(path: Path) -> Document:
 
     parser = MarkdownIt("commonmark", {"maxNesting": _MAX_NESTING})
     parser.enable(["table", "strikethrough"])
-    interrupted = {"alt": ["paragraph", "reference", "blockquote"]}
-    parser.block.ruler.at("html_block", _html_block, interrupted)
+    parser.block.ruler.at(
+        "html_block", _html_block, {"alt": ["paragraph", "reference", "blockquote"]}
+    )
     parser.add_render_rule("html_block", _rendered)
     parser.add_render_rule("html_inline", _rendered)
     tokens = parser.parse(text)
