@@ -1,9 +1,9 @@
-"""Run a program so that it and all that it starts end when the process that started this one dies.
+"""Run a program, and end it and all its descendants when the parent of this process dies.
 
 Linux signals a child whose parent dies (`PR_SET_PDEATHSIG`), but not its grandchildren, and
-launchers such as `npx` run the real server as their child. So this process stays between: on
-SIGTERM it ends its whole process group. Popen's `preexec_fn` is no alternative: code between fork
-and exec sometimes aborts where gRPC's threads run.
+launchers such as `npx` run the real server as their child. So this process runs between the two,
+and ends its whole process group on SIGTERM. Popen's `preexec_fn` is no alternative: code between
+fork and exec sometimes aborts in a process with gRPC's threads.
 
 Usage: `python -I -S child_supervisor.py PROGRAM [ARGUMENT …]`, as the leader of a new session.
 """
@@ -30,7 +30,7 @@ def _end_group(*_signal: object) -> None:
 
 
 def main() -> None:
-    """Run the program that the arguments name, and end as it does."""
+    """Run the program in the arguments, and exit with its status."""
     signal.signal(signal.SIGTERM, _end_group)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     child = os.fork()

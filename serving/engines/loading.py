@@ -1,4 +1,4 @@
-"""Published versions, checked and loaded into the engine of the execution role while it runs."""
+"""Loading published versions into the running engine of the execution role."""
 
 import asyncio
 from collections.abc import Callable, Container, Mapping
@@ -8,7 +8,12 @@ import aiohttp
 import msgspec
 import structlog
 
-from router.errors import BadConfig, BadVersion, UpstreamError, UpstreamUnavailable
+from router.errors import (
+    BadConfig,
+    BadVersion,
+    UpstreamError,
+    UpstreamUnavailable,
+)
 from router.models.adapters import Adapters
 from serving.config.config import Config
 from serving.config.secrets import api_key
@@ -16,13 +21,11 @@ from serving.engines.versions import VersionManifest, base_sha256, verified
 
 _log = structlog.get_logger("versions")
 MOST_LOADED = 7
-"""Versions that an engine has at a time."""
+"""Max number of versions loaded in an engine."""
 
 
 class Loading:
-    """Loads versions by their names, and lets the engine forget the first of those that are not
-    in use any more.
-    """
+    """Loads versions by name, and unloads the least recently requested that are not in use."""
 
     def __init__(
         self,
@@ -45,12 +48,12 @@ class Loading:
         self._replicas = [Adapters(session, url, key) for url in urls]
         self._changing = asyncio.Lock()
         self._loaded: dict[str, None] = {}
-        """From the one that was asked for longest ago."""
+        """Versions, the least recently requested first."""
         self._in_use = in_use
 
     async def first(self) -> tuple[str, str] | None:
-        """The version that is active until another one is promoted, loaded: its name and its
-        manifest; None where that is the model itself. Raises `BadConfig`.
+        """Load the configured start version, and return its name and manifest; None if there is
+        none, and the base model is active. Raises `BadConfig`.
         """
         if self._versions.start is None:
             return None
@@ -61,16 +64,15 @@ class Loading:
             raise BadConfig(f"versions.start: {error}") from error
 
     async def load(self, version: str) -> str:
-        """Check a version and make the engine know it; its manifest, as JSON.
+        """Check a version, load it, and return its manifest as JSON.
 
-        Raises `BadVersion` where its files are not what its manifest says, or do not fit the
-        engine, or the engine has no room for it, and `UpstreamUnavailable` where no replica can be
-        reached.
+        Raises `BadVersion` if its files do not match its manifest or the engine, or if the engine
+        has no free slot, and `UpstreamUnavailable` if no replica can be reached.
         """
         if not self._replicas:
             raise BadVersion(
-                f"{version}: the executor's model is a provider's, which loads no "
-                "adapters; set roles.execution.engine."
+                f"{version}: the executor's model is a provider's, which loads no adapters; set "
+                "roles.execution.engine."
             )
         folder = self._folder(version)
         manifest = await asyncio.to_thread(self._checked, folder)
@@ -82,32 +84,29 @@ class Loading:
         return msgspec.json.encode(manifest).decode()
 
     async def _load(self, version: str, folder: Path) -> None:
-        """Load it into all replicas. One that is away gets it later: it turns the version away
-        once it is back.
+        """Load a version into all replicas that can be reached.
+
+        The others get it later, when they refuse a call for it.
         """
         loading = (adapters.load(version, folder) for adapters in self._replicas)
-        failures = [
-            end
-            for end in await asyncio.gather(*loading, return_exceptions=True)
-            if isinstance(end, Exception)
-        ]
+        results = await asyncio.gather(*loading, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, Exception)]
         for failure in failures:
             if not isinstance(failure, UpstreamUnavailable) or len(failures) == len(self._replicas):
                 raise failure
             _log.warning("version.not_everywhere", version=version, error=str(failure))
 
     async def _make_room(self, version: str) -> None:
-        # An engine of ours may serve several of our gateways; the adapters in others' engines are
-        # not our business.
-        there = await self._replicas[0].names() if self._role.engine else []
-        others = [name for name in dict.fromkeys((*self._loaded, *there)) if name != version]
+        """Unload versions until there is a slot for this one. Raises `BadVersion`."""
+        # Our engine may serve several gateways of ours. Foreign engines may have other adapters.
+        in_engine = await self._replicas[0].names() if self._role.engine else []
+        others = [name for name in dict.fromkeys((*self._loaded, *in_engine)) if name != version]
         in_use = self._in_use()
         while len(others) >= MOST_LOADED:
             idle = next((name for name in others if name not in in_use), None)
             if idle is None:
                 raise BadVersion(
-                    f"{version}: the engine has {MOST_LOADED} versions that runs are "
-                    "working with; wait."
+                    f"{version}: runs use all {MOST_LOADED} versions in the engine; try later."
                 )
             others.remove(idle)
             await asyncio.gather(*(adapters.unload(idle) for adapters in self._replicas))
@@ -121,22 +120,23 @@ class Loading:
         manifest = verified(folder)
         if manifest.kind == "weights":
             raise BadVersion(
-                f"{folder}: holds whole weights, and an engine that runs loads adapters "
-                "only; serve them as a model of "
-                "their own, and name it in roles.execution.model."
+                f"{folder}: contains full weights, and a running engine loads only adapters; serve "
+                "them as a separate model, and name it in roles.execution.model."
             )
         if self._base is not None and not self._base_sha256:
             self._base_sha256 = base_sha256(self._base)
-        theirs = (manifest.base_model, manifest.base_sha256)
-        ours = (self._role.model, self._base_sha256)
-        if theirs[0] != ours[0] or (theirs[1] != ours[1] and all((theirs[1], ours[1]))):
+        trained_on = manifest.base_sha256
+        served = self._base_sha256
+        is_other = trained_on != served and trained_on and served
+        if manifest.base_model != self._role.model or is_other:
             raise BadVersion(
-                f"{folder}: was trained on {_base(*theirs)}, and the engine serves "
-                f"{_base(*ours)}; train it on that "
-                "one, or serve the other as roles.execution.model."
+                f"{folder}: was trained on {_base(manifest.base_model, trained_on)}, and the "
+                f"engine serves {_base(self._role.model, served)}; train it on that one, or serve "
+                "the other as roles.execution.model."
             )
         return manifest
 
 
 def _base(model: str, sha256: str) -> str:
+    """Describe a base model."""
     return f"{model} (SHA-256 {sha256})" if sha256 else model

@@ -1,6 +1,4 @@
-"""An HTTP server as a child process: started, awaited, watched, stopped; any number of times,
-on one port.
-"""
+"""An HTTP server as a child process, which can be started and stopped repeatedly on one port."""
 
 import asyncio
 import contextlib
@@ -18,24 +16,27 @@ import structlog
 from router.errors import BadConfig
 
 OnChange = Callable[[str | None], None]
-"""Called with the reason why a server is down, and with None once it is there again."""
+"""Called with the reason when a server is down, and with None when it is up again."""
 
 _READY_INTERVAL_S = 0.2
 DYING_WITH_PARENT = (
-    (sys.executable, "-I", "-S", str(Path(__file__).with_name("child_supervisor.py")))
+    (
+        sys.executable,
+        "-I",
+        "-S",
+        str(Path(__file__).with_name("child_supervisor.py")),
+    )
     if sys.platform == "linux"
     else ()
 )
-"""Prefix of a command, on Linux: the program and all that it starts end when this process dies,
-however it dies.
+"""Prefix of a command. On Linux, the program and its descendants end when this process dies, also
+when it is killed.
 """
 _log = structlog.get_logger("engine")
 
 
 class ServerProcess:
-    """A server that answers `GET /health` with 200 once it serves. Its output is added to a
-    file.
-    """
+    """A server that answers `GET /health` with 200 when it is ready. Its output goes to a file."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class ServerProcess:
         *,
         ready_within_s: float,
     ) -> None:
-        """`name`: for messages. `environment`: beside this process's own, which wins."""
+        """`name`: for messages. `environment`: defaults, overridden by this process's variables."""
         self.name = name
         self.log = log
         self._ready_within_s = ready_within_s
@@ -57,9 +58,7 @@ class ServerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it, and wait until it serves. Raises `BadConfig`, with the end of its output,
-        where it does not.
-        """
+        """Start the server and wait until it is ready. Raises `BadConfig` with its last output."""
         with self.log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *DYING_WITH_PARENT,
@@ -78,21 +77,21 @@ class ServerProcess:
                         return
                     await asyncio.sleep(_READY_INTERVAL_S)
             reason = self.end
-        last = "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-5:])
-        raise BadConfig(f"{self.name} {reason}; the end of {self.log}:\n{last}")
+        last_lines = "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-5:])
+        raise BadConfig(f"{self.name} {reason}; the end of {self.log}:\n{last_lines}")
 
     async def ended(self) -> None:
-        """Wait until it is no more."""
+        """Wait until the process has ended."""
         assert self._process is not None
         await self._process.wait()
 
     @property
     def end(self) -> str:
-        """Its end, for people."""
+        """Description of the end of the process."""
         return f"ended with code {self._process.returncode if self._process else None}"
 
     async def answers(self, within_s: float) -> bool:
-        """Tell whether its health check succeeds within so many seconds."""
+        """Return whether the health check succeeds within this time."""
         timeout = aiohttp.ClientTimeout(total=within_s)
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
             async with (
@@ -103,7 +102,7 @@ class ServerProcess:
         return False
 
     async def stop(self, within_s: float = 10.0) -> None:
-        """End it and all that it started: ask first, and make sure after `within_s` seconds."""
+        """Terminate the process, and kill it and its descendants after `within_s` seconds."""
         if (process := self._process) is None:
             return
         try:
@@ -120,24 +119,24 @@ class ServerProcess:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Intervals and limits of the watch over a server."""
+    """Intervals and limits of supervision."""
 
     within_s: float
-    """Of its health check."""
+    """Timeout of a health check."""
     every_s: float = 2.0
+    """Interval of health checks."""
     misses: int = 3
-    """Failed checks in a row after which it is taken to hang."""
+    """Failed checks in a row after which the server counts as hanging."""
     first_pause_s: float = 1.0
-    """Before it is started again; each further pause is twice as long, up to the longest."""
+    """Pause before the first restart; it doubles with each restart."""
     longest_pause_s: float = 60.0
+    """Max pause."""
     good_after_s: float = 60.0
-    """Once it has run so long, pauses begin anew."""
+    """Uptime after which the pause is reset."""
 
 
 async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch) -> None:
-    """Watch a server that has been started, and start it again whenever it is down or hangs;
-    for ever.
-    """
+    """Watch a running server, and restart it when it ends or hangs, until cancelled."""
     pause_s = watch.first_pause_s
     while True:
         up_at = time.monotonic()
@@ -146,21 +145,29 @@ async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch
             pause_s = watch.first_pause_s
         while reason is not None:
             on_change(reason)
-            _log.error("engine.down", name=process.name, reason=reason, again_in_s=pause_s)
+            _log.error(
+                "engine.down",
+                name=process.name,
+                reason=reason,
+                again_in_s=pause_s,
+            )
             await process.stop(0.0)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, watch.longest_pause_s)
             try:
                 await process.start()
                 reason = None
-            except (BadConfig, OSError) as error:  # such as a full disk, or no memory left
+            except (
+                BadConfig,
+                OSError,
+            ) as error:  # such as a full disk, or no memory
                 reason = str(error)
         on_change(None)
         _log.info("engine.up", name=process.name)
 
 
 async def _broken(process: ServerProcess, watch: Watch) -> str:
-    """The failure of a server, as soon as there is one."""
+    """Wait until a server fails, and return the reason."""
     missed = 0
     while missed < watch.misses:
         try:

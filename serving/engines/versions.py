@@ -1,4 +1,4 @@
-"""The folder of published versions, one folder each: whole and as its manifest says, or refused."""
+"""The folder of published versions: publish the next one, or verify one against its manifest."""
 
 import fcntl
 import os
@@ -18,31 +18,29 @@ MANIFEST = "manifest.json"
 
 
 class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The manifest of a version's folder."""
+    """The manifest in the folder of a version."""
 
     format: Literal[1] = 1
     version: str
     """`executor-000001`, …; also the folder's name."""
     kind: Literal["adapter", "weights"]
-    """Loaded beside its base model, or in its place."""
+    """Adapters are loaded in addition to the base model, weights instead of it."""
     base_model: str
-    """The name under which the base model is served, or was trained from."""
+    """Name of the base model in its engine, or in the training."""
     base_sha256: str
-    """Of the base model's `model.safetensors`, or of its index; empty where it was not at hand
-    as a folder.
-    """
+    """SHA-256 of the base model's `model.safetensors`, or of its index; empty if unknown."""
     rank: int | None = None
-    """Of an adapter."""
+    """Rank of an adapter."""
     recipe: dict[str, Any]
     """All options of the training."""
     data: dict[str, Any]
-    """Figures and digests of the data set, and of its sources."""
+    """Figures and digests of the data set and its sources."""
     evaluation: dict[str, Any] | None = None
-    """Its results beside those of the executor before it; None where it was not evaluated."""
+    """Results of this and the previous executor; None if it was not evaluated."""
     git_revision: str
-    """Of the code that trained it; empty where that is not known."""
+    """Revision of the training code; empty if unknown."""
     created_at: str
-    """ISO 8601, UTC."""
+    """Time in ISO 8601, UTC."""
     files: dict[str, str]
     """SHA-256 of every other file, by its path in the folder."""
 
@@ -52,9 +50,7 @@ _NAME = re.compile(r"executor-(\d{6,})")
 
 
 def verified(folder: Path) -> VersionManifest:
-    """The manifest of a version whose files are what was published. Raises `BadVersion` naming
-    what is not so.
-    """
+    """Check the files of a version, and return its manifest. Raises `BadVersion`."""
     path = folder / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=VersionManifest)
@@ -65,7 +61,7 @@ def verified(folder: Path) -> VersionManifest:
             f"{path}: {error.strerror}; name the folder of a published version."
         ) from None
     if manifest.version != folder.resolve().name:
-        raise BadVersion(f"{path}: is of {manifest.version}; give the folder that name.")
+        raise BadVersion(f"{path}: describes {manifest.version}; give the folder that name.")
     present = set(_files(folder)) - {MANIFEST}
     for name in sorted(manifest.files.keys() | present):
         if name not in manifest.files:
@@ -85,16 +81,15 @@ def verified(folder: Path) -> VersionManifest:
 
 
 def base_sha256(model: Path) -> str:
-    """SHA-256 of the weights in a model's folder, or of their index; empty where there is
-    neither.
-    """
-    return next((_sha256_of(model / name) for name in WEIGHTS if (model / name).is_file()), "")
+    """Return the SHA-256 of a model's weights, or of their index; empty if there are none."""
+    return next(
+        (_sha256_of(model / name) for name in WEIGHTS if (model / name).is_file()),
+        "",
+    )
 
 
 def next_version(folder: Path, taken: Iterable[str] = ()) -> str:
-    """The name after the last one in the folder of versions, and after those that are `taken`
-    elsewhere.
-    """
+    """Return the name after the last version in the folder and in `taken`."""
     names = [*taken, *(path.name for path in folder.iterdir())] if folder.is_dir() else taken
     matches = filter(None, map(_NAME.fullmatch, names))
     latest = max((int(match[1]) for match in matches), default=0)
@@ -102,24 +97,30 @@ def next_version(folder: Path, taken: Iterable[str] = ()) -> str:
 
 
 def write_version(
-    folder: Path, content: Path, manifest: VersionManifest, taken: Iterable[str] = ()
+    folder: Path,
+    content: Path,
+    manifest: VersionManifest,
+    taken: Iterable[str] = (),
 ) -> Path:
-    """Publish the files in `content` in the folder of versions, as the next one; the new version's
-    folder.
+    """Publish the files in `content` as the next version, and return its folder.
 
-    `taken`: names that stand elsewhere, as a version keeps its name for good. The manifest's
-    `version` and `files` are filled in here. Raises `BadVersion` where it cannot be written; what a
-    kill leaves half-written is never taken for a version, and is removed here the next time.
+    `taken`: names in use elsewhere, which are never used again. The manifest's `version` and
+    `files` are set here. Raises `BadVersion` if it cannot be written. A version appears with an
+    atomic rename; leftovers of a killed call are removed by the next one.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
-            for left in folder.glob(".executor-*"):
-                shutil.rmtree(left)
+            for leftover in folder.glob(".executor-*"):
+                shutil.rmtree(leftover)
             version = next_version(folder, taken)
             unfinished = folder / f".{version}"
             try:
-                _write(unfinished, content, msgspec.structs.replace(manifest, version=version))
+                _write(
+                    unfinished,
+                    content,
+                    msgspec.structs.replace(manifest, version=version),
+                )
                 unfinished.rename(folder / version)
                 flush(folder)
             finally:
@@ -127,14 +128,14 @@ def write_version(
     except OSError as error:
         where = error.filename or folder
         raise BadVersion(
-            f"{where}: {error.strerror}; no version was published. Mend that and publish again."
+            f"{where}: {error.strerror}; no version was published. Fix that and publish again."
         ) from error
     return folder / version
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else publishes there meanwhile."""
+    """Hold the folder's lock, so that no other process publishes there."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -158,7 +159,7 @@ def _write(target: Path, content: Path, manifest: VersionManifest) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Every file's path in `folder`, in order."""
+    """Return the paths of all files in `folder`, sorted."""
     return sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
     )

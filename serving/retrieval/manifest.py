@@ -15,7 +15,7 @@ from serving.retrieval.embedder import Embedder
 from serving.retrieval.passages import PASSAGES, PassageStore
 
 MANIFEST = "manifest.json"
-READING = 1
+READING = 2
 """Version of the readers: a build reads the files again that another version has read."""
 BUILDING = ".building"
 """Folder inside the index folder that becomes the next generation."""

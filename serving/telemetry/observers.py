@@ -1,4 +1,4 @@
-"""Observers, from the telemetry section of a config."""
+"""Opening the observers of a config's telemetry section."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -22,7 +22,7 @@ _EXPORT_S = 5
 
 @dataclass(slots=True)
 class Watched:
-    """Parts of a gateway that are looked at from outside."""
+    """Parts of a gateway that observers read."""
 
     admission: Admission
     upstreams: Upstreams
@@ -36,20 +36,19 @@ class Watched:
 async def open_observers(
     config: TelemetryConfig, log: Log, watched: Watched, hosts: Iterable[str] = ()
 ) -> AsyncIterator[Observers]:
-    """Observers while the context is open; nothing is loaded for what is not configured. `hosts`:
-    as for `HTTPServer`. Raises `BadConfig`.
+    """Open the configured observers. Libraries of others are not imported.
+
+    `hosts`: as for `HTTPServer`. Raises `BadConfig`.
     """
     async with AsyncExitStack() as stack:
-        each: list[Observer] = []
+        observers: list[Observer] = []
         if config.metrics is not None:
-            each.append(
-                await stack.enter_async_context(_metrics(config.metrics, log, watched, hosts))
-            )
+            metrics = _metrics(config.metrics, log, watched, hosts)
+            observers.append(await stack.enter_async_context(metrics))
         if config.otlp is not None:
-            each.append(
-                await stack.enter_async_context(_traces(config.otlp, config.contents, watched))
-            )
-        yield Observers(each)
+            traces = _traces(config.otlp, config.contents, watched)
+            observers.append(await stack.enter_async_context(traces))
+        yield Observers(observers)
 
 
 @asynccontextmanager
@@ -92,4 +91,4 @@ async def _traces(endpoint: str, contents: bool, watched: Watched) -> AsyncItera
     try:
         yield Traces(provider, watched.addresses, contents=contents)
     finally:
-        await asyncio.to_thread(provider.shutdown)  # which sends what is left
+        await asyncio.to_thread(provider.shutdown)  # sends the remaining spans

@@ -1,6 +1,8 @@
-"""Runs as OpenTelemetry spans: an `invoke_workflow` for each run, current while it goes on; in it a
-`chat` for each attempt of a call, a `retrieval` for each query, and an `invoke_agent` around those
-of a sub-query.
+"""Runs as OpenTelemetry spans.
+
+Each run is an `invoke_workflow` span, which is the current span during the run. Its children are a
+`chat` for each attempt of a call, a `retrieval` for each query, and an `invoke_agent` for each
+sub-query, which is the parent of that sub-query's chats and retrievals.
 """
 
 import json
@@ -27,11 +29,11 @@ from router.trace.export import output_of
 from router.trace.values import TableRun
 
 _SEARCHES = "rolegate-searches"
-"""In the context of a run: its searches so far. Their spans begin at its end, as only then it is
-known whether their texts must not be kept.
+"""Context key of a run's searches. Their spans are made at its end, when it is known whether their
+texts may be stored.
 """
 _caller: ContextVar[Context | None] = ContextVar("caller", default=None)
-"""The trace that a request goes on with."""
+"""Trace context of the current request."""
 
 _USAGE = {
     "input_tokens": "prompt_tokens",
@@ -39,11 +41,13 @@ _USAGE = {
     "cache_read.input_tokens": "cached_tokens",
     "reasoning.output_tokens": "reasoning_tokens",
 }
-"""The conventions' names of the fields of a call's usage."""
+"""Fields of a call's usage by their names in the semantic conventions."""
 _Attributes = Mapping[str, str | int | float | None]
 
 
 class _Search(NamedTuple):
+    """A search of a run; times are Unix time in seconds."""
+
     query: str
     began_at: float
     ended_at: float
@@ -51,49 +55,46 @@ class _Search(NamedTuple):
 
 
 class Traces:
-    """An `Observer` that makes spans; requests go on with the trace that their `traceparent`
-    names.
-    """
+    """An `Observer` that makes spans, in the trace of a request's `traceparent` if it has one."""
 
     def __init__(
         self, provider: TracerProvider, addresses: Mapping[str, str | None], *, contents: bool
     ) -> None:
-        """`provider`: where spans go; it is the caller's. `addresses`: base URLs by deployment.
-        `contents`: whether spans hold questions, queries and answers, unless these must not be
-        kept.
+        """`provider`: receives the spans; the caller closes it. `addresses`: base URLs by
+        deployment. `contents`: put questions, queries and answers into spans, except for private
+        runs.
         """
         self._tracer = provider.get_tracer("rolegate")
         self._addresses = addresses
         self._contents = contents
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
-        """Find the caller's trace."""
+        """Read the caller's trace context."""
         _caller.set(TraceContextTextMapPropagator().extract(metadata, Context()))
 
     def request_ended(self, method: str, code: str, duration_s: float) -> None:
         """Do nothing."""
 
     def run_began(self) -> None:
-        """Begin its span, which is the current one from here on."""
+        """Start the span of the run and make it the current one."""
         caller = _caller.get() or Context()
         span = self._tracer.start_span("invoke_workflow rolegate", caller)
         attach(set_value(_SEARCHES, [], set_span_in_context(span, caller)))
 
     def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
-        """Keep it for the end of the run."""
+        """Record a search for the end of the run."""
         searches = get_value(_SEARCHES)
         if isinstance(searches, list):
             searches.append(_Search(query, began_at, began_at + duration_s, error))
 
     def run_ended(self, run: Run, *, private: bool) -> None:
-        """End its span, with all that is in it."""
+        """Make the spans of the run's calls, searches and sub-queries, and end its span."""
         span = get_current_span()
         searches = get_value(_SEARCHES)
         if not isinstance(searches, list):
             return
         attach(Context())
-        told = self._contents and not private
-        result = run.result
+        contents = self._contents and not private
         span.set_attributes(
             {
                 "gen_ai.operation.name": "invoke_workflow",
@@ -103,27 +104,25 @@ class Traces:
                 "rolegate.tenant": run.tenant,
             }
         )
+        result = run.result
         executions: Sequence[Execution] = (result,) if isinstance(result, Execution) else ()
         if isinstance(result, Trajectory | TableRun):
             executions = result.executions
             span.set_attribute("rolegate.outcome", result.outcome)
-            span.set_attributes(_messages(run.request, output_of(run)) if told else {})
-        worked_on = [call.sub_query + 1 for call in run.calls if call.sub_query is not None]
-        for index in range(max(len(executions), *worked_on, 0)):
-            execution = executions[index] if index < len(executions) else None
+            span.set_attributes(_messages(run.request, output_of(run)) if contents else {})
+
+        sub_queries = {call.sub_query for call in run.calls if call.sub_query is not None}
+        for index in sorted(sub_queries):
             calls = [call for call in run.calls if call.sub_query == index]
+            execution = executions[index] if index < len(executions) else None
             queries = {search.query for search in execution.every_search} if execution else set()
-            mine = [
+            agent_searches = [
                 search for search in searches if search.query in queries and search.error is None
             ]
-            searches = [search for search in searches if search not in mine]
-            if calls:
-                self._agent(span, execution, calls, mine, told=told)
-        for call in run.calls:
-            if call.sub_query is None:
-                self._chat(span, call)
-        for search in searches:
-            self._retrieval(span, search, told=told)
+            searches = [search for search in searches if search not in agent_searches]
+            self._agent(span, execution, calls, agent_searches, contents=contents)
+        calls = [call for call in run.calls if call.sub_query is None]
+        self._children(span, calls, searches, contents=contents)
         _fail(span, None if run.status == "finished" else run.error.partition(":")[0] or run.status)
         span.end()
 
@@ -134,24 +133,37 @@ class Traces:
         calls: Sequence[Call],
         searches: Sequence[_Search],
         *,
-        told: bool,
+        contents: bool,
     ) -> None:
-        """An executor's work on a sub-query; without its execution, nobody waited for it."""
-        times = [(call.started_at, call.started_at + call.duration_s) for call in calls]
-        times += [(search.began_at, search.ended_at) for search in searches]
+        """Make the span of a sub-query. Without an execution, its output was discarded."""
         attributes: _Attributes = {"gen_ai.agent.name": "executor"}
         error: str | None = "wasted"
         if execution is not None:
             error = execution.outcome if execution.failed else None
             report = "\n".join((execution.report.answer, *execution.report.evidence))
-            messages = _messages(execution.sub_query, report) if told else {}
+            messages = _messages(execution.sub_query, report) if contents else {}
             attributes = {**attributes, "gen_ai.agent.version": execution.executor, **messages}
-        during = min(began for began, _ in times), max(ended for _, ended in times)
+        times = [*map(_times, calls), *((search.began_at, search.ended_at) for search in searches)]
+        during = (min(times)[0], max(ended_at for _, ended_at in times))
         agent = self._span(run, "invoke_agent executor", during, attributes, error)
+        self._children(agent, calls, searches, contents=contents)
+
+    def _children(
+        self,
+        parent: Span,
+        calls: Sequence[Call],
+        searches: Sequence[_Search],
+        *,
+        contents: bool,
+    ) -> None:
+        """Make the spans of calls and searches."""
         for call in calls:
-            self._chat(agent, call)
+            self._chat(parent, call)
         for search in searches:
-            self._retrieval(agent, search, told=told)
+            text = search.query if contents else None
+            attributes = {"gen_ai.data_source.id": "rolegate", "gen_ai.retrieval.query.text": text}
+            during = (search.began_at, search.ended_at)
+            self._span(parent, "retrieval rolegate", during, attributes, search.error)
 
     def _chat(self, parent: Span, call: Call) -> None:
         parts = urlsplit(self._addresses.get(call.deployment) or "")
@@ -170,22 +182,8 @@ class Traces:
             "server.address": parts.hostname,
             "server.port": parts.port or {"https": 443, "http": 80}.get(parts.scheme),
         }
-        during = (call.started_at, call.started_at + call.duration_s)
-        error = call.outcome
-        self._span(
-            parent, f"chat {call.model}", during, attributes, None if error in WHOLE else error
-        )
-
-    def _retrieval(self, parent: Span, search: _Search, *, told: bool) -> None:
-        text = search.query if told else None
-        attributes = {"gen_ai.data_source.id": "rolegate", "gen_ai.retrieval.query.text": text}
-        self._span(
-            parent,
-            "retrieval rolegate",
-            (search.began_at, search.ended_at),
-            attributes,
-            search.error,
-        )
+        error = None if call.outcome in WHOLE else call.outcome
+        self._span(parent, f"chat {call.model}", _times(call), attributes, error)
 
     def _span(
         self,
@@ -195,9 +193,7 @@ class Traces:
         attributes: _Attributes,
         error: str | None,
     ) -> Span:
-        """A span that has ended. `during`: its ends, Unix time in seconds. `error`: a word for
-        what went wrong.
-        """
+        """Make a finished span. `during`: start and end in Unix time. `error`: type of error."""
         operation = name.partition(" ")[0]
         known = {key: value for key, value in attributes.items() if value is not None}
         span = self._tracer.start_span(
@@ -218,20 +214,23 @@ def _fail(span: Span, error: str | None) -> None:
         span.set_status(Status(StatusCode.ERROR))
 
 
+def _times(call: Call) -> tuple[float, float]:
+    return call.started_at, call.started_at + call.duration_s
+
+
 def _provider(deployment: str) -> str:
-    """A provider as the conventions name it: LiteLLM's, the engine that we run, or the API that
-    an endpoint speaks.
-    """
+    """Return a provider by the semantic conventions: LiteLLM's, our engine, or the API's."""
     if deployment.startswith("engines."):
         return "vllm"
     return deployment.removeprefix("litellm:") if deployment.startswith("litellm:") else "openai"
 
 
-def _messages(asked: str, said: str) -> dict[str, str]:
-    parts = {"input": ("user", asked), "output": ("assistant", said)}
+def _messages(question: str, answer: str) -> dict[str, str]:
     return {
-        f"gen_ai.{side}.messages": json.dumps(
-            [{"role": role, "parts": [{"type": "text", "content": text}]}]
-        )
-        for side, (role, text) in parts.items()
+        "gen_ai.input.messages": _message("user", question),
+        "gen_ai.output.messages": _message("assistant", answer),
     }
+
+
+def _message(role: str, text: str) -> str:
+    return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}])

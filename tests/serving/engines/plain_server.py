@@ -1,8 +1,7 @@
-"""A server that is well as long as nothing in its folder says otherwise: `python -S plain_server.py
-PORT FOLDER`.
+"""A server with a health check: `python -S plain_server.py PORT FOLDER`.
 
-With a file `broken` there, it ends at its start, with code 3; with one called `loading`, it is not
-ready. It writes its process number to `pid`.
+A file `broken` in the folder makes it exit at its start with code 3; a file `loading` makes it not
+ready. It writes its process id to `pid`.
 """
 
 import os
@@ -12,7 +11,7 @@ from pathlib import Path
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Says that it is well."""
+    """Answers the health check."""
 
     def do_GET(self) -> None:
         self.send_response(503 if (folder / "loading").exists() else 200)

@@ -1,4 +1,4 @@
-"""What a processor can do, by its description."""
+"""Properties of a processor, from its description."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ from serving.engines.engine import computes_in_bf16, cores, precision
     ],
 )
 def test_bf16(tmp_path: Path, described: str, can: bool) -> None:
-    """Is a flag, of x86 or of ARM; what is not described is taken for granted."""
+    """bf16 is a feature flag of x86 or ARM; an unknown processor is assumed to have it."""
     path = tmp_path / "cpuinfo"
     path.write_text(described)
     assert computes_in_bf16(path) == can
@@ -27,7 +27,7 @@ def test_bf16(tmp_path: Path, described: str, can: bool) -> None:
 
 
 def test_precision() -> None:
-    """Is fp32 on a processor without bf16, unless somebody chose; nothing else is meddled with."""
+    """fp32 is chosen on a processor without bf16, unless the arguments choose a type."""
     assert precision(("--max-num-seqs", "8"), on_cpu=True, bf16=False) == ("--dtype", "float32")
     assert precision((), on_cpu=True, bf16=True) == ()
     assert precision((), on_cpu=False, bf16=False) == ()
@@ -36,9 +36,7 @@ def test_precision() -> None:
 
 
 def test_cores() -> None:
-    """Are those that the process is bound to: more threads than that would spin in each other's
-    way.
-    """
+    """Cores are those that the process is bound to; more threads would block each other."""
     if not hasattr(os, "sched_setaffinity") or len(bound := os.sched_getaffinity(0)) < 2:
         pytest.skip("there is nothing to choose from on this system, or on one core")
     try:

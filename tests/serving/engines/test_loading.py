@@ -1,4 +1,4 @@
-"""Published versions are checked, then loaded; what does not fit is never asked for an answer."""
+"""Published versions are checked, then loaded; a version that does not fit is never loaded."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Container
@@ -39,7 +39,7 @@ async def server() -> AsyncIterator[AdapterServer]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The folder of the base model."""
+    """Return the folder of the base model."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"weights")
@@ -47,7 +47,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def published(tmp_path: Path, model: Path, **changed: Any) -> Path:
-    """The folder of a new version."""
+    """Return the folder of a new version."""
     content = tmp_path / "content"
     content.mkdir(exist_ok=True)
     (content / "adapter_config.json").write_text(json.dumps({"r": 8}))
@@ -71,7 +71,7 @@ def published(tmp_path: Path, model: Path, **changed: Any) -> Path:
 def config(
     tmp_path: Path, role: RoleConfig, model: Path | None = None, start: Path | None = None
 ) -> Config:
-    """What serves one executor."""
+    """Return a config with one executor."""
     return Config(
         roles=RolesConfig(delegation=ROLE, execution=role, answer=ROLE),
         retrieval=RetrievalConfig(address="127.0.0.1:9"),
@@ -87,7 +87,7 @@ Opened = Callable[..., Loading]
 def on_engine(
     tmp_path: Path, model: Path, server: AdapterServer, session: aiohttp.ClientSession
 ) -> Opened:
-    """Loading into an engine of ours; `start`: the folder of the first version."""
+    """Return a `Loading` for our engine; `start`: the folder of the start version."""
     role = msgspec.structs.replace(ROLE, engine="executor")
     engines = {"executor": server.base_url}
 
@@ -100,7 +100,7 @@ def on_engine(
 async def test_a_version_is_loaded_under_its_name(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
-    """Its manifest is given back, as it is on record."""
+    """The manifest is returned as it is stored."""
     folder = published(tmp_path, model)
     manifest = await on_engine().load("executor-000001")
     assert server.adapters == {"executor-000001": str(folder)}
@@ -114,8 +114,8 @@ async def test_an_engine_of_others_loads_too(
     session: aiohttp.ClientSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At its address, with its key; its model's files are not known, so that only the model's
-    name is compared.
+    """A foreign engine is called at its address with its key; only the name of its model is
+    compared.
     """
     monkeypatch.setenv("ENGINE_KEY", "secret")
     published(tmp_path, model, base_sha256="0" * 64)
@@ -128,7 +128,7 @@ async def test_an_engine_of_others_loads_too(
 async def test_every_replica_loads_it(
     tmp_path: Path, model: Path, server: AdapterServer, session: aiohttp.ClientSession
 ) -> None:
-    """One that is away does without for now; only where none can be reached is that an error."""
+    """Replicas that are down are skipped; it is an error only if none can be reached."""
     published(tmp_path, model, base_sha256="0" * 64)
     async with adapter_server() as other:
         role = msgspec.structs.replace(
@@ -156,7 +156,7 @@ async def test_every_replica_loads_it(
             {"base_sha256": "0" * 64},
             r"trained on mini-executor \(SHA-256 0{64}\), and the engine serves mini-executor",
         ),
-        ({"kind": "weights"}, r"holds whole weights.* name it in roles\.execution\.model"),
+        ({"kind": "weights"}, r"contains full weights.* name it in roles\.execution\.model"),
     ],
 )
 async def test_a_version_that_does_not_fit(
@@ -166,7 +166,7 @@ async def test_a_version_that_does_not_fit(
     on_engine: Opened,
     case: tuple[dict[str, Any], str],
 ) -> None:
-    """The message names both and says what to do; the engine is not asked."""
+    """The message names both models and what to do; the engine is not called."""
     changed, said = case
     published(tmp_path, model, **changed)
     with pytest.raises(BadVersion, match=said):
@@ -177,7 +177,7 @@ async def test_a_version_that_does_not_fit(
 async def test_a_damaged_version_is_never_loaded(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
-    """Nor one that is not there. One whose base was no folder is loaded without comparing that."""
+    """Damaged and missing versions are refused; an unknown base digest is not compared."""
     (published(tmp_path, model) / "adapter_config.json").write_text('{"r": 9}')
     published(tmp_path, model, base_sha256="")
     for name in ("executor-000001", "executor-000003"):
@@ -188,12 +188,10 @@ async def test_a_damaged_version_is_never_loaded(
     assert list(server.adapters) == ["executor-000002"]
 
 
-async def test_the_engine_forgets_what_is_not_in_use(
+async def test_unused_versions_are_unloaded(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
-    """The version that was asked for longest ago, once there is no more room; and it can come
-    back.
-    """
+    """The least recently requested version is unloaded for a new one, and can be loaded again."""
     names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 1)]
     loading = on_engine(in_use={names[0]})
     for name in (*names[:-1], names[1], names[-1]):
@@ -203,12 +201,10 @@ async def test_the_engine_forgets_what_is_not_in_use(
     assert set(server.adapters) == {*names} - {names[3]}
 
 
-async def test_what_another_gateway_has_loaded_counts(
+async def test_versions_of_other_gateways_count(
     on_engine: Opened, server: AdapterServer, tmp_path: Path, model: Path
 ) -> None:
-    """The engine's places are for all; what is not known here to be in use goes first of all
-    that is.
-    """
+    """The slots of an engine are shared by its gateways."""
     one = on_engine()
     other = on_engine()
     names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 2)]
@@ -221,14 +217,14 @@ async def test_what_another_gateway_has_loaded_counts(
 async def test_an_engine_whose_versions_are_all_in_use(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
-    """It takes no further one, and keeps those that it has."""
+    """The new version is refused, and the loaded ones stay."""
     names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 1)]
     loading = on_engine(in_use=names)
     for name in names[:-1]:
         await loading.load(name)
     with pytest.raises(
         BadVersion,
-        match=rf"{names[-1]}: the engine has {MOST_LOADED} versions that runs are working",
+        match=rf"{names[-1]}: runs use all {MOST_LOADED} versions in the engine",
     ):
         await loading.load(names[-1])
     assert list(server.adapters) == names[:-1]
@@ -237,7 +233,7 @@ async def test_an_engine_whose_versions_are_all_in_use(
 async def test_a_provider_loads_none(
     tmp_path: Path, model: Path, session: aiohttp.ClientSession
 ) -> None:
-    """There is no engine to load it into."""
+    """A provider has no engine for versions."""
     published(tmp_path, model)
     with pytest.raises(BadVersion, match=r"set roles\.execution\.engine"):
         await Loading(config(tmp_path, ROLE), {}, session).load("executor-000001")
@@ -246,8 +242,8 @@ async def test_a_provider_loads_none(
 async def test_the_first_version_may_lie_anywhere(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
-    """It is loaded from where the config says; without one, the model itself is the first; a broken
-    one is the config's fault.
+    """It is loaded from the configured folder; without one, the base model is active; a damaged
+    version is an error of the config.
     """
     start = published(tmp_path, model).rename(tmp_path / "executor-000001")
     first = await on_engine(start).first()

@@ -1,4 +1,4 @@
-"""A server that dies or hangs is started again, and whoever depends on it hears of it."""
+"""A server that dies or hangs is restarted, and its state is reported."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parent / "plain_server.py"
 
 
 class Watched:
-    """A server, and what is heard of it."""
+    """A server and the changes of its state."""
 
     def __init__(self, folder: Path, ready_within_s: float = 60.0) -> None:
         with socket.socket() as probe:
@@ -33,34 +33,34 @@ class Watched:
         self.process = ServerProcess(
             "engines.small", command, int(port), folder / "log", {}, ready_within_s=ready_within_s
         )
-        self.heard: asyncio.Queue[str | None] = asyncio.Queue()
+        self.changes: asyncio.Queue[str | None] = asyncio.Queue()
         self._folder = folder
 
     @property
     def pid(self) -> int:
-        """The number of the process that runs now."""
+        """Id of the current process."""
         return int((self._folder / "pid").read_text())
 
     async def next(self) -> str | None:
-        """What is heard next."""
+        """Return the next change: the reason why it is down, or None."""
         async with asyncio.timeout(30):
-            return await self.heard.get()
+            return await self.changes.get()
 
 
 @asynccontextmanager
 async def watched(folder: Path, watch: Watch = WATCH) -> AsyncIterator[Watched]:
-    """A server that runs and is kept running."""
+    """Yield a running, supervised server."""
     server = Watched(folder)
     try:
         await server.process.start()
-        async with background_tasks(keep_running(server.process, server.heard.put_nowait, watch)):
+        async with background_tasks(keep_running(server.process, server.changes.put_nowait, watch)):
             yield server
     finally:
         await server.process.stop()
 
 
-async def test_one_that_is_never_ready(tmp_path: Path) -> None:
-    """Is waited for as long as its config says, and no longer."""
+async def test_a_server_that_is_never_ready(tmp_path: Path) -> None:
+    """The wait ends after the configured time."""
     (tmp_path / "loading").touch()
     server = Watched(tmp_path, ready_within_s=1.0)
     try:
@@ -72,8 +72,8 @@ async def test_one_that_is_never_ready(tmp_path: Path) -> None:
         await server.process.stop()
 
 
-async def test_one_that_dies_is_started_again(tmp_path: Path) -> None:
-    """At the same address, however often; what has happened is told each time."""
+async def test_a_server_that_dies_is_restarted(tmp_path: Path) -> None:
+    """It is restarted at the same address each time, and each change is reported."""
     async with watched(tmp_path) as server:
         seen = set()
         for _ in range(2):
@@ -85,8 +85,8 @@ async def test_one_that_dies_is_started_again(tmp_path: Path) -> None:
         assert server.pid not in seen
 
 
-async def test_one_that_hangs_is_started_again(tmp_path: Path) -> None:
-    """It is there, and does not answer: that is as good as dead."""
+async def test_a_server_that_hangs_is_restarted(tmp_path: Path) -> None:
+    """A server that does not answer counts as down."""
     async with watched(tmp_path, replace(WATCH, misses=2)) as server:
         hanging = server.pid
         os.kill(hanging, signal.SIGSTOP)
@@ -95,8 +95,8 @@ async def test_one_that_hangs_is_started_again(tmp_path: Path) -> None:
         assert server.pid != hanging
 
 
-async def test_one_that_cannot_be_started_again(tmp_path: Path) -> None:
-    """It is tried again and again, with the end of its output told, until it can."""
+async def test_a_server_that_cannot_be_restarted(tmp_path: Path) -> None:
+    """Restarts are repeated until one succeeds, and the end of the output is reported."""
     async with watched(tmp_path) as server:
         (tmp_path / "broken").touch()
         os.kill(server.pid, signal.SIGKILL)
@@ -112,10 +112,8 @@ async def test_one_that_cannot_be_started_again(tmp_path: Path) -> None:
         assert await server.process.answers(5.0)
 
 
-async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
-    """Nor does that end the watch: it is tried until it can. Once nobody keeps it running, it
-    stays stopped.
-    """
+async def test_a_server_whose_log_cannot_be_written(tmp_path: Path) -> None:
+    """Restarts are repeated until one succeeds, and the server ends with its supervision."""
     async with watched(tmp_path) as server:
         log = tmp_path / "log"
         log.unlink()
@@ -127,7 +125,7 @@ async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
         while await server.next() is not None:
             pass
         assert await server.process.answers(5.0)
-    assert server.heard.empty()
+    assert server.changes.empty()
     assert not await server.process.answers(5.0)
 
 
@@ -135,7 +133,7 @@ async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
 async def test_pauses_grow_until_all_was_well_for_a_while(
     tmp_path: Path, good_after_s: float, last_s: float
 ) -> None:
-    """Each is twice the one before, up to the longest; after a good time they begin anew."""
+    """Each pause is twice the previous one, up to the longest; they are reset after a good time."""
     with capture_logs() as log:
         async with watched(tmp_path, replace(WATCH, good_after_s=good_after_s)) as server:
             (tmp_path / "broken").touch()
@@ -152,8 +150,8 @@ async def test_pauses_grow_until_all_was_well_for_a_while(
     assert pauses[-1] == last_s
 
 
-async def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
-    """Also where that one is killed."""
+async def test_a_server_dies_with_its_parent(tmp_path: Path) -> None:
+    """The server also ends when its parent is killed."""
     start = (
         "import asyncio, sys; from pathlib import Path; from "
         "tests.serving.engines.test_supervision import Watched\n"
@@ -176,7 +174,7 @@ async def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
     await asyncio.to_thread(server.wait, 30)
 
 
-async def test_all_that_a_server_started_dies_with_a_killed_gateway(tmp_path: Path) -> None:
+async def test_descendants_die_with_a_killed_gateway(tmp_path: Path) -> None:
     """Launchers such as `npx` run the server as their child; one that ignores SIGTERM is killed."""
     start = (
         "import asyncio, sys; from serving.engines.process import DYING_WITH_PARENT\n"

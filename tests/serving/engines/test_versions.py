@@ -1,4 +1,4 @@
-"""Versions are published whole or not at all, and what was changed since is refused."""
+"""Versions are published completely or not at all, and changed ones are refused."""
 
 import shutil
 import subprocess
@@ -48,7 +48,7 @@ write_version(Path(sys.argv[1]), Path(sys.argv[2]), manifest)
 
 @pytest.fixture
 def content(tmp_path: Path) -> Path:
-    """What a training left."""
+    """The output of a training."""
     folder = tmp_path / "model"
     (folder / "more").mkdir(parents=True)
     (folder / "adapter_model.safetensors").write_bytes(bytes(range(256)) * 64)
@@ -64,7 +64,7 @@ def version(tmp_path: Path, content: Path) -> Path:
 
 
 def test_a_published_version_is_verified(version: Path) -> None:
-    """It has every file of the training, and says what each is."""
+    """The manifest lists every file of the training with its digest."""
     manifest = verified(version)
     assert (manifest.version, version.name) == ("executor-000001", "executor-000001")
     assert manifest.files.keys() == {
@@ -76,7 +76,7 @@ def test_a_published_version_is_verified(version: Path) -> None:
 
 
 def test_names_go_up(tmp_path: Path, content: Path, version: Path) -> None:
-    """The next name follows the highest, whatever else lies in the folder."""
+    """The next name follows the highest one, and ignores other files."""
     (version.parent / "executor-000041").mkdir()
     (version.parent / "executor-new").mkdir()
     assert write_version(version.parent, content, MANIFEST).name == "executor-000042"
@@ -108,21 +108,21 @@ def test_names_go_up(tmp_path: Path, content: Path, version: Path) -> None:
 def test_a_changed_version_is_refused(
     version: Path, change: Callable[[Path], object], said: str
 ) -> None:
-    """Whatever was changed, added or lost, the error names the file."""
+    """The error names the changed, added or missing file."""
     change(version)
     with pytest.raises(BadVersion, match=said):
         verified(version)
 
 
 def test_a_renamed_version_is_refused(version: Path) -> None:
-    """Its name says which one it is."""
-    with pytest.raises(BadVersion, match="is of executor-000001"):
+    """The folder must have the name of its version."""
+    with pytest.raises(BadVersion, match="describes executor-000001"):
         verified(version.rename(version.with_name("executor-000007")))
 
 
 @pytest.mark.parametrize("limit", [1_000, 10_000])
 def test_a_full_disk_leaves_no_version(tmp_path: Path, content: Path, limit: int) -> None:
-    """Neither while the files are written nor with the manifest; and the next one is published."""
+    """The error may come with any file or the manifest; the next publication succeeds."""
     if limit == 1_000:  # every file of the version fits, and the manifest does not
         (content / "adapter_model.safetensors").write_bytes(b"")
     manifest = msgspec.structs.replace(MANIFEST, recipe={"long": "x" * 2_000})
@@ -153,7 +153,7 @@ def test_a_full_disk_leaves_no_version(tmp_path: Path, content: Path, limit: int
 
 
 def test_leftovers_of_a_kill_are_removed(version: Path, content: Path) -> None:
-    """A half-written folder is no version, and the next write clears it away."""
+    """An unfinished folder is no version, and the next publication removes it."""
     left = version.with_name(".executor-000002")
     shutil.copytree(version, left)
     with pytest.raises(BadVersion):
@@ -166,7 +166,7 @@ def test_leftovers_of_a_kill_are_removed(version: Path, content: Path) -> None:
 
 
 def test_the_base_is_known_by_its_weights(tmp_path: Path) -> None:
-    """One file, or else the index of several; a model that is no folder has none."""
+    """The digest is of one file, or of the index of several; other models have none."""
     assert base_sha256(tmp_path) == ""
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     index = base_sha256(tmp_path)

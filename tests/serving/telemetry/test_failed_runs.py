@@ -1,4 +1,4 @@
-"""Traces of runs in which things go wrong."""
+"""Traces of runs with failures."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ SUB_QUERY = "Who directed Heat?"
 def call(
     number: int, role: RoleName, outcome: Outcome = "completed", purpose: Purpose = "first"
 ) -> Call:
-    """One that took a second, `number` seconds after the run's beginning."""
+    """Return a call of one second that began `number` seconds after the run."""
     return Call(
         run_id="run-1",
         tenant="default",
@@ -45,7 +45,7 @@ def call(
 
 
 def run(*calls: Call, error: str = "") -> Run:
-    """A run of these calls, whose one sub-query came to nothing."""
+    """Return a run with these calls, whose only sub-query has failed."""
     execution = Execution(SUB_QUERY, NO_EVIDENCE, "retrieval_failed", (), Conversation(()))
     return Run(
         id="run-1",
@@ -64,7 +64,7 @@ def run(*calls: Call, error: str = "") -> Run:
 def told(
     ended: Run, *, private: bool = False, searches: Sequence[str | None] = ()
 ) -> tuple[ReadableSpan, ...]:
-    """The spans of a run. `searches`: the errors of its searches, each a second after the other."""
+    """Return the spans of a run. `searches`: errors of its searches, one each second."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -77,14 +77,16 @@ def told(
 
 
 def errors(spans: Sequence[ReadableSpan]) -> list[tuple[str, object]]:
-    """Names and errors of those that failed."""
+    """Return the names and errors of failed spans."""
     failed = [span for span in spans if span.attributes and "error.type" in span.attributes]
     assert all(span.status.status_code.name == "ERROR" for span in failed)
     return sorted((span.name, (span.attributes or {})["error.type"]) for span in failed)
 
 
 def test_every_attempt_has_a_span() -> None:
-    """A retry or a correction stands beside what it tries again, with the times of the ledger."""
+    """A retry or a correction is a sibling of the attempt that it repeats, with the times of the
+    ledger.
+    """
     spans = told(
         run(call(0, "delegation", "unavailable"), call(1, "delegation", "refused", purpose="retry"))
     )
@@ -101,8 +103,8 @@ def test_every_attempt_has_a_span() -> None:
 
 
 def test_a_failed_run() -> None:
-    """The workflow has the error's class and not its text; an agent without a report has the
-    reason.
+    """The workflow has the class of the error and not its text; an agent without a report has its
+    outcome.
     """
     spans = told(
         run(call(0, "execution"), error="UpstreamRefused: http://10.0.0.7 says no"),
@@ -118,7 +120,7 @@ def test_a_failed_run() -> None:
 
 @pytest.mark.parametrize("private", [True, False])
 def test_texts_that_must_not_be_kept(private: bool) -> None:
-    """They are in no span, whatever is configured."""
+    """Texts of a private run are in no span, even with `contents`."""
     spans = told(run(call(0, "execution")), private=private, searches=[None])
     whole = "".join(span.to_json() for span in spans)
     assert [text in whole for text in ("director of Heat", SUB_QUERY, "the film Heat")] == [
@@ -127,8 +129,8 @@ def test_texts_that_must_not_be_kept(private: bool) -> None:
 
 
 def test_where_models_are() -> None:
-    """Engines of ours are vLLM at their address; LiteLLM's models are their provider's, at an
-    unknown one.
+    """Our engines are vLLM at their address; LiteLLM's models belong to their provider, without an
+    address.
     """
     spans = told(run(call(0, "delegation"), call(1, "execution")))
     named = {span.name: dict(span.attributes or {}) for span in spans}
@@ -143,8 +145,8 @@ def test_where_models_are() -> None:
     assert "gen_ai.usage.input_tokens" not in engine
 
 
-def test_a_run_without_a_request_has_a_trace_of_its_own() -> None:
-    """A shadow begins none beneath the run that its task worked on before."""
+def test_a_run_without_a_request_has_its_own_trace() -> None:
+    """A shadow run is not a child of the previous run of its task."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))

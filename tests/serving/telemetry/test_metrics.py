@@ -1,4 +1,4 @@
-"""What Prometheus is told, by a gateway that answers."""
+"""Metrics of a gateway that answers."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ Samples = dict[str, dict[frozenset[tuple[str, str]], float]]
 
 
 async def scraped(url: str) -> Samples:
-    """Values by name and labels."""
+    """Return the values by name and labels."""
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         assert response.status == 200
         families = text_string_to_metric_families(await response.text())
@@ -33,14 +33,12 @@ async def scraped(url: str) -> Samples:
 
 
 def of(samples: Samples, name: str, **labels: str) -> float:
-    """One value."""
+    """Return one value."""
     return samples[name][frozenset(labels.items())]
 
 
-async def test_what_is_counted(tmp_path: Path) -> None:
-    """Requests by code, runs, calls and tokens by role, searches and reports are those of what
-    was asked.
-    """
+async def test_all_work_is_counted(tmp_path: Path) -> None:
+    """Requests, runs, calls, tokens, searches and reports are counted."""
     async with watched_gateway(tmp_path, TelemetryConfig(metrics="127.0.0.1:0")) as gateway:
         answers = [await gateway.client.ask(QUESTION) for _ in range(2)]
         with pytest.raises(GatewayError):
@@ -79,8 +77,8 @@ async def test_what_is_counted(tmp_path: Path) -> None:
     assert of(samples, "rolegate_breaker_state", deployment=gateway.models, state="closed") == 1
 
 
-def test_what_is_unknown_is_not_counted() -> None:
-    """Neither as nothing, which would say that it is known."""
+def test_unknown_usage_is_not_counted() -> None:
+    """Unknown usage is not counted as zero tokens."""
     metrics = Metrics()
     calls = [
         call("run-1", usage=Usage(10, 2), nano_usd=None),
@@ -97,7 +95,7 @@ def test_what_is_unknown_is_not_counted() -> None:
 
 
 async def test_the_event_loop_s_lag(tmp_path: Path) -> None:
-    """It is looked at all the time, whether or not anybody asks anything."""
+    """The lag is measured also while there are no requests."""
     async with watched_gateway(tmp_path, TelemetryConfig(metrics="127.0.0.1:0")) as gateway:
         samples = await scraped(gateway.listens("metrics"))
         while not of(samples, "rolegate_event_loop_lag_seconds_count"):
@@ -106,7 +104,7 @@ async def test_the_event_loop_s_lag(tmp_path: Path) -> None:
 
 
 async def test_names_by_which_metrics_are_asked_for(tmp_path: Path) -> None:
-    """Those that the config lists; a web page's own name, made to lead here, is refused."""
+    """Configured host names are accepted; the rebound name of a web page is refused."""
     async with (
         watched_gateway(
             tmp_path, TelemetryConfig(metrics="127.0.0.1:0"), hosts=("gateway.example",)
@@ -119,7 +117,7 @@ async def test_names_by_which_metrics_are_asked_for(tmp_path: Path) -> None:
 
 
 async def test_http_requests(tmp_path: Path) -> None:
-    """The OpenAI-compatible door's requests are counted by path and status."""
+    """Requests of the OpenAI-compatible server are counted by path and status."""
     telemetry = TelemetryConfig(metrics="127.0.0.1:0")
     async with (
         watched_gateway(tmp_path, telemetry, "127.0.0.1:0") as gateway,
@@ -140,7 +138,7 @@ async def test_http_requests(tmp_path: Path) -> None:
 
 
 def test_nothing_is_loaded_unless_configured() -> None:
-    """A gateway that nobody watches loads neither library."""
+    """A gateway without telemetry imports neither library."""
     program = "import json, sys, router, serving.composition; print(json.dumps(list(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout
     assert not {"prometheus_client", "opentelemetry"} & set(json.loads(loaded))

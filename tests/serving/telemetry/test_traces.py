@@ -23,7 +23,7 @@ CALLER = "b7ad6b7169203331"
 
 
 class Receiver(TraceServiceServicer):
-    """Keeps what it is sent."""
+    """An OTLP receiver that records spans."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -31,7 +31,7 @@ class Receiver(TraceServiceServicer):
     async def Export(
         self, request: otlp.ExportTraceServiceRequest, _context: Any
     ) -> otlp.ExportTraceServiceResponse:
-        """Keep it."""
+        """Record the spans."""
         self.spans += [
             span
             for resource in request.resource_spans
@@ -43,7 +43,7 @@ class Receiver(TraceServiceServicer):
 
 @asynccontextmanager
 async def receiving() -> AsyncIterator[tuple[Receiver, str]]:
-    """A receiver, and where it is."""
+    """Yield a receiver and its address."""
     receiver = Receiver()
     server = grpc.aio.server()
     add_TraceServiceServicer_to_server(receiver, server)  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ async def receiving() -> AsyncIterator[tuple[Receiver, str]]:
 
 
 def attributes(span: Span) -> dict[str, str | int | float]:
-    """By name."""
+    """Return the attributes of a span by name."""
     return {
         pair.key: getattr(pair.value, str(pair.value.WhichOneof("value")))
         for pair in span.attributes
@@ -66,7 +66,7 @@ def attributes(span: Span) -> dict[str, str | int | float]:
 async def traced(
     folder: Path, metadata: Sequence[tuple[str, str]] = (), *, contents: bool = False
 ) -> list[Span]:
-    """The spans of one answer."""
+    """Return the spans of one answer."""
     async with receiving() as (receiver, endpoint):
         telemetry = TelemetryConfig(otlp=endpoint, contents=contents)
         async with (
@@ -79,8 +79,8 @@ async def traced(
 
 
 async def test_the_tree(tmp_path: Path) -> None:
-    """An answer is a workflow of agents and the other roles' chats; agents chat and retrieve, all
-    within its trace and in its parent's time.
+    """An answer is a workflow of agents and chats; agents chat and retrieve within the trace and
+    time of their parent.
     """
     spans = await traced(tmp_path, [("traceparent", f"00-{TRACE}-{CALLER}-01")])
     by_id = {span.span_id: span for span in spans}
@@ -115,8 +115,8 @@ async def test_the_tree(tmp_path: Path) -> None:
 
 
 async def test_attributes(tmp_path: Path) -> None:
-    """Chats have the conventions' attributes with what the ledger has; no span has any text,
-    unless that is wanted.
+    """Chats have the attributes of the semantic conventions; spans have texts only if
+    configured.
     """
     quiet = tmp_path / "quiet"
     telling = tmp_path / "telling"
@@ -129,8 +129,8 @@ async def test_attributes(tmp_path: Path) -> None:
     assert (chat["server.address"], chat["gen_ai.usage.output_tokens"]) == ("127.0.0.1", 2)
     assert int(chat["gen_ai.usage.input_tokens"]) > 0
     assert not [span for span in spans if QUESTION in str(span)]
-    told = await traced(telling, contents=True)
-    assert {span.name for span in told if QUESTION in str(span)} == {
+    with_contents = await traced(telling, contents=True)
+    assert {span.name for span in with_contents if QUESTION in str(span)} == {
         "invoke_workflow rolegate",
         "invoke_agent executor",
         "retrieval rolegate",

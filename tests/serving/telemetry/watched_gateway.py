@@ -1,4 +1,4 @@
-"""A gateway that is watched, over models and retrieval that answer at once."""
+"""A gateway with telemetry, over models and a retriever that answer immediately."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ QUESTION = "When was the director of Heat born?"
 
 @dataclass(frozen=True, slots=True)
 class WatchedGateway:
-    """Its address, a client, the models' base URL, and what it told at the start."""
+    """Address, client, base URL of the models, and startup messages of the gateway."""
 
     address: str
     client: AsyncClient
@@ -34,7 +34,7 @@ class WatchedGateway:
 async def watched_gateway(
     folder: Path, telemetry: TelemetryConfig, http: str | None = None, hosts: tuple[str, ...] = ()
 ) -> AsyncIterator[WatchedGateway]:
-    """It runs while the context is open."""
+    """Run the gateway while the context is open."""
     told: list[str] = []
     async with played() as (models, retrieval):
         file = canned_config(folder, [models.base_url], retrieval, report_cache={"enabled": True})
