@@ -1,4 +1,4 @@
-"""What is left of a request's own budget."""
+"""Budget of a request, and what is left of it."""
 
 from collections import Counter
 from typing import Literal
@@ -11,23 +11,23 @@ from router.trace import RoleName
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """The limits that a client sets for its request; None is no limit."""
+    """Limits that a client sets for its request; None is no limit."""
 
     max_total_tokens: int | None = None
-    """Prompt and completion tokens of all calls together."""
+    """Max prompt and completion tokens of all calls together."""
     max_nano_usd: int | None = None
     """Billionths of a dollar."""
     role_tokens: dict[RoleName, int] = {}
-    """The same as `max_total_tokens`, for single roles."""
+    """Max prompt and completion tokens by role."""
 
 
 UNLIMITED = Budget()
 
 
 class Allowance:
-    """Reserves the worst case of every call before it is made, so that no budget is ever exceeded.
+    """Reserves the worst case of every call before it is made, so that no budget is exceeded.
 
-    A part is held back for the answerer, whose calls may take it.
+    A part is reserved for the answerer, and only its calls may use that.
     """
 
     def __init__(self, budget: Budget = UNLIMITED) -> None:
@@ -39,13 +39,11 @@ class Allowance:
 
     @property
     def limited(self) -> bool:
-        """Whether anything is limited at all."""
+        """True if anything is limited."""
         return self._budget != UNLIMITED
 
     def reserve(self, role: RoleName, amount: Amount) -> None:
-        """Take `amount` from what is left. Raises `BudgetExhausted`, and takes nothing, where
-        that is too little.
-        """
+        """Reserve `amount` for a call. Raises `BudgetExhausted`; then nothing is reserved."""
         held = NOTHING if role == "answer" else self._held
         self._check(role, amount, self._taken + held + amount)
         self._taken += amount
@@ -53,20 +51,20 @@ class Allowance:
         self._under_way += 1
 
     def take(self, role: RoleName, spent: Amount) -> None:
-        """Count what was spent before."""
+        """Count what an earlier run has spent."""
         self._taken += Amount(spent.tokens, spent.nano_usd or 0)
         self._by_role[role] += spent.tokens
 
     def settle(self, role: RoleName, reserved: Amount, charged: Amount) -> None:
-        """Give back what of `reserved` was not spent."""
+        """Replace the reserved amount of a call by what it is charged."""
         spent = 0 if charged.nano_usd is None else charged.nano_usd - (reserved.nano_usd or 0)
         self._taken += Amount(charged.tokens - reserved.tokens, spent)
         self._by_role[role] += charged.tokens - reserved.tokens
         self._under_way -= 1
 
     def reserve_for_answer(self, amount: Amount) -> Amount:
-        """Keep `amount` for the answerer; what was kept before. Raises `BudgetExhausted`; then
-        that still is.
+        """Reserve `amount` for the answerer; return the earlier reserve. Raises `BudgetExhausted`;
+        then the earlier reserve stays.
         """
         self._check("answer", amount, self._taken + amount)
         before = self._held
@@ -74,7 +72,7 @@ class Allowance:
         return before
 
     def _check(self, role: RoleName, amount: Amount, wanted: Amount) -> None:
-        """`amount`: what is new. `wanted`: all that would then be taken or held."""
+        """Raise `BudgetExhausted` if `wanted`, the total including `amount`, is too much."""
         budget = self._budget
         of_role = self._by_role[role] + amount.tokens
         cap = budget.role_tokens.get(role)
@@ -90,11 +88,12 @@ class Allowance:
                 wanted.nano_usd,
             ),
         )
-        for of, said, limit, total in limits:
+        for of, name, limit, total in limits:
             if limit is None or (total is not None and total <= limit):
                 continue
-            new = getattr(amount, of)
-            left = None if total is None or new is None else Remaining(of, limit - total + new)
-            lacking = f": {left.against(amount)}" if left else ""
-            refusal = f"budget.{said} do not suffice for another call{lacking}."
-            raise BudgetExhausted(refusal, contended=self._under_way > 0, left=left)
+
+            added = getattr(amount, of)
+            left = None if total is None or added is None else Remaining(of, limit - total + added)
+            rest = f": {left.against(amount)}" if left else ""
+            message = f"budget.{name} do not suffice for another call{rest}."
+            raise BudgetExhausted(message, contended=self._under_way > 0, left=left)

@@ -1,8 +1,7 @@
-"""The journal: runs are written as they happen, each call before it is made and again when it has
-ended.
+"""The journal: records runs as they happen, each call before it is made and again at its end.
 
-What a call may cost at most is reserved before anything is spent, and what it did cost replaces it.
-So a tenant's spending never exceeds its quota, and a crash leaves behind what was under way.
+The worst case of a call is reserved before it is made, and replaced by its cost afterwards. So a
+tenant never exceeds its quota, and after a crash the calls that were in flight are known.
 """
 
 from typing import Any, Protocol
@@ -27,28 +26,26 @@ class RunStart(msgspec.Struct, frozen=True):
     tenant: str
     key_id: str
     request_id: str
-    """The client's; empty for none."""
+    """The client's name for the request; empty for none."""
     request: str
     fingerprint: str
-    """Equal for two requests that ask the same: it tells a repeated request from a name used
-    twice.
-    """
+    """Hash of the request; equal for repeated requests, different if a name is used twice."""
     started_at: float
     """Unix time, seconds."""
     hold: Amount = NOTHING
-    """The amount that is kept for its answer from the beginning."""
+    """Amount reserved for the answer from the beginning."""
     topology: str = ""
     budget: Budget = UNLIMITED
     no_cache: bool = False
     conditions: dict[str, str] = {}
-    """All that its turns depend on, by name: models with their prompts, the index, the release."""
+    """Everything that its turns depend on, by name: models and prompts, the index, the release."""
     resumes: str = ""
-    """The interrupted run that it goes on with; empty where it begins anew."""
+    """The interrupted run that it resumes; empty for none."""
     content: str = ""
     """The whole request of an answer or a table, as JSON; empty for other kinds."""
 
     def ended(self, **known: Any) -> Run:
-        """The run that has come of it. `known`: the fields that tell how."""
+        """Return the ended run. `known`: the other fields of `Run`."""
         fields = {
             name: value for name, value in asdict(self).items() if name in Run.__struct_fields__
         }
@@ -56,97 +53,97 @@ class RunStart(msgspec.Struct, frozen=True):
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The run is on record, as `running`."""
+    """The run is recorded as `running`."""
 
     limited: bool = False
-    """True where the tenant has quotas, so that every call must be reserved."""
+    """True if the tenant has quotas, so that every call must be reserved."""
     redact: bool = False
     training: bool = True
-    """True where the tenant's runs may train an executor."""
+    """True if the tenant's runs may train an executor."""
     resumed: "Resumed | None" = None
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """An interrupted run that is gone on with."""
+    """An interrupted run that is resumed."""
 
     start: RunStart
     turns: tuple[Turns, ...]
-    """Its own, and those of the runs that it goes on with itself."""
+    """Turns of the run, and of the runs that it has resumed itself."""
     calls: tuple[Call, ...]
-    """All that it has spent, calls in flight with their worst case."""
+    """All calls of these runs; calls in flight are charged their worst case."""
 
 
 class EarlierRun(msgspec.Struct, frozen=True):
-    """The tenant has used this `request_id` within the last day, for a run that is running or
-    has finished.
+    """The tenant has used the `request_id` within the last day, for a run that is running or has
+    finished.
     """
 
     run_id: str
     status: RunStatus
     same: bool
-    """True where that was the same request."""
+    """True if it was the same request."""
 
 
 class Journal(Protocol):
-    """Writes in the order of the calls. What is awaited is on record when it returns."""
+    """Records runs, in the order of the calls. An awaited record is written when it returns."""
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """Put a run on record and count it against its tenant's quotas. An `EarlierRun` that did
-        not finish lets its `request_id` go; one that was interrupted is gone on with, if it can be.
-        Raises `BudgetExhausted`, `StoreFailed` and, where it cannot go on with what it `resumes`,
+        """Record a run and count it against its tenant's quotas. Return an `EarlierRun` if its
+        `request_id` is taken by a run that is running or has finished; an interrupted one is
+        resumed, if possible.
+
+        Raises `BudgetExhausted`, `StoreFailed` and, if the run cannot resume what it `resumes`,
         `BadRequest`; then there is no such run.
         """
 
     def unfinished(self, run_id: str) -> RunStart | None:
-        """The beginning of an interrupted run that can be gone on with here; None where there
-        is no such run.
-        """
+        """Return the start of an interrupted run that can be resumed here; None for others."""
 
     async def open(self, call: OpenedCall) -> None:
-        """Put a call on record and reserve its worst case; a call of the answer role takes what
-        `hold` keeps instead.
+        """Record a call and reserve its worst case. For a call of the answer role, that replaces
+        the reserve for the answer.
 
         Raises `BudgetExhausted` and `StoreFailed`; then there is no such call.
         """
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
-        """Keep `amount` for the run's answer, instead of what was kept before. Raises
-        `BudgetExhausted`; then what was kept before is still kept. And `StoreFailed`.
+        """Reserve `amount` for the run's answer, in place of the earlier reserve. Raises
+        `BudgetExhausted` and `StoreFailed`; then the earlier reserve stays.
         """
 
     def settle(self, call: Call) -> None:
-        """Replace an opened call by how it ended. Written before whatever is awaited next."""
+        """Record the end of a call. It is written before the next awaited record."""
 
     def turn(
         self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion
     ) -> None:
-        """Keep a completed turn. `messages`: all that the agent was shown."""
+        """Record a completed turn. `messages`: the whole prompt."""
 
     def note(self, run_id: str, record: Searched | Decided | Asked) -> None:
-        """Keep a search, what became of early work, or the number of an ask."""
+        """Record a search, a decision about early work, or the number of an ask."""
 
     def forget(self, run_id: str) -> None:
-        """Take back a run that never began, whether or not it was on record by then."""
+        """Undo a run that never began, even if it was not recorded."""
 
     async def finish(self, run: Run) -> None:
-        """Write how the run ended, its trace and all its calls. Raises `StoreFailed`; then the
-        answer must be withheld, and the run will be on record as failed, unless it was written and
-        only word of that was lost.
+        """Record the end of a run, with its trace and calls. Raises `StoreFailed`; then the answer
+        must be withheld. The run is stored as failed, or as it ended if only the confirmation was
+        lost.
         """
 
 
 class NoJournal:
-    """Agrees to everything, and keeps nothing."""
+    """Admits every run and stores nothing."""
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """Any run may begin."""
+        """Admit the run."""
         return Admitted()
 
     async def finish(self, *_args: Any, **_named: Any) -> None:
-        """Keep nothing; any call may be made, and any amount be reserved."""
+        """Store nothing; every call may be made, and every amount reserved."""
 
     def settle(self, *_args: Any, **_named: Any) -> None:
-        """Keep nothing."""
+        """Store nothing."""
 
     open = reserve_for_answer = finish
     unfinished = turn = note = forget = settle

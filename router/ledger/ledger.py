@@ -1,4 +1,4 @@
-"""The ledger of one run: exactly one row for every attempt of every upstream call."""
+"""The ledger of a run: exactly one row for each attempt of each upstream call."""
 
 import asyncio
 import random
@@ -35,8 +35,8 @@ from router.trace.values import SearchRecord
 _log = structlog.get_logger("ledger")
 _FIRST_WAIT_S = 10.0
 _LATER_WAIT_S = 1.0
-"""How long a run waits for others' reservations: before its first call, when it may well wait, and
-later, when it holds something that others may be waiting for.
+"""How long a run waits for reservations of others: long before its first call, and shortly later,
+when it holds reservations that others may be waiting for.
 """
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -45,7 +45,7 @@ Granted = TypeVar("Granted")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The run, role and purpose that calls are made for."""
+    """The role and model that make a call, and its limits."""
 
     role: RoleName
     model: str
@@ -55,14 +55,14 @@ class Caller:
     executor_version: str | None = None
     price: Price | None = None
     prompt_bound: int = 0
-    """The prompt has no more tokens than this."""
+    """Max tokens of the prompt."""
     manager: str = ""
     worker: int | None = None
 
 
 @dataclass(slots=True)
 class _Books:
-    """The books of a run, common to all ledgers of its layers."""
+    """Rows and state of a run, shared by the ledgers of its layers."""
 
     calls: list[Call] = field(default_factory=list)
     by_agent: dict[Agent, list[Call]] = field(default_factory=dict)
@@ -74,22 +74,20 @@ class _Books:
 
 
 class Attempt:
-    """An attempt, while it is under way and until it is booked; whoever makes the call notes
-    here what comes of it.
-    """
+    """An attempt under way. The caller notes its output here until it is booked."""
 
     def __init__(self, opened: OpenedCall, price: Price | None = None) -> None:
         self.opened = opened
         self.request_id = opened.request_id
         self.price = price
         self.usage: Usage | None = None
-        """As the engine tells it."""
+        """Usage as the engine reports it."""
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
-        """Counts the call's tokens by the model's tokenizer, given what was written; None where
-        that is not known.
+        """Counts the call's tokens with the model's tokenizer, given its output; None if there is
+        no tokenizer.
         """
         self.spoke: Callable[[], None] = lambda: None
-        """Called at its first token."""
+        """Called at the first token."""
         self.first_token_s: float | None = None
         self.outcome: Outcome = "cancelled"
         self._begun = time.monotonic()
@@ -98,7 +96,7 @@ class Attempt:
         self._wrote = False
 
     def take(self, delta: Delta) -> None:
-        """Note a piece of the output."""
+        """Note a piece of a streamed output."""
         if self.first_token_s is None and (delta.text or delta.reasoning):
             self.first_token_s = self.duration_s
             self._wrote = True
@@ -107,32 +105,33 @@ class Attempt:
         self.usage = largest(self.usage, delta.usage)
 
     def take_whole(self, completion: Completion) -> None:
-        """Note an output that came at once."""
+        """Note an output that was not streamed."""
         self._wrote = bool(completion.text or completion.reasoning)
         self.usage = completion.usage
 
     def end(self, outcome: Outcome) -> None:
-        """Note that it is over."""
-        self.outcome, self._ended_s = outcome, time.monotonic() - self._begun
+        """Note the end of the attempt."""
+        self.outcome = outcome
+        self._ended_s = time.monotonic() - self._begun
 
     @property
     def believed(self) -> Usage | None:
-        """The usage, as far as it can be; None where it is unknown."""
+        """The reported usage if it is plausible, or else None."""
         if self.usage is None or not self.opened.allows(self.usage):
             return None
         return None if self._wrote and not self.usage.completion_tokens else self.usage
 
     @property
     def duration_s(self) -> float:
-        """Seconds that it has been going on, or took."""
+        """Seconds since the start, or until the end."""
         return time.monotonic() - self._begun if self._ended_s is None else self._ended_s
 
     async def counted(self) -> Usage | None:
-        """Return what was written by the time of a cut, counted by the model's tokenizer."""
+        """Count the tokens of a cut attempt with the model's tokenizer; None if it has none."""
         usage = await self.count("".join(self._texts)) if self.count else None
         if usage is None:
             return None
-        # A text that is cut into tokens anew may come to a few more than the engine wrote.
+        # Tokenizing the text again may give a few more tokens than the engine wrote.
         written = min(usage.completion_tokens, self.opened.max_tokens)
         usage = msgspec.structs.replace(usage, completion_tokens=written, estimated=True)
         return usage if self.opened.allows(usage) else None
@@ -153,7 +152,7 @@ def _outcome_of(error: Exception) -> Outcome:
 
 
 class Ledger:
-    """Books the calls of one run, and reserves what they may cost before they are made."""
+    """Books the calls of a run, and reserves their worst case before they are made."""
 
     def __init__(
         self,
@@ -166,9 +165,9 @@ class Ledger:
         shadow: bool = False,
         resumed: Resumed | None = None,
     ) -> None:
-        """`limited`: whether the tenant has quotas. `shadow`: whether nobody asked for what is
-        done. Without a journal, nothing is written down. `resumed`: the run that is gone on with,
-        which has spent a part of the budget.
+        """`journal`: None stores nothing. `limited`: True if the tenant has quotas. `shadow`: True
+        books all calls as shadow calls. `resumed`: the interrupted run that is resumed, which has
+        spent a part of the budget.
         """
         self.run_id = run_id
         self.tenant = tenant
@@ -179,14 +178,14 @@ class Ledger:
         self._books = _Books()
         self._resumed = resumed.turns if resumed else ()
         self._lead = DELEGATOR
-        """The agent whose ledger it is: the delegator, or a manager."""
+        """The agent that leads this layer: the delegator, or a manager."""
         self._run: Ledger | None = None
         for call in resumed.calls if resumed else ():
             self._allowance.take(call.role, call.charged)
 
     def within(self, sub_query: int, manager: str) -> "Ledger":
-        """The ledger of a manager at work on a sub-query: numbers of sub-queries are those of its
-        workers. It decides nothing early, and keeps nothing back for an answer, which is the run's.
+        """Return the ledger of a manager that works on a sub-query. Its sub-queries are numbered
+        per manager. It ignores early decisions and reserves for the answer, which are the run's.
         """
         ledger = copy(self)
         ledger._lead = Agent("delegation", sub_query, manager)
@@ -195,29 +194,27 @@ class Ledger:
 
     @property
     def of_run(self) -> "Ledger":
-        """That of the whole run."""
+        """The ledger of the whole run."""
         return self._run or self
 
     @property
     def refusal(self) -> BudgetExhausted | None:
-        """The last reservation that was refused; None where none was."""
+        """The last refused reservation; None if there was none."""
         return self._books.refusal
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The rows so far, in the order in which the attempts were settled: those that `close`
-        counts at the end.
-        """
+        """The rows so far, in the order in which the attempts were settled."""
         return tuple(self._books.calls)
 
     @property
     def budgeted(self) -> bool:
-        """Whether the request itself limits what it may spend."""
+        """True if the request has a budget."""
         return self._allowance.limited
 
     @property
     def limited(self) -> bool:
-        """Whether anything limits what the run may spend, so that worst cases must be known."""
+        """True if a budget or a quota limits the run, so that worst cases must be known."""
         return self._tenant_limited or self._allowance.limited
 
     @asynccontextmanager
@@ -230,11 +227,10 @@ class Ledger:
         *,
         waits: bool = True,
     ) -> AsyncIterator[Attempt]:
-        """Book what happens inside as one row, however it ends. `worst`: what it may cost at most.
-        `waits`: wait a little for what calls that are under way may give back.
+        """Book the block as one row, however it ends. `worst`: its max cost. `waits`: wait a little
+        for reservations that calls under way may release.
 
-        Raises `BudgetExhausted` or `StoreFailed` before anything happens inside; then there is no
-        row.
+        Raises `BudgetExhausted` or `StoreFailed` before the block; then there is no row.
         """
         agent = Agent(caller.role, caller.sub_query).within(self._lead)
         caller = replace(
@@ -245,6 +241,7 @@ class Ledger:
         )
         attempt = Attempt(opened, caller.price)
         outcome: Outcome = "cancelled"
+
         try:
             yield attempt
             outcome = "completed"
@@ -253,22 +250,25 @@ class Ledger:
             raise
         finally:
             attempt.end(outcome)
-            first = self._books.early_from
-            sub_query = caller.sub_query
-            early = first is not None and sub_query is not None and sub_query >= first
-            # By the model's tokenizer
-            countable = attempt.count is not None and attempt.first_token_s is not None
-            if outcome == "completed" and early:
-                self._books.early.append(attempt)
-            elif outcome != "completed" and attempt.believed is None and countable:
-                self._books.cut.append(attempt)
-            else:
-                self._settle(attempt, attempt.believed)
+            self._book_or_defer(attempt)
+
+    def _book_or_defer(self, attempt: Attempt) -> None:
+        """Book an ended attempt, unless its outcome or its tokens are not known yet."""
+        first = self._books.early_from
+        sub_query = attempt.opened.sub_query
+        early = first is not None and sub_query is not None and sub_query >= first
+        countable = attempt.count is not None and attempt.first_token_s is not None
+        if attempt.outcome == "completed" and early:
+            self._books.early.append(attempt)
+        elif attempt.outcome != "completed" and attempt.believed is None and countable:
+            self._books.cut.append(attempt)
+        else:
+            self._settle(attempt, attempt.believed)
 
     async def reserve_for_answer(self, amount: Amount) -> None:
-        """Keep `amount` for the answerer, instead of what was kept before.
+        """Reserve `amount` for the answerer, in place of the earlier reserve.
 
-        Raises `BudgetExhausted` or `StoreFailed`; then what was kept before still is.
+        Raises `BudgetExhausted` or `StoreFailed`; then the earlier reserve stays.
         """
         if self._run:
             return
@@ -285,52 +285,49 @@ class Ledger:
         await self._granted(reserve)
 
     def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
-        """Put a completed turn on record. `messages`: all that the agent was shown."""
+        """Record a completed turn. `messages`: the whole prompt."""
         self._journal.turn(self.run_id, agent.within(self._lead), messages, output)
 
     def turn_before(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
-        """The turn that an agent has completed in the run that is gone on with, where it was
-        shown just this.
+        """Return the agent's recorded turn from the resumed run, if its prompt was exactly
+        `messages`.
         """
         of_run = agent.within(self._lead)
-        # They all go on to the next
+        # Every run of the chain has to advance to its next turn.
         outputs = [turns.next_turn(of_run, messages) for turns in self._resumed]
-        output = next((one for one in outputs if one is not None), None)
+        output = next((output for output in outputs if output is not None), None)
         if output is not None:
             self.turn(agent, messages, output)
         return output
 
     def search_before(self, agent: Agent, query: str) -> SearchRecord | None:
-        """The search that an agent has done next in the run that is gone on with, if it was
-        this one.
-        """
+        """Return the agent's next recorded search from the resumed run, if it was for `query`."""
         searches = [turns.next_search(agent.within(self._lead), query) for turns in self._resumed]
-        return next((one for one in searches if one is not None), None)
+        return next((search for search in searches if search is not None), None)
 
     def searched(self, agent: Agent, search: SearchRecord) -> None:
-        """Put a search that returned on record."""
+        """Record a search that has returned."""
         self._journal.note(self.run_id, Searched(agent.within(self._lead), search))
 
     def asks_before(self) -> dict[Ask, int]:
-        """The numbers of sub-queries in the run that is gone on with, by what they ask for."""
-        return {
-            ask: number for turns in reversed(self._resumed) for ask, number in turns.asks.items()
-        }
+        """Return the numbers of sub-queries in the resumed run by their asks."""
+        asks: dict[Ask, int] = {}
+        for turns in reversed(self._resumed):
+            asks |= turns.asks
+        return asks
 
     def asked(self, number: int, ask: Ask) -> None:
-        """Put on record what a sub-query asks for, so that it has its number again where the
-        run is gone on with.
-        """
+        """Record the ask of a sub-query, so that it keeps its number if the run is resumed."""
         self._journal.note(self.run_id, Asked(number, ask))
 
     def await_decision(self, first: int) -> None:
-        """From now on, completed calls for sub-queries from number `first` on are booked once it is
-        known whether anybody wants what they wrote.
+        """Defer the booking of completed calls for sub-queries from number `first` on, until
+        `decide` says whether their output is used.
         """
         self._books.early_from = first
 
     def decide(self, below: int) -> None:
-        """Sub-queries with numbers below this one are wanted; what others have spent was wasted."""
+        """Book the deferred calls: completed for sub-queries below `below`, wasted for others."""
         if self._run:
             return
         if self._books.early_from is not None:
@@ -356,13 +353,16 @@ class Ledger:
         return next((call.outcome for call in reversed(self._calls_for(sub_query))), None)
 
     def waste(self, sub_query: int) -> None:
-        """Book what was spent so far on this sub-query, which awaits its decision, as wasted."""
-        self._book([cut for cut in self._books.early if cut.opened.sub_query == sub_query], 0)
-        self._books.early = [cut for cut in self._books.early if cut.opened.sub_query != sub_query]
+        """Book the deferred calls for a sub-query as wasted."""
+        deferred = self._books.early
+        self._book([attempt for attempt in deferred if attempt.opened.sub_query == sub_query], 0)
+        self._books.early = [
+            attempt for attempt in deferred if attempt.opened.sub_query != sub_query
+        ]
 
     async def close(self, within_s: float) -> None:
-        """Count what cut streams spent, as far as the models' tokenizers tell within `within_s`
-        seconds.
+        """Count the tokens of cut streams with the models' tokenizers, and book them. What is not
+        counted within `within_s` seconds stays unknown.
         """
         cuts = self._books.cut
         self._books.cut = []
@@ -372,7 +372,7 @@ class Ledger:
             usages[index] = await cut.counted()
 
         try:
-            with suppress(TimeoutError):  # what was not counted by then stays unknown
+            with suppress(TimeoutError):
                 async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
                     for index, cut in enumerate(cuts):
                         group.create_task(count(index, cut))
@@ -413,9 +413,12 @@ class Ledger:
     async def _granted(
         self, ask: Callable[[], Awaitable[Granted]], *, waits: bool = True
     ) -> Granted:
-        """What `ask` returns, asked again while only what is under way stands in its way."""
-        wait_s = (_LATER_WAIT_S if self._books.opened else _FIRST_WAIT_S) if waits else 0.0
-        until = time.monotonic() + wait_s
+        """Return the result of `ask`. `waits`: repeat it for a while if only reservations of calls
+        under way are in its way.
+        """
+        until = time.monotonic()
+        if waits:
+            until += _LATER_WAIT_S if self._books.opened else _FIRST_WAIT_S
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -428,7 +431,7 @@ class Ledger:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _executor(self, sub_query: int) -> Agent:
-        """The executor that works on a sub-query, by its number here."""
+        """Return the executor of a sub-query of this layer."""
         return Agent("execution", sub_query).within(self._lead)
 
     def _calls_for(self, sub_query: int) -> Sequence[Call]:

@@ -1,4 +1,4 @@
-"""Usage: sums over the calls of many runs, and what they would have cost with other models."""
+"""Usage: sums over the calls of many runs, and their cost with other models."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
@@ -14,21 +14,21 @@ Bucket = Literal["hour", "day", "month"]
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
-    """Calls that are to be summed, and how."""
+    """Selection and grouping of the calls to sum."""
 
     start: float | None = None
     """Calls that started at this Unix time or later; None for no bound."""
     end: float | None = None
     """Calls that started before this Unix time; None for no bound."""
     tenant: str | None = None
-    """None sums those of all tenants."""
+    """None for all tenants."""
     by: tuple[Dimension, ...] = ("role", "model")
     bucket: Bucket | None = None
-    """A row for each hour, day or month (UTC); None for one span."""
+    """One row per hour, day or month (UTC); None for no such grouping."""
 
 
 class UsageRow(UsageSums, frozen=True, kw_only=True):
-    """One sum; what was not grouped by is None."""
+    """Sums of one group; dimensions that were not grouped by are None."""
 
     bucket_start: float | None = None
     """Unix time, seconds."""
@@ -40,68 +40,77 @@ class UsageRow(UsageSums, frozen=True, kw_only=True):
 
 
 class UsageReport(msgspec.Struct, frozen=True):
-    """The sums."""
+    """Usage of a span of time."""
 
     runs: int
-    """Runs that started in that time and are still stored."""
+    """Number of stored runs that started in the span."""
     rows: tuple[UsageRow, ...]
-    """By time, then by what was grouped by."""
+    """Rows in the order of time, then of the dimensions."""
 
 
 class Usages(Protocol):
-    """Sums over stored calls."""
+    """Sums stored calls."""
 
     async def usage(self, query: UsageQuery) -> UsageReport:
-        """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and
+        """Return the sums. Raises `BadRequest` for a span whose calls are partly deleted, and
         `StoreFailed`.
         """
 
 
-def dollars(many: Sequence[RoleTotal]) -> float | None:
-    """Return their cost; None where that of any call is unknown."""
-    unknown = any(one.attempts_without_cost for one in many)
-    return None if unknown else sum(one.nano_usd or 0 for one in many) / 1e9
+def dollars(totals: Sequence[RoleTotal]) -> float | None:
+    """Return the cost of totals in dollars; None if the cost of any call is unknown."""
+    if any(total.attempts_without_cost for total in totals):
+        return None
+    return sum(total.nano_usd or 0 for total in totals) / 1e9
 
 
 class Instead(NamedTuple):
-    """Another model in a role, and the share of the tokens that it reads and writes."""
+    """Another model for a role, and the share of the tokens that it would use."""
 
     model: str
     token_share: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> "Instead":
-        """The reader of `MODEL` and `MODEL*SHARE`. Raises `ValueError`."""
+        """Parse `MODEL` or `MODEL*SHARE`. Raises `ValueError`."""
         model, _, share = text.partition("*")
-        found = cls(model.strip(), float(share or 1))
-        if not found.model or not 0 < found.token_share <= 1000:
+        instead = cls(model.strip(), float(share or 1))
+        if not instead.model or not 0 < instead.token_share <= 1000:
             raise ValueError(
-                "write MODEL or MODEL*SHARE, with a share of the tokens above 0, 1000 at most"
+                "write MODEL or MODEL*SHARE, with a share of the tokens above 0, at most 1000"
             )
-        return found
+        return instead
 
 
 def with_other_models(
-    many: Iterable[RoleTotal], prices: Mapping[str, Price], instead: Mapping[RoleName, Instead] = {}
+    totals: Iterable[RoleTotal],
+    prices: Mapping[str, Price],
+    instead: Mapping[RoleName, Instead] = {},
 ) -> list[RoleTotal]:
-    """Price the totals anew: models in `prices` cost what stands there, others what was booked.
-    `instead`: by role; all of its models are in `prices`.
+    """Price totals again: with `prices` for the models in it, and as booked for others.
+
+    `instead`: replacements by role, all of whose models are in `prices`.
     """
-    return [_priced(one, prices, instead.get(one.role, Instead(one.model))) for one in many]
+    return [
+        _priced(total, prices, instead.get(total.role, Instead(total.model))) for total in totals
+    ]
 
 
-def _priced(one: RoleTotal, prices: Mapping[str, Price], other: Instead) -> RoleTotal:
+def _priced(total: RoleTotal, prices: Mapping[str, Price], other: Instead) -> RoleTotal:
     if (price := prices.get(other.model)) is None:
-        return one
+        return total
+
     share = other.token_share
-    cached = None if one.cached_tokens is None else round(share * one.cached_tokens)
-    usage = Usage(round(share * one.prompt_tokens), round(share * one.completion_tokens), cached)
+    cached = None if total.cached_tokens is None else round(share * total.cached_tokens)
+    usage = Usage(
+        round(share * total.prompt_tokens), round(share * total.completion_tokens), cached
+    )
     return msgspec.structs.replace(
-        one,
+        total,
         model=other.model,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
-        attempts_without_cost=one.attempts_without_usage,
-        nano_usd=None if one.attempts_without_usage else price.cost(usage),
+        attempts_without_cost=total.attempts_without_usage,
+        nano_usd=None if total.attempts_without_usage else price.cost(usage),
     )
