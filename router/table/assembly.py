@@ -1,4 +1,16 @@
-"""The fold of reports to a table: the same, whatever came first. No model writes any of it."""
+"""The fold of reports to a table; its result does not depend on the order of arrival.
+
+1. `read_report` reads one report into `Found` rows: a key and a claim (value, canonical form and
+   support) for each column.
+2. A row is a group of keys: keys that are equal, and keys whose names two documents tie together
+   ("A, also known as B"). Its home is the first key, by the rank of the ask that named it.
+3. A cell is folded from all claims in its column: equal forms are one value, the best supported
+   value wins, and two values with equal support are a conflict.
+
+Ranks depend on asks alone, not on time, so the same reports give the same table in any order.
+`Assembly` does this incrementally: a report remakes only the cells that it is about. All keys are
+grouped again only if it brings a tie of known names, or a key that a tie may be about.
+"""
 
 import sys
 from bisect import bisect_left, insort
@@ -19,47 +31,43 @@ from router.trace import Execution
 from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema, Support
 
 _Place = tuple[tuple[Any, ...], int]
-"""The rank of an ask, and the number of a row in its report."""
+"""Rank of an ask, and number of a row in its report."""
 _SUPPORTS: tuple[Support, ...] = get_args(Support)
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Given rows as given, then the others in the order in which discoveries name them, by rank."""
+    """Given rows, then the others in the order in which discoveries name them, by rank."""
 
     schema: Schema
     rows: tuple[Row, ...]
 
 
 class Found(NamedTuple):
-    """The part of one report that is about one row."""
+    """Part of one report about one row."""
 
     ask: Ask
     key: RowKey
     claims: tuple[Claim | None, ...]
-    """For each column."""
+    """Claim for each column."""
     looked: bool
-    """True where it was looked for, and not named by a discovery; executors that failed did not
-    look.
-    """
+    """True if an executor looked for the row's cells without failing."""
 
 
 class Reading(NamedTuple):
-    """One report as it is read, with the names that its passages tie together."""
+    """Rows of one report, with the ties in its passages."""
 
     found: tuple[Found, ...]
     ties: tuple[Tie, ...]
     lost: int
-    """Rows that it knows of and does not hold: to be asked for again."""
+    """Rows that the report mentions and lacks; they are asked for again."""
 
 
 def read_report(
     schema: Schema, ask: Ask, execution: Execution, max_rows: int = sys.maxsize
 ) -> Reading:
-    """Return the rows and values in the report of an ask, each with its support. Depends on nothing
-    else.
+    """Return the rows and values in the report of an ask, each with its support.
 
-    `max_rows`: of a table. A discovery's rows beyond it are dropped, but for one, which tells that
-    there are more.
+    `max_rows`: max rows of a table. One row more is kept, which shows that there are more.
     """
     answer = "" if execution.failed and not execution.report.evidence else execution.report.answer
     shown = Shown(passage for search in execution.every_search for passage in search.shown)
@@ -80,6 +88,7 @@ def read_report(
     else:
         rows = [(ask.row, read_values(answer, schema, columns, ask.row))]
         lost = 0
+
     looked = ask.row is not None and execution.looked
     found = list[Found]()
     for key, row in rows:
@@ -88,17 +97,15 @@ def read_report(
         for column, value in zip(columns, map(plain, row), strict=True):
             if not is_blank(value, column):
                 form = canonical(column, value)
-                claims[column.name] = Claim(
-                    value, form, ask, *shown.support(column, value, form, names)
-                )
-        found.append(
-            Found(ask, key, tuple(claims.get(column.name) for column in schema.columns), looked)
-        )
+                support, citations = shown.support(column, value, form, names)
+                claims[column.name] = Claim(value, form, ask, support, citations)
+        in_order = tuple(claims.get(column.name) for column in schema.columns)
+        found.append(Found(ask, key, in_order, looked))
     return Reading(tuple(found), shown.ties, lost + execution.report.lost_lines)
 
 
 def names_of(schema: Schema, key: RowKey) -> list[str]:
-    """The parts of a key that are names, folded; all of them where none is."""
+    """Return the folded parts of a key that are names; all parts if none is."""
     texts = [
         sought(part) for column, part in zip(schema.keys, key, strict=True) if column.type == "text"
     ]
@@ -106,12 +113,10 @@ def names_of(schema: Schema, key: RowKey) -> list[str]:
 
 
 class Assembly:
-    """A table as its reports come.
+    """Incremental fold of a table.
 
     Rows stand in the order of their places: given rows first, then each by the first ask that names
-    it. A report costs what its own rows cost: a key that no tie is about is a row of its own, which
-    is put to its place. Only a report that brings a tie of known names, or a key that a tie may be
-    about, has all keys grouped again. Rows beyond `max_rows` keep their places, but are not made.
+    it. Rows beyond `max_rows` keep their places, but are not made.
     """
 
     def __init__(
@@ -122,9 +127,9 @@ class Assembly:
         asks_per_cell: int = 2,
         max_rows: int = sys.maxsize,
     ) -> None:
-        """`given`: rows with a value for each column, empty where one is wanted. `asks_per_cell`:
-        after so many executors that looked for a cell, nothing is to be found. `max_rows`: rows of
-        the table.
+        """`given`: rows with a value for each column, empty if it is wanted. `asks_per_cell`: after
+        so many executors looked for a cell in vain, it is `not_found`. `max_rows`: max rows of the
+        table.
         """
         self._schema = schema
         self._asks_per_cell = asks_per_cell
@@ -133,82 +138,86 @@ class Assembly:
         self._places: dict[RowKey, _Place] = {
             key: ((-1,), number) for number, key in enumerate(self._given)
         }
-        """The first place of each key."""
+        """First place of each key."""
         self._order: list[tuple[_Place, RowKey]] = []
-        """The home of each row with its place, in order."""
+        """Place and home of each row, in order."""
         self._found: dict[RowKey, list[tuple[_Place, Found]]] = {key: [] for key in self._given}
-        """By keys, and then by rank."""
+        """Found rows by key, in order of their places."""
         self._parts: dict[RowKey, tuple[str, ...]] = {}
         """Folded parts of keys."""
         self._names = set[str]()
         self._ties = set[Tie]()
         self._groups: dict[RowKey, list[RowKey]] = {}
-        """The keys of each row, by the first of them, its home."""
+        """Keys of each row, by its home, which is the first of them."""
         self._homes: dict[RowKey, RowKey] = {}
+        """Home of each key."""
         self._rows: dict[RowKey, Row] = {}
         self._changed: dict[RowKey, set[str]] = {}
-        """Homes of rows that are to be made again, with the columns that reports were about."""
+        """Homes of rows to make again, with the columns that new reports are about."""
         self._know(self._given)
         self._group()
 
     @property
     def overflows(self) -> bool:
-        """True where there are more rows than the table may have."""
+        """True if there are more rows than the table may have."""
         return len(self._order) > self._max_rows
 
     def add(self, ask: Ask, execution: Execution) -> Reading:
-        """Take the report of an ask, as it is read; of each ask one."""
+        """Add the report of an ask, one per ask, and return its rows."""
         reading = read_report(self._schema, ask, execution, self._max_rows)
         rank = ask.rank
         moved = dict[RowKey, _Place | None]()
-        for at, each in enumerate(reading.found):
-            insort(self._found.setdefault(each.key, []), ((rank, at), each), key=itemgetter(0))
-            before = self._places.get(each.key)
-            if before is None or (rank, at) < before:
-                self._places[each.key] = rank, at
-                moved[each.key] = before
+        for number, found in enumerate(reading.found):
+            place = (rank, number)
+            insort(self._found.setdefault(found.key, []), (place, found), key=itemgetter(0))
+            before = self._places.get(found.key)
+            if before is None or place < before:
+                self._places[found.key] = place
+                moved[found.key] = before
         self._know(moved)
+
         ties = {*reading.ties} - self._ties
         self._ties |= ties
         parts = {part for key in moved for part in self._parts[key]}
-        if any(tied(ties, self._names, 1)) or (
-            parts and any(_is_about(tie, parts) for tie in self._ties)
-        ):
+        about_moved = parts and any(_is_about(tie, parts) for tie in self._ties)
+        if about_moved or any(tied(ties, self._names, 1)):
             self._group()
         else:
             for key, before in moved.items():
                 self._move(key, before)
-        for each in reading.found:
-            self._changed.setdefault(self._homes[each.key], set()).update(ask.columns)
+
+        for found in reading.found:
+            self._changed.setdefault(self._homes[found.key], set()).update(ask.columns)
         return reading
 
     def changed(self) -> Iterator[Row]:
-        """Make the rows that have changed since the last time, one by one, in their order."""
+        """Yield the rows that have changed since the last time, in their order."""
         changed = self._changed
         self._changed = {}
         last = self._order[self._max_rows - 1][0] if self.overflows else None
         for home in sorted(changed.keys() & self._groups.keys(), key=self._places.__getitem__):
             before = self._rows.pop(home, None)
             if last is None or self._places[home] <= last:
-                found = chain.from_iterable(self._found[key] for key in self._groups[home])
-                members = [each for _, each in sorted(found, key=itemgetter(0))]
+                placed = chain.from_iterable(self._found[key] for key in self._groups[home])
+                members = [found for _, found in sorted(placed, key=itemgetter(0))]
                 self._rows[home] = row = self._row(home, members, before, changed[home])
                 yield row
 
     def table(self) -> Table:
-        """The table by the reports there are."""
+        """Return the table of the reports so far."""
         deque(self.changed(), 0)
         return Table(
             self._schema, tuple(self._rows[home] for _, home in self._order[: self._max_rows])
         )
 
     def _know(self, keys: Iterable[RowKey]) -> None:
+        """Note the names in new keys."""
         for key in keys:
             self._parts[key] = tuple(map(sought, key))
             self._names.update(names_of(self._schema, key))
 
     def _move(self, key: RowKey, before: _Place | None) -> None:
-        """Put a row that no tie is about to its place; `before`: the one that it has had."""
+        """Move a row without ties to its place. `before`: its earlier place."""
         if before is not None:
             del self._order[bisect_left(self._order, (before, key))]
         insort(self._order, (self._places[key], key))
@@ -216,14 +225,14 @@ class Assembly:
         self._groups[key] = [key]
 
     def _group(self) -> None:
-        """Put each key to the first one that is the same, or that two documents tie to it;
-        given ones stay.
-        """
+        """Group equal keys, and keys that two documents tie together; given rows stay apart."""
         same: dict[str, frozenset[str]] = {}
-        for one, other in tied(self._ties, self._names):
-            if other not in (names := same.get(one, frozenset((one,)))):
+        for name, other in tied(self._ties, self._names):
+            names = same.get(name, frozenset((name,)))
+            if other not in names:
                 names |= same.get(other, {other})
                 same |= dict.fromkeys(names, names)
+
         before = self._groups
         first = dict[tuple[str | frozenset[str], ...], RowKey]()
         self._groups = {}
@@ -234,6 +243,7 @@ class Assembly:
             self._homes[key] = home = key if key in self._given else first.get(form, key)
             first.setdefault(form, key)
             self._groups.setdefault(home, []).append(key)
+
         self._order = [(self._places[home], home) for home in self._groups]
         for home, keys in self._groups.items():
             if before.get(home) != keys:
@@ -244,9 +254,7 @@ class Assembly:
     def _row(
         self, home: RowKey, members: Sequence[Found], before: Row | None, columns: Collection[str]
     ) -> Row:
-        """Make a row. `before`: the same, where reports have come for `columns` alone since it
-        was made.
-        """
+        """Make a row. `before`: its last state, which new reports change in `columns` only."""
         given = self._given.get(home)
         cells = list[Cell]()
         parts = iter(home)
@@ -255,16 +263,18 @@ class Assembly:
                 cells.append(before.cells[at])
                 continue
             claims: dict[tuple[Ask, str], Claim] = {}
-            for claim in sorted(filter(None, (each.claims[at] for each in members)), key=_grade):
+            all_claims = filter(None, (found.claims[at] for found in members))
+            for claim in sorted(all_claims, key=_grade):
                 claims.setdefault((claim.ask, claim.canonical), claim)
-            looked = sum(each.looked and column.name in each.ask.columns for each in members)
+            looked = sum(found.looked and column.name in found.ask.columns for found in members)
             value = given[at] if given else ""
             cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
-            # All there is of a row that was asked for and not yet found
+            # A row that is asked for and not yet found shows its key
             part = next(parts) if column.key else ""
             cells.append(cell if cell.value else Cell(part, cell.state))
-        asks = dict.fromkeys(each.ask for each in members if each.ask.row is None)
-        aliases = dict.fromkeys(each.key for each in members if each.key != home)
+
+        asks = dict.fromkeys(found.ask for found in members if found.ask.row is None)
+        aliases = dict.fromkeys(found.key for found in members if found.key != home)
         return Row(home, tuple(cells), tuple(asks), tuple(aliases), given is not None)
 
 
@@ -274,9 +284,7 @@ def assemble(
     reports: Iterable[tuple[Ask, Execution]],
     **limits: int,
 ) -> Table:
-    """The table that reports make, in whatever order they are, each ask once. `limits`: as for
-    `Assembly`.
-    """
+    """Return the table of reports in any order, one per ask. `limits`: as for `Assembly`."""
     assembly = Assembly(schema, given, **limits)
     for ask, execution in reports:
         assembly.add(ask, execution)
@@ -284,12 +292,12 @@ def assemble(
 
 
 def _is_about(tie: Tie, parts: set[str]) -> bool:
-    """True for a tie that one of these may be a name in."""
+    """Return whether a tie may name any of these parts."""
     return not parts.isdisjoint(tie.before + tie.after)
 
 
 def _cell(column: Column, given: str, claims: Sequence[Claim], exhausted: bool) -> Cell:
-    """A cell by its claims, the best supported first, and then by the ranks of their asks."""
+    """Return the cell of claims, which come the best supported first, then by rank."""
     finer = _finer({claim.canonical for claim in claims}) if column.type == "date" else {}
     groups: dict[str, list[Claim]] = {}
     for claim in claims:
@@ -299,8 +307,10 @@ def _cell(column: Column, given: str, claims: Sequence[Claim], exhausted: bool) 
         members.sort(key=lambda claim: (_grade(claim), claim.canonical in finer))
     values = sorted(groups.values(), key=lambda members: _worth(column, members))
     shown = tuple(claim for members in values for claim in members)
-    if given or not shown:
-        return Cell(given, "given" if given else "not_found" if exhausted else "missing", shown)
+    if given:
+        return Cell(given, "given", shown)
+    if not shown:
+        return Cell("", "not_found" if exhausted else "missing", shown)
     if len(values) > 1 and values[0][0].support == values[1][0].support:
         return Cell(shown[0].value, "conflict", shown)
     agreed = len({claim.ask for claim in values[0]}) > 1 and len(_documents(values[0])) > 1
@@ -312,9 +322,7 @@ def _grade(claim: Claim) -> int:
 
 
 def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int]:
-    """Smaller for the better of two values: by support, then type, different documents and
-    reports; else the first.
-    """
+    """Return a sort key, smaller for better values: by support, type, documents, then reports."""
     return (
         _grade(claims[0]),
         is_mistyped(column, claims[0].canonical),
@@ -324,11 +332,12 @@ def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int
 
 
 def _documents(claims: Iterable[Claim]) -> set[str]:
-    return {each.document or each.passage_id for claim in claims for each in claim.citations}
+    citations = chain.from_iterable(claim.citations for claim in claims)
+    return {citation.document or citation.passage_id for citation in citations}
 
 
 def _finer(forms: Iterable[str]) -> dict[str, str]:
-    """For each date that is stated less precisely than another: that one, if there is one only."""
+    """Map each date to the more precise one among `forms`, if there is exactly one."""
     dates = sorted((form for form in forms if len(form) in (4, 7, 10)), key=len)
     finer = dict[str, str]()
     for form in dates:

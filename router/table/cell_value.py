@@ -1,8 +1,6 @@
-"""Values of cells: as models write them, without markup, and in one canonical form by the type of
-their column.
+"""Canonical forms of cell values, by the type of their column.
 
-Two values with the same canonical form count as the same. The form of a canonical form is itself;
-any text has one.
+Two values with the same form are the same value. Any text has a form, and a form is its own form.
 """
 
 import re
@@ -56,13 +54,11 @@ _DASH = re.compile("[–—―]")
 _NO_LETTER = re.compile(r"[-.…?/|_~*ー・·•]*")
 
 _LONGEST_NAMING = 300
-"""Characters of a value in which a choice is looked for."""
+"""Max characters of a value that are searched for a choice."""
 
 
 def is_blank(value: str, column: Column | None = None) -> bool:
-    """Return whether a text stands for no value in a cell; in a boolean column, a word for "no"
-    is a value.
-    """
+    """Return whether a text means that there is no value; in a boolean column, "no" is a value."""
     if len(value) > 50 or (column and column.type == "boolean" and _typed(column, value)):
         return False
     text = "".join(normal_text(value).strip("()").split())
@@ -70,7 +66,7 @@ def is_blank(value: str, column: Column | None = None) -> bool:
 
 
 def canonical(column: Column, value: str) -> str:
-    """The canonical form of a value; where it is not of the column's type, that of a text.
+    """Return the canonical form of a value; that of a text if it is not of the column's type.
 
     Text: NFKC, case folded, without markup, punctuation around it and surplus space. Number,
     integer: decimal, without separators, unit and percent sign, multiplied by its power. Date: ISO
@@ -81,13 +77,13 @@ def canonical(column: Column, value: str) -> str:
 
 
 def is_mistyped(column: Column, value: str) -> bool:
-    """True for a value that is not of the column's type."""
+    """Return whether a value is not of the column's type."""
     typed = _typed(column, value)
     return typed is None or (column.type == "integer" and "." in typed)
 
 
 def _text(column: Column, value: str) -> str:
-    """Return the canonical form of a text; between dates, a dash is that of a range."""
+    """Return the canonical form of a text; in a date column, a dash means a range."""
     return normal_text(_DASH.sub("~", value) if column.type == "date" else value)
 
 
@@ -109,7 +105,7 @@ def _typed(column: Column, value: str) -> str | None:
 
 
 def row_key(schema: Schema, values: Sequence[str]) -> RowKey:
-    """The key of a row with these values, one for each column."""
+    """Return the key of a row from its values, one for each column."""
     return tuple(
         canonical(column, value)
         for column, value in zip(schema.columns, values, strict=True)
@@ -117,16 +113,14 @@ def row_key(schema: Schema, values: Sequence[str]) -> RowKey:
     )
 
 
-@lru_cache(4096)  # the same sentences are looked through for all cells of a column
+@lru_cache(4096)  # the same sentences are searched for all cells of a column
 def values_in(column: Column, text: str) -> tuple[str, ...]:
-    """The canonical forms of all numbers, or dates, in a text; empty for columns of other types."""
+    """Return the canonical forms of all numbers or dates in a text; none for other column types."""
     if column.type in ("integer", "number"):
         return tuple(number for _, number in numbers_in(number_text(text), column.unit))
-    return (
-        tuple(found for _, found in _dates(folded(_DASH.sub("~", text))))
-        if column.type == "date"
-        else ()
-    )
+    if column.type == "date":
+        return tuple(form for _, form in _dates(folded(_DASH.sub("~", text))))
+    return ()
 
 
 _MONTHS = (
@@ -151,20 +145,21 @@ _DATE = re.compile(
 
 
 def _dates(text: str) -> Iterator[tuple[str, str]]:
-    """Each date in a folded text, as written and in ISO 8601."""
-    for found in _DATE.finditer(text):
-        parts = {name[0]: part for name, part in found.groupdict().items() if part}
+    """Yield each date in a folded text, as written and in ISO 8601."""
+    for match in _DATE.finditer(text):
+        written = match[0]
+        parts = {name[0]: part for name, part in match.groupdict().items() if part}
         year = parts["y"]
         month = parts.get("m", "")
         day = parts.get("d", "")
-        # 2011/12, a season
-        if found[0][4:5] == "/" and not day and int(month) == (int(year) + 1) % 100:
+        # 2011/12 is a season
+        if written[4:5] == "/" and not day and int(month) == (int(year) + 1) % 100:
             continue
         if "n" in parts:
             month = str(
                 next(at for at, name in enumerate(_MONTHS, 1) if name.startswith(parts["n"][:3]))
             )
-        elif "a" in parts:  # certain only where one of the two can be no month
+        elif "a" in parts:  # the order is clear only if one cannot be a month
             small = sorted((parts["a"], parts["b"]), key=int)
             if int(small[0]) != int(small[1]) and int(small[1]) <= 12:
                 continue
@@ -173,7 +168,10 @@ def _dates(text: str) -> Iterator[tuple[str, str]]:
             whole = date(int(year), int(month or 1), int(day or 1)).isoformat()
         except ValueError:
             continue
-        yield found[0], whole[: 10 if day else 7 if month else 4]
+        if day:
+            yield written, whole
+        else:
+            yield written, whole[: 7 if month else 4]
 
 
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)
@@ -184,10 +182,12 @@ _SITE = re.compile(
 
 
 def _url(text: str) -> str | None:
-    """Host and path of the first address in a text; None where there is none."""
+    """Return host and path of the first address in a text; None if there is none."""
     start = _SCHEME.search(text)
-    found = _SITE.match(text, start.start()) if start else _SITE.match(text.strip())
-    return found[1].casefold() + MARKS.sub("", found[2] or "").rstrip("/.,;)") if found else None
+    site = _SITE.match(text, start.start()) if start else _SITE.match(text.strip())
+    if site is None:
+        return None
+    return site[1].casefold() + MARKS.sub("", site[2] or "").rstrip("/.,;)")
 
 
 _BOOLEANS = dict.fromkeys(
@@ -207,7 +207,7 @@ nein non nej nee não нет ні nie hayır falso faux falsch nem ei όχι ل�
 
 
 def _choice(text: str, choices: tuple[str, ...]) -> str | None:
-    """The choice that a folded text is; failing that, the only one that it names."""
+    """Return the choice that a folded text equals; else the only one that it names."""
     forms = _forms(choices)
     if text in forms:
         return forms[text][0]
@@ -219,15 +219,15 @@ def _choice(text: str, choices: tuple[str, ...]) -> str | None:
 
 @lru_cache(64)
 def _forms(choices: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """Return the choices by their canonical forms, each with what stands in a text that names it:
-    words between spaces, if its script has any.
+    """Return the choices by canonical form, each with the string to search for: words between
+    spaces, if its script has spaces.
     """
     forms = ((normal_text(choice), choice) for choice in choices)
     return {form: (choice, _spaced(form) if form.isascii() else form) for form, choice in forms}
 
 
 def _spaced(text: str) -> str:
-    """Return the words and signs of a text, each between spaces."""
+    """Return the words and punctuation of a text, each between spaces."""
     return f" {' '.join(_WORD.findall(text))} "
 
 

@@ -470,7 +470,7 @@ class _Filling:
         """Return the sub-query of an ask."""
         if ask.row is not None:
             name = self._names[ask.row]
-            return question(self._schema, name, ask.columns, anew=ask.kind == "settle")
+            return question(self._schema, name, ask.columns, reworded=ask.kind == "settle")
 
         text = [*self._discoveries.values()][ask.discovery - 1]
         if len(self._schema.keys) > 1:

@@ -1,6 +1,4 @@
-"""Numbers in text: digits of any script, separators, powers of ten in words, signs and
-characters, and units.
-"""
+"""Numbers in text: digits of any script, separators, signs, powers of ten in words, and units."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -38,8 +36,8 @@ _POWERS = {
     )
     for word in words
 }
-"""Words and characters for powers of ten. What is one in one language and something else in
-another, such as "mil", is none.
+"""Words and characters for powers of ten, without those that mean something else in another
+language, such as "mil".
 """
 _LARGE = "万萬만亿億억兆조"
 _SMALL = "十拾십百佰백千仟천"
@@ -64,20 +62,20 @@ _NUMBER = re.compile(
 )
 _PART = re.compile(rf"{_PLAIN_NUMBER}|[{_NUMERALS}]|{_POWER}")
 _LEFT_POWER = re.compile(rf"[{_LARGE}‰]|\b[mbt] ?[$€£¥]|[$€£¥] ?[mbt]\b")
-"""A power without its number."""
+"""A power of ten without a number."""
 _GROUPED = re.compile(r"(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:\.\d{3}){2,})|\d{1,2}(?:,\d{2})+,\d{3})")
 _CURRENCY = r"(?:[$€£¥₹₩₽₺]|\b(?:usd|eur|gbp|chf|inr|rs))"
 _LETTER = re.compile(
     rf"(?:{_CURRENCY} ?\d[\d.,]* ?(?:mm?|b|t)|\d ?[mbt](?= ?[$€£¥₹])|(?-i:\d ?[MB]))(?![^\W_])",
     re.IGNORECASE,
 )
-"""A letter for a power: next to a currency, or a capital one."""
+"""A letter that means a power of ten: next to a currency, or in upper case."""
 _SIGN = re.compile(
     rf"(?:(?<![\w)])-(?=\S)|\b(?:minus|negative)\b|负|負|零下|マイナス|영하) ?((?:[a-z]{{0,"
     rf"3}}{_CURRENCY})?) ?(?=[\d.])"
 )
 _NEGATIVE = re.compile(r"(\W{0,4})\((\W{0,4})(\d(?:[\d ']*[.,%])+[\d ']*)\W{0,4}\)\W{0,4}")
-"""As accountants write it."""
+"""A negative number in parentheses, as accountants write it."""
 _IN_PARENTHESES = re.compile(r"\([^()]*\)")
 _WORD = re.compile(r"[^\W\d_]+")
 _AFTER = re.compile(r"[ -]?([^\W\d_][^\s,;:()/-]*)")
@@ -107,23 +105,23 @@ _EXACT = Context(prec=200)
 
 
 def number_text(text: str) -> str:
-    """Return a text in which signs and letters for powers stand as those of plain numbers do."""
+    """Return a folded text with plain minus signs and words for powers of ten."""
     text = folded(_LETTER.sub(r"\g<0>n", text))
     return _SIGN.sub(r"\1-", text)
 
 
 def numbers_in(text: str, unit: str) -> Iterator[tuple[str, str]]:
     """Yield each number in a folded text, as written and in canonical form."""
-    for found in _NUMBER.finditer(text):
-        if number := _exact(found[0], unit):
-            yield found[0], number
+    for written in _NUMBER.finditer(text):
+        if number := _exact(written[0], unit):
+            yield written[0], number
 
 
 def _exact(written: str, unit: str) -> str | None:
-    """Return a number in canonical form; its power counts from that of the unit, if it has one.
+    """Return a number in canonical form, divided by the power of ten in `unit`, if any.
 
-    Each power takes the number before it, and what is smaller: 三百五十万 is (3 * 100 + 5 * 10) *
-    10,000.
+    A power multiplies the number before it, and all smaller sums before that: 三百五十万 is
+    (3 * 100 + 5 * 10) * 10,000.
     """
     parts = _PART.findall(written)
     if len(parts) > _MOST_PARTS:
@@ -164,10 +162,10 @@ def _decimal(written: str) -> Decimal | None:
 
 
 def only_number(text: str, column: Column) -> str | None:
-    """Return the number that a folded text is about.
+    """Return the only number in a folded text.
 
-    None where there is none, or a range, a fraction or a date, and where the word after it is no
-    known unit: it may be a power.
+    None if there is none, or a range, a fraction or a date; also if the word after it is no known
+    unit, as it may be a power of ten.
     """
     if negative := _NEGATIVE.fullmatch(text):
         text = "{}{}-{}".format(*negative.groups())
@@ -183,8 +181,8 @@ def only_number(text: str, column: Column) -> str | None:
         or bare.endswith("-")
     ):
         return None
-    found = _NUMBER.search(bare)
-    after = found and _AFTER.match(bare, found.end())
+    written = _NUMBER.search(bare)
+    after = written and _AFTER.match(bare, written.end())
     if not after:
         return number
     word = after[1].rstrip(".")
@@ -206,14 +204,14 @@ _OTHER_ERA = re.compile(
     r"|明治|大正|昭和|平成|令和|民[国國]|พ\.?ศ"
     r"|\bb\.e\b|\ba\.?h\b|quarter|[季四]半?[期度]|(?<![a-z])[qh][1-4](?!\d)|(?<!\d)[1-4]q"
 )
-"""Years of another count, and parts of years."""
+"""Years of other eras, and parts of years."""
 _DIGIT = re.compile(r"(?<![a-z\d])\d")
-"""Not the one of km² and the like."""
+"""A digit that is not part of a unit such as km2."""
 
 
 def only(found: Iterable[tuple[str, str]], text: str) -> str | None:
-    """The canonical form of the one thing that was found in a text; None where there are
-    others, or further digits.
+    """Return the canonical form of the only number or date in a text; None if the text has others,
+    or further digits.
     """
     pairs = list(found)
     if len(pairs) != 1 or _OTHER_ERA.search(text):

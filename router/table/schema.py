@@ -1,6 +1,4 @@
-"""Columns and given rows, checked before anything is spent on them, and the questions for their
-cells.
-"""
+"""Checks of columns and given rows before anything is spent, and the questions for cells."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,24 +11,22 @@ from router.trace.table import Column, RowKey, Schema
 
 MOST_COLUMNS = 64
 _MOST_CHOICES = 1024
-"""Choices of all columns together: a value that is none of them is looked for in each."""
+"""Max choices of all columns together, as a value is searched for each of them."""
 _MOST_PLACES = 8
-"""Places for keys in one ask: each takes a key's whole length in the question of each row."""
+"""Max placeholders in one ask, as each holds a key of any length."""
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-"""The name of a key column in `Column.ask`."""
+"""Placeholder of a key column in `Column.ask`."""
 
 
 @lru_cache(1024)
 def normal_name(name: str) -> str:
-    """The letters and digits of a column's name, case folded: how headers are compared with it."""
+    """Return the case-folded letters and digits of a name, as names are compared."""
     form = folded(name)
     return "".join(filter(str.isalnum, form)) or "".join(form.split())
 
 
 def checked_schema(columns: Iterable[Column]) -> Schema:
-    """The schema of these columns. Raises `BadRequest`, whose text says which column to change,
-    and how.
-    """
+    """Return the schema of columns. Raises `BadRequest` for the first defect."""
     schema = Schema(tuple(columns))
     if len(schema.columns) > MOST_COLUMNS:
         raise BadRequest(
@@ -63,7 +59,7 @@ def checked_schema(columns: Iterable[Column]) -> Schema:
 
 
 def _defect(column: Column, keys: Sequence[Column]) -> str:
-    """For people: the first thing that is wrong with a column by itself; empty where nothing is."""
+    """Describe the first defect of a column; empty if it has none."""
     if (column.type == "choice") != bool(column.choices):
         return (
             "choices belong to the type choice, and only to it; list them and set the type, "
@@ -76,44 +72,39 @@ def _defect(column: Column, keys: Sequence[Column]) -> str:
         )
     if column.key or not column.ask:
         return ""
+    return _ask_defect(column.ask, keys)
+
+
+def _ask_defect(ask: str, keys: Sequence[Column]) -> str:
+    """Describe the first defect of a column's question; empty if it has none."""
     usable = {normal_name(key.name): f"{{{key.name}}}" for key in keys}
-    named = _PLACEHOLDER.findall(column.ask)
+    placeholders = ", ".join(usable.values())
+    named = _PLACEHOLDER.findall(ask)
     if strange := [name for name in named if normal_name(name) not in usable]:
-        return (
-            f"its ask names {{{strange[0]}}}, which is no key column; use "
-            f"{', '.join(usable.values())}."
-        )
+        return f"its ask names {{{strange[0]}}}, which is no key column; use {placeholders}."
     if len(named) > _MOST_PLACES:
         return f"its ask names keys {len(named)} times, at most {_MOST_PLACES}; name each once."
-    return (
-        ""
-        if named
-        else (
-            "its ask is the same for every row; name the row in it by "
-            f"{', '.join(usable.values())}."
-        )
-    )
+    if not named:
+        return f"its ask is the same for every row; name the row in it by {placeholders}."
+    return ""
 
 
 def meaning(column: Column) -> str:
-    """For models: the values of a column; empty where its name tells all."""
-    return "; ".join(
-        filter(
-            None, [column.about, column.unit and f"in {column.unit}", " or ".join(column.choices)]
-        )
-    )
+    """Describe a column's values for models; empty if its name is enough."""
+    parts = [column.about, column.unit and f"in {column.unit}", " or ".join(column.choices)]
+    return "; ".join(filter(None, parts))
 
 
 def question(
-    schema: Schema, row: Sequence[str], columns: Sequence[str], *, anew: bool = False
+    schema: Schema, row: Sequence[str], columns: Sequence[str], *, reworded: bool = False
 ) -> str:
-    """The sub-query for some cells of a row: that of its column, or a line for each of several.
+    """Return the sub-query for some cells of a row: one question, or a list of several.
 
-    `row`: the values of its key columns, as they are shown. `anew`: in other words.
+    `row`: the key values as models see them. `reworded`: use other words than the first time.
     """
     key = {normal_name(column.name): value for column, value in zip(schema.keys, row, strict=True)}
     asked = [column for column in schema.columns if column.name in columns]
-    lines = [_question(column, key, anew=anew) for column in asked]
+    lines = [_question(column, key, reworded=reworded) for column in asked]
     if len(lines) == 1:
         return lines[0]
     listed = "\n".join(
@@ -122,25 +113,24 @@ def question(
     return f"{', '.join(row)}:\n{listed}"
 
 
-def _question(column: Column, key: dict[str, str], *, anew: bool) -> str:
-    if column.ask and not anew:
+def _question(column: Column, key: dict[str, str], *, reworded: bool) -> str:
+    if column.ask and not reworded:
         return _PLACEHOLDER.sub(lambda place: key[normal_name(place[1])], column.ask)
     about = meaning(column)
     wanted = f"the {column.name}{about and f' ({about})'} of {', '.join(key.values())}"
-    return f"Look up {wanted}." if anew and not column.ask else f"What is {wanted}?"
+    return f"Look up {wanted}." if reworded and not column.ask else f"What is {wanted}?"
 
 
 def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """Given rows with a value for each column, empty where one is wanted. Raises `BadRequest`,
-    whose text says which row to change, and how.
+    """Return given rows with normalized values, empty if wanted. Raises `BadRequest` for the first
+    defect.
     """
     checked: dict[RowKey, tuple[int, tuple[str, ...]]] = {}
     for number, row in enumerate(rows):
         if len(row) != len(schema.columns):
             raise BadRequest(
-                f"rows[{number}] has {len(row)} values for {len(schema.columns)} "
-                "columns; give one for each, in their "
-                "order, empty where it is wanted."
+                f"rows[{number}] has {len(row)} values for {len(schema.columns)} columns; give one "
+                "for each, in their order, empty if it is wanted."
             )
         values = tuple(
             "" if is_blank(value, column) else value.strip()

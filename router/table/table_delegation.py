@@ -1,9 +1,7 @@
-"""The delegator's part in a table: a plan, and then, shown nothing but its status, more
-discoveries or a stop.
-"""
+"""The delegator's texts for a table: the request, its plan, and the table's status."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -18,13 +16,16 @@ from router.table.schema import checked_schema, meaning, normal_name
 from router.trace.table import Ask, CellState, Column, Row, Schema
 
 STOP = ("<table",)
-"""The status that would come next, from models that go on to invent it."""
+"""Stop strings against models that invent the next status."""
+
+# Limits that bound the delegator's context for tables of any size
 MOST_KEYS = 20
+"""Max rows in a status."""
 MOST_HOLES = 5
+"""Max missing cells in a status."""
 _MOST_CHARS = 100
-"""Rows and holes that it is shown, and characters of each: its context is bounded, whatever the
-table holds.
-"""
+"""Max characters of a row's name."""
+
 _HOLES: tuple[CellState, ...] = ("missing", "not_found")
 _ASK = re.compile(
     r"""<\s{0,4}ask\s{1,4}column\s{0,4}=\s{0,4}["'“]?([^"”<>]{1,200}?)["'”]?\s{0,4}>([^<]{1,500})<\s{0,4}/\s{0,4}ask""",
@@ -33,36 +34,35 @@ _ASK = re.compile(
 
 
 def opening(question: str, schema: Schema) -> str:
-    """The request, as the delegator sees it."""
+    """Return the request for the delegator."""
     return prompts.table_request(question, map(described, schema.columns))
 
 
 def described(column: Column) -> str:
-    """A column, as models see it."""
+    """Describe a column for models."""
     kind = "" if column.type == "text" else f":{column.type}"
     about = meaning(column)
     return f"{column.name}{'*' * column.key}{kind}{about and f' ({about})'}"
 
 
 def planned(schema: Schema, text: str) -> Schema:
-    """The schema with the questions that a turn words for columns without one; those that cannot be
-    asked of a row are left out.
+    """Return the schema with a turn's questions for columns without one; unusable questions are
+    ignored.
     """
-    for name, asked in _ASK.findall(without_thinking(text)):
+    for name, ask in _ASK.findall(without_thinking(text)):
         wanted = normal_name(readable(name))
+        columns = list(schema.columns)
+        for at, column in enumerate(columns):
+            if normal_name(column.name) == wanted and not column.key and not column.ask:
+                columns[at] = replace(column, ask=one_line(ask))
         with suppress(BadRequest):
-            schema = checked_schema(
-                replace(each, ask=one_line(asked))
-                if normal_name(each.name) == wanted and not each.key and not each.ask
-                else each
-                for each in schema.columns
-            )
+            schema = checked_schema(columns)
     return schema
 
 
 def status(table: Table, occasions: Collection[Ask], not_dispatched: Sequence[str] = ()) -> str:
-    """A table, as the delegator sees it. `occasions`: as for `completeness`. `not_dispatched`:
-    questions of its last turn.
+    """Return a table's status for the delegator. `occasions`: as for `completeness`.
+    `not_dispatched`: questions of its last turn that were over the limit.
     """
     known = completeness(table, occasions)
     missing = sum(known.cells.get(state, 0) for state in _HOLES)
@@ -71,18 +71,20 @@ def status(table: Table, occasions: Collection[Ask], not_dispatched: Sequence[st
     if known.estimated_rows is not None:
         counts["estimate"] = known.estimated_rows
     names = [_name(table.schema, row) for row in table.rows]
-    holes = (
-        f"{name}: {column.name}"
-        for name, row in zip(names, table.rows, strict=True)
-        for column, cell in zip(table.schema.columns, row.cells, strict=True)
-        if cell.state in _HOLES
-    )
-    return prompts.table_status(
-        counts, names[:MOST_KEYS], islice(holes, MOST_HOLES), not_dispatched
-    )
+    holes = islice(_holes(table, names), MOST_HOLES)
+    return prompts.table_status(counts, names[:MOST_KEYS], holes, not_dispatched)
+
+
+def _holes(table: Table, names: Sequence[str]) -> Iterator[str]:
+    """Yield the missing cells, by row and column."""
+    for name, row in zip(names, table.rows, strict=True):
+        for column, cell in zip(table.schema.columns, row.cells, strict=True):
+            if cell.state in _HOLES:
+                yield f"{name}: {column.name}"
 
 
 def _name(schema: Schema, row: Row) -> str:
+    """Return a row's key values on one line, cut to its limit."""
     shown = ", ".join(
         cell.value for column, cell in zip(schema.columns, row.cells, strict=True) if column.key
     )

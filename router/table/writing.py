@@ -1,6 +1,6 @@
-"""Tables that a model writes, to compare with: the papers' ways (WideSeek-R1 3; WideSearch).
+"""Tables that a model writes, as baselines: the papers' ways (WideSeek-R1 3; WideSearch).
 
-The program reads what was written, keeps what was given, and looks each value up in all passages
+The program reads the written table, keeps given values, and looks each value up in all passages
 that were found.
 """
 
@@ -28,30 +28,29 @@ from router.trace.table import Ask, Schema, TableTopologyName
 from router.trace.values import Planned, Reported, Result, RowChanged, SubQueryDispatched, TableRun
 
 SINGLE_WRITER = dataclasses.replace(SINGLE_AGENT, parse=parse_table_turn, stop=("</search>",))
-"""Of a single agent; no cell of its table ends its turn."""
+"""Form of a single agent's turns; `</answer>` in a cell does not end a turn."""
 
 
 class WrittenTables:
-    """Fills tables by a loop that answers questions, whose answer is the table; any number of
-    tables at once.
+    """Fills tables with a loop that answers questions, whose answer is the table; any number at a
+    time.
     """
 
     def __init__(
         self, loop: Loop, writer: Role, topology: TableTopologyName, max_tasks: int = 1
     ) -> None:
-        """`writer`: the role that answers. `max_tasks`: executors that the loop dispatches in
-        all, if any.
-        """
+        """`writer`: the role that answers. `max_tasks`: max executors that the loop dispatches."""
         self._loop = loop
         self._writer = writer
         self._topology = topology
         self._max_tasks = max_tasks
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
-        """Fill the table of a checked request. What ends the search early, be it time, a budget or
-        a limit, ends in the table that is written of what was found, or, where there is no time or
-        money left for that, in the given rows. Raises `UpstreamError` where a model fails, or
-        writes no table, and no row was given.
+        """Fill the table of a checked request.
+
+        If a deadline, budget or limit ends the search, the table is written from what was found; if
+        no time or money is left for that, it has the given rows. Raises `UpstreamError` if a model
+        fails or writes no table, and no row was given.
         """
         context.on_event(Planned(request.columns))
         now = asyncio.get_running_loop().time()
@@ -80,17 +79,17 @@ class WrittenTables:
             context.failures[None] = error
         finally:
             context.draft.result = made = self._made(request, context.draft.result, ended)
+
         table = await asyncio.to_thread(table_of, replace(made, max_rows=sys.maxsize))
         index = len(made.asks) - 1
         ask = made.asks[-1]
         written = made.executions[-1]
-        lost = (
-            await asyncio.to_thread(read_report, made.schema, ask, replace(written, searches=()))
-        ).lost
-        if made.outcome == "filled" and (
-            lost or (len(table.rows) > made.max_rows and not request.closed)
-        ):
+        unsupported = replace(written, searches=())
+        reading = await asyncio.to_thread(read_report, made.schema, ask, unsupported)
+        overflows = len(table.rows) > made.max_rows and not request.closed
+        if made.outcome == "filled" and (reading.lost or overflows):
             context.draft.result = made = replace(made, outcome="rows_exhausted")
+
         context.on_event(SubQueryDispatched(index, 1, written.sub_query, ask))
         context.on_event(Reported(index, written))
         for row in table.rows[: made.max_rows]:
@@ -98,15 +97,15 @@ class WrittenTables:
         return made
 
     def _made(self, request: TableRequest, result: Result | None, ended: str) -> TableRun:
-        """The run of a table: all that executors did, and last what was written."""
+        """Return the table's run: all executions, and the written table as the last one."""
         found = result if isinstance(result, Trajectory) else Trajectory("", "answered")
         executions = found.executions
         columns = tuple(column.name for column in request.columns)
         asks = (Ask("fill", (), attempt=number) for number in range(1, len(executions) + 1))
-        outcome: Any = ended or {"answered": "filled", "not_found": "filled"}.get(
-            found.outcome, found.outcome
-        )
-        if outcome == "rounds_exhausted" and len(executions) >= self._max_tasks:
+        outcome: Any = ended or found.outcome
+        if outcome in ("answered", "not_found"):
+            outcome = "filled"
+        elif outcome == "rounds_exhausted" and len(executions) >= self._max_tasks:
             outcome = "tasks_exhausted"
         return TableRun(
             Schema(request.columns),
@@ -121,7 +120,7 @@ class WrittenTables:
 
 
 def _question(request: TableRequest) -> str:
-    """The request, as a question."""
+    """Return the request as a question."""
     text = (
         f"{request.question}\n\nColumns, keys with a star: "
         f"{', '.join(map(described, request.columns))}"
@@ -134,12 +133,12 @@ def _question(request: TableRequest) -> str:
 
 
 def _written(request: TableRequest, found: Trajectory) -> Execution:
-    """The table that stands in the last turn, as a report."""
-    said = found.answering or Conversation(())
+    """Return the table in the last turn as a report."""
+    conversation = found.answering or Conversation(())
     turn = None
     wrote = found.delegation if found.topology == "single_agent" else found.answering
     if wrote and wrote.outputs:
         turn = parse_table_turn(wrote.outputs[-1].text, wrote.outputs[-1].finish_reason == "length")
     if isinstance(turn, ReportTurn):
-        return Execution(request.question, turn.report, "reported", found.searches, said)
-    return Execution(request.question, NO_EVIDENCE, "no_report", found.searches, said)
+        return Execution(request.question, turn.report, "reported", found.searches, conversation)
+    return Execution(request.question, NO_EVIDENCE, "no_report", found.searches, conversation)
