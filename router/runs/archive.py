@@ -1,4 +1,4 @@
-"""What is read of stored runs."""
+"""Queries of stored runs."""
 
 from collections.abc import AsyncIterator
 from typing import Literal, Protocol
@@ -11,11 +11,11 @@ from router.trace.table import TableOutcome, TableTopologyName
 from router.trace.values import AnswerOutcome, TopologyName
 
 MAX_LISTED_CHARS = 500
-"""Of a request in a list, so that a page of a thousand fits into a message."""
+"""Max characters of a request in a list, so that a page of a thousand runs fits into a message."""
 
 
 def shortened(text: str, most: int) -> str:
-    """The same, or where it has more than `most` characters its beginning with `…`."""
+    """Return a text, or its beginning with `…` if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -27,10 +27,10 @@ class RunSummary(msgspec.Struct, frozen=True):
     kind: RunKind
     request_id: str
     request: str
-    """At most `MAX_LISTED_CHARS` of it."""
+    """At most `MAX_LISTED_CHARS` characters of it."""
     status: RunStatus
     outcome: AnswerOutcome | TableOutcome | None
-    """None for other kinds than answers and tables, and where there is none yet."""
+    """None for kinds other than answers and tables, and while there is none."""
     started_at: float
     """Unix time, seconds."""
     duration_s: float
@@ -38,56 +38,56 @@ class RunSummary(msgspec.Struct, frozen=True):
     """The beginning of its answer, report or text."""
     topology: str = ""
     nano_usd: int | None = None
-    """Billionths of a dollar of its calls, as far as they are known; None where none is, and
-    while it runs.
+    """Known cost of its calls, in billionths of a dollar; None if no cost is known, and while it
+    runs.
     """
     unsupported: bool = False
-    """True for an answer whose names or numbers stand in no evidence that a passage holds."""
+    """True for an answer with names or numbers that no evidence in a passage supports."""
     good: bool | None = None
-    """The last verdict of feedback on it; None where there is none."""
+    """The latest verdict of feedback on it; None if there is none."""
 
 
 class RunFilter(msgspec.Struct, frozen=True):
-    """A choice of runs; what is None or empty leaves nothing out."""
+    """A selection of runs; None and empty fields select everything."""
 
     tenant: str | None = None
     kind: RunKind | None = None
-    """None leaves out shadows: nobody asked for them."""
+    """None for all kinds but shadows, which no client asked for."""
     status: RunStatus | None = None
     start: float | None = None
     """Started at this Unix time or later."""
     end: float | None = None
     """Started before this Unix time."""
     text: str = ""
-    """Stands in its request or in the beginning of its answer, in large or small letters; SQLite
-    knows those of English alone.
+    """Occurs in the request or in the beginning of the answer, ignoring case; SQLite ignores case
+    only for ASCII letters.
     """
     outcome: AnswerOutcome | TableOutcome | None = None
     topology: TopologyName | TableTopologyName | None = None
     executor_version: str | None = None
-    """Worked in it; not where others' reports were shared."""
+    """Worked in the run; versions behind shared reports do not count."""
     unsupported: bool = False
-    """Leave out all but answers that are unsupported."""
+    """Whether to select only unsupported answers."""
     feedback: Literal["good", "bad", "any"] | None = None
     least_nano_usd: int | None = None
     most_nano_usd: int | None = None
     training: bool = False
-    """Leave out what must not train: runs of tenants who do not want it, and shadows of
-    whomever's.
+    """Whether to leave out runs that must not be used for training: shadows, and runs of tenants
+    who opted out.
     """
 
 
 class RunPage(msgspec.Struct, frozen=True):
-    """Some of the runs, newest first."""
+    """A page of runs, newest first."""
 
     runs: tuple[RunSummary, ...]
-    """Fewer than were wanted at the end, and where many were looked through in vain."""
+    """Fewer than requested on the last page, and if a search over many runs matched few."""
     next_page: str
-    """What to ask the next page with; empty at the end."""
+    """The token of the next page; empty at the end."""
 
 
 class ExportedRun(msgspec.Struct, frozen=True):
-    """A run that has ended, and what was said of it."""
+    """An ended run with its feedback."""
 
     run: Run
     feedback: tuple[Feedback, ...]
@@ -95,33 +95,33 @@ class ExportedRun(msgspec.Struct, frozen=True):
 
 
 class Archive(Protocol):
-    """Stored runs, by whoever may see them; what may not be seen is as if it were not there.
+    """Stored runs. A run that `tenant` must not see is treated as missing.
 
     `tenant`: None sees all. Every method raises `StoreFailed`.
     """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
-        """A run; one that runs or was interrupted has the calls that have ended by then. Raises
+        """Return a run. A running or interrupted one has the calls that have ended so far. Raises
         `NotFound`.
         """
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
-        """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
-
-    def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
-        """All runs that have ended, with their feedback, oldest first, read in pieces; redacted
-        ones too.
+        """Return at most `size` runs, newest first. Raises `BadRequest` for an unknown `page`
+        token.
         """
 
+    def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
+        """Yield all ended runs with their feedback, oldest first, redacted runs included."""
+
     async def add_feedback(self, feedback: Feedback) -> str:
-        """Keep feedback; its identifier. Raises `NotFound`, where its tenant does not see the run,
-        and `BadRequest` where the run has `MAX_A_RUN` already.
+        """Store feedback and return its identifier. Raises `NotFound` if its tenant does not see
+        the run, and `BadRequest` if the run has `MAX_A_RUN` already.
         """
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        """The first `MAX_A_RUN` that were said of a run, oldest first; nothing of one that is
-        not there.
+        """Return the first `MAX_A_RUN` pieces of feedback on a run, oldest first; none for an
+        unknown run.
         """
 
     async def request_cancel(self, run_id: str) -> None:
-        """Ask the process that works on it to cancel a run; of no effect on one that has ended."""
+        """Ask the process that works on a run to cancel it; do nothing if the run has ended."""

@@ -1,4 +1,4 @@
-"""The runs that are under way in this process."""
+"""The runs under way in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -18,13 +18,13 @@ Value = TypeVar("Value")
 
 
 class LiveRun:
-    """A run under way: what has happened so far, who works on it, and what it comes to."""
+    """A run under way: its events so far, the task that works on it, and its result."""
 
     def __init__(
         self, run_id: str, kind: RunKind, tenant: str, task: asyncio.Task[Any], on_event: OnEvent
     ) -> None:
-        """`task`: the one that works on it. `on_event`: hears of its events beside those who
-        watch.
+        """`task`: works on the run. `on_event`: called with each event, in addition to the
+        watchers.
         """
         self.run_id = run_id
         self.kind = kind
@@ -32,34 +32,34 @@ class LiveRun:
         self._on_event = on_event
         self.events: list[Event] = []
         self.ended: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
-        """The stored run; None where it could not be stored."""
+        """The stored run; None if it could not be stored."""
         self._task = task
         self._cancelled = False
         self._ending: asyncio.Future[Any] | None = None
         self._news: asyncio.Event | None = None
-        """Set by what happens next; None while nobody watches."""
+        """Set by the next event; None while nobody watches."""
 
     def on_event(self, event: Event) -> None:
-        """Note what happened, and pass it on."""
+        """Record an event and pass it on."""
         self.events.append(event)
         self._wake()
         self._on_event(event)
 
     def end(self, run: Run | None) -> None:
-        """It is over."""
+        """Mark the run as over."""
         if not self.ended.done():
             self.ended.set_result(run)
         self._wake()
 
     def cancel(self) -> None:
-        """Stop the work; whoever waits for it hears `RunCancelled`. Of no effect at the end."""
+        """Cancel the work; the caller gets `RunCancelled`. Do nothing once the run is ending."""
         if not self._cancelled and not self.ended.done():
             self._cancelled = True
             self._task.cancel()
 
     def reason(self, cancelled: asyncio.CancelledError) -> BaseException:
-        """Return the error for those who wait for it: `cancelled` itself where it was they who
-        left.
+        """Return the error for the caller: `RunCancelled` if the run was cancelled, and `cancelled`
+        itself if the caller left.
         """
         if not self._cancelled:
             return cancelled
@@ -67,9 +67,9 @@ class LiveRun:
         return RunCancelled(f"Run {self.run_id} was cancelled.")
 
     async def until_ended(self, ending: Coroutine[Any, Any, Value], until: float) -> Value:
-        """Return what `ending` comes to, however often the task is cancelled meanwhile. Raises
-        `TimeoutError` at `until`, in the event loop's time; `ending` goes on, and only then is the
-        run over.
+        """Return the result of `ending`, even if the task is cancelled meanwhile. Raises
+        `TimeoutError` at `until`, in the event loop's time; `ending` continues, and the run is over
+        when it is done.
         """
         self._ending = future = asyncio.ensure_future(ending)
         loop = asyncio.get_running_loop()
@@ -87,9 +87,7 @@ class LiveRun:
         return future.result()
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call `call` now, or else once its end, which nobody waits for any more, is stored or
-        cannot be.
-        """
+        """Call `call` when the run is over: now, or when its detached `ending` is done."""
 
         def ended(ending: asyncio.Future[Any]) -> None:
             error = None if ending.cancelled() else ending.exception()
@@ -105,7 +103,7 @@ class LiveRun:
             self._ending.add_done_callback(ended)
 
     async def watch(self, after: int) -> AsyncIterator[tuple[int, Event]]:
-        """Events with their numbers, from `after` + 1 on, until it is over."""
+        """Yield the events with their numbers, from `after` + 1 on, until the run is over."""
         while True:
             self._news = news = self._news or asyncio.Event()
             while after < len(self.events):
@@ -122,7 +120,7 @@ class LiveRun:
 
 
 class LiveRuns:
-    """All of them, by identifier."""
+    """All runs under way, by identifier."""
 
     def __init__(self) -> None:
         self._runs: dict[str, LiveRun] = {}
@@ -131,7 +129,7 @@ class LiveRuns:
     def running(
         self, run_id: str, kind: RunKind, tenant: str, on_event: OnEvent = lambda _event: None
     ) -> Iterator[LiveRun]:
-        """A run that the current task works on while this is open."""
+        """Register a run that the current task works on, while the context is open."""
         task = asyncio.current_task()
         assert task is not None
         live = self._runs[run_id] = LiveRun(run_id, kind, tenant, task, on_event)
@@ -145,15 +143,15 @@ class LiveRuns:
         del self._runs[live.run_id]
 
     def find(self, run_id: str) -> LiveRun | None:
-        """A run that is under way here."""
+        """Return a run that is under way here, or None."""
         return self._runs.get(run_id)
 
     def cancel(self, run_id: str) -> None:
-        """Stop a run; of no effect where it is not under way here."""
+        """Cancel a run; do nothing if it is not under way here."""
         if live := self.find(run_id):
             live.cancel()
 
     async def ended(self) -> None:
-        """Wait until all are over."""
+        """Wait until all runs are over."""
         if ending := [live.ended for live in self._runs.values()]:
             await asyncio.wait(ending)

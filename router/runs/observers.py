@@ -1,4 +1,4 @@
-"""Whoever watches what happens, without having a say in it."""
+"""Observers of requests, runs and searches, such as metrics and tracing."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,68 +10,70 @@ from router.trace import Run
 
 
 class Observer(Protocol):
-    """Hears of requests, runs and searches, in the task that works on them. It must be quick,
-    and raise nothing.
+    """Called for each request, run and search, in the task that works on it. Must be fast and raise
+    nothing.
     """
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
-        """A request of `method`, such as `/rolegate.v1.AnswerService/Answer`. `metadata`: what
-        came with it.
+        """Called when a request of `method`, such as `/rolegate.v1.AnswerService/Answer`, arrives.
+        `metadata`: its headers.
         """
 
     def request_ended(self, method: str, code: str, duration_s: float) -> None:
-        """It was answered. `code`: as gRPC or HTTP names it, such as `OK` or `404`."""
+        """Called when it was answered. `code`: the gRPC or HTTP status, such as `OK` or `404`."""
 
     def run_began(self) -> None:
-        """A run is on record, and is worked on from here on."""
+        """Called when a run is on record and work on it begins."""
 
     def run_ended(self, run: Run, *, private: bool) -> None:
-        """It has ended, with all its calls. `private`: whether its texts must not be kept."""
+        """Called when a run has ended, with all its calls. `private`: whether its texts must not be
+        kept.
+        """
 
     def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
-        """A query was searched for. `began_at`: Unix time, seconds. `error`: the error's class;
-        None where it went well.
+        """Called after a search. `began_at`: Unix time, seconds. `error`: the class of the error;
+        None if it succeeded.
         """
 
 
 class Observers:
-    """Several as one; none are the one for a gateway that nobody watches."""
+    """Several observers as one; without any, it does nothing."""
 
-    def __init__(self, each: Iterable[Observer] = ()) -> None:
-        self._each = tuple(each)
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = tuple(observers)
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._each)
+        """Return whether there are any."""
+        return bool(self._observers)
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
         """See `Observer.request_began`."""
-        for observer in self._each:
+        for observer in self._observers:
             observer.request_began(method, metadata)
 
     def request_ended(self, method: str, code: str, duration_s: float) -> None:
         """See `Observer.request_ended`."""
-        for observer in self._each:
+        for observer in self._observers:
             observer.request_ended(method, code, duration_s)
 
     def run_began(self) -> None:
         """See `Observer.run_began`."""
-        for observer in self._each:
+        for observer in self._observers:
             observer.run_began()
 
     def run_ended(self, run: Run, *, private: bool) -> None:
         """See `Observer.run_ended`."""
-        for observer in self._each:
+        for observer in self._observers:
             observer.run_ended(run, private=private)
 
     def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
         """See `Observer.searched`."""
-        for observer in self._each:
+        for observer in self._observers:
             observer.searched(query, began_at, duration_s, error)
 
 
 class ObservedRetriever:
-    """A retriever whose searches are observed."""
+    """A retriever that reports its searches to an observer."""
 
     def __init__(self, retriever: IndexRetriever, observer: Observer) -> None:
         self._retriever = retriever
@@ -88,14 +90,12 @@ class ObservedRetriever:
         """See `Retriever.search`."""
         began_at = time.time()
         begun = time.monotonic()
-        error = "CancelledError"
+        error: str | None = None
         try:
-            found = await self._retriever.search(queries, top_k, document)
-            error = ""
-        except Exception as raised:
+            return await self._retriever.search(queries, top_k, document)
+        except BaseException as raised:
             error = type(raised).__name__
             raise
         finally:
             for query in queries:
-                self._observer.searched(query, began_at, time.monotonic() - begun, error or None)
-        return found
+                self._observer.searched(query, began_at, time.monotonic() - begun, error)

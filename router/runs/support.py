@@ -1,5 +1,5 @@
-"""Whether an answer is supported: its names and numbers stand in evidence that retrieved
-passages hold.
+"""Whether an answer is supported: its names and numbers occur in evidence that retrieved passages
+contain.
 """
 
 import re
@@ -10,11 +10,11 @@ from router.trace import Trajectory
 from router.trace.table import Column
 
 _SHORT_WORDS = 4
-"""Of an answer that has no more words, all count; of a longer one, names and numbers, and words
-of unspaced scripts.
+"""In an answer of at most this many words all words are checked; in a longer one, names, numbers,
+and words of scripts without spaces.
 """
 _STRANGE_SHARE = 0.25
-"""Share of other words that stand nowhere, from which on an answer is unsupported."""
+"""An answer is unsupported from this share of other words without support on."""
 _DATE = Column("", "date")
 _NUMBER = Column("", "number")
 _FIGURE = re.compile(
@@ -35,29 +35,31 @@ _PLAIN = (
     " this that these those there according based since while because however therefore "
     "thus so when where which what "
 )
-"""Words that claim nothing: verdicts, and such as open sentences."""
+"""Words that claim nothing: verdicts, and words that open sentences."""
 
 
-def is_supported(question: str, found: Trajectory) -> bool:
-    """Return whether the names and numbers of an answer stand in evidence that a passage holds, or
-    in the question. A verdict needs any evidence; an answer that nothing is known needs none.
+def is_supported(question: str, trajectory: Trajectory) -> bool:
+    """Return whether the names and numbers of an answer occur in evidence that a passage contains,
+    or in the question. A verdict such as yes needs any evidence; "not known" needs none.
     """
     grounds = [
-        f"{passage.title} {passage.text}" for search in found.searches for passage in search.shown
+        f"{passage.title} {passage.text}"
+        for search in trajectory.searches
+        for passage in search.shown
     ]
-    for execution in found.executions:
+    for execution in trajectory.executions:
         points = execution.report.evidence
         for point, cited in zip(points, execution.citations(points), strict=True):
-            grounds += [f"{at.title} {at.quote} {point}" for at in cited]
-    if _NOTHING_KNOWN.search(found.answer):
+            grounds += [f"{citation.title} {citation.quote} {point}" for citation in cited]
+    if _NOTHING_KNOWN.search(trajectory.answer):
         return True
-    return bool(grounds) and _stands(found.answer, " ".join([_PLAIN, question, *grounds]))
+    return bool(grounds) and _stands(trajectory.answer, " ".join([_PLAIN, question, *grounds]))
 
 
 def _stands(answer: str, ground: str) -> bool:
     known = set(fold(ground).split())
     words = apart(answer).split()
-    strange = [word for word in words if not known.issuperset(fold(word).split())]
+    unsupported = [word for word in words if not known.issuperset(fold(word).split())]
 
     # Numbers and dates may be written in another way.
     dates = values_in(_DATE, ground)
@@ -69,10 +71,10 @@ def _stands(answer: str, ground: str) -> bool:
     }
     claimed = values_in(_DATE, answer) or values_in(_NUMBER, answer)
     if claimed and figures.issuperset(claimed):
-        strange = [word for word in strange if not _FIGURE.search(word)]
+        unsupported = [word for word in unsupported if not _FIGURE.search(word)]
 
-    if any(word != word.lower() or re.search(r"\d", word) for word in strange):
+    if any(word != word.lower() or re.search(r"\d", word) for word in unsupported):
         return False
     if len(words) > _SHORT_WORDS:
-        strange = [word for word in strange if not word.isascii()]
-    return not strange or len(strange) < _STRANGE_SHARE * len(words)
+        unsupported = [word for word in unsupported if not word.isascii()]
+    return not unsupported or len(unsupported) < _STRANGE_SHARE * len(words)

@@ -1,5 +1,5 @@
-"""A model that searches, reads and writes in turns, all in one context: what executors and
-single agents share.
+"""A model that searches, reads and writes in turns, within one context: the common part of
+executors and single agents.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from router.trace.values import SearchDone, SearchRecord, ToolCall
 
 _Look = Callable[[], Awaitable[SearchRecord]]
 _TOKENS_PER_CHARACTER = 1 / 3
-"""More than in most text, until the engine has counted."""
+"""A high estimate, used until the engine has counted a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,49 +42,47 @@ class ExecutorLimits:
     """Limits of an executor's work on one sub-query."""
 
     max_turns: int = 3
-    """Assistant turns, the report included (K in TBSS 4.1)."""
+    """Max assistant turns, the report included (K in TBSS 4.1)."""
     max_searches: int = 2
     top_k: int = 3
     """Passages shown for each search."""
     passage_chars: int = 8000
-    """Of a passage's title, and of its text; what is longer is cut."""
+    """Max characters of a passage's title, and of its text; the rest is cut."""
     report_chars: int = 2000
-    """Of a report's answer, and of each point of its evidence; what is longer is cut."""
+    """Max characters of a report's answer, and of each point of its evidence; the rest is cut."""
     access_k: int = 0
-    """Passages shown of a document that is opened, which counts as a search; 0 where none may
-    be.
-    """
+    """Max passages shown of an opened document, which counts as a search; 0 to forbid opening."""
     access_chars: int = 25_000
-    """Of the passages of such a document, and of what a tool returns, at most."""
+    """Max characters of an opened document's passages, and of a tool's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The protocol of a model that searches: what it is told, and how its turns are read."""
+    """The protocol of a model that searches: the texts it is shown, and the parser of its turns."""
 
     parse: Callable[[str, bool], ExecutionTurn]
-    """Read a turn; True where the length limit cut it."""
+    """Parse a turn; True if the length limit cut it."""
     stop: tuple[str, ...]
     documents: Callable[[Sequence[Passage], bool], str]
-    """Render the passages of a search; True where it was the last one."""
+    """Render the passages of a search; True if no search is left."""
     correction: str
     """The reply to a malformed turn."""
     no_searches: str
-    """The reply to a search too many, and to a malformed turn where none are left."""
+    """The reply to a search beyond the limit, and to a malformed turn when no search is left."""
     search_first: str = ""
-    """The reply to whatever comes before the first search; empty where it may answer at once."""
-    persists: bool = False
-    """True where it is corrected while turns are left; else a second malformed turn in a row is
-    the last.
+    """The reply to any other turn before the first search; empty if the model may answer without
+    one.
     """
+    persists: bool = False
+    """True to correct malformed turns while turns are left; False to stop after two in a row."""
     raw: bool = False
-    """True where it writes a single turn, thinking included, into which the results are put
+    """True if the model writes everything as a single turn, into which results are inserted
     (Search-R1).
     """
 
 
-def _with_hands(form: Form, *, tools: bool) -> Form:
-    """The form of a model that also opens documents or calls tools."""
+def _with_actions(form: Form, *, tools: bool) -> Form:
+    """Return the form of a model that also opens documents or calls tools."""
     return dataclasses.replace(
         form,
         parse=partial(parse_hands, form.parse),
@@ -96,7 +94,7 @@ def _with_hands(form: Form, *, tools: bool) -> Form:
 
 
 class ContextWindow:
-    """One model's conversation as it grows, with what its searches found."""
+    """One model's growing conversation, with the passages that its searches found."""
 
     def __init__(self, opening: tuple[Message, ...], form: Form) -> None:
         self.messages = opening
@@ -105,46 +103,38 @@ class ContextWindow:
         self.searches: list[SearchRecord] = []
         self.report: Report | None = None
         self.tools: dict[str, tuple[Tool, Function]] | None = None
-        """By the names that the model may write; None while they are not known."""
-        self.corrected = self.gave_up = False
+        """The tools by the names that the model may write; None until they are listed."""
+        self.corrected = False
+        self.gave_up = False
         self._documents: list[tuple[int, bool]] = []
-        """For each search, where its message stands, and whether it asks for the report."""
+        """For each search, the position of its message, and whether it asks for the report."""
         self._rate = _TOKENS_PER_CHARACTER
 
     @property
     def conversation(self) -> Conversation:
-        """All that was said."""
+        """The conversation so far."""
         return Conversation(self.messages, tuple(self.outputs))
 
     @property
-    def unanswered(self) -> bool:
-        """True where the model has written a turn that nothing came of yet: somebody stopped
-        there.
-        """
-        return bool(self.outputs) and self.messages[-1].role == "assistant"
-
-    @property
     def full(self) -> bool:
-        """True where the context has no room for anything of what was found last."""
-        return (
-            bool(self.searches) and bool(self.searches[-1].passages) and not self.searches[-1].shown
-        )
+        """True if the context has no room for any passage of the last search."""
+        last = self.searches[-1] if self.searches else None
+        return last is not None and bool(last.passages) and not last.shown
 
     def absorb(self, output: Completion) -> None:
-        """Add the model's turn, and learn from its usage how long the tokens are."""
+        """Add the model's turn, and estimate the length of tokens from its usage."""
         self.outputs.append(output)
         if output.usage is not None:
             self._rate = output.usage.prompt_tokens / max(1, self._characters)
-        self.messages += (
-            Message("assistant", output.text if self._form.raw else prompts.said(output.text)),
-        )
+        text = output.text if self._form.raw else prompts.said(output.text)
+        self.messages += (Message("assistant", text),)
 
     def tell(self, text: str) -> None:
-        """Add a user's turn."""
+        """Add a user turn."""
         self.messages += (Message("user", text),)
 
     def correct(self, text: str) -> None:
-        """Say what is wanted; a second time in a row, the model has given up unless its form
+        """Tell the model what is wanted. The second time in a row it has given up, unless its form
         persists.
         """
         if self.corrected and not self._form.persists:
@@ -154,34 +144,35 @@ class ContextWindow:
             self.tell(text)
 
     def offer(self, tools: dict[str, tuple[Tool, Function]], text: str) -> None:
-        """Let the model call these, of which the system prompt tells with `text`."""
+        """Let the model call `tools`, which `text` describes in the system prompt."""
         system, *others = self.messages
         self.tools = tools
         self.messages = (Message("system", f"{system.content}\n\n{text}".strip()), *others)
 
     def named(self, name: str) -> str | None:
-        """The document of that name or title which a search has found; None where there is none."""
-        found = (
-            each for search in self.searches if search.call is UNSET for each in search.passages
-        )
-        return next((each.document for each in found if name in (each.document, each.title)), None)
+        """Return the document with this name or title, if a search has found it."""
+        for search in self.searches:
+            for passage in search.passages if search.call is UNSET else ():
+                if name in (passage.document, passage.title):
+                    return passage.document
+        return None
 
     def documents(self, search: SearchRecord, *, last: bool) -> None:
-        """Add what a search found; `last` asks for the report outright."""
+        """Add the result of a search; `last` asks for the report."""
         self._documents.append((len(self.messages), last))
         self.searches.append(search)
         self.tell(self._rendered(search, last))
         self.corrected = False
 
     def fit(self, context_tokens: int, max_tokens: int) -> None:
-        """Drop passages until, by estimate, `max_tokens` of `context_tokens` are free to write
-        in, or none is left.
+        """Drop passages until, by estimate, `max_tokens` of `context_tokens` are free for output,
+        or no passage is left.
         """
         while self._characters * self._rate + max_tokens > context_tokens and self.drop():
             pass
 
     def drop(self) -> bool:
-        """Drop the lowest-ranked passage of the latest search that shows any; False where none
+        """Drop the lowest-ranked passage of the latest search that shows any; return False if none
         does.
         """
         for number, search in reversed(list(enumerate(self.searches))):
@@ -194,8 +185,8 @@ class ContextWindow:
         return False
 
     def close(self, text: str) -> None:
-        """Ask for the end outright, in the user's last turn or in another one: with `text`, or
-        as documents do.
+        """Ask for the answer now, in the last user turn or a new one: with `text`, or by the
+        documents' own request.
         """
         last = self.messages[-1]
         if self._documents and self._documents[-1][0] == len(self.messages) - 1:
@@ -214,8 +205,8 @@ class ContextWindow:
     def _rendered(self, search: SearchRecord, last: bool) -> str:
         if search.call is UNSET or search.call.error is None:
             return self._form.documents(search.shown, last)
-        told = prompts.CALL_FAILED if search.call.server else prompts.CALL_REFUSED
-        return told + (f"\n{self._form.no_searches}" if last else "")
+        failure = prompts.CALL_FAILED if search.call.server else prompts.CALL_REFUSED
+        return failure + (f"\n{self._form.no_searches}" if last else "")
 
     @property
     def _characters(self) -> int:
@@ -223,7 +214,7 @@ class ContextWindow:
 
 
 class Agent:
-    """Leads any number of such conversations at once."""
+    """Runs the turns of such conversations. One instance serves any number of them concurrently."""
 
     def __init__(
         self,
@@ -233,12 +224,12 @@ class Agent:
         form: Form,
         tools: Tools | None = None,
     ) -> None:
-        """`retriever`: None where no search is run. `tools`, and documents to open, are for
-        executors that report.
+        """`retriever`: None if the agent cannot search. `tools`, and opening documents, require a
+        form that reports.
         """
-        self._hands = bool(form.search_first) and bool(tools or limits.access_k)
-        if self._hands:
-            form = _with_hands(form, tools=tools is not None)
+        self._has_actions = bool(form.search_first) and bool(tools or limits.access_k)
+        if self._has_actions:
+            form = _with_actions(form, tools=tools is not None)
         self.role = role
         self.limits = limits
         self.form = form
@@ -246,15 +237,14 @@ class Agent:
         self._tools = tools
 
     def begin(self, text: str) -> ContextWindow:
-        """A conversation about a question or sub-query."""
-        if self.form.raw:  # the prompt is no system prompt, but what the user's turn begins with
-            return ContextWindow(
-                (Message("user", prompts.searcher_request(self.role.system, text)),), self.form
-            )
-        return ContextWindow(self.role.opening(prompts.request(text)), self.form)
+        """Open a conversation about a question or sub-query."""
+        opening = self.role.opening(prompts.request(text))
+        if self.form.raw:  # the prompt is the beginning of the user's turn
+            opening = (Message("user", prompts.searcher_request(self.role.system, text)),)
+        return ContextWindow(opening, self.form)
 
     def goes_on(self, work: ContextWindow) -> bool:
-        """True where another turn may bring it nearer to a report."""
+        """Return whether another turn may lead to a report."""
         return (
             work.report is None and not work.gave_up and len(work.outputs) < self.limits.max_turns
         )
@@ -266,60 +256,57 @@ class Agent:
         index: int | None = None,
         purpose: Purpose = "first",
     ) -> None:
-        """Take the next turn. `index`: the sub-query's number; None for the question itself. Raises
-        `BudgetExhausted` and `UpstreamError`.
+        """Take the next turn. `index`: the number of the sub-query; None for the question itself.
+        Raises `BudgetExhausted` and `UpstreamError`.
         """
-        if self._hands and work.tools is None:
+        if self._has_actions and work.tools is None:
             await self._equip(work)
-        if not work.unanswered:
-            await self.ask(
-                work, context, until=context.search_deadline, index=index, purpose=purpose
-            )
-        output = work.outputs[-1]
+        output = await self.ask(
+            work, context, until=context.search_deadline, index=index, purpose=purpose
+        )
         match self.form.parse(output.text, output.finish_reason == "length"):
             case SearchTurn(query, ignored) if self._retriever and self._may_search(work):
                 await self._look(work, context, index, query, partial(self._search, query, ignored))
             case AccessTurn(name, text) if self.limits.access_k and self._may_search(work):
-                if document := work.named(name):
-                    query = f"{text} (in {document})"
-                    await self._look(
-                        work, context, index, query, partial(self._access, query, document, text)
-                    )
-                else:
+                document = work.named(name)
+                if not document:
                     work.correct(prompts.CORRECT_ACCESS)
+                    return
+                query = f"{text} (in {document})"
+                access = partial(self._access, query, document, text)
+                await self._look(work, context, index, query, access)
             case CallTurn(name, arguments) if self._tools and self._may_search(work):
                 query = f"{name} {arguments}"
-                await self._look(
-                    work, context, index, query, partial(self._call, work, query, name, arguments)
-                )
+                call = partial(self._call, work, query, name, arguments)
+                await self._look(work, context, index, query, call)
             case SearchTurn() if self._retriever or not self._tools:
                 work.correct(self.form.no_searches)
             case _ if self.form.search_first and not work.searches:
                 work.correct(self.form.search_first)
             case ReportTurn(report):
                 work.report = report
+            case _ if self._may_search(work, turns=1):
+                work.correct(self.form.correction)
             case _:
-                work.correct(
-                    self.form.correction
-                    if self._may_search(work, turns=1)
-                    else self.form.no_searches
-                )
+                work.correct(self.form.no_searches)
 
     async def _equip(self, work: ContextWindow) -> None:
-        """Tell the model of its tools, and of documents that it may open."""
+        """Tell the model about its tools, and about documents that it may open."""
         tools = offered(await self._tools.available()) if self._tools else {}
         functions = [function for _, function in tools.values()]
-        told = [prompts.ACCESS] if self.limits.access_k else []
-        told += [prompts.CALLS] if tools else []
-        told += [prompts.CALLS_ALONE] if tools and not self._retriever else []
-        told += [prompts.tools(functions)] if tools and not self.role.tool_calls else []
-        work.offer(tools, "\n\n".join(told))
+        parts = (
+            (prompts.ACCESS, self.limits.access_k),
+            (prompts.CALLS, tools),
+            (prompts.CALLS_ALONE, tools and not self._retriever),
+            (prompts.tools(functions), tools and not self.role.tool_calls),
+        )
+        work.offer(tools, "\n\n".join(text for text, applies in parts if applies))
 
     async def _look(
         self, work: ContextWindow, context: RunContext, index: int | None, query: str, look: _Look
     ) -> None:
-        """Put the next search, of whatever kind, into the conversation: the one on record, or
-        what `look` finds.
+        """Add the result of the next search, access or call to the conversation: the recorded one,
+        if the run is resumed, or the result of `look`.
         """
         agent = turns.Agent(self.role.name, index)
         search = context.ledger.search_before(agent, query) or await look()
@@ -330,29 +317,28 @@ class Agent:
 
     async def _search(self, query: str, ignored: int) -> SearchRecord:
         assert self._retriever is not None
-        (found,) = await self._retriever.search([query], self.limits.top_k)
-        return SearchRecord(
-            query, tuple(passage.within(self.limits.passage_chars) for passage in found), ignored
-        )
+        (passages,) = await self._retriever.search([query], self.limits.top_k)
+        chars = self.limits.passage_chars
+        return SearchRecord(query, tuple(passage.within(chars) for passage in passages), ignored)
 
     async def _access(self, query: str, document: str, text: str) -> SearchRecord:
-        """Open a document; what makes it too long are the passages that fit worst."""
+        """Open a document. Passages that match `text` least are left out if the document is too
+        long.
+        """
         assert self._retriever is not None
-        (found,) = await self._retriever.search([text], self.limits.access_k, document)
-        left = self.limits.access_chars
+        (passages,) = await self._retriever.search([text], self.limits.access_k, document)
+        chars_left = self.limits.access_chars
         fitting = set[str]()
-        for passage in sorted(found, key=lambda each: -each.score):
-            left -= len(passage.text)
-            fitting |= {passage.id} if left >= 0 else set()
-        passages = (
-            passage.within(self.limits.passage_chars) for passage in found if passage.id in fitting
-        )
-        return SearchRecord(query, tuple(passages))
+        for passage in sorted(passages, key=lambda passage: -passage.score):
+            chars_left -= len(passage.text)
+            if chars_left >= 0:
+                fitting.add(passage.id)
+        chars = self.limits.passage_chars
+        shown = (passage.within(chars) for passage in passages if passage.id in fitting)
+        return SearchRecord(query, tuple(shown))
 
     async def _call(self, work: ContextWindow, query: str, name: str, text: str) -> SearchRecord:
-        """Call a tool. That it fails, or that there is none of that name and for these
-        arguments, is on record.
-        """
+        """Call a tool. A failed call, and one that no tool takes, is recorded as such."""
         assert self._tools is not None
         tool, _ = (work.tools or {}).get(name, (None, None))
         arguments = tool.arguments(text) if tool else None
@@ -378,22 +364,21 @@ class Agent:
         index: int | None = None,
         purpose: Purpose = "first",
     ) -> Completion:
-        """Let the model write. Passages give way, one at a time, until its context holds the
-        rest.
+        """Get the model's next output. Passages are dropped, one at a time, until its context holds
+        the rest.
         """
         role = self.role
         form = self.form
-        # No stop string in a correction: one that was met while the model was thinking would be met
-        # again. But a raw turn must not go on to invent results.
+        # No stop string in a correction: one that the model met while reasoning would be met again.
+        # But a raw turn must not continue with invented results.
         stop = form.stop if form.raw or not work.corrected else ()
-        purpose = "correction" if work.corrected else purpose
+        if work.corrected:
+            purpose = "correction"
+        tools: tuple[Function, ...] = ()
+        if role.tool_calls and work.tools:
+            tools = tuple(function for _, function in work.tools.values())
         pattern = None
-        tools = (
-            tuple(function for _, function in (work.tools or {}).values())
-            if role.tool_calls
-            else ()
-        )
-        if form.search_first and not self._hands:  # a call's arguments have no pattern
+        if form.search_first and not self._has_actions:  # a call's arguments have no pattern
             pattern = turn_pattern(
                 searched=bool(work.searches), may_search=self._may_search(work, turns=1)
             )
@@ -415,8 +400,8 @@ class Agent:
                 return output
 
     def _may_search(self, work: ContextWindow, *, searches: int = 0, turns: int = 0) -> bool:
-        """True where, after so many more searches and turns, another search would leave a turn
-        to report in.
+        """Return whether, after so many more searches and turns, a further search would leave a
+        turn for the report.
         """
         within = len(work.searches) + searches < self.limits.max_searches
         return within and len(work.outputs) + turns < self.limits.max_turns and not work.full

@@ -18,7 +18,7 @@ STOP = ("</answer>",)
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Sees no reasoning, no trajectories and no passages."""
+    """Writes the answer. It sees no reasoning, no trajectories and no passages."""
 
     role: Role
     stop: tuple[str, ...] = STOP
@@ -26,10 +26,9 @@ class Answerer:
     async def answer(
         self, question: str, executions: Sequence[Execution], ledger: Ledger
     ) -> tuple[str, Conversation]:
-        """The answer, possibly empty, and the call behind it."""
-        messages = self._messages(
-            question, [(execution.sub_query, execution.report) for execution in executions]
-        )
+        """Return the answer, which may be empty, and the call behind it."""
+        pairs = [(execution.sub_query, execution.report) for execution in executions]
+        messages = self._messages(question, pairs)
         output = await self.role.ask(messages, self.stop, ledger)
         return parse_answer(output.text), Conversation(messages, (output,))
 
@@ -39,36 +38,32 @@ class Answerer:
         pairs: Sequence[tuple[str, Report]],
         coming_tokens: int,
         ledger: Ledger,
-        beside: Amount = NOTHING,
+        searching: Amount = NOTHING,
     ) -> None:
-        """Keep back what answering from these pairs, and from `coming_tokens` tokens more, may cost
-        at most; where they hold no evidence yet, for a short answer, so that there is more to find
-        some with. `beside`: kept as well. Raises `BudgetExhausted` and `StoreFailed`.
+        """Set aside the worst-case cost of an answer from these pairs and `coming_tokens` more
+        tokens, plus `searching`. While the pairs hold no evidence, a short answer is assumed, which
+        leaves more for the search. Raises `BudgetExhausted` and `StoreFailed`.
         """
-        nothing_yet = not any(report.evidence for _, report in pairs)
-        messages = self._messages(question, pairs)
         await self.role.reserve_for_answer(
-            messages, coming_tokens, ledger, least=nothing_yet, beside=beside
+            self._messages(question, pairs),
+            coming_tokens,
+            ledger,
+            least=not any(report.evidence for _, report in pairs),
+            beside=searching,
         )
 
     def _messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
         return self.role.opening(prompts.answer_request(question, pairs))
 
 
-_VERDICTS = {
-    "correct": True,
-    "true": True,
-    "yes": True,
-    "incorrect": False,
-    "false": False,
-    "no": False,
-}
+_YES = ("correct", "true", "yes")
+_NO = ("incorrect", "false", "no")
 _AROUND = string.punctuation + string.whitespace + "“”‘’"
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Compares answers by their meaning, in a context that holds nothing else."""
+    """Compares answers by meaning, in a fresh context."""
 
     role: Role
 
@@ -80,25 +75,27 @@ class Judge:
         ledger: Ledger,
         evidence: Sequence[str] = (),
     ) -> bool | None:
-        """Judge whether `answer` is right; None where the reply cannot be read. `evidence`: what it
-        rests on, to go by where `golds` is empty. Raises `UpstreamError`.
+        """Return whether `answer` is right; None if the reply cannot be parsed. `evidence`: decides
+        where `golds` is empty. Raises `UpstreamError`.
         """
-        known = [element("right_answer", gold) for gold in golds] or [
-            element("evidence", point) for point in evidence
-        ]
+        known = [element("right_answer", gold) for gold in golds]
+        if not golds:
+            known = [element("evidence", point) for point in evidence]
         shown = f"{element('question', question)}{''.join(known)}{element('answer', answer)}"
         output = await self.role.ask(self.role.opening(shown), (), ledger)
         return None if output.finish_reason == "length" else parse_verdict(output.text)
 
 
 def parse_verdict(text: str) -> bool | None:
-    """The verdict in a judge's reply: in `<verdict>`, closed, or as the whole reply, one word that
-    says yes or no.
+    """Return the verdict in a judge's reply: a word for yes or no in a closed `<verdict>`, or as
+    the whole reply.
 
-    None for everything else, "not true" and verdicts that differ included. Never raises, in linear
+    None for everything else, including "not true" and contradictory verdicts. Never raises; linear
     time.
     """
     visible = without_thinking(text)
-    said = [block.body for block in blocks(visible, "verdict") if block.closed] or [visible]
-    verdicts = {_VERDICTS.get(one_line(words).strip(_AROUND).casefold()) for words in said}
-    return verdicts.pop() if len(verdicts) == 1 else None
+    candidates = [block.body for block in blocks(visible, "verdict") if block.closed] or [visible]
+    words = {one_line(candidate).strip(_AROUND).casefold() for candidate in candidates}
+    if words.issubset(_YES):
+        return True
+    return False if words.issubset(_NO) else None

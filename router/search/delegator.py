@@ -1,4 +1,4 @@
-"""The delegator: one decision a round, dispatch or stop (TBSS 3.1)."""
+"""The delegator: one decision per round, to dispatch or to stop (TBSS 3.1)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,46 +16,45 @@ from router.trace.call import Purpose
 
 STOP = ("</search>",)
 HOST_STOP = ("<search_results",)
-"""Of a delegator of managers, who may write a block for each of several."""
+"""For a delegator of managers, which may write one block per manager."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delegator:
-    """Splits the question into sub-queries; it never writes the answer."""
+    """Splits the question into sub-queries. It never writes the answer."""
 
     role: Role
     max_sub_queries: int = 8
-    """The most sub-queries of one block that are dispatched."""
+    """Max sub-queries of a block that are dispatched."""
     stop: tuple[str, ...] = STOP
     managed: bool = False
     """Whether its blocks may name managers."""
     report: Callable[[str, bool], ExecutionTurn] | None = None
-    """Read a turn of a manager, who stops by reporting; None for the run's own."""
+    """Parse a manager's turn, in which a report is its way to stop; None for the run's own
+    delegator.
+    """
 
     def open(self, question: str) -> Conversation:
-        """A conversation that holds the question and nothing else."""
+        """Return a conversation that holds only the question."""
         return Conversation(self.role.opening(prompts.request(question)))
 
     async def decide(
         self, conversation: Conversation, ledger: Ledger, early: Dispatching | None = None
     ) -> tuple[Decision, Conversation]:
-        """The next decision; malformed output is corrected once. `early`: who begins with what is
-        certain to be dispatched while the decision is still being written.
+        """Return the next decision. Malformed output is corrected once. `early`: starts sub-queries
+        that are certain to be dispatched while the decision is being written.
         """
         purposes: tuple[Purpose, ...] = ("first", "correction")
         on_text = (lambda: EarlyReader(self.max_sub_queries, early.begin).feed) if early else None
         for purpose in purposes:
-            # No stop string in a correction: one that was met while the model was thinking would be
-            # met again.
+            # No stop string in a correction: one that the model met while reasoning would be met
+            # again.
             stop = self.stop if purpose == "first" else ()
             output = await self.role.ask(
                 conversation.messages, stop, ledger, purpose=purpose, on_text=on_text
             )
             decision = self._parsed(output)
-            said = Message("assistant", prompts.said(output.text))
-            conversation = Conversation(
-                (*conversation.messages, said), (*conversation.outputs, output)
-            )
+            conversation = said(conversation, output)
             if purpose == "correction" or not isinstance(decision, Malformed):
                 break
             if early:
@@ -66,7 +65,7 @@ class Delegator:
     def inform(
         self, conversation: Conversation, executions: Sequence[Execution], over_limit: Sequence[str]
     ) -> Conversation:
-        """The conversation with the reports of a block, and what of the block was not
+        """Return the conversation with the reports of a block, and the sub-queries that were not
         dispatched.
         """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
@@ -74,7 +73,7 @@ class Delegator:
         return told(conversation, prompts.search_results(pairs, over_limit, managed=managed))
 
     def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
-        """The sub-queries that the last decision would have dispatched besides."""
+        """Return the sub-queries beyond the limit in the last decision."""
         decision = self._parsed(conversation.outputs[-1])
         return decision.over_limit if isinstance(decision, Dispatch) else ()
 
@@ -87,6 +86,12 @@ class Delegator:
         )
 
 
+def said(conversation: Conversation, output: Completion) -> Conversation:
+    """Return the conversation with the model's next turn."""
+    message = Message("assistant", prompts.said(output.text))
+    return Conversation((*conversation.messages, message), (*conversation.outputs, output))
+
+
 def told(conversation: Conversation, text: str) -> Conversation:
-    """The conversation with another turn of the user's."""
+    """Return the conversation with another user turn."""
     return Conversation((*conversation.messages, Message("user", text)), conversation.outputs)

@@ -15,11 +15,11 @@ import msgspec
 
 from router.calls import Role
 from router.errors import BudgetExhausted, UpstreamError
-from router.models import Completion, Message
+from router.models import Completion
 from router.protocol import NO_EVIDENCE, Report, prompts
 from router.protocol.turns import MOST_POINTS, ExecutionTurn, ReportTurn
 from router.search.context import ANSWERING_SHARE, Draft, RunContext
-from router.search.delegator import Delegator, told
+from router.search.delegator import Delegator, said, told
 from router.search.executor import STOP, Executes
 from router.search.loop import FactorizedSearch
 from router.trace import Conversation, Event, Execution, Trajectory
@@ -187,10 +187,7 @@ async def _report(
             purpose=purpose,
             until=context.deadline,
         )
-        conversation = Conversation(
-            (*conversation.messages, Message("assistant", prompts.said(output.text))),
-            (*conversation.outputs, output),
-        )
+        conversation = said(conversation, output)
         context.draft.result = msgspec.structs.replace(trajectory, delegation=conversation)
         if report := _read(delegator.report, output):
             return report

@@ -1,4 +1,4 @@
-"""A retriever, as the rest of the code sees it, and whether one can search."""
+"""The protocol of retrievers, and a retriever that reports whether it is up."""
 
 import asyncio
 import secrets
@@ -19,28 +19,28 @@ class Retriever(Protocol):
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        """The `top_k` nearest passages of each query, best first; fewer where the index is smaller.
-        `document`: search that one alone, in whose order its passages then stand; none where it is
-        not known.
+        """Return the `top_k` nearest passages of each query, best first; fewer if the index is
+        smaller. `document`: search only this one, and return its passages in document order; none
+        if it is unknown.
         """
 
 
 class IndexRetriever(Retriever, Protocol):
-    """One that can tell which index it searches."""
+    """A retriever that identifies the index it searches."""
 
     @property
     def index_id(self) -> str | None:
-        """The same exactly as long as every query finds the same; None where that is not known."""
+        """Unchanged exactly as long as every query returns the same passages; None if unknown."""
 
 
 _WITHIN_S = 5.0
 _EVERY_S = 5.0
 _SOON_S = 1.0
-"""Pauses after a probe: where all is well, and at least."""
+"""Timeout of a probe, its interval, and its minimum interval after a failure."""
 
 
 class WatchedRetriever:
-    """A retriever around another one, which says to `Readiness` whether that one can search."""
+    """A retriever that tells `Readiness` whether it can search."""
 
     def __init__(self, retriever: IndexRetriever, readiness: Readiness) -> None:
         """`readiness`: hears that it is down."""
@@ -64,8 +64,8 @@ class WatchedRetriever:
             raise
 
     async def probe(self) -> None:
-        """Search, and say what comes of it. In doubt, it is for something that nobody can have
-        kept an answer to.
+        """Search, and report the result to the readiness registry. After a failure, search for a
+        random query, which no cache can answer.
         """
         why: str | None = None
         query = f"health {secrets.token_hex(8)}" if self._doubt.is_set() else "health"
@@ -79,7 +79,7 @@ class WatchedRetriever:
         self._readiness.say("retrieval", ["retrieval"], why)
 
     async def follow(self) -> None:
-        """Probe now and then, and soon after a search that failed; for ever."""
+        """Probe at intervals, and soon after a search that failed; forever."""
         while True:
             await asyncio.sleep(_SOON_S)
             with suppress(TimeoutError):

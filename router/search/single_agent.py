@@ -1,4 +1,4 @@
-"""One model that searches, reads and answers alone: the baselines (TBSS 4.1)."""
+"""A single model that searches, reads and answers: the baselines (TBSS 4.1)."""
 
 import asyncio
 from dataclasses import replace
@@ -13,7 +13,7 @@ from router.search.agent import Agent, ContextWindow, ExecutorLimits, Form
 from router.search.context import RunContext
 from router.search.retrieval import Retriever
 from router.trace import Trajectory
-from router.trace.values import NOT_FOUND, AnswerOutcome, TopologyName
+from router.trace.values import NOT_FOUND, AnswerOutcome
 
 SINGLE_AGENT = Form(
     parse_agent_turn,
@@ -23,15 +23,15 @@ SINGLE_AGENT = Form(
     prompts.LAST_ANSWER,
 )
 _FRAME_TOKENS = 64
-"""The most that a search adds to the context when all its passages have given way."""
+"""Max tokens that a search adds to the context when all its passages have been dropped."""
 
 
 class SingleAgent:
     """The reference configuration "Direct Tool" (TBSS 4.1), or, without a retriever, "no retrieval"
     (TBSS, app. A).
 
-    The paper does not say what its single agent may spend. Here it has what all roles of the
-    factorized run have in all, in one context: see `single_agent_limits`.
+    The paper does not state the budget of its single agent. Here it has that of all roles of a
+    factorized run together, in one context: see `single_agent_limits`.
     """
 
     def __init__(
@@ -43,18 +43,20 @@ class SingleAgent:
         *,
         require_evidence: bool = True,
     ) -> None:
-        """`require_evidence`: as for `FactorizedSearch`; where no passage was found, the answer is
-        `NOT_FOUND`. Without a retriever, nothing is required.
+        """`require_evidence`: return `NOT_FOUND` if no passage was found, as in `FactorizedSearch`;
+        ignored without a retriever.
         """
         self._agent = Agent(role, retriever, limits, form)
         self._searches = retriever is not None
         self._require_evidence = require_evidence and retriever is not None
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
-        """Answer `question`. What ends the search early, be it time, budget or a context that is
-        full, leaves one turn to answer from what was found. Raises `UpstreamError`, also of the
-        retriever, `OutOfTime` and `BudgetExhausted`; of a model that cannot be understood
-        `context.failures` tells.
+        """Answer `question`.
+
+        If time, budget or context run out during the search, one turn is left to answer from what
+        was found. Raises `UpstreamError` (also for the retriever), `OutOfTime` and
+        `BudgetExhausted`. `context.failures` has the error of a model whose output cannot be
+        parsed.
         """
         work = self._agent.begin(question)
         outcome: AnswerOutcome = "rounds_exhausted"
@@ -63,7 +65,7 @@ class SingleAgent:
                 while self._agent.goes_on(work):
                     await self._reserve_for_answer(work, context)
                     await self._agent.turn(work, context)
-                    context.draft.result = self._found(work, outcome)
+                    context.draft.result = self._trajectory(work, outcome)
             within = len(work.searches) < self._agent.limits.max_searches or not self._searches
             if work.report is not None and within:
                 outcome = "answered"
@@ -81,19 +83,21 @@ class SingleAgent:
     async def _answer(
         self, work: ContextWindow, outcome: AnswerOutcome, context: RunContext
     ) -> Trajectory:
-        """Return the answer that it gave, or gives now that it is asked for outright."""
+        """Return the model's answer, or the one it writes when asked for it directly."""
         if self._require_evidence and not any(search.passages for search in work.searches):
             context.raise_without_evidence(outcome)
             if work.gave_up and not work.searches:
                 context.failures[None] = self._agent.role.malformed()
-            return self._found(
-                work, "no_search" if outcome == "no_search" else "not_found", NOT_FOUND
-            )
+            if outcome != "no_search":
+                outcome = "not_found"
+            return self._trajectory(work, outcome, NOT_FOUND)
         answer = work.report.answer if work.report else await self._outright(work, context)
-        return self._found(work, outcome).answered(answer)
+        return self._trajectory(work, outcome).answered(answer)
 
     async def _outright(self, work: ContextWindow, context: RunContext) -> str:
-        """Ask for the answer now; empty where the context has no room even for that."""
+        """Ask for the answer now; return an empty one if even that does not fit into the
+        context.
+        """
         work.close(prompts.LAST_ANSWER)
         try:
             async with asyncio.timeout_at(context.deadline):
@@ -111,7 +115,7 @@ class SingleAgent:
         return answer
 
     async def _reserve_for_answer(self, work: ContextWindow, context: RunContext) -> None:
-        """Keep back what answering outright may cost after one more turn."""
+        """Set aside the cost of answering directly after one more turn."""
         if context.ledger.limited:
             role = self._agent.role
             last = (*work.messages, Message("user", prompts.LAST_ANSWER))
@@ -121,7 +125,7 @@ class SingleAgent:
             )
 
     async def _release(self, work: ContextWindow, context: RunContext) -> None:
-        """Let the answer have what was kept back for it; passages give way until that suffices."""
+        """Release what was set aside to the answer. Passages are dropped until it suffices."""
         if not context.ledger.limited:
             return
         while True:
@@ -136,19 +140,23 @@ class SingleAgent:
                     raise
         await context.ledger.reserve_for_answer(NOTHING)
 
-    def _found(self, work: ContextWindow, outcome: AnswerOutcome, answer: str = "") -> Trajectory:
-        topology: TopologyName = "single_agent" if self._searches else "no_retrieval"
-        searches = tuple(work.searches)
+    def _trajectory(
+        self, work: ContextWindow, outcome: AnswerOutcome, answer: str = ""
+    ) -> Trajectory:
         return Trajectory(
-            answer, outcome, delegation=work.conversation, topology=topology, searches=searches
+            answer,
+            outcome,
+            delegation=work.conversation,
+            topology="single_agent" if self._searches else "no_retrieval",
+            searches=tuple(work.searches),
         )
 
 
 def single_agent_limits(
     executor: ExecutorLimits, max_rounds: int, max_sub_queries: int
 ) -> ExecutorLimits:
-    """All that the factorized run has: of searches, those of every executor that can be dispatched,
-    and of turns, the delegator's decisions with those of its executors.
+    """Return the limits of all executors of a factorized run together: the searches of every
+    executor that may be dispatched, and the turns of the delegator and its executors.
     """
     dispatched = max_rounds * max_sub_queries
     return replace(

@@ -1,5 +1,5 @@
-"""Tools that a worker may call, as the search sees them: a page opened, a file read, a query
-run elsewhere.
+"""The protocol of tools that a worker may call, such as opening a page, reading a file or running a
+query.
 """
 
 import hashlib
@@ -15,27 +15,18 @@ from router.models.model import Function
 from router.protocol import Passage
 from router.protocol.tags import encodable
 
-_MOST_DESCRIPTION = 1000
-_MOST_PARAMETERS = 10_000
-"""Characters of a tool's description, of which the rest is cut, and of its schema as JSON, without
-which it is not offered.
+_MAX_DESCRIPTION = 1000
+_MAX_PARAMETERS = 10_000
+"""Max characters of a tool's description, which is cut, and of its JSON schema, beyond which the
+tool is not offered.
 """
 _PASSAGE_CHARS = 2000
 _ENDS = ("\n\n", "\n", ". ", " ")
-"""Where a text is best cut, from the best to the worst."""
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "object": dict,
-    "array": list,
-    "null": type(None),
-}
+"""Marks after which a text is cut, best first."""
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool, as its server describes it."""
+    """A tool as its server describes it."""
 
     server: str
     """The name of its server in the config."""
@@ -45,9 +36,9 @@ class Tool(msgspec.Struct, frozen=True):
     """The JSON schema of its arguments."""
 
     def arguments(self, text: str) -> dict[str, Any] | None:
-        """The arguments in a JSON text; None where it is none, or where one is missing, unknown or
-        of another type at its first level. More of the schema, which is the server's, is not looked
-        at here.
+        """Parse the arguments in a JSON text. Return None if it is invalid, or if an argument is
+        missing, unknown, or of the wrong type at the first level. The server checks the rest of its
+        schema.
         """
         try:
             given = msgspec.json.decode(text or "{}", type=dict[str, Any])
@@ -55,68 +46,51 @@ class Tool(msgspec.Struct, frozen=True):
             return None
         known = self.parameters.get("properties")
         required = self.parameters.get("required")
-        known = known if isinstance(known, dict) else {}
-        required = required if isinstance(required, list) else []
-        closed = self.parameters.get("additionalProperties") is False
-        if any(name not in list(given) for name in required) or (
-            closed and given.keys() - known.keys()
-        ):
+        if isinstance(required, list) and any(name not in list(given) for name in required):
             return None
-        return (
-            given if all(_fits(value, known.get(name)) for name, value in given.items()) else None
-        )
-
-
-def _fits(value: object, schema: object) -> bool:
-    kinds = schema.get("type") if isinstance(schema, dict) else None
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not isinstance(kinds, list) or not all(
-        isinstance(kind, str) and kind in _TYPES for kind in kinds
-    ):
-        return True
-    if isinstance(value, bool):
-        return "boolean" in kinds
-    return any(isinstance(value, _TYPES[kind]) for kind in kinds)
+        closed = self.parameters.get("additionalProperties") is False
+        if closed and given.keys() - (known if isinstance(known, dict) else ()):
+            return None
+        return given
 
 
 class ToolOutput(msgspec.Struct, frozen=True):
-    """What a call of a tool has returned."""
+    """The result of a tool call."""
 
     text: str
-    """The texts of its content, joined; bounded."""
+    """The joined texts of its content; bounded."""
     title: str = ""
-    """Empty where the server names none."""
+    """Empty if the server gives none."""
     address: str = ""
-    """The URL or path of what was read; empty where the server names none."""
+    """The URL or path of the source; empty if the server gives none."""
 
 
 class Tools(Protocol):
-    """The tools of one worker, of all servers that it may use."""
+    """The tools of one worker, from all servers that it may use."""
 
     async def available(self) -> Sequence[Tool]:
-        """The tools that may be called. A server that is down has none."""
+        """Return the tools that may be called. A server that is down has none."""
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool. Raises `ToolFailed`: its server is down, died, took too long, answered too
-        much, broke the protocol, or says itself that the call failed.
+        """Call a tool. Raises `ToolFailed` if its server is down, died, timed out, returned too
+        much, broke the protocol, or reported a failure.
         """
 
 
 def offered(tools: Iterable[Tool]) -> dict[str, tuple[Tool, Function]]:
-    """The tools by names that a model may write: letters, digits, `_` and `-`. Of two of one name,
-    the later one has its server's before it.
+    """Return the tools by names that a model may write: letters, digits, `_` and `-`. If two tools
+    share a name, the later one is prefixed with its server's name.
     """
-    found: dict[str, tuple[Tool, Function]] = {}
+    functions: dict[str, tuple[Tool, Function]] = {}
     for tool in tools:
         name = _plain(tool.name)
-        name = _plain(f"{tool.server}_{tool.name}") if name in found else name
+        if name in functions:
+            name = _plain(f"{tool.server}_{tool.name}")
         schema = encodable(json.dumps(tool.parameters, ensure_ascii=False))
-        if len(schema) <= _MOST_PARAMETERS:
-            found.setdefault(
-                name,
-                (tool, Function(name, encodable(tool.description)[:_MOST_DESCRIPTION], schema)),
-            )
-    return found
+        description = encodable(tool.description)[:_MAX_DESCRIPTION]
+        if len(schema) <= _MAX_PARAMETERS:
+            functions.setdefault(name, (tool, Function(name, description, schema)))
+    return functions
 
 
 def _plain(name: str) -> str:
@@ -124,22 +98,24 @@ def _plain(name: str) -> str:
 
 
 def passages_of(tool: Tool, call: str, output: ToolOutput, most_chars: int) -> tuple[Passage, ...]:
-    """An output as passages, in its order: the first `most_chars` characters, cut where lines and
-    sentences end, so that nothing of them is lost. `call`: the title of an output that has none.
+    """Return the first `most_chars` characters of an output as passages, in order. They are cut at
+    ends of lines and sentences, and nothing between them is lost. `call`: the title of an output
+    that has none.
     """
     text = encodable(output.text[:most_chars])
-    title, address = (
-        encodable(each)[:_PASSAGE_CHARS] for each in (output.title or call, output.address)
-    )
+    title = encodable(output.title or call)[:_PASSAGE_CHARS]
+    address = encodable(output.address)[:_PASSAGE_CHARS]
     key = f"{tool.server}:{tool.name}:{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    found: list[Passage] = []
-    at = 0
-    while at < len(text):
-        end = at + _PASSAGE_CHARS
+    passages: list[Passage] = []
+    start = 0
+    while start < len(text):
+        end = start + _PASSAGE_CHARS
         if end < len(text):
-            middle = at + _PASSAGE_CHARS // 2
+            middle = start + _PASSAGE_CHARS // 2
             ends = (text.rfind(mark, middle, end - len(mark)) + len(mark) for mark in _ENDS)
-            end = next((each for each in ends if each > middle), end)
-        found.append(Passage(f"{key}#{len(found) + 1}", title, text[at:end], document=address))
-        at = end
-    return tuple(each for each in found if each.text.strip())
+            end = next((boundary for boundary in ends if boundary > middle), end)
+        passages.append(
+            Passage(f"{key}#{len(passages) + 1}", title, text[start:end], document=address)
+        )
+        start = end
+    return tuple(passage for passage in passages if passage.text.strip())

@@ -1,18 +1,22 @@
-"""When a version on trial goes further, and when it goes out of service: tests on paired runs that
-stay valid however often one looks, and whoever gives feedback, on whatever they were shown.
+"""The gate: decides whether a version on trial is promoted, rolled back, or tried further.
 
-Each test bets on differences between the two versions, one a pair, in [-1, 1], positive where the
-candidate did better. The product of 1 + λ·gain over all pairs, and so the mean of these over a
-fixed grid of stakes λ, is a test martingale while the null hypothesis holds: its expectation is 1
-at most, and the probability that it ever reaches 1/α is α at most (Ville's inequality). See
-Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024). The null
-hypotheses, of the mean difference given all pairs before:
+The idea: every run on trial is worked on by both versions, which gives a *pair*. Each pair is a bet
+on the difference of the two, in [-1, 1], positive where the candidate did better. Capital starts at
+1, and each pair multiplies it by 1 + λ·gain. While the null hypothesis holds, the bets are
+unfavourable, so the capital hardly ever grows: it reaches 1/α with a probability of at most α,
+however often one looks (Ville's inequality; the capital is a test martingale). So the capital is
+the evidence against the null hypothesis, and a decision is due once it is large enough. The stake λ
+is not known in advance: the mean over a fixed grid of stakes is a martingale, too. See Waudby-Smith
+and Ramdas, "Estimating means of bounded random variables by betting" (2024).
+
+The null hypotheses, about the mean difference given all earlier pairs:
 
     in favour   the mean is -margin or less: the candidate is worse by the margin or more
     against     the mean is 0 or more: the candidate is not worse
 
-Correctness is compared over decisive pairs, in which exactly one version is right: 1 or -1.
-`docs/training.md` has the assumptions.
+There are three measures: correctness, failures and tokens. Correctness uses decisive pairs only, in
+which exactly one version is right: 1 or -1. No client's tenant may contribute more than
+`MOST_OF_ONE` of them. `docs/training.md` has the assumptions.
 """
 
 import math
@@ -24,147 +28,149 @@ from typing import Any, Literal, TypeVar
 from router.versions.book import EvidenceSource, GateEvidence, Judgement, Pair, Stage, TrialFigures
 
 STAKES = (0.1, 0.3, 0.6, 0.99)
-"""Small ones win where the versions differ often and either way, large ones where they hardly
-differ. Below 1, so that no pair loses everything.
+"""Small stakes win where the versions differ often and in both directions, large ones where they
+hardly differ. Below 1, so that no single pair loses all capital.
 """
 MOST_OF_ONE = 0.25
-"""The largest share of what is learnt from that may rest on the word of one client's tenant."""
+"""Max share of the decisive pairs that may come from one client's tenant."""
 _MORE_FAILURES = 0.05
 """How much more often the candidate may fail, as a share of runs."""
 _MEASURES = 3
 _MOST_NAMED = 10
-"""Tenants in a reason; figures have all."""
+"""Max tenants in a reason; the figures have all."""
 _MOST_LOG = 500.0
-"""Evidence is cut at e to this, which every format can hold."""
+"""Evidence is capped at e to this power, which every number format can hold."""
 Item = TypeVar("Item")
 GateVerdict = Literal["promote", "wait", "stop", "roll_back"]
 
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """Conditions that a candidate has to meet."""
+    """The conditions that a candidate has to meet."""
 
     margin: float
-    """How much worse it may be than the active version in right answers: losses less wins, as a
-    share of decisive pairs.
+    """How much worse than the active version the candidate may be in right answers: losses minus
+    wins, as a share of decisive pairs.
     """
     error: float
-    """In each stage, the probability of promoting a version that is worse by the margin or more in
-    any measure is this at most; and so is that of rolling back one that is worse in none.
+    """Max probability, per stage, of promoting a version that is worse by the margin or more in any
+    measure, and of rolling back a version that is worse in none.
     """
     most_tokens: float
-    """Its tokens as a multiple of the active version's, at most; more is worse."""
+    """Max tokens, as a multiple of the active version's."""
     most_trials: int
-    """Of a stage; where there is no decision by then, the trial is over, as trials cost tokens."""
+    """Max trials of a stage; after that the trial ends undecided, as trials cost tokens."""
     least_right: float = 0.0
-    """The share of answers that have to be right: of judged ones of a canary, and of the
-    held-out questions.
+    """Min share of right answers, among a canary's judged answers and among the held-out
+    questions.
     """
 
     @property
     def enough(self) -> float:
-        """The evidence in favour that promotes, where all measures have it."""
+        """The evidence in favour that promotes, if all measures have it."""
         return 1 / self.error
 
     @property
     def too_much(self) -> float:
-        """The evidence against that rolls back, where any measure has it."""
+        """The evidence against that rolls back, if any measure has it."""
         return _MEASURES / self.error
 
 
 def decide(
     pairs: Sequence[Pair], rule: GateRule, stage: Stage
 ) -> tuple[GateVerdict, TrialFigures, str]:
-    """Decide on a candidate with these pairs: the decision, the figures, and why, in words.
+    """Return the decision on a candidate with these pairs, the figures, and the reason in words.
 
-    It is promoted when the evidence in favour has reached 1/error on all three measures: all must
-    be in error for it to be a wrong one. It is rolled back when the evidence against it has reached
-    3/error on any of them: the share of each in the error is a third (Bonferroni). Where both hold,
-    it is worse, if within the margin, and rolled back. A shadow of which nobody knows whether it is
-    right goes on by failures and tokens. Where nothing is decided after `most_trials`, its trial is
-    over.
+    Promote when the evidence in favour has reached 1/error on all three measures: a wrong promotion
+    needs an error on each. Roll back when the evidence against has reached 3/error on any: each
+    measure gets a third of the error (Bonferroni). If both hold, the candidate is worse, if within
+    the margin, and is rolled back. A shadow without any judged run is decided by failures and
+    tokens alone. A trial without a decision ends after `most_trials`.
     """
     figures = figures_of(pairs, rule, stage)
     enough = rule.enough
     too_much = rule.too_much
     summary = _summary(figures, len(pairs), stage)
-    if worse := [each for each in figures.evidence if each.against >= too_much]:
-        said = ", ".join(
-            f"{each.measure} (evidence {each.against:.3g} of {too_much:.3g})" for each in worse
+    worse = [evidence for evidence in figures.evidence if evidence.against >= too_much]
+    if worse:
+        measures = ", ".join(
+            f"{evidence.measure} (evidence {evidence.against:.3g} of {too_much:.3g})"
+            for evidence in worse
         )
-        return "roll_back", figures, f"Worse than the active version in {said}: {summary}."
-    needed = figures.evidence if stage == "canary" or figures.judged else figures.evidence[1:]
-    lacking = [each for each in needed if each.in_favour < enough]
-    open_ = [f"{each.measure} (evidence {each.in_favour:.3g} of {enough:.3g})" for each in lacking]
+        return "roll_back", figures, f"Worse than the active version in {measures}: {summary}."
+
+    needed = figures.evidence
+    how = f"by more than {rule.margin:g}"
+    if stage == "shadow" and not figures.judged:
+        needed = figures.evidence[1:]
+        how = "in failures and tokens"
+    undecided = [
+        f"{evidence.measure} (evidence {evidence.in_favour:.3g} of {enough:.3g})"
+        for evidence in needed
+        if evidence.in_favour < enough
+    ]
     if stage == "canary" and figures.right < rule.least_right * figures.judged:
-        open_.append(f"whether it is right in {rule.least_right:.0%} at least")
-    if open_ and len(pairs) >= rule.most_trials:
-        return (
-            "stop",
-            figures,
-            f"Not decided in {rule.most_trials:,} trials on {', '.join(open_)}: {summary}.",
-        )
-    if open_:
-        return "wait", figures, f"Not decided yet on {', '.join(open_)}: {summary}."
-    how = (
-        f"by more than {rule.margin:g}" if needed is figures.evidence else "in failures and tokens"
-    )
-    return "promote", figures, f"Not worse than the active version {how}: {summary}."
+        undecided.append(f"whether it is right in {rule.least_right:.0%} at least")
+    if not undecided:
+        return "promote", figures, f"Not worse than the active version {how}: {summary}."
+    on = ", ".join(undecided)
+    if len(pairs) >= rule.most_trials:
+        reason = f"Not decided in {rule.most_trials:,} trials on {on}: {summary}."
+        return "stop", figures, reason
+    return "wait", figures, f"Not decided yet on {on}: {summary}."
 
 
 def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[GateVerdict, str]:
-    """Decide by held-out questions on a candidate that its canary speaks for: a decision, and why.
-    `right`: of each question, whether the candidate was right, and whether the active version was.
+    """Return the decision on a canary that has passed its trial, by held-out questions, and the
+    reason. `right`: for each question, whether the candidate and whether the active version was
+    right.
 
-    Exact binomial test at the level `error`: with w wins among n decisive questions, the
-    probability of w or more where each is a win with probability (1 - margin) / 2.
+    An exact binomial test at the level `error`: with w wins among n decisive questions, the
+    probability of w or more wins if each is won with probability (1 - margin) / 2.
     """
-    wins, losses = (sum(sign == one - other for one, other in right) for sign in (1, -1))
+    wins = sum(candidate > active for candidate, active in right)
+    losses = sum(candidate < active for candidate, active in right)
     count = wins + losses
     win = (1 - rule.margin) / 2
-    ways = [
-        math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
-        for k in range(count + 1)
-    ]
     chance = math.fsum(
-        math.exp(ways[k] + k * math.log(win) + (count - k) * math.log1p(-win))
+        math.exp(
+            math.lgamma(count + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(count - k + 1)
+            + k * math.log(win)
+            + (count - k) * math.log1p(-win)
+        )
         for k in range(wins, count + 1)
     )
-    candidate, active = (sum(each[which] for each in right) for which in (0, 1))
-    said = (
-        f"Of {len(right)} held-out questions it has {candidate} right (active: {active}),"
-        f" {wins} that the other has "
-        f"wrong and {losses} the other way (p = {chance:.2g})"
+    candidate_right = sum(candidate for candidate, _ in right)
+    active_right = sum(active for _, active in right)
+    result = (
+        f"Of {len(right)} held-out questions it has {candidate_right} right (active: "
+        f"{active_right}), {wins} that the other has wrong and {losses} the other way "
+        f"(p = {chance:.2g})"
     )
-    passed = chance <= rule.error and candidate >= rule.least_right * len(right)
-    return ("promote", f"{said}.") if passed else ("stop", f"{said}, which does not suffice.")
+    if chance <= rule.error and candidate_right >= rule.least_right * len(right):
+        return "promote", f"{result}."
+    return "stop", f"{result}, which does not suffice."
 
 
 def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> TrialFigures:
-    """Sums over the pairs that count, with the evidence on each measure; without evidence where
-    there is no rule.
+    """Return the sums over the pairs that count, with the evidence on each measure; without
+    evidence if there is no rule.
 
-    Of a canary's pairs the first n that the candidate served and the first n that the active
-    version served count, n as large as possible: so what a client was shown, and whether feedback
-    came of it, says nothing of the two versions. Correctness is compared over decisive pairs in
-    which neither failed; failures over all: active failed less candidate failed. Tokens over all:
-    with k the most that is allowed, (k·active - candidate) / (k·active + candidate), 0 where both
-    spent nothing, and without a margin.
+    Of a canary's pairs, equally many that each version served count, the first ones. So what the
+    client was shown, and whether it led to feedback, does not favour either version. Correctness is
+    compared over decisive pairs in which neither version failed; failures over all pairs, as active
+    failed minus candidate failed. Tokens are compared over all pairs, without a margin: with k the
+    max multiple, (k·active - candidate) / (k·active + candidate), and 0 if both spent nothing.
     """
     if stage == "canary":
         pairs = balanced(pairs)
     judged = [pair.judgement for pair in pairs if pair.judgement is not None]
-    decisive = [
-        pair.judgement
-        for pair in pairs
-        if pair.judgement
-        and pair.judgement.sign
-        and not pair.candidate_failed
-        and not pair.active_failed
-    ]
-    counted = within_share(
-        sorted(decisive, key=lambda each: each.judged_at), lambda each: each.tenant
-    )
+    answered = [pair for pair in pairs if not pair.candidate_failed and not pair.active_failed]
+    decisive = [pair.judgement for pair in answered if pair.judgement and pair.judgement.sign]
+    decisive.sort(key=lambda judgement: judgement.judged_at)
+    counted = within_share(decisive, lambda judgement: judgement.tenant)
     evidence: tuple[GateEvidence, ...] = ()
     if rule is not None:
         failures = [pair.active_failed - pair.candidate_failed for pair in pairs]
@@ -173,21 +179,20 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
             _evidence("failures", Counter(failures), _MORE_FAILURES),
             _evidence("tokens", Counter(_saved(pair, rule.most_tokens) for pair in pairs), 0.0),
         )
-    given, used = (
-        Counter((each.source, each.tenant) for each in some) for some in (decisive, counted)
-    )
+    given = Counter((judgement.source, judgement.tenant) for judgement in decisive)
+    used = Counter((judgement.source, judgement.tenant) for judgement in counted)
     return TrialFigures(
         trials=len(pairs),
         judged=len(judged),
-        right=sum(each.candidate_right for each in judged),
-        active_right=sum(each.active_right for each in judged),
+        right=sum(judgement.candidate_right for judgement in judged),
+        active_right=sum(judgement.active_right for judgement in judged),
         failed=sum(pair.candidate_failed for pair in pairs),
         active_failed=sum(pair.active_failed for pair in pairs),
         tokens=sum(pair.candidate_tokens for pair in pairs),
         active_tokens=sum(pair.active_tokens for pair in pairs),
         evidence=evidence,
         sources=tuple(
-            EvidenceSource(*who, count, used[who]) for who, count in sorted(given.items())
+            EvidenceSource(*source, count, used[source]) for source, count in sorted(given.items())
         ),
     )
 
@@ -195,47 +200,49 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
 def evidence_curve(
     pairs: Sequence[Pair], rule: GateRule, stage: Stage, points: int
 ) -> list[tuple[int, tuple[GateEvidence, ...]]]:
-    """The evidence as it was after so many of the pairs, at `points` of their numbers or fewer;
-    the last has all.
+    """Return the evidence after so many of the pairs, at up to `points` evenly spread numbers of
+    pairs; the last one has all.
     """
     ends = sorted({round(len(pairs) * number / points) for number in range(points + 1)})
     return [(end, figures_of(pairs[:end], rule, stage).evidence) for end in ends]
 
 
 def balanced(pairs: Sequence[Pair]) -> list[Pair]:
-    """Equal numbers of pairs that the candidate served and of the others: of either the first
-    ones.
+    """Return equal numbers of pairs served by the candidate and by the active version, the first of
+    each.
     """
     served = sum(pair.candidate_served for pair in pairs)
-    most = min(served, len(pairs) - served)
-    return _first(pairs, lambda pair: pair.candidate_served, {True: most, False: most})
+    count = min(served, len(pairs) - served)
+    return _first(pairs, lambda pair: pair.candidate_served, {True: count, False: count})
 
 
 def within_share(items: Sequence[Item], tenant_of: Callable[[Item], str]) -> list[Item]:
-    """The items that count where no client's tenant may have more than `MOST_OF_ONE` of them: of
-    each the first ones. `tenant_of`: empty for the operator's and the judge's.
+    """Return the items that count so that no client's tenant has more than `MOST_OF_ONE` of them:
+    the first of each tenant. `tenant_of`: empty for the operator and the judge, who have no limit.
     """
     given = Counter(map(tenant_of, items))
     own = given.pop("", 0)
-    most = max(given.values(), default=0)
-    while most > (
-        allowed := int(MOST_OF_ONE * (own + sum(min(count, most) for count in given.values())))
-    ):
-        most = allowed
-    return _first(items, tenant_of, {**dict.fromkeys(given, most), "": own})
+    limit = max(given.values(), default=0)
+    # A lower limit also shrinks the total that it is a share of, so repeat until it is stable.
+    while True:
+        total = own + sum(min(count, limit) for count in given.values())
+        if limit <= MOST_OF_ONE * total:
+            break
+        limit = int(MOST_OF_ONE * total)
+    return _first(items, tenant_of, {**dict.fromkeys(given, limit), "": own})
 
 
 def _first(
-    items: Sequence[Item], key: Callable[[Item], Any], most: Mapping[Any, int]
+    items: Sequence[Item], key: Callable[[Item], Any], limits: Mapping[Any, int]
 ) -> list[Item]:
-    """Of the items of each key the first ones, so many at most."""
-    left = Counter(most)
-    found = list[Item]()
+    """Return the first items of each key, at most as many as its limit."""
+    counts = Counter[Any]()
+    counted = list[Item]()
     for item in items:
-        if left[key(item)] > 0:
-            left[key(item)] -= 1
-            found.append(item)
-    return found
+        counts[key(item)] += 1
+        if counts[key(item)] <= limits[key(item)]:
+            counted.append(item)
+    return counted
 
 
 def _saved(pair: Pair, most_tokens: float) -> float:
@@ -245,38 +252,37 @@ def _saved(pair: Pair, most_tokens: float) -> float:
 
 
 def _correctness(counted: Iterable[Judgement], margin: float) -> GateEvidence:
-    """Of all that counts, or without the one tenant whose evidence there is most to."""
+    """Return the evidence from all decisive judgements, or without any one tenant's, whichever is
+    least.
+    """
     signs = defaultdict[str, Counter[float]](Counter)
-    for each in counted:
-        signs[each.tenant][each.sign] += 1
-    whole = sum(signs.values(), Counter[float]())
-    without = [
-        _evidence("correctness", whole - its, margin) for tenant, its in signs.items() if tenant
-    ]
-    found = [_evidence("correctness", whole, margin), *without]
-    return GateEvidence(
-        "correctness", min(each.in_favour for each in found), min(each.against for each in found)
-    )
+    for judgement in counted:
+        signs[judgement.tenant][judgement.sign] += 1
+    total = sum(signs.values(), Counter[float]())
+    subsets = [total, *(total - own for tenant, own in signs.items() if tenant)]
+    evidence = [_evidence("correctness", subset, margin) for subset in subsets]
+    in_favour = min(part.in_favour for part in evidence)
+    return GateEvidence("correctness", in_favour, min(part.against for part in evidence))
 
 
 def _evidence(measure: str, differences: Counter[float], margin: float) -> GateEvidence:
-    """`differences`: how often each came."""
+    """Return the evidence on a measure. `differences`: the count of each difference."""
     return GateEvidence(measure, _won(differences, 1, margin), _won(differences, -1, 0.0))
 
 
 def _won(differences: Counter[float], sign: int, margin: float) -> float:
-    """The mean over all stakes of what each has become; the order of the pairs makes no
-    difference to a product.
+    """Return the mean of the final capital over all stakes. The order of the pairs does not matter,
+    so equal differences are multiplied together.
     """
     logs = [
         math.fsum(
-            times * math.log1p(stake * (sign * each + margin))
-            for each, times in differences.items()
+            count * math.log1p(stake * (sign * difference + margin))
+            for difference, count in differences.items()
         )
         for stake in STAKES
     ]
-    most = max(logs)
-    mean = most + math.log(sum(math.exp(log - most) for log in logs) / len(STAKES))
+    largest = max(logs)
+    mean = largest + math.log(sum(math.exp(log - largest) for log in logs) / len(STAKES))
     return math.exp(min(mean, _MOST_LOG))
 
 
@@ -289,17 +295,19 @@ def _summary(figures: TrialFigures, trials: int, stage: Stage) -> str:
     elif not judged:
         right = "no run has been judged by feedback or a judge"
     failed = f"failed in {figures.failed} of {runs} (active: {figures.active_failed})"
-    said = (
-        f"{right}, {failed}, {figures.tokens:,} executor tokens (active: {figures.active_tokens:,})"
-    )
+    tokens = f"{figures.tokens:,} executor tokens (active: {figures.active_tokens:,})"
+    parts = [f"{right}, {failed}, {tokens}"]
     if runs < trials:
-        said += (
-            f"; {trials - runs} more trials wait for as many of runs that the other version served"
-        )
-    shares = [
-        f"{each.source}{f' {each.tenant}' if each.tenant else ''} {each.counted}"
-        + (f" of {each.decisive}" if each.counted < each.decisive else "")
-        for each in sorted(figures.sources, key=lambda each: -each.counted)[:_MOST_NAMED]
-    ]
-    shares += [f"{more} more tenants"] if (more := len(figures.sources) - _MOST_NAMED) > 0 else []
-    return f"{said}; pairs in which one alone is right: {', '.join(shares)}" if shares else said
+        waiting = f"{trials - runs} more trials wait for as many of runs"
+        parts.append(f"{waiting} that the other version served")
+    shares = list[str]()
+    for source in sorted(figures.sources, key=lambda source: -source.counted)[:_MOST_NAMED]:
+        share = f"{source.source} {source.tenant}".strip() + f" {source.counted}"
+        if source.counted < source.decisive:
+            share += f" of {source.decisive}"
+        shares.append(share)
+    if len(figures.sources) > _MOST_NAMED:
+        shares.append(f"{len(figures.sources) - _MOST_NAMED} more tenants")
+    if shares:
+        parts.append(f"pairs in which one alone is right: {', '.join(shares)}")
+    return "; ".join(parts)

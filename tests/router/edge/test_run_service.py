@@ -440,10 +440,10 @@ async def test_feedback(given: dict[str, Any], noted: dict[str, Any]) -> None:
         ({"score": -0.1}, "score"),
         ({"score": float("nan")}, "score"),
         ({"verdict": 7}, "verdict"),
-        ({"comment": "é" * 5001}, "comment has 5001 characters; at most 5000 are kept"),
+        ({"comment": "é" * 5001}, "comment must have at most 5000 characters, got 5001"),
         (
             {"right_answer": "x" * 3_900_000},
-            "right_answer has 3900000 characters; at most 5000 are kept",
+            "right_answer must have at most 5000 characters, got 3900000",
         ),
     ],
 )

@@ -65,7 +65,7 @@ async def test_watching_a_run_that_has_ended(after: int) -> None:
 async def test_watching_a_run_under_way() -> None:
     """What has happened is told at once, the rest as it happens, without gaps or repetitions."""
     async with under_way() as (_, runs, run_id, answering):
-        with pytest.raises(BadRequest, match="after_event_number is -1"):
+        with pytest.raises(BadRequest, match="after_event_number must be .* got -1"):
             await anext(runs.watch(run_id, -1, LOCAL))
         watching = runs.watch(run_id, 0, LOCAL)
         begun = [await ended(anext(watching)) for _ in range(5)]
@@ -146,7 +146,7 @@ async def test_cancelling() -> None:
 
 @pytest.mark.parametrize(
     ("feedback", "why"),
-    [(Feedback("run-1"), "empty"), (Feedback("run-1", score=1.5), "from 0 to 1")],
+    [(Feedback("run-1"), "empty"), (Feedback("run-1", score=1.5), "between 0 and 1")],
 )
 async def test_bad_feedback(feedback: Feedback, why: str) -> None:
     """Feedback that says nothing, or something that cannot be, is refused."""

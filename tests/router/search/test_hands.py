@@ -120,7 +120,6 @@ async def test_the_trace_survives_its_encoding() -> None:
         (call(tool="rm"), prompts.CALL_REFUSED, ""),
         ('<call tool="fetch">{url: heat}</call>', prompts.CALL_REFUSED, ""),
         ('<call tool="fetch">["http://mini/heat"]</call>', prompts.CALL_REFUSED, ""),
-        ('<call tool="fetch">{"url": 3}</call>', prompts.CALL_REFUSED, ""),
         ('<call tool="fetch">{}</call>', prompts.CALL_REFUSED, ""),
         (
             '<call tool="fetch">{"url": "http://mini/heat", "as": "root"}</call>',
