@@ -6,6 +6,7 @@ Reading is total: any text gives a decision, none raises, and the time is linear
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from router.models.thoughts import Thoughts
 from router.protocol.sub_queries import normal_question, own_text, search_blocks
@@ -179,9 +180,7 @@ class EarlyReader:
         return decision.sub_queries if isinstance(decision, Dispatch) else ()
 
 
-def agreeing(one: Sequence[str], other: Sequence[str]) -> int:
-    """The number of texts that both begin with."""
-    return next(
-        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
+def agreeing(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the length of the common beginning of two sequences."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,4 +1,4 @@
-"""The role that lost a wrong answer, by the places of a run in which the right one stands."""
+"""Which role lost a wrong answer, found by where in the run the right one occurs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -16,92 +16,94 @@ from router.trace.values import SearchRecord, Trajectory
 Loss = Literal[
     "documents", "delegation", "retrieval", "execution", "reading", "management", "answering"
 ]
-"""`documents`: a search for the right answer finds none that holds it; `execution`: an executor
-came to no report; `reading`: one was shown the answer, and did not report it; `management`: a
+"""`documents`: a search for the right answer finds none that contains it; `execution`: an executor
+had no report; `reading`: an executor was shown the answer and did not report it; `management`: a
 worker reported it, and its manager did not.
 """
 _CLOSED = ("yes", "no", "noanswer")
-"""Answers that stand in any text."""
+"""Answers that occur in any text."""
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """A place in which the right answer stands."""
+    """An occurrence of the right answer."""
 
     where: Literal["shown", "dropped", "report", "documents"]
-    """`shown` to an executor; `dropped`: found, but its context had no room; `documents`: found
-    by a search for it.
+    """`shown` to an executor; `dropped`: found, but its context had no room; `documents`: found by
+    a separate search for it.
     """
     agent: Agent | None
     """None for the documents."""
     query: str = ""
-    """Of the search that found it."""
+    """The search that found it."""
     at: Citation | None = None
     """None for a report."""
 
 
 class Attribution(msgspec.Struct, frozen=True):
-    """A wrong answer, traced."""
+    """The result of tracing a wrong answer."""
 
     lost_by: Loss | None
-    """None where the answer holds the right one, or where nobody has looked whether the
-    documents do.
-    """
+    """None if the answer contains the right one, or if the documents were not searched for it."""
     right: bool
     sightings: tuple[Sighting, ...]
-    """The nearest to the answer first: reports, then passages that were shown, then others."""
+    """Nearest to the answer first: reports, then passages that were shown, then dropped ones."""
     failed: tuple[Agent, ...] = ()
-    """Executors that came to no report."""
+    """Executors without a report."""
 
 
 def attribute(
     run: Run, golds: Sequence[str], known: Sequence[Passage] | None = None
 ) -> Attribution | None:
-    """Tell who lost an answer by where one of `golds` stands. `known`: passages of the documents
-    that a search for the right answer finds; None where nobody has searched. None for a run that is
-    no answer, or whose texts are not kept.
+    """Return which role lost an answer, by where one of `golds` occurs; None for a run that is no
+    answer, or whose texts are not stored.
 
-    A look at what there is: other than in a study, nothing is asked anew.
+    `known`: passages of the documents that a search for the right answer finds; None if nobody has
+    searched. No model is called.
     """
-    found = run.result
-    if not isinstance(found, Trajectory) or run.redacted or not golds:
+    result = run.result
+    if not isinstance(result, Trajectory) or run.redacted or not golds:
         return None
-    folded = [
-        wanted for gold in golds if normal_answer(gold) not in _CLOSED and (wanted := sought(gold))
-    ]
+    folded = [sought(gold) for gold in golds if normal_answer(gold) not in _CLOSED]
+    folded = [gold for gold in folded if gold]
+
     works = [(agent, execution) for agent, execution, _ in work_of(run) if execution]
-    reported = [
-        (agent, one)
-        for agent, one in works
-        if _any_holds([one.report.answer, *one.report.evidence], golds)
+    reports = [
+        (agent, execution)
+        for agent, execution in works
+        if _any_holds([execution.report.answer, *execution.report.evidence], golds)
     ]
-    sightings = [Sighting("report", agent) for agent, _ in reversed(reported)]
-    for agent, searches in (
-        (DELEGATOR, found.searches),
-        *((agent, one.searches) for agent, one in works),
-    ):
-        sightings += [each for search in searches for each in _seen(agent, search, folded)]
-    sightings.sort(key=lambda each: each.where == "dropped")
+    reported = [execution for _, execution in reports]
+    seen = _seen(DELEGATOR, result.searches, folded)
+    for agent, execution in works:
+        seen += _seen(agent, execution.searches, folded)
+    seen.sort(key=lambda sighting: sighting.where == "dropped")
+    sightings = [*(Sighting("report", agent) for agent, _ in reversed(reports)), *seen]
     failed = {
-        agent: one.outcome for agent, one in works if one.failed and one.outcome != "escalated"
+        agent: execution.outcome
+        for agent, execution in works
+        if execution.failed and execution.outcome != "escalated"
     }
-    if _any_holds([found.answer], golds):
+    if _any_holds([result.answer], golds):
         return Attribution(None, True, tuple(sightings), tuple(failed))
+    if not sightings and set(failed.values()) != {"retrieval_failed"}:
+        cited = _cited(known or (), folded)
+        sightings = [Sighting("documents", None, at=citation) for citation in cited]
+
     lost_by: Loss | None = None
-    if reported:
-        told = any(one is each for _, one in reported for each in found.executions)
-        lost_by = "answering" if told else "management"
-    elif sightings:
+    if any(execution in result.executions for execution in reported):
+        lost_by = "answering"
+    elif reported:
+        lost_by = "management"
+    elif sightings and sightings[0].where != "documents":
         lost_by = "reading"
-    elif failed and {*failed.values()} == {"retrieval_failed"}:
+    elif failed and set(failed.values()) == {"retrieval_failed"}:
         lost_by = "retrieval"
-    else:
-        sightings = [Sighting("documents", None, at=at) for at in _cited(known or (), folded)]
-        if known is not None and folded and not sightings:
-            lost_by = "documents"
-        elif failed:
-            lost_by = "execution"
-        elif sightings:
-            lost_by = "delegation"
+    elif known is not None and folded and not sightings:
+        lost_by = "documents"
+    elif failed:
+        lost_by = "execution"
+    elif sightings:
+        lost_by = "delegation"
     return Attribution(lost_by, False, tuple(sightings), tuple(failed))
 
 
@@ -109,22 +111,26 @@ def _any_holds(texts: Sequence[str], golds: Iterable[str]) -> bool:
     return any(holds(texts, gold) for gold in golds)
 
 
-def _seen(agent: Agent, search: SearchRecord, golds: Sequence[str]) -> Iterable[Sighting]:
-    for at in _cited(search.shown, golds):
-        yield Sighting("shown", agent, search.query, at)
-    for at in _cited(search.passages[len(search.shown) :], golds):
-        yield Sighting("dropped", agent, search.query, at)
+def _seen(agent: Agent, searches: Iterable[SearchRecord], golds: Sequence[str]) -> list[Sighting]:
+    """Return the passages of an agent's searches that contain one of the folded `golds`."""
+    sightings = list[Sighting]()
+    for search in searches:
+        for cited in _cited(search.shown, golds):
+            sightings.append(Sighting("shown", agent, search.query, cited))
+        for cited in _cited(search.passages[len(search.shown) :], golds):
+            sightings.append(Sighting("dropped", agent, search.query, cited))
+    return sightings
 
 
 def _cited(passages: Iterable[Passage], golds: Sequence[str]) -> Iterable[Citation]:
-    """The passages that hold one of `golds`, folded, each once, by the sentence that does, or
-    else by their title.
+    """Yield each passage that contains one of the folded `golds`, once: cited by the sentence that
+    contains it, or else by the title.
     """
     for passage in passages:
         reading = read(passage.text)
-        at = next((at for wanted in golds for at in reading.places(wanted)), None)
+        place = next((place for wanted in golds for place in reading.places(wanted)), None)
         whole = "".join((fold(passage.title), *reading.folded)).replace("  ", " ")
-        if at is not None:
-            yield citation(passage, reading.sentences[at])
+        if place is not None:
+            yield citation(passage, reading.sentences[place])
         elif any(wanted in whole for wanted in golds):
             yield citation(passage, passage.title)

@@ -1,4 +1,4 @@
-"""One attempt of one upstream call: before it is made, and when it has ended."""
+"""An attempt of an upstream call: as opened, and as ended."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -25,7 +25,7 @@ Outcome = Literal[
     "interrupted",
 ]
 WHOLE: tuple[Outcome, ...] = ("completed", "wasted")
-"""Outcomes of calls that came to their end."""
+"""Outcomes of calls with a complete output."""
 
 
 class OpenedCall(msgspec.Struct, frozen=True, gc=False):
@@ -34,46 +34,42 @@ class OpenedCall(msgspec.Struct, frozen=True, gc=False):
     run_id: str
     tenant: str
     number: int
-    """Its number in its run, from 0."""
+    """Its number within the run, from 0."""
     role: RoleName
     model: str
     deployment: str
-    """The place where the model is served: an engine of ours, an address, or a provider."""
+    """Where the model is served: one of our engines, an address, or a provider."""
     executor_version: str | None
-    """The version of the executor; None for the other roles."""
+    """The version of the executor; None for other roles."""
     purpose: Purpose
-    """The reason for it. A correction asks again after malformed output, a shortened prompt after
-    one that was too long; a fallback stands in for a model that is not to be had, a shadow works
-    beside the version that serves.
+    """Why it is made. A correction follows malformed output, a shortened prompt one that was too
+    long; a fallback replaces an unavailable model, and a shadow runs alongside the serving version.
     """
     attempt: int
     """1 for the first attempt of a call."""
     sub_query: int | None
-    """The number of the sub-query that it works on; None for those who lead the run and write
-    its answer.
-    """
+    """The number of its sub-query; None for the delegator and the answerer."""
     max_tokens: int
-    """The most that it may write, in tokens."""
+    """Max tokens that it may write."""
     reserved: Amount
-    """The most that it may cost; nothing where nothing is limited."""
+    """Its worst-case cost; nothing if nothing is limited."""
     started_at: float
     """Unix time, seconds."""
     prompt_bound: int = 0
-    """Its prompt has no more tokens than this; 0 where that is not known."""
+    """Max tokens of its prompt; 0 if unknown."""
     manager: str = ""
-    """The manager that the sub-query went to; empty where an executor works on it itself."""
+    """The manager of its sub-query; empty for an executor without one."""
     worker: int | None = None
-    """The number of the worker among those of the manager, from 0; None for the manager itself."""
+    """The number of the worker within its manager, from 0; None for the manager itself."""
 
     @property
     def request_id(self) -> str:
-        """The name under which its engine and its logs know it."""
+        """Its name for the engine and in logs."""
         return f"{self.run_id}-{self.number}"
 
     def allows(self, usage: Usage) -> bool:
-        """True where such a call can have this usage: a prompt that has tokens, within its bound,
-        no more written than asked for, parts within their totals, and no more in all than what was
-        reserved.
+        """Return whether such a call can have this usage: a nonempty prompt within its bound,
+        output within its limit, parts within their totals, and a total within the reservation.
         """
         read = usage.prompt_tokens
         written = usage.completion_tokens
@@ -90,36 +86,36 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     """An attempt that has ended."""
 
     outcome: Outcome
-    """`wasted`: it came to its end, but nobody wanted what it wrote; `connect_error`: its endpoint
-    certainly did not begin; `unavailable`: it broke off, or nobody knows; `content_refused`: the
-    model, or a content filter, declined; `interrupted`: the gateway was killed while it ran.
+    """`wasted`: completed, output discarded; `connect_error`: the endpoint was certainly not
+    reached; `unavailable`: it broke off, or its state is unknown; `content_refused`: the model or a
+    content filter declined; `interrupted`: the gateway was killed meanwhile.
     """
     usage: Usage | None
-    """None where the engine did not say, or said what cannot be: unknown, not zero."""
+    """None if the engine reported none, or an impossible one: unknown, not zero."""
     nano_usd: int | None
-    """Billionths of a dollar; None where the usage or the price is unknown."""
+    """Billionths of a dollar; None if the usage or the price is unknown."""
     first_token_s: float | None
-    """From the request to the first token; None where there was none, or the output came at
-    once.
+    """Time from the request to the first token; None if there was none, or if the output was not
+    streamed.
     """
     duration_s: float
     impossible_usage: bool = False
-    """True where the usage is unknown because what the engine said of it cannot be."""
+    """True if the usage is unknown because the reported one is impossible."""
 
     def count(self, name: str) -> int | None:
-        """One of `SUMMED_COUNTS`; None where it is unknown."""
+        """Return one of `SUMMED_COUNTS`; None if it is unknown."""
         count: int | None = getattr(self.usage if name in TOKEN_COUNTS else self, name, None)
         return count
 
     @property
     def wasted_tokens(self) -> int:
-        """The known tokens of a call that nobody got the output of."""
+        """Known tokens of a call whose output nobody got."""
         return 0 if self.outcome == "completed" or self.usage is None else self.usage.total_tokens
 
     @property
     def counted(self) -> str:
-        """The source of its counts: `reported`, `lower_bound` or `estimated`; `impossible` where
-        what was reported cannot be, and empty where nothing was.
+        """Source of its counts: `reported`, `lower_bound` or `estimated`; `impossible` if the
+        reported ones are impossible, and empty without any.
         """
         if self.usage is None:
             return "impossible" if self.impossible_usage else ""
@@ -133,31 +129,29 @@ class Call(OpenedCall, frozen=True, kw_only=True):
 
     @property
     def charged(self) -> Amount:
-        """The amount that counts against budgets: what is known, or else the worst case."""
+        """The amount that counts against budgets: the known one, or else the worst case."""
         if self.usage is None:
             return NOTHING if self.outcome in ("refused", "connect_error") else self.reserved
         return Amount(self.usage.total_tokens, self.nano_usd)
 
 
 MOST_DOLLARS = 100_000
-"""For a million tokens: a hundred times what any model has cost, and little enough for every
-database to sum.
+"""Max price per million tokens: a hundred times that of any model so far, and small enough for
+every database to sum.
 """
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """US dollars for a million tokens."""
+    """US dollars per million tokens."""
 
     prompt: float
     completion: float
     cached: float | None = None
-    """Prompt tokens from the provider's cache; absent, they cost what others cost."""
+    """Price of prompt tokens from the provider's cache; absent: that of other prompt tokens."""
 
     @property
     def impossible(self) -> list[str]:
-        """The fields that no price can have: less than nothing, more than `MOST_DOLLARS`, or no
-        number.
-        """
+        """The fields with an impossible value: negative, above `MOST_DOLLARS`, or not a number."""
         return [
             name
             for name in self.__struct_fields__
@@ -165,7 +159,9 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         ]
 
     def cost(self, usage: Usage) -> int:
-        """The cost of a call, in billionths of a dollar: whole numbers, so that sums are exact."""
+        """Return the cost of a call in billionths of a dollar, a whole number, so that sums are
+        exact.
+        """
         cached = usage.cached_tokens or 0
         per_cached = self.prompt if self.cached is None else self.cached
         dollars_for_a_million = (
@@ -176,7 +172,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return round(dollars_for_a_million * 1000)
 
     def most(self, prompt_tokens: int, completion_tokens: int) -> int:
-        """The most that so many tokens can cost, whatever is cached, in billionths of a dollar."""
+        """Return the max cost of so many tokens, cached or not, in billionths of a dollar."""
         per_prompt = max(self.prompt, self.cached or 0.0)
         return round((prompt_tokens * per_prompt + completion_tokens * self.completion) * 1000)
 
@@ -184,7 +180,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over attempts; tables, reports and the wire follow from these fields.
 
-    A count that is no number of attempts is named as in `Call` or `Usage`.
+    Counts other than of attempts have the name of a field of `Call` or `Usage`.
     """
 
     attempts: int = 0
@@ -193,16 +189,16 @@ class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None
-    """None where no attempt reported any."""
+    """None if no attempt reported any."""
     reasoning_tokens: int | None = None
     wasted_tokens: int = 0
     nano_usd: int | None = None
-    """Billionths of a dollar; None where no attempt's cost is known."""
+    """Billionths of a dollar; None if no attempt's cost is known."""
 
 
 SUMS = UsageSums.__struct_fields__
 SUMMED_COUNTS = tuple(name for name in SUMS if not name.startswith("attempts"))
-"""The sums of calls' own counts."""
+"""Sums of the calls' own counts."""
 
 
 class RoleTotal(UsageSums, frozen=True, kw_only=True):
@@ -211,16 +207,18 @@ class RoleTotal(UsageSums, frozen=True, kw_only=True):
     role: RoleName
     model: str
     manager: str = ""
-    """The manager that spent it, or whose workers did; empty where there was none."""
+    """The manager that spent it, or whose workers did; empty without one."""
 
 
 def layer_of(spent: OpenedCall | RoleTotal) -> Layer:
-    """The layer that spent it: the role, but for managers, who delegate under a delegator."""
+    """Return the layer that spent it: the role, except that managers delegate below the
+    delegator.
+    """
     return "management" if spent.manager and spent.role == "delegation" else spent.role
 
 
 def totals(calls: Iterable[Call]) -> list[RoleTotal]:
-    """Sums by role, model and manager, in the order in which they first spent."""
+    """Return sums by role, model and manager, in the order of their first calls."""
     groups: dict[tuple[RoleName, str, str], list[Call]] = {}
     for call in calls:
         groups.setdefault((call.role, call.model, call.manager), []).append(call)
@@ -231,7 +229,7 @@ def totals(calls: Iterable[Call]) -> list[RoleTotal]:
 
 
 def sums_of(calls: Sequence[Call]) -> dict[str, Any]:
-    """The fields of `UsageSums` over calls."""
+    """Return the fields of `UsageSums` over calls."""
     counts = {name: sum_known([call.count(name) for call in calls]) for name in SUMMED_COUNTS}
     sums = UsageSums(
         attempts=len(calls),
@@ -243,11 +241,11 @@ def sums_of(calls: Sequence[Call]) -> dict[str, Any]:
 
 
 def added(sums: Sequence[UsageSums]) -> dict[str, Any]:
-    """The fields of `UsageSums` over sums, of which there is at least one."""
-    return {name: sum_known([getattr(each, name) for each in sums]) for name in SUMS}
+    """Return the fields of `UsageSums` over one or more sums."""
+    return {name: sum_known([getattr(part, name) for part in sums]) for name in SUMS}
 
 
 def sum_known(counts: Sequence[int | None]) -> int | None:
-    """The sum of what is known; None where nothing is."""
+    """Return the sum of the known counts; None if none is known."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None

@@ -1,6 +1,4 @@
-"""The place where a point of evidence stands: passage, document, page, and the sentence that
-says it.
-"""
+"""Citations: the passage, document, page and sentence that a point of evidence rests on."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -26,39 +24,37 @@ _ABBREVIATION = re.compile(
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, in order, without the white space between them; blank lines end
-    one too.
+    """Return the sentences of a text in order, without white space between them. A blank line also
+    ends a sentence.
     """
-    found: list[str] = []
+    ended: list[str] = []
     start = 0
     for end in _END.finditer(text):
         if not _ABBREVIATION.search(text, max(start, end.start() - 8), end.start() + 1):
-            found.append(text[start : end.end()].strip())
+            ended.append(text[start : end.end()].strip())
             start = end.end()
-    return [sentence for sentence in (*found, text[start:].strip()) if sentence]
+    return [sentence for sentence in (*ended, text[start:].strip()) if sentence]
 
 
 _GOES_ON = re.compile(
     r"(?:he|she|it|they|his|her|its|their|this|these|both)\b|[他她它其该此这]", re.IGNORECASE
 )
-"""The beginning of a sentence that says more of what the one before is about."""
+"""The beginning of a sentence that continues the subject of the previous one."""
 _FUNCTION_WORDS = frozenset(
     "is was are were be been has had have in on at of by to for from with and or as that".split()
 )
-"""Rows of tables have none, and sentences that say the same have others."""
+"""Table rows lack them, and paraphrases use others."""
 _CITED_SHARE = 0.75
-"""Executors copy or closely reword; a point with fewer of its terms in a passage does not rest
-on it.
-"""
+"""Min share of a point's terms in a passage; executors copy or reword closely."""
 _MOST_CHARS = 300
 MOST_CITED = 8
-"""The size of a quote, and the number of passages that are cited for one thing."""
+"""Max characters of a quote, and max passages cited for one point."""
 _MOST_SENTENCES = 64
 _MOST_OF_ALL = 256
-"""Sentences of one point, and of all points together, that are looked for in the passages."""
+"""Max sentences of one point, and of all points together, that are looked up in the passages."""
 _CACHED_CHARS = 1_000_000
 _FIXED_CHARS = 500
-"""The size of the cache of readings, and what each counts besides its text."""
+"""Size of the cache of readings, and the overhead of each reading in it."""
 
 
 class Citation(msgspec.Struct, frozen=True, gc=False):
@@ -69,13 +65,11 @@ class Citation(msgspec.Struct, frozen=True, gc=False):
     document: str
     page: int | None
     quote: str
-    """Word for word; lines are joined, and of a long sentence `…` stands for what is left out
-    at its ends.
-    """
+    """Verbatim, with lines joined; a long sentence is cut at its ends, marked by `…`."""
 
 
 class Reading:
-    """The sentences of a text, as they stand and folded."""
+    """The sentences of a text, verbatim and folded."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -84,17 +78,15 @@ class Reading:
 
     @cached_property
     def _by_word(self) -> dict[str, list[int]]:
-        """The numbers of the sentences that have each word, so that a search costs what these
-        cost.
-        """
-        found: dict[str, list[int]] = {}
-        for at, sentence in enumerate(self.folded):
+        """The numbers of the sentences with each word, so that a search reads only those."""
+        places: dict[str, list[int]] = {}
+        for number, sentence in enumerate(self.folded):
             for word in set(sentence.split()):
-                found.setdefault(word, []).append(at)
-        return found
+                places.setdefault(word, []).append(number)
+        return places
 
     def places(self, wanted: str) -> list[int]:
-        """Return the numbers of the sentences that hold a folded text."""
+        """Return the numbers of the sentences that contain a folded text."""
         rarest = min((self._by_word.get(word, []) for word in wanted.split()), key=len, default=[])
         return [at for at in rarest if wanted in self.folded[at]]
 
@@ -115,23 +107,24 @@ def _size(reading: Reading) -> int:
 
 @cached(LRUCache(_CACHED_CHARS, getsizeof=_size), lock=Lock())
 def read(text: str) -> Reading:
-    """Return the reading of a passage's text or title, which many searches, points and cells
-    look through.
+    """Return the cached reading of a passage's text or title, which many points are looked up
+    in.
     """
     return Reading(text)
 
 
 def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citation]]:
-    """The sentences that each of `points` may rest on, in the order of the passages.
+    """Return the sentences that each of `points` may rest on, in the order of the passages.
 
-    For each sentence of a point, they are one of each passage that has the most of its terms, if
-    that is most of them. Such a sentence holds all of its names and numbers, with the passage's
-    title, or with the sentence before where it goes on from that: one row of a table does not
-    support what mixes two. A point of more than `_MOST_SENTENCES` sentences has no citation, nor
-    has what comes after `_MOST_OF_ALL` of them, as each is held against each passage.
+    For each sentence of a point, cite one sentence of each passage that has the most of its terms,
+    if that is most of them. The cited sentence contains all names and numbers of the point,
+    together with the passage's title, or with the previous sentence if it continues that one: a
+    table row does not support a point that mixes two rows. A point of more than `_MOST_SENTENCES`
+    sentences has no citation, and neither have points beyond `_MOST_OF_ALL` sentences, as each is
+    compared with each passage.
     """
     shown = list(_different(passages))
-    found = list[list[Citation]]()
+    citations = list[list[Citation]]()
     looked_for = 0
     for point in points:
         parts: list[list[Citation]] = []
@@ -139,23 +132,23 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
         looked_for += len(stated)
         if len(stated) <= _MOST_SENTENCES and looked_for <= _MOST_OF_ALL:
             parts = [_cited(sentence, shown) for sentence in stated]
-        found.append(list(dict.fromkeys(chain(*parts))) if all(parts) else [])
-    return found
+        citations.append(list(dict.fromkeys(chain(*parts))) if all(parts) else [])
+    return citations
 
 
 def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
-    """The first sentence of each passage that holds `answer`; in the order of the passages,
-    each passage once.
+    """Return the first sentence of each passage that contains `answer`, in the order of the
+    passages.
     """
     wanted = sought(answer)
-    found = list[Citation]()
+    citations = list[Citation]()
     for passage in _different(passages):
         reading = read(passage.text)
-        for at in reading.places(wanted)[:1]:
-            found.append(
-                citation(passage, reading.sentences[at], lambda _, folded: wanted in folded)
+        for place in reading.places(wanted)[:1]:
+            citations.append(
+                citation(passage, reading.sentences[place], lambda _, folded: wanted in folded)
             )
-    return found[:MOST_CITED]
+    return citations[:MOST_CITED]
 
 
 def _different(passages: Iterable[Passage]) -> Iterable[Passage]:
@@ -194,8 +187,8 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
 
 
 def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
-    """The sentence that has the most of `wanted` among those that hold all of `named`; empty where
-    none does. Rows of a table go with its header, the first one that has no numbers.
+    """Return the sentence with the most terms of `wanted` among those that contain all of `named`;
+    empty if none does. A table row counts with its header, the first row without numbers.
     """
     nearest = ""
     most = 0
@@ -219,9 +212,9 @@ def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
 def citation(
     passage: Passage, sentence: str, worth: Callable[[str, str], int] = lambda *_: 0
 ) -> Citation:
-    """Return the citation of a sentence, or of the excerpt of a long one that is worth the most.
+    """Return the citation of a sentence, or of its most valuable excerpt if it is long.
 
-    `worth`: the worth of an excerpt, by it and by its folded text.
+    `worth`: the value of an excerpt, by its text and its folded text.
     """
     if len(sentence) <= _MOST_CHARS:
         quote = " ".join(sentence.split())
@@ -232,8 +225,8 @@ def citation(
 
 @lru_cache(256)
 def _excerpts(text: str) -> list[tuple[str, str]]:
-    """Return overlapping pieces that cover a text, cut between words where there are any, each
-    with its folded text.
+    """Return overlapping pieces of a text, cut between words if possible, each with its folded
+    text.
     """
     text = " ".join(text.split())
     pieces = list[tuple[str, str]]()

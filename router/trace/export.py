@@ -1,6 +1,4 @@
-"""A run as it is exported: as a row of a table, or as what each of its agents sampled and what
-that was worth.
-"""
+"""Exports of a run: as a row of a table, or as the trajectory of each agent with its reward."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -19,8 +17,8 @@ from router.trace.values import AnswerOutcome, Conversation, Execution, TableRun
 
 
 class ExportRow(msgspec.Struct, frozen=True):
-    """Flat, of the same types in every row, and null for nothing but what is unknown, so that any
-    reader of tables gets along with it.
+    """A flat row with the same types in every row. Null means unknown, so that any reader of tables
+    can read it.
     """
 
     run_id: str
@@ -35,7 +33,7 @@ class ExportRow(msgspec.Struct, frozen=True):
     finish.
     """
     output: str
-    """The answer, the report or the text; empty where it did not come to that."""
+    """The answer, the report or the text; empty without one."""
     redacted: bool
     started_at: float
     """Unix time, seconds."""
@@ -43,22 +41,22 @@ class ExportRow(msgspec.Struct, frozen=True):
     calls: int
     """Attempts of upstream calls."""
     prompt_tokens: int | None
-    """Null where those of no call are known."""
+    """Null if those of no call are known."""
     completion_tokens: int | None
     tokens_known: bool
-    """True where the counts hold the tokens of all calls."""
+    """True if the counts include the tokens of all calls."""
     cost_nano_usd: int | None
-    """Billionths of a dollar; null where that of no call is known."""
+    """Billionths of a dollar; null if that of no call is known."""
     cost_known: bool
-    """True where this is the cost of all calls."""
+    """True if this is the cost of all calls."""
     feedback: str
     """Feedback on it, oldest first, as a JSON array."""
     trace: str
-    """Everything that was said, found and spent, as JSON."""
+    """The complete run as JSON."""
 
 
 def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
-    """The row of a run that has ended, with what was said of it."""
+    """Return the row of an ended run with its feedback."""
     usages = [call.usage for call in run.calls]
     costs = [call.nano_usd for call in run.calls]
     return ExportRow(
@@ -85,25 +83,21 @@ def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
 
 
 def _sum(counts: list[int | None]) -> int | None:
-    """The sum of what is known, which is nothing where there is nothing to know."""
+    """Return the sum of the known counts, 0 if there are none."""
     return sum_known(counts) if counts else 0
 
 
 def outcome_of(run: Run) -> AnswerOutcome | TableOutcome | None:
-    """The outcome of an answer or a table; None for other kinds, and for runs that did not
+    """Return the outcome of an answer or a table; None for other kinds, and for runs that did not
     finish.
     """
-    return (
-        run.result.outcome
-        if run.status == "finished" and isinstance(run.result, Trajectory | TableRun)
-        else None
-    )
+    if run.status == "finished" and isinstance(run.result, Trajectory | TableRun):
+        return run.result.outcome
+    return None
 
 
 def output_of(run: Run) -> str:
-    """The answer, the report or the text; empty where it did not come to that, and for tables,
-    which are made.
-    """
+    """Return the answer, the report or the text; empty without one, and for tables."""
     match run.result:
         case Trajectory():
             return run.result.answer
@@ -116,14 +110,14 @@ def output_of(run: Run) -> str:
 
 
 def trace_json(run: Run) -> str:
-    """Everything that was said, found and spent; what executors did stands in the result, and
-    not in the events too.
+    """Return the complete run as JSON. Executions are part of the result, and left out of the
+    events.
     """
     return msgspec.json.encode(msgspec.structs.replace(run, events=brief(run.events))).decode()
 
 
 class Reward(msgspec.Struct, frozen=True):
-    """The worth of a run, in parts; null where that is not known."""
+    """The parts of a run's reward; null if unknown."""
 
     exact_match: bool | None
     f1: float | None
@@ -132,80 +126,81 @@ class Reward(msgspec.Struct, frozen=True):
 
 
 class AgentTrajectory(msgspec.Struct, frozen=True):
-    """One agent's whole conversation in one run: a line of an export for reinforcement learning."""
+    """One agent's complete conversation in one run: a line of an export for reinforcement
+    learning.
+    """
 
     group: str
-    """The same for all runs of one question, word for word."""
+    """Equal for all runs of one question, verbatim."""
     run_id: str
     agent: str
-    """Its name in the run: `delegation`, `execution-0`, …, `answer`; a manager's and its first
-    worker's `delegation-0-browser` and `execution-0-browser-0`.
+    """Its name within the run: `delegation`, `execution-0`, …, `answer`; a manager's and its first
+    worker's are `delegation-0-browser` and `execution-0-browser-0`.
     """
     parent: str | None
     """The agent that dispatched it."""
     role: RoleName
     sub_query: int | None
-    """The number of the one that it worked on, from 0."""
+    """The number of its sub-query, from 0."""
     model: str
-    """Of an executor, its version."""
+    """The version, for an executor."""
     question: str
     right_answers: tuple[str, ...]
     answer: str
-    """The run's, as the reward is."""
+    """The run's answer, which the reward is for."""
     reward: Reward
     messages: tuple[Message, ...]
-    """The assistant's are the turns as they were shown again."""
+    """Assistant messages are the turns as the agent was shown them again."""
     turns: tuple[Completion, ...]
-    """As the engine returned them, with tokens where it was asked for these."""
+    """As the engine returned them, with token ids if they were requested."""
 
 
 def reward_of(run: Run, golds: Sequence[str]) -> Reward:
-    """The reward of a run, if these are the right answers."""
+    """Return the reward of a run, given the right answers."""
     counts = [call.usage.total_tokens if call.usage else None for call in run.calls]
     tokens = None if None in counts else sum_known(counts) or 0
     answer = output_of(run)
-    return (
-        Reward(exact_match(answer, golds), token_f1(answer, golds), tokens)
-        if golds
-        else Reward(None, None, tokens)
-    )
+    if not golds:
+        return Reward(None, None, tokens)
+    return Reward(exact_match(answer, golds), token_f1(answer, golds), tokens)
 
 
 def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajectory]:
-    """A line for each agent that wrote anything, delegator, executors, answerer; none of a run that
-    came to no answer, or whose texts were not kept.
+    """Yield a line for each agent that wrote anything; none for a run without an answer, or whose
+    texts were not stored.
     """
-    found = run.result
-    if run.status != "finished" or run.redacted or not isinstance(found, Trajectory):
+    trajectory = run.result
+    if run.status != "finished" or run.redacted or not isinstance(trajectory, Trajectory):
         return
     group = hashlib.sha256(run.request.encode()).hexdigest()[:16]
     reward = reward_of(run, golds)
-    for agent, execution, talk in work_of(run):
-        if talk is not None and talk.outputs:
-            role = agent.role
-            number = agent.sub_query
-            manager = agent.manager
-            last = [Message("assistant", said(talk.outputs[0].text))] if role == "answer" else []
-            managing = f"delegation-{number}-{manager}"
-            leads = number is None or (bool(manager) and agent.worker is None)
-            setting = run.settings.get(f"managers.{manager}" if manager and leads else role)
-            yield AgentTrajectory(
-                group=group,
-                run_id=run.id,
-                agent=agent.path,
-                parent=None
-                if number is None
-                else "delegation"
-                if leads or not manager
-                else managing,
-                role=role,
-                sub_query=number,
-                model=(execution.executor if execution else "")
-                or (setting.model if setting else ""),
-                question=run.request,
-                right_answers=tuple(golds),
-                answer=found.answer,
-                reward=reward,
-                messages=(*talk.messages, *last),
-                turns=talk.outputs,
-            )
+    for agent, execution, conversation in work_of(run):
+        if conversation is None or not conversation.outputs:
+            continue
+        messages = conversation.messages
+        if agent.role == "answer":
+            messages += (Message("assistant", said(conversation.outputs[0].text)),)
+        setting = run.settings.get(agent.role)
+        parent = None if agent.sub_query is None else "delegation"
+        if agent.manager and agent.worker is None:
+            setting = run.settings.get(f"managers.{agent.manager}")
+        elif agent.manager:
+            parent = f"delegation-{agent.sub_query}-{agent.manager}"
+        model = setting.model if setting else ""
+        if execution and execution.executor:
+            model = execution.executor
+        yield AgentTrajectory(
+            group=group,
+            run_id=run.id,
+            agent=agent.path,
+            parent=parent,
+            role=agent.role,
+            sub_query=agent.sub_query,
+            model=model,
+            question=run.request,
+            right_answers=tuple(golds),
+            answer=trajectory.answer,
+            reward=reward,
+            messages=messages,
+            turns=conversation.outputs,
+        )

@@ -1,4 +1,4 @@
-"""Runs without their texts."""
+"""Redaction: runs without their texts."""
 
 from functools import cache
 from typing import TypeVar, cast
@@ -19,15 +19,15 @@ _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
     Completion: frozenset(("finish_reason",)),
     ToolCall: frozenset(("server", "tool")),
 }
-"""Fields that are no texts, beside enumerations; strings of all others are emptied, so that a new
-field is left out until it stands here.
+"""Fields that are no texts, in addition to enumerations. All other strings are emptied, so a new
+field is redacted until it is listed here.
 """
 Value = TypeVar("Value")
 
 
 def redacted(run: Run) -> Run:
-    """The run with all its figures, hashes, names of models and outcomes, and with every text
-    empty.
+    """Return the run with every text emptied; figures, hashes, names of models and outcomes
+    remain.
     """
     return msgspec.structs.replace(_blank(run), redacted=True)
 

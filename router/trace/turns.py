@@ -1,15 +1,15 @@
-"""The turns and searches of a run, one record each as they come; what the agents of a run said
-is the fold of these.
+"""The turns and searches of a run, recorded one by one. The conversations of a run's agents are the
+fold of these records.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from router.models import Completion, Message
+from router.protocol.decision import agreeing
 from router.trace.call import RoleName
 from router.trace.run import Run
 from router.trace.table import Ask
@@ -28,39 +28,37 @@ from router.trace.values import (
 
 
 class Agent(NamedTuple):
-    """A model with a context of its own."""
+    """A model with its own context."""
 
     role: RoleName
     sub_query: int | None = None
-    """The number of the one it works on; None for the question itself."""
+    """The number of its sub-query; None for the question itself."""
     manager: str = ""
-    """The manager that the sub-query went to; empty for an executor that works on it itself."""
+    """The manager that the sub-query went to; empty for an executor without one."""
     worker: int | None = None
-    """The number of the worker among those of the manager; None for the manager itself."""
+    """The number of the worker within its manager; None for the manager itself."""
 
     @property
     def path(self) -> str:
-        """Its name in exports and addresses: `execution-0`; of a manager's worker,
+        """Its name in exports and URLs: `execution-0`; a manager's worker is
         `execution-0-browser-0`.
         """
         return "-".join(str(part) for part in self if part not in ("", None))
 
     def within(self, lead: "Agent") -> "Agent":
-        """The agent as the run knows it, where it is one of those whom `lead` leads: the
-        delegator, or a manager.
+        """Return the agent as the run knows it, given that `lead`, the delegator or a manager,
+        leads it.
         """
-        return (
-            self
-            if lead.sub_query is None
-            else Agent(self.role, lead.sub_query, lead.manager, self.sub_query)
-        )
+        if lead.sub_query is None:
+            return self
+        return Agent(self.role, lead.sub_query, lead.manager, self.sub_query)
 
 
 DELEGATOR = Agent("delegation")
 
 
 class AgentWork(NamedTuple):
-    """An agent of a run, what it came to, and what it said."""
+    """An agent of a run with its execution and its conversation."""
 
     agent: Agent
     execution: Execution | None
@@ -69,16 +67,17 @@ class AgentWork(NamedTuple):
 
 
 def work_of(run: Run) -> Iterator[AgentWork]:
-    """The agents of a run, as far as it tells, managers' workers included: each before those
-    whom it leads.
+    """Yield the known agents of a run, managers' workers included; each leader comes before its
+    agents.
     """
     match run.result:
-        case Trajectory() | TableRun() as found:
-            yield from _led(found)
-        case Execution() as one:
-            yield from _worked(0, one)
-        case Conversation() as said:
-            yield AgentWork(Agent(run.calls[0].role if run.calls else "answer"), None, said)
+        case Trajectory() | TableRun() as result:
+            yield from _led(result)
+        case Execution() as execution:
+            yield from _worked(0, execution)
+        case Conversation() as conversation:
+            role = run.calls[0].role if run.calls else "answer"
+            yield AgentWork(Agent(role), None, conversation)
         case None:
             for event in run.events:
                 if isinstance(event, Reported) and event.execution:
@@ -86,25 +85,28 @@ def work_of(run: Run) -> Iterator[AgentWork]:
 
 
 def _led(
-    found: Trajectory | TableRun, lead: Agent = DELEGATOR, own: Execution | None = None
+    result: Trajectory | TableRun, lead: Agent = DELEGATOR, own: Execution | None = None
 ) -> Iterator[AgentWork]:
-    yield AgentWork(lead, own, found.delegation)
-    for number, execution in enumerate(found.executions):
+    yield AgentWork(lead, own, result.delegation)
+    for number, execution in enumerate(result.executions):
         yield from _worked(number, execution, lead)
-    if isinstance(found, Trajectory) and found.answering:
-        yield AgentWork(Agent("answer"), None, found.answering)
+    if isinstance(result, Trajectory) and result.answering:
+        yield AgentWork(Agent("answer"), None, result.answering)
 
 
 def _worked(number: int, execution: Execution, lead: Agent = DELEGATOR) -> Iterator[AgentWork]:
-    for one in (execution.before, execution):
-        if one and one.work:
-            yield from _led(one.work, Agent("delegation", number, one.manager), one)
-        elif one:
-            yield AgentWork(Agent("execution", number).within(lead), one, one.conversation)
+    if execution.before:
+        yield from _worked(number, execution.before, lead)
+    if execution.work:
+        manager = Agent("delegation", number, execution.manager)
+        yield from _led(execution.work, manager, execution)
+    else:
+        agent = Agent("execution", number).within(lead)
+        yield AgentWork(agent, execution, execution.conversation)
 
 
 class ToolSums(NamedTuple):
-    """Calls of one tool in a run."""
+    """Sums over the calls of one tool in a run."""
 
     server: str
     tool: str
@@ -114,14 +116,12 @@ class ToolSums(NamedTuple):
 
 
 def tool_sums(run: Run) -> list[ToolSums]:
-    """Sums by server and tool, as far as the run tells, in the order of their names; of a call that
-    no tool takes there is none.
-    """
-    searches = (search for _, one, _ in work_of(run) if one for search in one.searches)
+    """Return sums by server and tool, sorted by name. Calls that no tool takes are left out."""
     groups: dict[tuple[str, str], list[ToolCall]] = {}
-    for search in searches:
-        if isinstance(call := search.call, ToolCall) and call.server:
-            groups.setdefault((call.server, call.tool), []).append(call)
+    for _, execution, _ in work_of(run):
+        for search in execution.searches if execution else ():
+            if isinstance(call := search.call, ToolCall) and call.server:
+                groups.setdefault((call.server, call.tool), []).append(call)
     return [
         ToolSums(
             *names,
@@ -138,82 +138,81 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     agent: Agent
     kept: int
-    """The number of messages, from the first on, that are those of its turn before."""
+    """The number of leading messages that are equal to those of its previous turn."""
     messages: tuple[Message, ...]
-    """The messages after these that it was shown."""
+    """The further messages that it was shown."""
     output: Completion
 
 
 class Searched(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A search that returned."""
+    """A completed search."""
 
     agent: Agent
     search: SearchRecord
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The end of a delegator's turn: of what was begun before, sub-queries with numbers from
-    here on are not wanted.
+    """The end of a delegator's turn: sub-queries that were started early with numbers from here on
+    are discarded.
     """
 
     below: int
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A sub-query of a table's run has this number."""
+    """The number of a table's ask."""
 
     number: int
     ask: Ask
 
 
 TraceRecord = Turn | Searched | Decided | Asked
-_TOLD = Completion("", "told by the turns")
-"""Stands in a conversation for the messages and outputs that its agent's turns tell."""
-_Said = tuple[Conversation, tuple[SearchRecord, ...]]
+_RECORDED = Completion("", "told by the turns")
+"""A placeholder in a conversation for the messages and outputs that the turn records hold."""
+_Work = tuple[Conversation, tuple[SearchRecord, ...]]
+_Led = TypeVar("_Led", Trajectory, TableRun)
 
 
 class Turns:
-    """The agents of a run, as far as their records tell."""
+    """The conversations of a run's agents, as far as they are recorded."""
 
     def __init__(self) -> None:
         self._turns: dict[Agent, list[tuple[tuple[Message, ...], Completion]]] = {}
-        """Of each agent, what it was shown and what it wrote."""
+        """For each agent, the messages that it was shown and the output that it wrote."""
         self._searches: dict[Agent, list[SearchRecord]] = {}
         self.asks: dict[Ask, int] = {}
-        """Numbers of sub-queries by what they ask for."""
+        """The numbers of sub-queries by their asks."""
 
     def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> Turn:
-        """The record of a turn that comes next. `messages`: all that the agent was shown."""
-        pairs = zip(self._shown(agent), messages, strict=False)
-        kept = sum(
-            1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs)
-        )
+        """Return the record of an agent's next turn. `messages`: all messages that the agent was
+        shown.
+        """
+        kept = agreeing(self._shown(agent), messages)
         return Turn(agent, kept, messages[kept:], output)
 
     def apply(self, record: TraceRecord) -> None:
-        """Take the next record."""
+        """Apply the next record."""
         match record:
             case Turn(agent=agent):
                 before = self._shown(agent)
                 shown = before[: record.kept] + record.messages
-                if len(shown) <= len(before):  # another one has begun anew in its place
+                if len(shown) <= len(before):  # the call was repeated
                     self._turns.pop(agent, None)
                     self._searches.pop(agent, None)
                 self._turns.setdefault(agent, []).append((shown, record.output))
             case Searched(agent=agent):
                 self._searches.setdefault(agent, []).append(record.search)
             case Decided(below=below):
-                for known in (self._turns, self._searches):
-                    for agent in [
-                        one for one in known if one.sub_query is not None and one.sub_query >= below
-                    ]:
-                        del known[agent]
+                for agent in (*self._turns, *self._searches):
+                    if agent.sub_query is not None and agent.sub_query >= below:
+                        self._turns.pop(agent, None)
+                        self._searches.pop(agent, None)
             case Asked(number, ask):
                 self.asks[ask] = number
 
     def next_turn(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
-        """Take out the first turn of an agent that is left, if it was shown just this; None where
-        it was not, and then nothing of it is left.
+        """Remove and return the agent's next recorded turn, if its prompt was exactly `messages`.
+        Otherwise return None, and discard the agent's further turns.
         """
         turns = self._turns.pop(agent, [])
         if not turns or turns[0][0] != messages:
@@ -222,8 +221,8 @@ class Turns:
         return turns[0][1]
 
     def next_search(self, agent: Agent, query: str) -> SearchRecord | None:
-        """Take out the first search of an agent that is left, if it was this; None where it was
-        not.
+        """Remove and return the agent's next recorded search, if it was this query. Otherwise
+        return None, and discard the agent's further searches.
         """
         searches = self._searches.pop(agent, [])
         if not searches or searches[0].query != query:
@@ -236,77 +235,77 @@ class Turns:
         return turns[-1][0] if turns else ()
 
     def without(self, run: Run) -> Run:
-        """The run without what the records tell as well."""
+        """Return the run without what the records hold."""
         return replace(
             run, result=self._mapped(run.result, self._left_out), events=brief(run.events)
         )
 
     def within(self, run: Run) -> Run:
-        """The run that `without` has made this of."""
+        """Return the complete run; the inverse of `without`."""
         result = self._mapped(run.result, self._put_in)
         return replace(run, result=result, events=whole(run.events, result))
 
-    def _left_out(
-        self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]
-    ) -> _Said:
-        shown = self._shown(agent)
+    def _recorded(self, agent: Agent) -> _Work:
         outputs = tuple(output for _, output in self._turns.get(agent, ()))
-        if (
-            not shown
-            or conversation.messages[: len(shown)] != shown
-            or conversation.outputs != outputs
-        ):
-            return conversation, searches
-        if searches != tuple(self._searches.get(agent, ())):
-            return conversation, searches
-        return Conversation(conversation.messages[len(shown) :], (_TOLD,)), ()
+        searches = tuple(self._searches.get(agent, ()))
+        return Conversation(self._shown(agent), outputs), searches
 
-    def _put_in(
-        self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]
-    ) -> _Said:
-        if conversation.outputs != (_TOLD,):
-            return conversation, searches
-        outputs = tuple(output for _, output in self._turns.get(agent, ()))
-        return Conversation(self._shown(agent) + conversation.messages, outputs), tuple(
-            self._searches.get(agent, ())
-        )
+    def _left_out(self, agent: Agent, work: _Work) -> _Work:
+        conversation, searches = work
+        recorded, recorded_searches = self._recorded(agent)
+        count = len(recorded.messages)
+        complete = count and conversation.messages[:count] == recorded.messages
+        if complete and (conversation.outputs, searches) == (recorded.outputs, recorded_searches):
+            return Conversation(conversation.messages[count:], (_RECORDED,)), ()
+        return work
 
-    def _mapped(self, result: Result | None, change: Callable[..., _Said]) -> Result | None:
-        def execution(number: int, one: Execution, lead: Agent = DELEGATOR) -> Execution:
+    def _put_in(self, agent: Agent, work: _Work) -> _Work:
+        conversation, _ = work
+        if conversation.outputs != (_RECORDED,):
+            return work
+        recorded, searches = self._recorded(agent)
+        messages = recorded.messages + conversation.messages
+        return Conversation(messages, recorded.outputs), searches
+
+    def _mapped(
+        self, result: Result | None, change: Callable[[Agent, _Work], _Work]
+    ) -> Result | None:
+        """Return the result with the conversation and the searches of each agent changed."""
+
+        def mapped_execution(number: int, execution: Execution, lead: Agent) -> Execution:
             agent = Agent("execution", number).within(lead)
-            conversation, searches = change(agent, one.conversation, one.searches)
-            work = one.work and trajectory(one.work, Agent("delegation", number, one.manager))
-            before = one.before and execution(number, one.before)
+            conversation, searches = change(agent, (execution.conversation, execution.searches))
+            manager = Agent("delegation", number, execution.manager)
             return replace(
-                one, conversation=conversation, searches=searches, work=work, before=before
+                execution,
+                conversation=conversation,
+                searches=searches,
+                work=execution.work and mapped(execution.work, manager),
+                before=execution.before and mapped_execution(number, execution.before, lead),
             )
 
-        def trajectory(one: Trajectory, lead: Agent = DELEGATOR) -> Trajectory:
-            main = one.delegation
-            answering = one.answering
-            searches = one.searches
-            if main:
-                main, searches = change(lead, main, searches)
-            if answering:
-                answering, _ = change(Agent("answer"), answering, ())
-            executions = tuple(
-                execution(number, each, lead) for number, each in enumerate(one.executions)
+        def mapped(led: _Led, lead: Agent) -> _Led:
+            fields = dict[str, object]()
+            fields["executions"] = tuple(
+                mapped_execution(number, execution, lead)
+                for number, execution in enumerate(led.executions)
             )
-            return replace(
-                one, executions=executions, delegation=main, answering=answering, searches=searches
-            )
+            searches: tuple[SearchRecord, ...] = ()
+            if isinstance(led, Trajectory):
+                searches = led.searches
+            if led.delegation:
+                fields["delegation"], searches = change(lead, (led.delegation, searches))
+            if isinstance(led, Trajectory):
+                fields["searches"] = searches
+                if led.answering:
+                    fields["answering"], _ = change(Agent("answer"), (led.answering, ()))
+            return replace(led, **fields)
 
         match result:
-            case Trajectory():
-                return trajectory(result)
-            case TableRun(delegation=main):
-                main = main and change(Agent("delegation"), main, ())[0]
-                executions = tuple(
-                    execution(number, one) for number, one in enumerate(result.executions)
-                )
-                return replace(result, executions=executions, delegation=main)
+            case Trajectory() | TableRun():
+                return mapped(result, DELEGATOR)
             case Execution():
-                return execution(0, result)
+                return mapped_execution(0, result, DELEGATOR)
             case Conversation() if len(self._turns) == 1:
-                return change(*self._turns, result, ())[0]
+                return change(*self._turns, (result, ()))[0]
         return result

@@ -1,4 +1,4 @@
-"""What happens in a run, and what it comes to: executions, trajectories, events."""
+"""The results and events of a run: executions, trajectories, events."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
@@ -22,7 +22,7 @@ ExecutionOutcome = Literal[
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """All that a model was shown, and everything it wrote, reasoning included."""
+    """All messages that a model was shown, and everything it wrote, reasoning included."""
 
     messages: tuple[Message, ...]
     outputs: tuple[Completion, ...] = ()
@@ -32,29 +32,29 @@ class ToolCall(msgspec.Struct, frozen=True):
     """A call of a tool."""
 
     server: str
-    """Empty where there is no such tool."""
+    """Empty if there is no such tool."""
     tool: str
     arguments: str
-    """Text of the model's, not always JSON."""
+    """The model's text, which may be no JSON."""
     duration_s: float = 0.0
     error: str | None = None
-    """The reason why it failed; None where it did not."""
+    """Why it failed; None if it succeeded."""
 
 
 class SearchRecord(msgspec.Struct, frozen=True, gc=False):
-    """One search and what it found; or a document that was opened, or a tool that was called."""
+    """A search with its result; also an opened document, or a tool call."""
 
     query: str
-    """What was looked for; of a document, with its name, and of a tool, the call."""
+    """The query; with the document's name if one was opened; for a tool, the call."""
     passages: tuple[Passage, ...]
     ignored_queries: int = 0
     """Further search blocks of the same turn, which were not run."""
     dropped_passages: int = 0
-    """The number of `passages`, the last ones, not shown to the model, because its context has
-    no room for them.
+    """The number of passages at the end of `passages` that were not shown, as the model's context
+    has no room for them.
     """
     call: ToolCall | msgspec.UnsetType = msgspec.UNSET
-    """Set for a tool."""
+    """Set for a tool call."""
 
     @property
     def shown(self) -> tuple[Passage, ...]:
@@ -63,41 +63,39 @@ class SearchRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """One sub-query, worked on by one executor in a context of its own, or by a manager and its
+    """One sub-query, with the work of an executor in a fresh context, or of a manager with its
     workers.
     """
 
     sub_query: str
     report: Report
-    """`NO_EVIDENCE` where there is none; of an `escalated` execution, what was found or else
-    why, and to whom.
+    """`NO_EVIDENCE` if there is none. An `escalated` one holds the findings or the reason, and the
+    manager to ask.
     """
     outcome: ExecutionOutcome
     searches: tuple[SearchRecord, ...]
-    """Its own; a manager has none."""
+    """The executor's searches; empty for a manager."""
     conversation: Conversation
-    """Its own; empty for a manager, whose `work` holds it."""
+    """The executor's conversation; empty for a manager, whose `work` holds it."""
     executor: str = ""
-    """The version that worked on it; empty where that was not noted."""
+    """The version that worked on it; empty if it was not recorded."""
     shared_from: tuple[str, ...] = ()
-    """The other runs that paid for it, or for its first turns; their calls are booked there,
-    and not in this run.
-    """
+    """The other runs that paid for it; their calls are booked there, and not in this run."""
     manager: str = ""
     """The manager that worked on it; empty for an executor."""
     work: "Trajectory | None" = None
-    """Of a manager, its delegation to its workers, and their executions."""
+    """A manager's delegation to its workers, with their executions."""
     before: "Execution | None" = None
-    """The work of the manager that was asked first, and named this one."""
+    """The execution of the manager that was asked first, and that named this one."""
 
     @property
     def failed(self) -> bool:
-        """True where there is no report."""
+        """True if there is no report."""
         return self.outcome != "reported"
 
     @property
     def looked(self) -> bool:
-        """True where it came to an end of its own, with a report, or without one after a search."""
+        """True if it ended by itself: with a report, or without one after a search."""
         return self.outcome == "reported" or (
             self.outcome == "no_report" and bool(self.every_search)
         )
@@ -112,17 +110,19 @@ class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
         )
 
     def citations(self, points: Iterable[str]) -> list[list[Citation]]:
-        """The sentences of the passages shown that each of `points` may rest on; none where no
-        passage holds it.
+        """Return the sentences of shown passages that each of `points` may rest on; none if no
+        passage contains it.
         """
         return cite(points, (passage for search in self.every_search for passage in search.shown))
 
 
 def by_executors(executions: Iterable[Execution]) -> Iterator[Execution]:
-    """The executions of executors among these, and inside of managers' ones."""
-    for one in executions:
-        yield from by_executors((one.before,) if one.before else ())
-        yield from by_executors(one.work.executions) if one.work else (one,)
+    """Yield the executions of executors among these, including those inside of managers'
+    executions.
+    """
+    for execution in executions:
+        yield from by_executors((execution.before,) if execution.before else ())
+        yield from by_executors(execution.work.executions) if execution.work else (execution,)
 
 
 class RunStarted(msgspec.Struct, frozen=True, tag=True):
@@ -146,16 +146,16 @@ class SubQueryDispatched(msgspec.Struct, frozen=True, gc=False, tag=True, omit_d
     round: int
     sub_query: str
     ask: Ask | None = None
-    """In the words of a table's run, what it is to fill; None elsewhere."""
+    """The cells that a table's sub-query is to fill; None elsewhere."""
     manager: str = ""
-    """The manager that it is meant for; empty where none is named."""
+    """The manager that it is for; empty where none is named."""
 
 
 class SearchDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A search returned."""
 
     index: int
-    """That of the sub-query; -1 where the main agent itself searched."""
+    """The number of the sub-query; -1 if the main agent itself searched."""
     query: str
     titles: tuple[str, ...]
     """Best first."""
@@ -170,23 +170,23 @@ class Reported(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class AnswerWritten(msgspec.Struct, frozen=True, tag=True):
-    """The answer is there, not yet stored."""
+    """The answer exists, but is not stored yet."""
 
     answer: str
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
-    """It is known how a table's cells are asked for."""
+    """The questions for a table's cells are known."""
 
     columns: tuple[Column, ...]
 
 
 class RowChanged(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A row of a table is there, or has changed."""
+    """A row of a table was found, or has changed."""
 
     key: RowKey
     row: Row | None
-    """None in a stored run, whose result makes it."""
+    """None in a stored run, whose result it follows from."""
 
 
 Event = (
@@ -203,7 +203,7 @@ OnEvent = Callable[[Event], None]
 
 
 def brief(events: Iterable[Event]) -> tuple[Event, ...]:
-    """The same without executions and rows, for where the run's result is beside them."""
+    """Return the events without executions and rows, which the run's result holds."""
     return tuple(map(_brief, events))
 
 
@@ -217,15 +217,15 @@ def _brief(event: Event) -> Event:
 
 
 def whole(events: Iterable[Event], result: "Result | None") -> tuple[Event, ...]:
-    """The events that `brief` has made these of, with the executions of the run's result, but
-    without rows.
+    """Return the events with the executions of the run's result, but without rows; the inverse of
+    `brief`.
     """
     executions = (
         dict(enumerate(result.executions)) if isinstance(result, Trajectory | TableRun) else {}
     )
     return tuple(
-        Reported(one.index, executions.get(one.index)) if isinstance(one, Reported) else one
-        for one in events
+        Reported(event.index, executions.get(event.index)) if isinstance(event, Reported) else event
+        for event in events
     )
 
 
@@ -233,7 +233,7 @@ NOT_FOUND = "not found in your documents"
 
 
 def says_not_found(answer: str) -> bool:
-    """True for an answer, or a report's, that only says that there is none."""
+    """Return whether an answer only says that there is none."""
     return answer.casefold().rstrip(" .!") in ("", "not found", NOT_FOUND)
 
 
@@ -253,7 +253,7 @@ AnswerOutcome = Literal[
 
 
 class Trajectory(msgspec.Struct, frozen=True, tag=True):
-    """A question's way to its answer, whole or as far as it has come."""
+    """The way from a question to its answer, complete or so far."""
 
     answer: str
     outcome: AnswerOutcome
@@ -262,20 +262,22 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     rounds: tuple[int, ...] = ()
     """The number of sub-queries of each dispatching round."""
     told: tuple[int, ...] = ()
-    """For each of `rounds`, how many messages of `delegation` stand before its reports."""
+    """For each of `rounds`, the number of messages of `delegation` before its reports."""
     delegation: Conversation | None = None
     answering: Conversation | None = None
     topology: TopologyName = "factorized"
-    """The way to the answer; without executors, `delegation` is the whole conversation of the
-    main agent.
+    """How it was answered. Without executors, `delegation` is the main agent's whole
+    conversation.
     """
     searches: tuple[SearchRecord, ...] = ()
     """Searches of the main agent itself."""
     unsupported: bool = False
-    """True where names or numbers of the answer stand in no evidence that a passage holds."""
+    """True if the answer has names or numbers that no evidence in a passage supports."""
 
     def answered(self, answer: str) -> "Trajectory":
-        """The same with this answer; one that only says that there is none becomes `NOT_FOUND`."""
+        """Return the trajectory with this answer; one that only says that there is none becomes
+        `NOT_FOUND`.
+        """
         if not says_not_found(answer):
             return msgspec.structs.replace(self, answer=answer)
         cut = self.outcome in ("budget_exhausted", "time_exhausted")
@@ -284,13 +286,13 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
         )
 
     def block(self, number: int) -> tuple[Execution, ...]:
-        """The executions of round `number`, from 0."""
+        """Return the executions of round `number`, from 0."""
         first = sum(self.rounds[:number])
         return self.executions[first : first + self.rounds[number]]
 
     def before(self, number: int) -> "Trajectory":
-        """The way up to the decision that dispatched round `number`, from 0, that decision
-        included.
+        """Return the trajectory up to and including the decision that dispatched round `number`,
+        from 0.
         """
         assert self.delegation is not None
         messages = self.delegation.messages[: self.told[number]]
@@ -309,25 +311,23 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
 
 
 class TableRun(msgspec.Struct, frozen=True, tag=True):
-    """All that a table is made of, whole or as far as it has come; the table itself is the fold
-    of it.
-    """
+    """The parts of a table, complete or so far; the table itself is the fold of them."""
 
     schema: Schema
-    """With the wordings of the delegator."""
+    """With the delegator's wordings."""
     given: tuple[tuple[str, ...], ...] = ()
-    """Rows that were known, a value for each column, empty where one was wanted."""
+    """Given rows with a value for each column, empty where one is wanted."""
     asks: tuple[Ask, ...] = ()
     """By the numbers of their sub-queries."""
     executions: tuple[Execution, ...] = ()
-    """For each of `asks`."""
+    """One for each of `asks`."""
     delegation: Conversation | None = None
     outcome: TableOutcome = "filled"
     topology: TableTopologyName = "wide"
     asks_per_cell: int = 2
-    """The number of executors that look for a cell, at most."""
+    """Max executors that look for a cell."""
     max_rows: int = 2000
-    """Rows of the table, at most."""
+    """Max rows of the table."""
 
 
 Result = Trajectory | TableRun | Execution | Conversation

@@ -1,4 +1,4 @@
-"""Where versions of the executor, their trials and what was decided on them are written down."""
+"""The records of executor versions, their trials, and the decisions on them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,42 +17,42 @@ class ExecutorVersion(msgspec.Struct, frozen=True):
     """A version on record."""
 
     version: str
-    """Its name, which is also that of its model; never used for another one."""
+    """Its name, which is also the name of its model; never reused."""
     state: VersionState
     share: float
-    """Of a canary: the share of runs that it works for, 0 to 1."""
+    """A canary's share of the runs, 0 to 1."""
     state_at: float
-    """When it came into its state; Unix time, seconds."""
+    """When it entered its state; Unix time, seconds."""
     registered_at: float
     manifest: str = ""
-    """What it was made of, as JSON; empty for the model that the config names."""
+    """The parts that it was made of, as JSON; empty for the model that the config names."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """The versions that work, and in which share of the runs."""
+    """The versions in use, and their shares of the runs."""
 
     active: str
     candidate: str | None = None
-    """The version that is shadow or canary; there is at most one."""
+    """The version that is shadow or canary; at most one."""
     stage: Stage | None = None
-    """What the candidate is; None where there is none."""
+    """The candidate's stage; None if there is no candidate."""
     share: float = 0.0
-    """Of a canary."""
+    """A canary's share of the runs."""
 
     def serving(self, run_id: str) -> str:
-        """The version that works in a run: the same one for the same run, and a canary keeps its
-        runs as its share grows.
+        """Return the version that serves a run. It is the same on every call, and a canary keeps
+        its runs as its share grows.
         """
         if not self.candidate or self.stage != "canary":
             return self.active
         return self.candidate if _place(run_id) < self.share else self.active
 
     def other(self, run_id: str) -> str | None:
-        """The version to compare with whoever serves a run; None where nothing is to be compared.
+        """Return the version to compare with the one that serves a run; None if the run is not
+        compared.
 
-        Of a canary's traffic as many runs are compared that the candidate serves as runs that the
-        active version serves, by expectation, and which of the others these are does not depend on
-        anything in them.
+        With a canary, equally many runs are compared that each version serves, in expectation.
+        Which of the other version's runs these are depends on nothing in the runs.
         """
         if self.stage == "shadow":
             return self.candidate
@@ -66,12 +66,12 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 def _place(run_id: str) -> float:
-    """The place of a run among all, 0 to 1."""
+    """Return the run's fixed position among all runs, 0 to 1."""
     return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) / 2**64
 
 
 def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
-    """The traffic that the states of all versions amount to; None while none is active."""
+    """Return the traffic that follows from the versions' states; None while none is active."""
     active = next((version.version for version in versions if version.state == "active"), None)
     if active is None:
         return None
@@ -82,26 +82,26 @@ def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
 
 
 class Side(msgspec.Struct, frozen=True):
-    """Outcome of a run with one version."""
+    """The result of a run with one version."""
 
     answer: str
     failed: bool
-    """Whether any of its executors came to no report, or the run to no answer."""
+    """Whether any of its executors had no report, or the run had no answer."""
     tokens: int
-    """Of its executor calls; those that are known."""
+    """Known tokens of its executor calls."""
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A run with both."""
+    """A run with both versions."""
 
     run_id: str
-    """The run that a client asked for."""
+    """The client's run."""
     candidate: str
-    """The version that is tried."""
+    """The version on trial."""
     active: str
     stage: Stage
     candidate_served: bool
-    """Whether the client got the candidate's answer; a shadow's is never shown."""
+    """Whether the client got the candidate's answer; a shadow's answer is never shown."""
     by_candidate: Side
     by_active: Side
     ended_at: float
@@ -109,35 +109,34 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 Source = Literal["client", "judge", "operator"]
-"""Who says which answers are right; in the order of their names, each is trusted more than
-those before it.
-"""
+"""The judges of answers, in increasing order of trust."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Verdict on which of a trial's two answers are right."""
+    """The verdict on both answers of a trial."""
 
     candidate_right: bool
     active_right: bool
     source: Source
     tenant: str = ""
-    """Of a client; empty for the operator and the judge."""
+    """The client's tenant; empty for the operator and the judge."""
     judged_at: float = 0.0
     """Unix time, seconds; set by the book."""
 
     @property
     def sign(self) -> int:
-        """1 where only the candidate is right, -1 where only the active version is, else 0: of
-        neither it says more than of the other.
+        """1 if only the candidate is right, -1 if only the active version is, else 0, which favours
+        neither.
         """
         return self.candidate_right - self.active_right
 
 
 def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
-    """Verdict of feedback on both answers, by exact match with the right answer that it tells; None
-    where it tells none, or contradicts itself: a verdict alone speaks of one answer only. None,
-    too, for a shadow: whoever gives feedback has seen the active version's answer, and may have
-    spoken because of it.
+    """Return the verdict of feedback on both answers, by exact match with its right answer.
+
+    None if it gives no right answer, or contradicts itself: a bare verdict is about one answer
+    only. None also for a shadow, as the client has seen only the active version's answer, which may
+    be why it gave feedback.
     """
     if trial.stage == "shadow" or not feedback.right_answer.strip():
         return None
@@ -163,43 +162,43 @@ class Pair(msgspec.Struct, frozen=True):
     active_tokens: int
     candidate_served: bool = False
     judgement: Judgement | None = None
-    """None while it is not known which answers are right."""
+    """None while nobody has judged the answers."""
 
 
 DecidedBy = Literal["gate", "operator", "config"]
-"""The config names the version to begin with."""
+"""The config decides on the first version."""
 
 
 class GateEvidence(msgspec.Struct, frozen=True):
-    """The values of two test martingales on one measure; 1/α and more rejects the contrary at
-    the level α.
+    """The capital of two test martingales on one measure; a value of 1/α rejects the null
+    hypothesis at level α.
     """
 
     measure: str
     """`correctness`, `failures` or `tokens`."""
     in_favour: float
-    """That the candidate is not worse than the active one, by more than the margin."""
+    """Evidence that the candidate is not worse than the active version by more than the margin."""
     against: float
-    """That it is worse."""
+    """Evidence that the candidate is worse."""
 
 
 class EvidenceSource(msgspec.Struct, frozen=True):
-    """The part of somebody's in what is known of correctness."""
+    """A source's part in the evidence on correctness."""
 
     source: Source
     tenant: str
-    """Of clients; else empty."""
+    """The client's tenant; else empty."""
     decisive: int
-    """Pairs in which exactly one version is right, by this source."""
+    """Pairs in which exactly one version is right, according to this source."""
     counted: int
-    """Those of them that are evidence; the others wait until their tenant's share is small
-    enough.
+    """The pairs among them that count as evidence; the others wait until the tenant's share is
+    small enough.
     """
 
 
 class TrialFigures(msgspec.Struct, frozen=True):
-    """Figures that a candidate has shown in its present state; of a canary, over as many trials
-    that it served as the active version did.
+    """A candidate's figures in its present state. A canary's cover equally many runs that each
+    version served.
     """
 
     trials: int
@@ -212,17 +211,17 @@ class TrialFigures(msgspec.Struct, frozen=True):
     active_tokens: int
     evidence: tuple[GateEvidence, ...] = ()
     sources: tuple[EvidenceSource, ...] = ()
-    """Whose evidence on correctness that is."""
+    """The sources of the evidence on correctness."""
 
 
 class VersionDecision(msgspec.Struct, frozen=True):
-    """A change of a version's state, and why."""
+    """A change of a version's state, with its reason."""
 
     version: str
     decision: str
     """`register`, `shadow`, `canary`, `promote`, `roll_back`, `retire`, `stop` or `wait`."""
     from_state: VersionState | None
-    """None for a version that is new."""
+    """None for a new version."""
     to_state: VersionState
     decided_by: DecidedBy
     decided_at: float
@@ -230,17 +229,19 @@ class VersionDecision(msgspec.Struct, frozen=True):
     reason: str = ""
     figures: TrialFigures | None = None
     number: int = 0
-    """From 1, over all versions; 0 until it is written down."""
+    """From 1, over all versions; 0 until it is stored."""
 
 
 class VersionBook(Protocol):
-    """Read and written by every gateway of a store. Every method raises `StoreFailed`."""
+    """The store of versions, shared by all gateways of a database. Every method raises
+    `StoreFailed`.
+    """
 
     async def versions(self) -> list[ExecutorVersion]:
-        """All of them, newest first."""
+        """Return all versions, newest first."""
 
     async def add(self, version: ExecutorVersion, decision: VersionDecision) -> None:
-        """Put a version on record. Raises `BadRequest` where there is one of that name."""
+        """Store a version. Raises `BadRequest` if its name is taken."""
 
     async def change(
         self,
@@ -248,30 +249,28 @@ class VersionBook(Protocol):
         changed: Sequence[ExecutorVersion],
         decisions: Sequence[VersionDecision],
     ) -> bool:
-        """Replace versions, all or none, and write down why. False where another process has
-        changed any of `expected` since it was read; then nothing has changed.
+        """Replace versions, all or none, and store the decisions. Return False, without any change,
+        if another process has changed any of `expected` since it was read.
         """
 
     async def wait(self, decision: VersionDecision) -> None:
-        """Write down that there is no decision yet, in place of the last such note on the
-        version in that state.
+        """Store that there is no decision yet, replacing the last such note on the version in that
+        state.
         """
 
     async def decisions(self, version: str | None, after: int, size: int) -> list[VersionDecision]:
-        """With numbers greater than `after`, oldest first."""
+        """Return at most `size` decisions with numbers above `after`, oldest first."""
 
     async def add_trial(self, trial: Trial) -> None:
-        """Write down a trial; of no effect where there is one of that run."""
+        """Store a trial; do nothing if the run has one."""
 
     async def trial(self, run_id: str) -> Trial | None:
-        """The trial of a run."""
+        """Return the trial of a run."""
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
-        """Note which answers of a trial are right; the first judgement of the most trusted
-        source stands.
-        """
+        """Store a judgement on a trial. The first one of the most trusted source counts."""
 
     async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
-        """A candidate's trials in a state into which it came at `since`, in the order in which they
-        ended; none on runs of tenants whose runs must not train.
+        """Return a candidate's trials in the state that it entered at `since`, in the order of
+        their ends, without runs that must not be used for training.
         """

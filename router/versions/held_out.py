@@ -1,5 +1,5 @@
-"""Questions of the operator's that no version has learnt from, asked with two versions before
-one is promoted.
+"""Held-out questions of the operator, which both versions answer before the candidate is
+promoted.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from router.versions.trials import hindered
 
 _AT_ONCE = 4
 _LEAST_KNOWN = 0.9
-"""The share of questions that both versions have to come to an end with, be it right or wrong."""
+"""Min share of the questions for which both versions must have a result, right or wrong."""
 
 
 class HeldOutQuestion(msgspec.Struct, frozen=True):
-    """A question of the operator's that no version has learnt from; a line of a file, where
-    other keys are ignored.
+    """A question that no version was trained on; a line of a JSONL file, whose other keys are
+    ignored.
     """
 
     question: Annotated[str, Meta(min_length=1)]
     golden_answers: Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Any of them is right."""
+    """Each of them is right."""
 
 
 class HeldOutTest:
-    """The operator's questions, which are asked with two versions."""
+    """Asks two versions the operator's questions."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class HeldOutTest:
         search: Callable[[Executes], FactorizedSearch],
         lifecycle: RunLifecycle,
     ) -> None:
-        """`search`: the search loop with an executor."""
+        """`search`: returns the search loop with an executor."""
         self._questions = list(dict.fromkeys(questions))
         self._executors = executors
         self._search = search
@@ -53,39 +53,43 @@ class HeldOutTest:
         self.size = len(self._questions)
 
     async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
-        """Whether the candidate and the active version are right on questions, each in runs of its
-        own, which are the operator's; without the few that something else spoiled. Asked again with
-        the same `since`, runs that are stored are not made anew. Raises `BadVersion` where the
-        versions do not work here, and what `RunLifecycle.open` and the search raise.
+        """Return for each question whether the candidate and whether the active version is right,
+        without the few that failed for other reasons. Each version answers in its own runs, which
+        are booked to the operator. A repeated call with the same `since` reuses stored runs.
+
+        Raises `BadVersion` if the versions are not in use here, and what `RunLifecycle.open` and
+        the search raise.
         """
         traffic = self._executors.traffic
         if (traffic.candidate, traffic.active) != (candidate, active):
             raise BadVersion(
-                f"{candidate}: is not in use here, so that held-out questions tell nothing of it."
+                f"{candidate}: is not in use here, so held-out questions cannot test it."
             )
         places = asyncio.Semaphore(_AT_ONCE)
 
         async def both(number: int, question: HeldOutQuestion) -> tuple[bool | None, bool | None]:
             async with places:
                 name = f"held-out {number} of {candidate} since {since}"
-                return await self._right(question, candidate, name), await self._right(
-                    question, active, name
-                )
+                candidate_right = await self._right(question, candidate, name)
+                return candidate_right, await self._right(question, active, name)
 
         async with task_group() as group:  # the first error cancels all other questions
             asking = [group.create_task(both(*each)) for each in enumerate(self._questions)]
-        found = [task.result() for task in asking]
-        known = [(one, other) for one, other in found if one is not None and other is not None]
+        results = [task.result() for task in asking]
+        known = [
+            (candidate_right, active_right)
+            for candidate_right, active_right in results
+            if candidate_right is not None and active_right is not None
+        ]
         if len(known) < _LEAST_KNOWN * self.size:
             raise BadVersion(
-                f"{candidate}: {self.size - len(known)} of {self.size} held-out "
-                "questions came to nothing; see what "
-                "failed (rolegate runs list), and begin its trial anew."
+                f"{candidate}: {self.size - len(known)} of {self.size} held-out questions "
+                "failed; find the cause (rolegate runs list), and restart the trial."
             )
         return known
 
     async def _right(self, question: HeldOutQuestion, version: str, name: str) -> bool | None:
-        """Whether a version is right on a question; None where that is not known."""
+        """Return whether a version's answer is right; None if that is unknown."""
         request = RunRequest("shadow", question.question, (version, question.question))
         begun = False
         try:
@@ -101,8 +105,6 @@ class HeldOutTest:
         ended = run if isinstance(run, Run) else run.stored
         assert isinstance(ended.result, Trajectory)
         lost = any(execution.outcome == "model_failed" for execution in ended.result.executions)
-        return (
-            None
-            if lost or hindered(ended)
-            else exact_match(ended.result.answer, question.golden_answers)
-        )
+        if lost or hindered(ended):
+            return None
+        return exact_match(ended.result.answer, question.golden_answers)

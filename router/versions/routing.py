@@ -1,4 +1,4 @@
-"""The versions of the executor that are in use, and which of them works in which run."""
+"""The versions of the executor in use, and the choice of one for each run."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,12 +18,14 @@ from router.trace import Execution
 from router.versions.book import Traffic
 
 _log = structlog.get_logger("versions")
+_LOST = ("no_report", "model_failed")
+"""Outcomes after which another version steps in for a candidate."""
 _FRESH_S = 1.0
-"""How long it takes at most until a change by another gateway is heard of."""
+"""Max delay until a change by another gateway is noticed."""
 
 
 class VersionRouting:
-    """An executor whose sub-queries go to the run's version, which keeps the run to its end."""
+    """An executor whose sub-queries go to the run's version. A run keeps its version to its end."""
 
     def __init__(
         self,
@@ -33,18 +35,19 @@ class VersionRouting:
         load: Callable[[str], Awaitable[object]],
         tell: Callable[[str], None] = lambda _said: None,
     ) -> None:
-        """`make`: the executor of a version. `configured`: the version that needs no loading.
-        `read`: the traffic on record; raises `StoreFailed`. `load`: makes the engine know a
-        version; raises `BadVersion` and `UpstreamError`.
+        """`make`: returns the executor of a version. `configured`: the version that needs no
+        loading. `read`: returns the stored traffic; raises `StoreFailed`. `load`: loads a version
+        into the engine; raises `BadVersion` and `UpstreamError`. `tell`: called with messages for
+        the operator.
         """
         self._configured = configured
         self._read = read
         self._load = load
         self._tell = tell
         self.of = cache(make)
-        """The executor of one version."""
+        """Return the executor of a version."""
         self.traffic = Traffic(configured)
-        """That of runs that begin now; without versions that could not be loaded."""
+        """The traffic for new runs, without versions that could not be loaded."""
         self._on_record: Traffic | None = None
         self._kept: WeakKeyDictionary[Ledger, Traffic] = WeakKeyDictionary()
         self._refreshing = asyncio.Lock()
@@ -52,25 +55,28 @@ class VersionRouting:
 
     @property
     def report_tokens(self) -> int:
-        """The most tokens of a report."""
+        """Max tokens of a report."""
         return self.of(self._configured).report_tokens
 
     @property
     def in_use(self) -> set[str]:
-        """The versions that runs work with, or may begin to."""
+        """The versions that current or new runs may use."""
         traffics = (self.traffic, *self._kept.values())
         return {
-            version for each in traffics for version in (each.active, each.candidate) if version
+            version
+            for traffic in traffics
+            for version in (traffic.active, traffic.candidate)
+            if version
         }
 
     def role(self, context: RunContext) -> Role:
-        """The active version's: what somebody else does with a candidate would tell nothing of
-        it.
+        """Return the active version's role: calls outside of an execution must not depend on a
+        candidate.
         """
         return self.of(self._traffic(context).active).role(context)
 
     def serving(self, context: RunContext) -> str:
-        """The version that works in a run."""
+        """Return the version that serves a run."""
         return self._traffic(context).serving(context.ledger.run_id)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
@@ -86,11 +92,8 @@ class VersionRouting:
         for version, instead in pairwise(versions):
             execution = await self.of(version).run(sub_query, index, context, instead=steps_in)
             if _turned_away(execution, index, context.ledger):
-                self._on_record = None  # an engine that was started anew has lost it
-            elif version == traffic.active or execution.outcome not in (
-                "no_report",
-                "model_failed",
-            ):
+                self._on_record = None  # a restarted engine has lost it
+            elif version == traffic.active or execution.outcome not in _LOST:
                 return execution
             _log.warning(
                 "executor.instead", version=version, instead=instead, run_id=context.ledger.run_id
@@ -100,38 +103,37 @@ class VersionRouting:
         return await self.of(versions[-1]).run(sub_query, index, context, instead=steps_in)
 
     async def require(self, version: str) -> None:
-        """Make the engine know a version that a run is to work with. Raises `BadVersion` and
-        `UpstreamError`.
-        """
+        """Load a version that a run requires. Raises `BadVersion` and `UpstreamError`."""
         if version != self._configured:
             await self._load(version)
 
     def reload(self) -> None:
-        """Load what is in use anew, soon: the engine was started anew, and has lost it."""
+        """Load the versions in use again, soon: the engine was restarted and has lost them."""
         self._on_record = None
         self._news.set()
 
     async def refresh(self) -> None:
-        """Read the traffic, and load what is new in it. Raises what `read` raises, and
+        """Read the traffic, and load its new versions. Raises what `read` raises, and
         `UpstreamError`.
         """
         async with self._refreshing:
             on_record = await self._read()
             if on_record == self._on_record:
                 return
-            # `reload` may take it back meanwhile
-            self._on_record, traffic = on_record, Traffic(self._configured)
+            self._on_record = on_record  # set first, as `reload` may reset it meanwhile
+            traffic = Traffic(self._configured)
             try:
                 if await self._ready(on_record.active):
-                    whole = on_record.candidate is None or await self._ready(on_record.candidate)
-                    traffic = on_record if whole else Traffic(on_record.active)
+                    candidate = on_record.candidate
+                    complete = candidate is None or await self._ready(candidate)
+                    traffic = on_record if complete else Traffic(on_record.active)
             except BaseException:
                 self._on_record = None
                 raise
             self.traffic = traffic
 
     async def follow(self) -> None:
-        """Keep up with the record, for ever."""
+        """Follow the stored traffic, forever."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FRESH_S):
@@ -157,8 +159,8 @@ class VersionRouting:
 
 
 def _turned_away(execution: Execution, index: int, ledger: Ledger) -> bool:
-    """Whether its model refused its first call, as an engine does that has no model of that
-    name.
+    """Return whether the model refused the first call, as an engine without a model of that name
+    does.
     """
-    unheard = execution.outcome == "model_failed" and not execution.conversation.outputs
-    return unheard and ledger.last_outcome(index) == "refused"
+    failed_at_once = execution.outcome == "model_failed" and not execution.conversation.outputs
+    return failed_at_once and ledger.last_outcome(index) == "refused"

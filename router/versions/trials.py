@@ -1,6 +1,4 @@
-"""Trials: a run that was answered is worked on once more, by the version that it is compared
-with.
-"""
+"""Trials: an answered run is worked on again by the version that it is compared with."""
 
 import asyncio
 import time
@@ -28,20 +26,18 @@ _log = structlog.get_logger("trials")
 _AT_ONCE = 4
 _WAITING = 64
 _CUT = ("time_exhausted", "budget_exhausted")
-"""Outcomes of runs that ended by the client's terms, under which the other version would not
-work.
-"""
+"""Outcomes of runs that ended by the client's limits, which the other version would not have."""
 _HINDERED = ("budget_exhausted", "retrieval_failed")
-"""Outcomes that no version can help."""
+"""Outcomes that no version can prevent."""
 _REVIEWING_SHARE = 0.1
-"""How much of the time reviews may take: each of them goes over all trials."""
+"""Max share of the time spent on reviews, as each of them reads all trials."""
 _LONGEST_PAUSE_S = 5.0
-"""Between two reviews: one that has asked held-out questions has taken long."""
+"""Max pause between two reviews, as a review with held-out questions takes long."""
 
 
 class Trials:
-    """Tries the other version after the client has its answer, and tells the gate what came of
-    it.
+    """Runs the other version once the client has its answer, and records the result for the
+    gate.
     """
 
     def __init__(
@@ -55,9 +51,9 @@ class Trials:
         review: Callable[[], Awaitable[object]],
         judge: Judge | None = None,
     ) -> None:
-        """`search`: the search loop with an executor. `review`: looks at what trials have shown,
-        and decides. `judge`: asked which answers are right where the two differ; None where there
-        is none.
+        """`search`: returns the search loop with an executor. `review`: lets the gate decide by the
+        trials. `judge`: decides which answers are right where the two differ; None if there is
+        none.
         """
         self._executors = executors
         self._search = search
@@ -68,12 +64,12 @@ class Trials:
         self._judging = judge
         self._waiting: asyncio.Queue[tuple[Run, Traffic]] = asyncio.Queue(_WAITING)
         self._news = asyncio.Event()
-        self._news.set()  # of what was learnt before this process began
+        self._news.set()  # for trials that an earlier process recorded
         self.dropped = 0
-        """Runs that were not tried because too many waited."""
+        """Runs without a trial because the queue was full."""
 
     def consider(self, run: Run) -> None:
-        """Try the run soon, if there is something to compare it with, and not too many wait."""
+        """Queue a run for a trial if there is a version to compare with and the queue has room."""
         traffic = self._executors.traffic
         if traffic.other(run.id) is None or not _comparable(run):
             return
@@ -83,13 +79,13 @@ class Trials:
             self.dropped += 1
 
     async def judge(self, feedback: Feedback) -> None:
-        """Learn from feedback on a run which of its answers were right."""
+        """Record which answers of a trial are right, according to feedback on its run."""
         with errors_logged(_log, "trial.not_judged", run_id=feedback.run_id):
             if trial := await self._book.trial(feedback.run_id):
                 await self._judge(trial, feedback)
 
     async def work(self) -> None:
-        """Try what is considered, and have it reviewed."""
+        """Work on queued trials, and review the results; forever."""
         async with background_tasks(*(self._try_all() for _ in range(_AT_ONCE))):
             while True:
                 await self._news.wait()
@@ -104,14 +100,13 @@ class Trials:
     async def _try_all(self) -> None:
         while True:
             run, traffic = await self._waiting.get()
-            if traffic == self._executors.traffic:  # else who is served what has changed since
+            if traffic == self._executors.traffic:  # otherwise outdated
                 with errors_logged(_log, "trial.given_up", run_id=run.id):
                     await self._try(run, traffic)
 
     async def _try(self, run: Run, traffic: Traffic) -> None:
-        worked = (call for call in run.calls if call.role == "execution")
-        first = min(worked, key=lambda call: call.number, default=None)
-        # It worked in the run, or was to
+        calls = (call for call in run.calls if call.role == "execution")
+        first = min(calls, key=lambda call: call.number, default=None)
         served = first and first.executor_version
         other = traffic.other(run.id)
         if (
@@ -120,22 +115,26 @@ class Trials:
             or other is None
             or served != traffic.serving(run.id)
         ):
-            return  # it has changed since the run began
-        tried = await self._run_other(run, other)
-        if tried is None:
-            _log.warning(
-                "trial.given_up",
-                run_id=run.id,
-                error="A budget or something upstream was in its way.",
-            )
-        if tried is None or self._executors.traffic != traffic:
+            return  # the traffic has changed since the run began
+        result = await self._run_other(run, other)
+        if result is None:
+            error = "A budget or an upstream failure cut it short."
+            _log.warning("trial.given_up", run_id=run.id, error=error)
+        if result is None or self._executors.traffic != traffic:
             return
-        tried_side, right = tried
-        sides = {served: _side(run.result, run.calls, served), other: tried_side}
-        candidate = sides[traffic.candidate]
-        active = sides[traffic.active]
-        versions = traffic.candidate, traffic.active, traffic.stage, served == traffic.candidate
-        trial = Trial(run.id, *versions, candidate, active, time.time())
+
+        other_side, right = result
+        sides = {served: _side(run.result, run.calls, served), other: other_side}
+        trial = Trial(
+            run.id,
+            traffic.candidate,
+            traffic.active,
+            traffic.stage,
+            served == traffic.candidate,
+            sides[traffic.candidate],
+            sides[traffic.active],
+            time.time(),
+        )
         await self._book.add_trial(trial)
         if right is not None:
             by_version = dict(zip((served, other), right, strict=True))
@@ -157,8 +156,8 @@ class Trials:
     async def _run_other(
         self, run: Run, version: str
     ) -> tuple[Side, tuple[bool, bool] | None] | None:
-        """What comes of the run with another version, in a run of its own, with the judge's
-        verdicts on the answer that was served and on that one; None where that tells nothing of it.
+        """Return the result of a run with another version, and the judge's verdicts on the served
+        answer and on the other one; None if the result says nothing about the version.
         """
         assert isinstance(run.result, Trajectory)
         search = self._search(self._executors.of(version))
@@ -168,35 +167,42 @@ class Trials:
             async with self._lifecycle.open(request, RequestOptions(SHADOW)) as trial:
                 assert isinstance(trial, OpenRun)
                 opened = trial
-                found = await search.again(run.request, run.result, trial.context)
-                trial.context.draft.result = found
-                right = await self._verdicts(run.request, (run.result, found), trial.context.ledger)
+                other = await search.again(run.request, run.result, trial.context)
+                trial.context.draft.result = other
+                right = await self._verdicts(run.request, (run.result, other), trial.context.ledger)
         except (ContextTooLong, OutOfTime):
             if opened is None:
                 raise
             return Side("", True, _tokens(opened.context.ledger.calls)), None
-        tried = trial.stored
-        return None if hindered(tried) else (_side(tried.result, tried.calls, version), right)
+        stored = trial.stored
+        return None if hindered(stored) else (_side(stored.result, stored.calls, version), right)
 
     async def _verdicts(
-        self, question: str, found: tuple[Trajectory, Trajectory], ledger: Ledger
+        self, question: str, trajectories: tuple[Trajectory, Trajectory], ledger: Ledger
     ) -> tuple[bool, bool] | None:
-        """The judge's on two answers, each shown alone, with the evidence of both, so that nothing
-        tells whose it is; None where nobody judges, they are the same, or a verdict is missing.
+        """Return the judge's verdicts on two answers. Each is shown alone with the evidence of
+        both, so that it does not show which version wrote it. None if there is no judge, if the
+        answers are equal, or if a verdict is missing.
         """
-        first, second = (each.answer for each in found)
+        first = trajectories[0].answer
+        second = trajectories[1].answer
         if self._judging is None or exact_match(second, [first]):
             return None
         points = sorted(
-            {point for each in found for one in each.executions for point in one.report.evidence}
+            {
+                point
+                for trajectory in trajectories
+                for execution in trajectory.executions
+                for point in execution.report.evidence
+            }
         )
         try:
-            right = await self._judging.accepts(question, (), first, ledger, points)
-            other = await self._judging.accepts(question, (), second, ledger, points)
+            first_right = await self._judging.accepts(question, (), first, ledger, points)
+            second_right = await self._judging.accepts(question, (), second, ledger, points)
         except UpstreamError as error:
             _log.warning("trial.judge_failed", error=str(error))
             return None
-        return None if right is None or other is None else (right, other)
+        return None if first_right is None or second_right is None else (first_right, second_right)
 
     async def _judge(self, trial: Trial, feedback: Feedback) -> None:
         if judgement := judge(trial, feedback):
@@ -205,28 +211,29 @@ class Trials:
 
 
 def _comparable(run: Run) -> bool:
-    """Whether the run got to its end by its own executors' reports: of shared ones, others have
-    the tokens.
+    """Return whether a run ended normally by its own executors' reports. The tokens of shared
+    reports are booked to other runs.
     """
-    found = run.result
-    if not isinstance(found, Trajectory) or found.topology != "factorized" or not found.executions:
+    result = run.result
+    if not isinstance(result, Trajectory) or result.topology != "factorized":
         return False
-    shared = any(execution.shared_from for execution in found.executions)
-    return not shared and found.outcome not in _CUT and not hindered(run)
+    if not result.executions or any(execution.shared_from for execution in result.executions):
+        return False
+    return result.outcome not in _CUT and not hindered(run)
 
 
 def hindered(run: Run) -> bool:
-    """Whether something was in the run's way that no version can help: evidence for or against
-    none.
+    """Return whether something failed that no version can prevent, so that the run is no
+    evidence.
     """
     assert isinstance(run.result, Trajectory)
     executions = run.result.executions
     worked = {call.sub_query for call in run.calls}
     if any(
-        one.outcome == "model_failed" and index not in worked
-        for index, one in enumerate(executions)
+        execution.outcome == "model_failed" and index not in worked
+        for index, execution in enumerate(executions)
     ):
-        return True  # nobody was asked, because too many calls had failed before
+        return True  # no call was made, because too many had failed before
     outcomes = {run.result.outcome, *(execution.outcome for execution in executions)}
     return not outcomes.isdisjoint(_HINDERED) or any(
         call.outcome == "connect_error"
@@ -237,7 +244,7 @@ def hindered(run: Run) -> bool:
 
 
 def _side(result: object, calls: Iterable[Call], version: str | None) -> Side:
-    """What came of a run with `version`; where another one had to step in, it has failed."""
+    """Return the result of a run with `version`. If another version stepped in, it has failed."""
     assert isinstance(result, Trajectory)
     failed = any(
         execution.failed or execution.executor != version for execution in result.executions

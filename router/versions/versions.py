@@ -1,5 +1,5 @@
-"""Versions of the executor: putting them on record, to work, and out of service, by an operator
-or by the gate.
+"""Versions of the executor: registering them, using them, and taking them out of service, by an
+operator or by the gate.
 """
 
 import asyncio
@@ -37,7 +37,9 @@ from router.versions.gate import (
 
 
 class VersionDraft:
-    """Changes versions, and writes down why; of no effect until a book takes it."""
+    """Collects changes of versions with their reasons. Nothing is stored until a book takes the
+    draft.
+    """
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class VersionDraft:
         decided_by: DecidedBy,
         figures: TrialFigures | None = None,
     ) -> None:
-        """`versions`: all that are on record. `figures`: what the decisions rest on."""
+        """`versions`: all stored versions. `figures`: the grounds of the decisions."""
         self.expected = tuple(versions)
         self.decisions = list[VersionDecision]()
         self._by = decided_by
@@ -54,7 +56,7 @@ class VersionDraft:
 
     @property
     def changed(self) -> list[ExecutorVersion]:
-        """Those that are to be replaced."""
+        """The versions to replace."""
         return [
             self._now[version.version]
             for version in self.expected
@@ -62,14 +64,14 @@ class VersionDraft:
         ]
 
     def in_state(self, *states: VersionState) -> ExecutorVersion | None:
-        """Return the version that is in one of these states by now."""
+        """Return the version that is in one of these states now."""
         return next((version for version in self._now.values() if version.state in states), None)
 
     def find(self, name: str) -> ExecutorVersion:
-        """A version by its name. Raises `BadRequest`."""
+        """Return a version by its name. Raises `BadRequest`."""
         if name not in self._now:
             raise BadRequest(
-                f"version {name!r}: is not on record; register it, or list those that are."
+                f"version {name!r}: is not registered; register it, or list those that are."
             )
         return self._now[name]
 
@@ -81,8 +83,8 @@ class VersionDraft:
         reason: str = "",
         share: float = 0.0,
     ) -> None:
-        """Bring a version into a state; where it is in it, only its share changes, and its
-        trial goes on.
+        """Move a version into a state. If it is in that state already, only its share changes, and
+        its trial continues.
         """
         now = time.time()
         state_at = version.state_at if version.state == state else now
@@ -102,29 +104,30 @@ class VersionDraft:
         )
 
     def promote(self, version: ExecutorVersion, reason: str = "") -> None:
-        """Make a version the active one, and retire the one that is."""
+        """Make a version the active one, and retire the previous one."""
         if active := self.in_state("active"):
             self.move(active, "retired", "retire", f"{version.version} is active now.")
         self.move(version, "active", "promote", reason)
 
     def roll_back(self, version: ExecutorVersion) -> None:
-        """Take a version out of service; after an active one, the one that was retired last is
-        active. Raises `BadRequest` where there is nothing to take, or none to go back to.
+        """Take a version out of service. After an active version, the last one that was retired
+        becomes active. Raises `BadRequest` if the version is not in service or no version was
+        retired.
         """
         if version.state not in ("shadow", "canary", "active"):
             raise BadRequest(
-                f"version {version.version!r}: is {version.state}, so nothing is to be "
-                "taken from it."
+                f"version {version.version!r}: is {version.state}; only a shadow, a canary or the "
+                "active version can be rolled back."
             )
         self.move(version, "rolled_back", "roll_back")
         if version.state == "active":
-            retired = [each for each in self._now.values() if each.state == "retired"]
+            retired = [other for other in self._now.values() if other.state == "retired"]
             if not retired:
                 raise BadRequest(
-                    f"version {version.version!r}: no version is retired, to go back to; "
+                    f"version {version.version!r}: there is no retired version to return to; "
                     "promote another one."
                 )
-            before = max(retired, key=lambda each: each.state_at)
+            before = max(retired, key=lambda version: version.state_at)
             self.move(before, "active", "promote", f"{version.version} was rolled back.")
 
 
@@ -132,27 +135,28 @@ _log = structlog.get_logger("versions")
 _NAME = re.compile(r"executor-[0-9]{6,}")
 _ATTEMPTS = 5
 _POINTS = 40
-"""Of a curve: each is a sum over all trials before it."""
+"""Max points of a curve, as each sums over all trials before it."""
 MOST_DECISIONS = 1000
-"""Decisions that are read at once."""
+"""Max decisions read in one call."""
 _NO_HELD_OUT = (
-    "To be promoted, it also has to pass the operator's held-out questions: name a file "
-    "of some in versions.held_out, "
-    "or promote it yourself."
+    "To be promoted, it also has to pass held-out questions: name a file of them in "
+    "versions.held_out, or promote it yourself."
 )
 
 
 class Examination(Protocol):
-    """Questions of the operator's, to be asked with two versions; see `HeldOutTest`."""
+    """Held-out questions for two versions; see `HeldOutTest`."""
 
     size: int
 
     async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
-        """Of each question, whether the candidate is right, and whether the active version is."""
+        """Return for each question whether the candidate and whether the active version is
+        right.
+        """
 
 
 class Versions:
-    """Decides which versions work for whom. Every method raises `StoreFailed`."""
+    """Decides which versions serve which runs. Every method raises `StoreFailed`."""
 
     def __init__(
         self,
@@ -164,9 +168,9 @@ class Versions:
         on_change: Callable[[], Awaitable[None]] | None = None,
         held_out: Examination | None = None,
     ) -> None:
-        """`load` verifies a published version, loads it where executors run, and returns its
-        manifest as JSON; it raises `BadVersion`. `gate`: None leaves every decision to operators.
-        `canary_share`: of the runs that a shadow which passes goes on to work for. `on_change`:
+        """`load`: verifies a published version, loads it into the engines, and returns its manifest
+        as JSON; raises `BadVersion`. `gate`: None leaves every decision to operators.
+        `canary_share`: the share of the runs for a shadow that becomes a canary. `on_change`:
         awaited after a version has changed its state; its errors are logged. `held_out`: the test
         that a canary must pass before it is promoted; None: only operators promote.
         """
@@ -178,25 +182,27 @@ class Versions:
         self._on_change = on_change
         self._held_out = held_out
         self._compared: dict[tuple[str, str, float], list[tuple[bool, bool]]] = {}
-        """What came of the held-out questions, by candidate, active version and trial."""
+        """Results of the held-out questions, by candidate, active version and start of the
+        trial.
+        """
 
     async def traffic(self) -> Traffic:
-        """The versions that work by now. Raises `BadVersion` where no version is active."""
+        """Return the versions in use. Raises `BadVersion` if no version is active."""
         traffic = traffic_of(await self._book.versions())
         if traffic is None:
             raise BadVersion("no version of the executor is active; promote one.")
         return traffic
 
     async def figures(self, version: ExecutorVersion) -> TrialFigures | None:
-        """Figures that a version has shown in its trial; None where it is not on trial."""
+        """Return a version's figures in its trial; None if it is not on trial."""
         if version.state not in ("shadow", "canary"):
             return None
         pairs = await self._book.pairs(version.version, version.state, version.state_at)
         return await asyncio.to_thread(figures_of, pairs, self.gate, version.state)
 
     async def curve(self, version: ExecutorVersion) -> list[tuple[int, tuple[GateEvidence, ...]]]:
-        """The evidence on a version that is on trial, after so many trials; nothing where there
-        is none.
+        """Return the evidence after so many trials, for a version on trial; empty for other
+        versions.
         """
         if version.state not in ("shadow", "canary") or self.gate is None:
             return []
@@ -206,54 +212,48 @@ class Versions:
     async def decisions(
         self, version: str | None = None, after: int = 0
     ) -> Sequence[VersionDecision]:
-        """Decisions on one version or on all, with numbers greater than `after`: oldest first, at
-        most `MOST_DECISIONS`.
+        """Return the decisions on one version or on all, with numbers above `after`: oldest first,
+        at most `MOST_DECISIONS`.
         """
         return await self._book.decisions(version, after, MOST_DECISIONS)
 
     async def ensure_base(self, name: str, manifest: str = "") -> None:
-        """Make a version that the config names the active one, where none is. `manifest`: empty
-        for a model itself.
+        """Make the version that the config names the active one, if there is none. `manifest`:
+        empty for a plain model.
         """
 
         def plan(draft: VersionDraft) -> None:
             if draft.in_state("active") is None:
-                draft.promote(
-                    draft.find(name), "It is what the config names, and no version was active."
-                )
+                draft.promote(draft.find(name), "It is what the config names, and no version was active.")
 
         if all(version.version != name for version in await self._book.versions()):
-            with suppress(BadRequest):  # another gateway was quicker
+            with suppress(BadRequest):  # another gateway was faster
                 await self._add(name, manifest, "config", "The config names it.")
         await self._change(plan, "config")
 
     async def register(self, name: str) -> ExecutorVersion:
-        """Put a published version on record, once it is loaded. Raises `BadRequest` for a name that
-        is none or is taken, and what `load` raises.
+        """Load a published version and store it. Raises `BadRequest` for an invalid or used name,
+        and what `load` raises.
         """
         if not _NAME.fullmatch(name):
-            raise BadRequest(
-                f"version {name!r}: is no version's name; those are like executor-000001."
-            )
+            raise BadRequest(f"version {name!r}: is no valid name; use one like executor-000001.")
         if any(version.version == name for version in await self._book.versions()):
-            raise BadRequest(f"version {name!r}: is on record already; names are used once.")
+            raise BadRequest(f"version {name!r}: is registered already; names are used once.")
         return await self._add(name, await self._load(name), "operator")
 
     async def set_traffic(
         self, name: str, state: VersionState, share: float = 0.0
     ) -> ExecutorVersion:
-        """Let a version run beside the active one (`shadow`), work for a share of the runs
-        (`canary`, more than 0 and at most 1), or do nothing (`registered`). Another one that is
-        tried gives way. Raises `BadRequest`, and what `load` raises.
+        """Put a version into a state: `shadow` runs it alongside the active one, `canary` gives it
+        a share of the runs (more than 0, at most 1), `registered` takes it out of use. It replaces
+        any other version on trial. Raises `BadRequest`, and what `load` raises.
         """
         if state not in ("registered", "shadow", "canary"):
-            raise BadRequest(
-                f"state: a version cannot be set {state}; set it registered, shadow or canary."
-            )
+            raise BadRequest(f"state must be registered, shadow or canary, got {state}.")
         if state == "canary" and not 0 < share <= 1:
-            raise BadRequest(f"canary_share is {share:g}; it must be more than 0 and at most 1.")
+            raise BadRequest(f"canary_share must be above 0 and at most 1, got {share:g}.")
         if state != "canary" and share != 0:
-            raise BadRequest(f"canary_share is {share:g}; only a canary has one.")
+            raise BadRequest(f"canary_share must be 0 unless state is canary, got {share:g}.")
 
         def plan(draft: VersionDraft) -> None:
             version = draft.find(name)
@@ -285,15 +285,15 @@ class Versions:
         return (await self._change(plan, "operator")).find(name)
 
     async def roll_back(self, name: str) -> ExecutorVersion | None:
-        """Take a version that is tried, or is active, out of service; the version that is active
-        then. Raises `BadRequest`, also where no version was active before.
+        """Take a version on trial, or the active one, out of service, and return the active
+        version. Raises `BadRequest`, also if there is no previous version to return to.
         """
         draft = await self._change(lambda draft: draft.roll_back(draft.find(name)), "operator")
         return draft.in_state("active")
 
     async def review(self) -> None:
-        """Let the gate decide on the version that is tried. Of no effect where another process
-        changes versions meanwhile; the next review sees what came of it.
+        """Let the gate decide on the version on trial. If another process changes versions
+        meanwhile, nothing changes, and the next review decides.
         """
         versions = await self._book.versions()
         traffic = traffic_of(versions)
@@ -308,21 +308,23 @@ class Versions:
         pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
         verdict, figures, reason = await asyncio.to_thread(decide, pairs, self.gate, traffic.stage)
         trial = candidate.version, traffic.active, candidate.state_at
-        if passed := verdict == "promote" and traffic.stage == "canary":
+        passed = verdict == "promote" and traffic.stage == "canary"
+        if passed:
             over = len(pairs) >= self.gate.most_trials
-            verdict, said = self._examined(self.gate, trial, figures, over=over)
-            reason = f"{reason} {said}"
+            verdict, held_out_reason = self._examined(self.gate, trial, figures, over=over)
+            reason = f"{reason} {held_out_reason}"
+
         draft = VersionDraft(versions, "gate", figures)
         if verdict == "wait":
             noted = candidate.version, candidate.state_at, figures
-            if len(pairs) and noted != self._noted:  # something has come since the last note
+            if len(pairs) and noted != self._noted:
                 draft.move(candidate, candidate.state, "wait", reason, candidate.share)
                 await self._book.wait(draft.decisions[-1])
                 self._noted = noted
                 _tell(draft.decisions[-1])
             if passed and self._held_out and trial not in self._compared:
                 self._compared[trial] = await self._held_out.compare(*trial)
-                await self.review()  # on what is known by now
+                await self.review()  # again, with their results
             return
         if verdict == "roll_back":
             draft.move(candidate, "rolled_back", "roll_back", reason)
@@ -337,8 +339,8 @@ class Versions:
     def _examined(
         self, gate: GateRule, trial: tuple[str, str, float], figures: TrialFigures, *, over: bool
     ) -> tuple[GateVerdict, str]:
-        """Decide by held-out questions on a canary that has passed its trial, and say why; wait
-        while they are to be asked. `over`: there are no more trials to come.
+        """Return the decision on a canary that has passed its trial, by held-out questions, and the
+        reason; `wait` until they have been asked. `over`: no more trials follow.
         """
         if self._held_out is None:
             return "stop" if over else "wait", _NO_HELD_OUT
@@ -346,15 +348,12 @@ class Versions:
             return on_held_out(self._compared[trial], gate)
         tokens = (figures.tokens + figures.active_tokens) // figures.trials * self._held_out.size
         return "wait", (
-            f"Both versions are asked {self._held_out.size} held-out questions now, for "
-            f"about {tokens:,} executor "
-            f"tokens and what leads them, booked to {DEFAULT_TENANT}."
+            f"Both versions are asked {self._held_out.size} held-out questions now, for about "
+            f"{tokens:,} executor tokens and what leads them, booked to {DEFAULT_TENANT}."
         )
 
     async def list(self) -> "list[tuple[ExecutorVersion, TrialFigures | None]]":
-        """All versions, newest first, each with what it has shown in its trial; None where it
-        is not on trial.
-        """
+        """Return all versions, newest first, each with its figures; None for those not on trial."""
         return [(version, await self.figures(version)) for version in await self._book.versions()]
 
     async def _add(
@@ -368,18 +367,20 @@ class Versions:
         return version
 
     async def _check_loaded(self, name: str) -> None:
-        """Raise where the files of a version are not what they were when it was registered."""
+        """Load a registered version. Raises `BadVersion` if its files have changed since it was
+        registered.
+        """
         manifest = VersionDraft(await self._book.versions(), "operator").find(name).manifest
         if manifest and await self._load(name) != manifest:
             raise BadVersion(
-                f"{name}: is not what was registered; names are used once, so publish it "
+                f"{name}: has changed since it was registered; names are used once, so publish it "
                 "as the next one."
             )
 
     async def _change(
         self, plan: Callable[[VersionDraft], None], decided_by: DecidedBy
     ) -> VersionDraft:
-        """Carry out a plan, anew where others were quicker."""
+        """Carry out a plan; repeat it if another process was faster."""
         for _ in range(_ATTEMPTS):
             draft = VersionDraft(await self._book.versions(), decided_by)
             plan(draft)
@@ -399,20 +400,16 @@ class Versions:
 
 
 def _tell(decision: VersionDecision) -> None:
-    figures = decision.figures
-    known: dict[str, object] = (
-        {"trials": figures.trials, "judged": figures.judged} if figures else {}
-    )
-    known |= (
-        {each.measure: (each.in_favour, each.against) for each in figures.evidence}
-        if figures
-        else {}
-    )
+    fields = dict[str, object]()
+    if figures := decision.figures:
+        fields.update(trials=figures.trials, judged=figures.judged)
+        for evidence in figures.evidence:
+            fields[evidence.measure] = evidence.in_favour, evidence.against
     _log.info(
         "gate.decided" if decision.decided_by == "gate" else "version.decided",
         version=decision.version,
         decision=decision.decision,
         state=decision.to_state,
         reason=decision.reason,
-        **known,
+        **fields,
     )

@@ -160,7 +160,7 @@ async def test_registering(setting: Setting) -> None:
     version = await setting.versions.register("executor-0000003")
     assert (version.state, version.manifest) == ("registered", '{"version":"executor-0000003"}')
     assert (await setting.versions.traffic()) == Traffic(BASE)
-    with pytest.raises(BadRequest, match="on record already"):
+    with pytest.raises(BadRequest, match="is registered already"):
         await setting.versions.register(FIRST)
     assert setting.load.names == [FIRST, SECOND, "executor-0000003"]
 
@@ -179,7 +179,7 @@ async def test_registering(setting: Setting) -> None:
 )
 async def test_names_that_are_none(setting: Setting, name: str) -> None:
     """Are refused before anything is looked for under them."""
-    with pytest.raises(BadRequest, match="is no version's name"):
+    with pytest.raises(BadRequest, match="is no valid name"):
         await setting.versions.register(name)
     assert setting.load.names == [FIRST, SECOND]
 
@@ -206,7 +206,7 @@ async def test_a_version_that_was_replaced(setting: Setting) -> None:
         setting.versions.set_traffic(FIRST, "shadow"),
         setting.versions.promote(FIRST),
     ):
-        with pytest.raises(BadVersion, match="not what was registered"):
+        with pytest.raises(BadVersion, match="has changed since it was registered"):
             await put_to_work
     assert await setting.versions.traffic() == Traffic(BASE)
 
@@ -242,14 +242,14 @@ async def test_traffic_is_set(setting: Setting) -> None:
 @pytest.mark.parametrize(
     ("name", "state", "share", "said"),
     [
-        (FIRST, "canary", 0.0, "more than 0"),
+        (FIRST, "canary", 0.0, "above 0"),
         (FIRST, "canary", 1.1, "at most 1"),
-        (FIRST, "canary", float("nan"), "more than 0"),
-        (FIRST, "shadow", 0.1, "only a canary"),
-        (FIRST, "active", 0.0, "cannot be set active"),
+        (FIRST, "canary", float("nan"), "above 0"),
+        (FIRST, "shadow", 0.1, "unless state is canary"),
+        (FIRST, "active", 0.0, "got active"),
         (BASE, "shadow", 0.0, "is active"),
-        ("executor-000009", "shadow", 0.0, "is not on record"),
-        ("executor-000009", "registered", 0.0, "is not on record"),
+        ("executor-000009", "shadow", 0.0, "is not registered"),
+        ("executor-000009", "registered", 0.0, "is not registered"),
     ],
 )
 async def test_traffic_that_cannot_be_set(
@@ -295,9 +295,9 @@ async def test_rolling_back_a_candidate(setting: Setting) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (BASE, "no version is retired"),
+        (BASE, "no retired version"),
         (FIRST, "is registered"),
-        ("executor-000009", "is not on record"),
+        ("executor-000009", "is not registered"),
     ],
 )
 async def test_nothing_to_roll_back(setting: Setting, name: str, said: str) -> None:
@@ -382,7 +382,7 @@ async def test_without_held_out_questions_a_canary_goes_no_further(setting: Sett
     await setting.versions.review()
     last = (await setting.versions.decisions())[-1]
     assert (last.decision, last.to_state) == ("wait", "canary")
-    assert "name a file of some in versions.held_out" in last.reason
+    assert "name a file of them in versions.held_out" in last.reason
     await setting.show(104, right=True)
     await setting.versions.review()
     assert (await setting.versions.decisions())[-1].decision == "stop"

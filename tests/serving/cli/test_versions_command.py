@@ -132,7 +132,7 @@ async def test_what_is_refused(told: Command) -> None:
     status, lines = await told("canary", FIRST, "--share", "2")
     assert (status, lines) == (
         1,
-        ["rolegate: canary_share is 2; it must be more than 0 and at most 1."],
+        ["rolegate: canary_share must be above 0 and at most 1, got 2."],
     )
 
 
