@@ -1,6 +1,6 @@
-"""The delegator's decision, read from its output: sub-queries to dispatch, or a stop (TBSS 3.1).
+"""The delegator's decision, parsed from its output: sub-queries to dispatch, or a stop (TBSS 3.1).
 
-Reading is total: any text gives a decision, none raises, and the time is linear in the text.
+Parsing is total: any text gives a decision, none raises, and the time is linear in the text.
 """
 
 import re
@@ -17,16 +17,14 @@ _STOP = re.compile(r"<\s*+/?\s*+stop\s*+/?\s*+>", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Sub-queries, all different, in the order in which they were written."""
+    """Distinct sub-queries, in the order in which they were written."""
 
     sub_queries: tuple[str, ...]
-    """To be run in parallel."""
+    """To be worked on in parallel."""
     over_limit: tuple[str, ...]
-    """Too many for one block: to be reported back as not dispatched."""
+    """Sub-queries beyond the limit, which are reported back as not dispatched."""
     managers: tuple[str, ...] = ()
-    """For each of `sub_queries`, the manager that it is for, or empty; none at all where no
-    block names one.
-    """
+    """For each of `sub_queries`, its manager or empty; no items if no block names one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,35 +36,37 @@ Decision = Dispatch | Stop | Malformed
 
 
 def parse_decision(text: str, *, limit: int, cut: bool = False, managed: bool = False) -> Decision:
-    """Read the delegator's decision. At most `limit` sub-queries are dispatched; `cut`: the length
-    limit ended `text`; `managed`: whether a block may name a manager, as `<search
+    """Parse the delegator's decision. `limit`: max sub-queries that are dispatched. `cut`: the
+    length limit ended `text`. `managed`: blocks may name a manager, as in `<search
     manager="browser">`.
 
-    A search wins over a stop. Where its block holds no question, the stop counts if it is the later
-    of the two or if every block is empty.
+    A search wins over a stop. If no block holds a question, the stop counts if it comes after the
+    blocks or if every block is empty.
     """
     attribute = "manager" if managed else ""
     own, cut = own_text(text, cut=cut, attribute=attribute)
-    found = search_blocks(own, cut=cut, attribute=attribute)
-    asked = _distinct((question, block.manager) for block in found for question in block.questions)
+    found_blocks = search_blocks(own, cut=cut, attribute=attribute)
+    asked = _distinct(
+        (question, block.manager) for block in found_blocks for question in block.questions
+    )
     if asked:
         questions, managers = zip(*asked, strict=True)
         return Dispatch(
             questions[:limit], questions[limit:], managers[:limit] if any(managers[:limit]) else ()
         )
     stop = max((mark.start() for mark in _STOP.finditer(own)), default=-1)
-    if stop != -1 and all(block.empty or block.start < stop for block in found):
+    if stop != -1 and all(block.empty or block.start < stop for block in found_blocks):
         return Stop()
-    if not found:
+    if not found_blocks:
         return Malformed("neither a search block nor a stop")
-    if all(block.empty for block in found):
+    if all(block.empty for block in found_blocks):
         return Malformed("the search block is empty")
     return Malformed("no complete question in the search block")
 
 
 def _distinct(asked: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The first spelling of each question, with its manager; case and closing punctuation make
-    no difference.
+    """Return the first spelling of each question, with its manager; case and closing punctuation
+    are ignored.
     """
     first: dict[tuple[str, str], tuple[str, str]] = {}
     for question, manager in asked:
@@ -86,24 +86,28 @@ _IN_LINES = "\n- x y?\n"
 _MORE = "x"
 _LONGEST_BLOCK = 20_000
 _MOST_READ = 50_000
-"""Characters of a block that is read early, and of all looks at it together: beyond, the end of the
-turn is waited for, so that the time is linear in the text whatever it holds.
+"""Max characters of a block that is read early, and of all readings of it together. Beyond that,
+the end of the turn is awaited, so that the time is linear in any text.
 """
 
 
 class EarlyReader:
-    """Takes one output piece by piece; `parse_decision`, which reads it whole, stays the judge.
+    """Reads an output piece by piece, and reports the sub-queries that are certain to be
+    dispatched.
 
-    Only the first search block outside of thinking is read, and none if that names a manager.
-    Certain are the sub- queries that `parse_decision` finds first in it in whichever way it may go
-    on: in a list or an object from the closing quote on or, where no question mark stands before
-    it, so that it may stand within the string, from what follows it; in numbered or bulleted
-    questions from the end of the line on; otherwise from the closing tag on.
+    The idea: a sub-query is certain if `parse_decision` reads it first from the block, however the
+    text continues. So the unfinished block is parsed twice, as it is and with a made-up
+    continuation, and the common beginning is certain. That is tried only where a question may have
+    just ended: in a list or an object at the closing quote (or at what follows it, if no question
+    mark precedes the quote, which may then be part of the string), in numbered or bulleted
+    questions at the end of the line, and otherwise at the closing tag. Only the first block outside
+    of reasoning is read, and none that names a manager. `parse_decision` on the complete output has
+    the last word.
     """
 
     def __init__(self, limit: int, tell: Callable[[tuple[str, ...]], None]) -> None:
-        """`limit`: as for `parse_decision`. `tell` gets all that are certain whenever there are
-        more.
+        """`limit`: as for `parse_decision`. `tell`: called with all certain sub-queries whenever
+        there are more.
         """
         self._limit = limit
         self._tell = tell
@@ -114,7 +118,7 @@ class EarlyReader:
         self._known = self._read = 0
 
     def feed(self, piece: str) -> None:
-        """Take the next piece of the text."""
+        """Read the next piece of the output."""
         if self._over or not piece:
             return
         piece, _ = self._thoughts.feed(piece)
@@ -129,7 +133,7 @@ class EarlyReader:
             self._look()
 
     def _opened(self, piece: str) -> str:
-        """The text from the opening tag of the first block on; empty while there is none."""
+        """Return the text from the opening tag of the first block on; empty before it."""
         window = self._tail + piece
         if tag := _TAG.search(window):
             self._over = not tag[0].endswith(">")
@@ -138,40 +142,43 @@ class EarlyReader:
         return ""
 
     def _look(self) -> None:
-        """Tell of what has become certain."""
+        """Report the sub-queries that have become certain."""
         closing = _CLOSING.search(self._block)
         block = self._block[: closing.end()] if closing else self._block
         self._read += len(block)
         if self._over or self._read > _MOST_READ:
             self._over = True
             return
-        found = self._questions(block) if closing else self._certain(block)
-        self._over = closing is not None or len(found) == self._limit
-        if len(found) > self._known:
-            self._known = len(found)
-            self._tell(found)
+        questions = self._questions(block) if closing else self._certain(block)
+        self._over = closing is not None or len(questions) == self._limit
+        if len(questions) > self._known:
+            self._known = len(questions)
+            self._tell(questions)
 
     def _certain(self, block: str) -> tuple[str, ...]:
-        """The questions found in an unclosed block however it goes on."""
+        """Return the questions of an unclosed block that are certain however it continues."""
         before = _BEFORE_BODY.match(block)
         start = before.end() if before else 0
         if block[start : start + 1] in ("[", "{"):
             # Each has a quote on either side
             if sum(map(block.count, "\"'“”")) < 2 * (self._known + 1):
                 return ()
-            found = self._questions(block if _ASKED.search(block) else block + _MORE)
-            other = _IN_A_LIST
+            questions = self._questions(block if _ASKED.search(block) else block + _MORE)
+            continuation = _IN_A_LIST
         elif _ITEM.match(block, start):
-            found = self._questions(block + _MORE)
-            found = found[
-                : next((at for at, text in enumerate(found) if not text.endswith("?")), len(found))
+            questions = self._questions(block + _MORE)
+            questions = questions[
+                : next(
+                    (number for number, text in enumerate(questions) if not text.endswith("?")),
+                    len(questions),
+                )
             ]
-            other = _IN_LINES
+            continuation = _IN_LINES
         else:
             return ()
         return (
-            found[: agreeing(found, self._questions(block + other))]
-            if len(found) > self._known
+            questions[: agreeing(questions, self._questions(block + continuation))]
+            if len(questions) > self._known
             else ()
         )
 

@@ -1,24 +1,24 @@
-"""A report: all that leaves an executor (TBSS 3.1)."""
+"""A report, which is all that leaves an executor (TBSS 3.1), and the passages behind it."""
 
 import msgspec
 
 
 class Report(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A concise answer to one sub-query, with what supports it."""
+    """A concise answer to one sub-query, with its evidence."""
 
     answer: str
     evidence: tuple[str, ...]
-    """One to three short points from the retrieved text; empty where nothing was found."""
+    """One to three short points from the retrieved text; empty if nothing was found."""
     lost_lines: int = 0
-    """Lines of an answer of several lines that were cut off, be it in part."""
+    """Lines of a multi-line answer that were cut off, completely or in part."""
     escalate_to: str = ""
-    """The manager that could do what the executor could not, which `answer` says if there is no
-    evidence; empty where it names none.
+    """The manager that could do what the executor could not; empty for none. Without evidence,
+    `answer` says what is missing.
     """
 
     def within(self, chars: int) -> "Report":
-        """The same, its answer and each point cut to `chars` characters; an answer of several
-        lines, after a line.
+        """Return the report with its answer and each point cut to `chars` characters; a multi-line
+        answer is cut after a line.
         """
         if max(map(len, (self.answer, *self.evidence))) <= chars:
             return self
@@ -32,7 +32,7 @@ class Report(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 NO_EVIDENCE = Report("no evidence found", ())
-"""The report of an executor that failed, whatever the reason: neutral, and without internals."""
+"""The report of a failed executor: neutral, and without internals."""
 
 
 class Passage(msgspec.Struct, frozen=True, gc=False):
@@ -42,16 +42,14 @@ class Passage(msgspec.Struct, frozen=True, gc=False):
     title: str
     text: str
     score: float = 0.0
-    """Similarity to the query; comparable within one search only."""
+    """Similarity to the query; comparable only within one search."""
     document: str = ""
-    """The file that the passage was cut from, with a row's id (`people.jsonl#ada`); empty where
-    it is not known.
-    """
+    """The file of the passage, with a row's id (`people.jsonl#ada`); empty if unknown."""
     page: int | None = None
-    """Its page there, from 1."""
+    """Its page in that file, from 1."""
 
     def within(self, chars: int) -> "Passage":
-        """The same, its title and its text cut to `chars` characters each."""
+        """Return the passage with its title and its text cut to `chars` characters each."""
         if max(len(self.title), len(self.text)) <= chars:
             return self
         return msgspec.structs.replace(self, title=self.title[:chars], text=self.text[:chars])

@@ -1,4 +1,4 @@
-"""Exact match and token F1, as the official SQuAD and HotpotQA scripts compute them."""
+"""Exact match and token F1, as in the official SQuAD and HotpotQA scripts."""
 
 import re
 import string
@@ -15,8 +15,8 @@ _CLOSED = ("yes", "no", "noanswer")
 def normal_answer(text: str) -> str:
     """Return a text in lower case, without ASCII punctuation, articles and surplus space.
 
-    The official scripts know English. Text of a script without spaces is folded, and each of its
-    characters counts as a word.
+    The official scripts know only English. Text in a script without spaces is folded, and each of
+    its characters counts as a word.
     """
     if is_east_asian(text):
         return fold(text).strip()
@@ -24,20 +24,20 @@ def normal_answer(text: str) -> str:
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> bool:
-    """True where `answer` is one of `golds` after normalising."""
+    """Return whether `answer` equals one of `golds` after normalisation."""
     return normal_answer(answer) in {normal_answer(gold) for gold in golds}
 
 
 def token_f1(answer: str, golds: Sequence[str]) -> float:
-    """The best token F1 against any of `golds`, 0 to 1; yes, no and noanswer count whole or not
-    (HotpotQA).
+    """Return the best token F1 against any of `golds`, 0 to 1; yes, no and noanswer match whole or
+    not at all (HotpotQA).
     """
     return max((_f1(normal_answer(answer), normal_answer(gold)) for gold in golds), default=0.0)
 
 
 def holds(texts: Iterable[str], answer: str) -> bool:
-    """Return whether all words of `answer` stand in a row in any text, once folded, or a text
-    is an exact match.
+    """Return whether any text contains the words of `answer` in sequence, after folding, or is an
+    exact match.
     """
     wanted = sought(answer)
     normal = normal_answer(answer)

@@ -1,4 +1,4 @@
-"""The `<search>` blocks of a turn, for delegator and executor alike."""
+"""The `<search>` blocks of a turn, for delegator and executor."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,28 +24,23 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 
 class QuotedString(NamedTuple):
-    """One string in the place of a value."""
+    """A string in the position of a value."""
 
     text: str
-    """Its text, backslash escapes undone."""
+    """Its text, with backslash escapes resolved."""
     key: str
-    """The key that it stands under; empty in a list."""
+    """Its key in an object; empty in a list."""
     closed: bool
-    """False where the text ended before the closing quote, or where it may be a key whose colon
-    is missing.
-    """
+    """False if the text ended before the closing quote, or if it may be a key without its colon."""
     exact: bool
-    """False where it holds an unescaped quote of its own kind, so that it may not be one string
-    at all.
-    """
+    """False if it contains an unescaped quote of its kind, so that it may not be one string."""
 
 
 def quoted_strings(text: str) -> Iterator[QuotedString]:
-    """Every value, nested ones too, in order and in linear time; the latest key of an object
-    governs what follows.
+    """Yield every value, nested ones too, in order and in linear time; the latest key of an object
+    applies to what follows.
 
-    Valid JSON is read as its own parser reads it, and so are Python lists but for their rarer
-    escapes.
+    Valid JSON is read as a JSON parser reads it, and so are Python lists except for rare escapes.
     """
     text = "\n" + text
     position = 0
@@ -70,8 +65,8 @@ def quoted_strings(text: str) -> Iterator[QuotedString]:
 
 
 def _end(text: str, start: int, quote: str) -> tuple[int, bool]:
-    """The end of the string that begins at `start` (that of `text` if nothing closes it), and
-    whether it is certain.
+    """Return the end of the string that begins at `start` (the end of `text` if nothing closes it),
+    and whether it is certain.
     """
     exact = True
     for mark in _CLOSING[quote].finditer(text, start):
@@ -83,7 +78,9 @@ def _end(text: str, start: int, quote: str) -> tuple[int, bool]:
 
 
 def _may_be_key(text: str, start: int, end: int, key: str) -> bool:
-    """True where the last thing in `text`, a string, stands where an object goes on with a key."""
+    """Return whether the last string in `text` is in a position where an object continues with a
+    key.
+    """
     if end + 1 < len(text):
         return False
     before = text[:start].rstrip()[-1:]
@@ -100,7 +97,7 @@ def _character(escape: re.Match[str]) -> str:
 
 
 LONGEST_QUESTION = 2000
-"""Characters; what is longer is not a question."""
+"""Max characters of a question; longer texts are not read as one."""
 
 _KEYS = frozenset(
     {
@@ -135,11 +132,11 @@ _NEXT_ON_LINE = re.compile(r"(?<=\?)\s++(?=\(?\d{1,2}[.)]\s)")
 
 
 def read_questions(body: str, *, partial: bool) -> list[str]:
-    """The questions in order, repeated ones included; unescaped, each on one line. Never raises, in
+    """Return the questions in order, with repetitions; unescaped, each on one line. Never raises;
     linear time.
 
-    With `partial` the block ended before its closing tag, so its last question counts only where
-    its end can be seen: by its closing quote, or by a question mark.
+    `partial`: the block ended before its closing tag, so its last question counts only if its end
+    is visible: a closing quote or a question mark.
     """
     body = (_FENCE.sub("\n", body) if "```" in body else body).strip()
     if not (_OPENS_TEXT.match(body) or _OPENS_LIST.search(body)):
@@ -172,8 +169,8 @@ def _texts(body: str, partial: bool) -> list[str]:
 
 
 def _asked(strings: Sequence[QuotedString], partial: bool) -> list[str]:
-    """Strings of a list or under a key that names questions; failing those, whatever ends in a
-    question mark.
+    """Return the strings of a list or under a key for questions; without any, all strings that end
+    in a question mark.
     """
     whole = [string for string in strings if string.closed or not partial]
     named = [_unwrapped(string.text) for string in whole if _names_questions(string.key)]
@@ -181,7 +178,9 @@ def _asked(strings: Sequence[QuotedString], partial: bool) -> list[str]:
 
 
 def _unwrapped(text: str) -> str:
-    """A string without the element around it; within a string a tag belongs to the question."""
+    """Return a string without the element around it; a tag within the string belongs to the
+    question.
+    """
     return _ITEM_TAG.sub("", text) if _ITEM_TAG.match(text) else text
 
 
@@ -191,7 +190,7 @@ def _names_questions(key: str) -> bool:
 
 
 def _from_lines(body: str, partial: bool) -> list[str]:
-    """One question per line or list item; headings and remarks between questions are left out."""
+    """Return one question per line or list item, without headings and remarks between questions."""
     lines = [line.replace("**", "").strip() for line in _NEXT_ON_LINE.sub("\n", body).splitlines()]
     lines = [line for line in lines if not line.endswith(":")]
     marked = any(_MARKER.match(line) for line in lines)
@@ -204,7 +203,7 @@ def _from_lines(body: str, partial: bool) -> list[str]:
 
 
 def _grouped(lines: Sequence[str], marked: bool) -> list[str]:
-    """Lines joined to items: an item goes on to its question mark, to an empty line, or to the
+    """Return lines joined to items: an item ends at its question mark, at an empty line, or at the
     next marker.
     """
     items: list[list[str]] = []
@@ -226,8 +225,8 @@ def _asks(line: str) -> bool:
 
 
 def _item(text: str) -> str:
-    """An item without its marker, its trailing comma and the quotes around it (or the one that
-    opened it).
+    """Return an item without its marker, its trailing comma, and the quotes around it (or the
+    opening one alone).
     """
     text = _MARKER.sub("", text, count=1) if _MARKER.match(text) else text
     text = text.strip().rstrip(",;")
@@ -248,32 +247,32 @@ _FIRST_TAG = re.compile(
 )
 _FURTHEST_TAG = 200_000
 _LONGEST_OWN = 20_000
-"""Characters: where the first tag stands at the latest, and how much is read from there on; far
-more than any decision or report has, and so little that no text takes longer than some
-milliseconds.
+"""Max position of the first tag, and max characters read from there on; far more than any decision
+or report has, and few enough to be parsed within milliseconds.
 """
 
 
 class SearchBlock(NamedTuple):
-    """One block, read."""
+    """A parsed block."""
 
     start: int
     """The start of its opening tag in the turn's own text."""
     empty: bool
-    """True where there is nothing at all in it."""
+    """True if it contains nothing at all."""
     questions: tuple[str, ...]
-    """Its questions; empty also where nothing could be read."""
+    """Its questions; empty also if none could be parsed."""
     manager: str = ""
     """The manager that it names; empty for none."""
 
 
 def own_text(text: str, *, cut: bool, attribute: str = "") -> tuple[str, bool]:
-    """The text that the model itself decided by, and whether that was cut by the length limit.
+    """Return the part of a turn that holds the model's decision, and whether the length limit cut
+    it.
 
-    Thinking is left out, and so is what stands before the first tag. So is everything from the
-    first result tag after a search on: a model that was not halted there goes on to invent the
-    results, and what it decides upon them is not about anything that was found. A text without an
-    end is cut. `attribute`: that of searches, as for `blocks`.
+    Reasoning is left out, and everything before the first tag. So is everything from the first
+    result tag after a search on: a model that was not stopped there invents the results, and then
+    decides by them. A text whose end is out of range is cut. `attribute`: the one of search tags,
+    as for `blocks`.
     """
     visible = without_thinking(text)
     tag = _FIRST_TAG.search(visible, 0, _FURTHEST_TAG)
@@ -285,19 +284,19 @@ def own_text(text: str, *, cut: bool, attribute: str = "") -> tuple[str, bool]:
 
 
 def search_blocks(own: str, *, cut: bool, attribute: str = "") -> list[SearchBlock]:
-    """All blocks of `own_text`. Unless `cut`, an unclosed last one counts as closed: a stop
-    string ended it.
+    """Return all blocks of `own_text`. Unless `cut`, an unclosed last one counts as closed, as a
+    stop string ended it.
     """
-    found = list(blocks(own, "search", attribute))
+    found_blocks = list(blocks(own, "search", attribute))
     return [
-        _read(block, ended=number == len(found) and not cut)
-        for number, block in enumerate(found, start=1)
+        _read(block, ended=number == len(found_blocks) and not cut)
+        for number, block in enumerate(found_blocks, start=1)
     ]
 
 
 def _read(block: Block, *, ended: bool) -> SearchBlock:
-    """A block that another tag ended is often a mere mention of the tag, so it is read as a
-    partial one.
+    """Parse a block. One that another tag ended is often a mere mention of the tag, so it is parsed
+    as a partial one.
     """
     body = block.body
     ended = ended or block.closed
@@ -315,5 +314,7 @@ def _read(block: Block, *, ended: bool) -> SearchBlock:
 
 
 def normal_question(question: str) -> str:
-    """Equal for questions that differ in case, surplus space and closing punctuation alone."""
+    """Return a form that is equal for questions that differ only in case, surplus space and closing
+    punctuation.
+    """
     return " ".join(question.casefold().split()).rstrip(" ?!.,;:…")

@@ -1,8 +1,8 @@
-"""The tags of the search protocol, and text that can never be mistaken for one.
+"""The tags of the search protocol, and escaping, so that other text is never mistaken for a tag.
 
-Everything that goes into a prompt from outside (question, sub-query, passage, report) is escaped on
-the way in, and what a model copies out of its prompt is unescaped on the way out. So no tag in a
-document is ever parsed.
+Everything that enters a prompt from outside (question, sub-query, passage, report) is escaped, and
+what a model copies from its prompt is unescaped when its output is parsed. So no tag in a document
+is ever parsed.
 """
 
 import html
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from router.models.thoughts import Thoughts
 
 _LONGEST = 300_000
-"""Characters of a turn that are read."""
+"""Max characters of a turn that are parsed."""
 _ENTITY = re.compile("&(?:amp|lt|gt|quot|#39|#x27);")
 
 
@@ -25,34 +25,36 @@ class Block(NamedTuple):
     body: str
     """The raw text between the tags."""
     start: int
-    """The start of the opening tag, in characters."""
+    """Position of the opening tag, in characters."""
     closed: bool
-    """False where the output ended before the closing tag."""
+    """False if the output ended before the closing tag."""
     named: str = ""
-    """The value of the attribute of its opening tag; empty where it has none."""
+    """The value of the opening tag's attribute; empty without one."""
 
 
 def escape(text: str) -> str:
-    """Make `text` inert: `&`, `<` and `>` become entities, control tokens such as `<|im_end|>`
-    included.
+    """Return inert `text`: `&`, `<` and `>` become entities, in control tokens such as `<|im_end|>`
+    too.
     """
     return html.escape(text, quote=False)
 
 
 def unescape(text: str) -> str:
-    """Undo `escape`, and the entities for quotes that models add; all else stays, such as
-    `&copy=` in an address.
+    """Undo `escape`, and the entities for quotes that models add; other entities stay, such as
+    `&copy=` in a URL.
     """
     return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
 
 
 def readable(text: str) -> str:
-    """Unescaped text, which every encoding of Unicode can hold."""
+    """Return unescaped text that every Unicode encoding can represent."""
     return encodable(unescape(text))
 
 
 def encodable(text: str) -> str:
-    """The same without halves of surrogate pairs, which no encoding can hold."""
+    """Return the text with halves of surrogate pairs replaced, as no encoding can represent
+    them.
+    """
     return (
         text
         if text.isascii()
@@ -61,21 +63,21 @@ def encodable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same with single spaces."""
+    """Return the readable text with single spaces."""
     return " ".join(readable(text).split())
 
 
 def without_thinking(text: str) -> str:
-    """Drop all reasoning; a thought that is not closed goes on to the end."""
+    """Return a text without reasoning; an unclosed thought continues to the end."""
     thoughts = Thoughts()
     visible, _ = thoughts.feed(text[:_LONGEST])
     return visible + thoughts.end()[0]
 
 
 def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:
-    """Every block of `tag`, in order and in linear time; a second opening tag ends an unclosed
-    block. `attribute`: the one that an opening tag may have; with any other one, and where this is
-    empty with any, it is none.
+    """Yield every block of `tag`, in order and in linear time; a second opening tag ends an
+    unclosed block. `attribute`: the only attribute that an opening tag may have; a tag with another
+    one is not recognised.
     """
     opening, closing = _tags(tag, attribute)
     start = opening.search(text)
@@ -90,7 +92,7 @@ def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:
 
 @cache
 def _tags(tag: str, attribute: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """The opening and the closing one."""
+    """Return the patterns of the opening and of the closing tag."""
     may = (
         rf"""(?:\s{{1,9}}{attribute}\s{{0,9}}=\s{{0,9}}["'“]?(?P<named>[^"'”<>]{{0,100}})["'”]?)?"""
     )
@@ -102,13 +104,13 @@ def _tags(tag: str, attribute: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def element(tag: str, text: str) -> str:
-    """`<tag>` around escaped `text`."""
+    """Return `<tag>` around escaped `text`."""
     return f"<{tag}>{escape(text)}</{tag}>"
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Output that cannot be read: a correction turn, or a typed failure, answers to it."""
+    """Output that cannot be parsed. It leads to a correction turn or a typed failure."""
 
     reason: str
-    """The defect, for the trace; never a piece of the output itself."""
+    """The defect, for the trace; never a part of the output itself."""

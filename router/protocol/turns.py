@@ -1,6 +1,6 @@
-"""An executor's turn, read from its output: one search, or the report (TBSS 3.1).
+"""An executor's turn, parsed from its output: one search, or the report (TBSS 3.1).
 
-Reading is total: any text gives a turn, none raises, and the time is linear in the text.
+Parsing is total: any text gives a turn, none raises, and the time is linear in the text.
 """
 
 import re
@@ -12,7 +12,7 @@ from router.protocol.sub_queries import own_text, quoted_strings, search_blocks
 from router.protocol.tags import Block, Malformed, blocks, encodable, one_line, without_thinking
 
 MOST_POINTS = 3
-"""Points of evidence that a report keeps."""
+"""Max points of evidence in a report."""
 
 _ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer\s*+>", re.IGNORECASE)
 _BULLET = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.)])(?:\s+|$)")
@@ -20,33 +20,33 @@ _BULLET = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.)])(?:\s+|$)")
 
 @dataclass(frozen=True, slots=True)
 class SearchTurn:
-    """The turn searches."""
+    """A turn that searches."""
 
     query: str
     ignored: int
-    """Queries that the turn held besides this one: further blocks, or further items of a list."""
+    """Further queries of the turn: more blocks, or more items of a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportTurn:
-    """The turn is the last one."""
+    """A turn that reports, which is the last one."""
 
     report: Report
 
 
 @dataclass(frozen=True, slots=True)
 class AccessTurn:
-    """The turn opens a document."""
+    """A turn that opens a document."""
 
     document: str
-    """Its name, or its title, as a search has shown it."""
+    """Its name or title, as a search has shown it."""
     query: str
-    """Text to look for in it."""
+    """The text to look for in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallTurn:
-    """The turn calls a tool."""
+    """A turn that calls a tool."""
 
     tool: str
     arguments: str
@@ -57,25 +57,26 @@ ExecutionTurn = SearchTurn | AccessTurn | CallTurn | ReportTurn | Malformed
 
 
 def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """Read an executor's turn; `cut`: the length limit ended `text`.
+    """Parse an executor's turn; `cut`: the length limit ended `text`.
 
-    Of a search and a report in one turn, the one that comes first counts, provided that it is
-    complete: a report that follows a search rests on results that the model has not seen. One that
-    names a manager who could do it is that, with the report that stands before the name, if any
-    does.
+    Of a search and a report in one turn, the first complete one counts: a report after a search
+    rests on results that the model has not seen. A turn that names a manager is an escalation, with
+    the report before the name, if there is one.
     """
     own, cut = own_text(text, cut=cut)
     found, search = _search(own, cut)
     for block in blocks(own[: search[0]] if search else own, "escalate", "to"):
         if block.named:
-            written = _report(own[: block.start], cut=False)  # which may have been found before
-            said = (
-                written.report
-                if isinstance(written, ReportTurn)
+            turn_before = _report(own[: block.start], cut=False)  # which may have been found before
+            report = (
+                turn_before.report
+                if isinstance(turn_before, ReportTurn)
                 else Report(one_line(block.body), ())
             )
             return ReportTurn(
-                Report(said.answer or NO_EVIDENCE.answer, said.evidence, escalate_to=block.named)
+                Report(
+                    report.answer or NO_EVIDENCE.answer, report.evidence, escalate_to=block.named
+                )
             )
     turn = _report(own[: search[0]], cut=False) if search else _report(own, cut=cut)
     if isinstance(turn, Malformed) and found:
@@ -90,14 +91,14 @@ _HAND = re.compile(
 _HAND_END = re.compile(r"<\s{0,9}/\s{0,9}(?:access|call)\s{0,9}>", re.IGNORECASE)
 _FURTHEST_HAND = 200_000
 _LONGEST_BODY = 20_000
-"""Characters: where the first one begins at the latest, and how long it is at most."""
+"""Max position of the first action, and max characters of its body."""
 
 
 def parse_hands(
     usual: Callable[[str, bool], ExecutionTurn], text: str, cut: bool = False
 ) -> ExecutionTurn:
-    """Read the turn of an executor that may open documents and call tools. What comes first counts,
-    provided that it is complete; `usual` reads the rest.
+    """Parse the turn of an executor that may open documents and call tools. The first complete
+    action counts; `usual` parses all other turns.
     """
     visible = without_thinking(text)
     hand = _HAND.search(visible, 0, _FURTHEST_HAND)
@@ -124,8 +125,8 @@ def parse_hands(
 
 
 def _search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
-    """Find out whether there is any search block, and where the first search with a query
-    begins.
+    """Return whether there is any search block, and the first search that has a query, with its
+    position.
     """
     found = search_blocks(own, cut=cut)
     searches = [block for block in found if block.questions]
@@ -167,7 +168,9 @@ def _points(evidence: Sequence[Block]) -> tuple[str, ...]:
 
 
 def _split(body: str) -> list[str]:
-    """Bullets with the lines that go on from them, or a few lines, or else one point."""
+    """Return the items of a bulleted text with their continuation lines, or a few lines, or else
+    the text as one point.
+    """
     if body.startswith("[") and (listed := [string.text for string in quoted_strings(body)]):
         return listed
     lines = [line.strip() for line in body.splitlines() if line.strip()]
@@ -185,8 +188,8 @@ def _split(body: str) -> list[str]:
 
 
 def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """Read the turn of a model that answers instead of reporting, by the same rule; its report
-    has no evidence.
+    """Parse the turn of a model that answers instead of reporting, by the same rule; its report has
+    no evidence.
     """
     own, cut = own_text(text, cut=cut)
     found, search = _search(own, cut)
@@ -209,10 +212,10 @@ _LABEL = re.compile(
 
 
 def parse_answer(text: str) -> str:
-    """The last closed `<answer>`, else the rest after an unclosed one, else all that is not
-    thinking.
+    """Return the last closed `<answer>`, else the rest after an unclosed one, else all text outside
+    of reasoning.
 
-    Unescaped and on one line; empty where there is nothing. Never raises, in linear time.
+    Unescaped and on one line; empty if there is nothing. Never raises; linear time.
     """
     visible = without_thinking(text)
     found = list(blocks(visible, "answer"))
@@ -231,7 +234,7 @@ _REPORT = rf"<answer>{_TEXT}</answer>\s?<evidence>{_TEXT}</evidence>"
 
 
 def turn_pattern(*, searched: bool, may_search: bool) -> str:
-    """A regular expression for the next turn: first a search, at last a report, in between
+    """Return a regular expression for the next turn: first a search, last a report, in between
     either.
     """
     if not searched:

@@ -1,5 +1,5 @@
-"""The words that a deployment's models know. A question beyond it is refused instead of guessed
-at.
+"""The words that a deployment's models know. Questions with other words are refused instead of
+guessed at.
 """
 
 import re
@@ -9,9 +9,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 
 class Vocabulary:
-    """A closed set of words and names, case folded; for models that speak one small language
-    only.
-    """
+    """A closed set of words and names, case folded, for models of one small language."""
 
     def __init__(self, words: Iterable[str], names: Iterable[str]) -> None:
         self._words = frozenset(word.casefold() for word in words)
@@ -20,17 +18,17 @@ class Vocabulary:
 
     @classmethod
     def parse(cls, text: str) -> "Vocabulary":
-        """A vocabulary from a file: words, a blank line, then names, one on each line."""
+        """Return the vocabulary in a file: words, a blank line, then names, one per line."""
         words, _, names = text.partition("\n\n")
         return cls(words.split(), names.splitlines())
 
     def outside(self, question: str) -> list[str]:
-        """The words of `question` that are neither words nor part of a name in the set, each once;
-        and where it names nothing at all, every word of it.
+        """Return the distinct words of `question` that are neither words of the set nor part of its
+        names; all words if the question contains no name at all.
         """
         written = _WORD.findall(question)
         folded = [word.casefold() for word in written]
-        strange: list[str] = []
+        unknown: list[str] = []
         named = False
         at = 0
         while at < len(folded):
@@ -38,12 +36,12 @@ class Vocabulary:
             if length:
                 named = True
             elif folded[at] not in self._words:
-                strange.append(written[at])
+                unknown.append(written[at])
             at += length or 1
-        return list(dict.fromkeys(strange if named or strange else written))
+        return list(dict.fromkeys(unknown if named or unknown else written))
 
     def _name_at(self, folded: list[str], at: int) -> int:
-        """The number of words of the longest name at this place; 0 where none begins."""
+        """Return the number of words of the longest name at this position; 0 if there is none."""
         lengths = range(min(self._longest, len(folded) - at), 0, -1)
         return next(
             (length for length in lengths if tuple(folded[at : at + length]) in self._names), 0
@@ -51,7 +49,7 @@ class Vocabulary:
 
 
 def words(text: str) -> set[str]:
-    """The words of a text, case folded."""
+    """Return the words of a text, case folded."""
     return {word.casefold() for word in _WORD.findall(text)}
 
 

@@ -119,13 +119,9 @@ class Call(OpenedCall, frozen=True, kw_only=True):
         """
         if self.usage is None:
             return "impossible" if self.impossible_usage else ""
-        return (
-            "estimated"
-            if self.usage.estimated
-            else "lower_bound"
-            if self.usage.lower_bound
-            else "reported"
-        )
+        if self.usage.estimated:
+            return "estimated"
+        return "lower_bound" if self.usage.lower_bound else "reported"
 
     @property
     def charged(self) -> Amount:

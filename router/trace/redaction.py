@@ -42,22 +42,15 @@ def _blank(value: Value) -> Value:
     if not isinstance(value, msgspec.Struct) or isinstance(value, _WHOLE):
         return value
     kept = _kept(type(value))
-    return msgspec.structs.replace(
-        value,
-        **{
-            name: _blank(getattr(value, name))
-            for name in value.__struct_fields__
-            if name not in kept
-        },
-    )
+    texts = (name for name in value.__struct_fields__ if name not in kept)
+    return msgspec.structs.replace(value, **{name: _blank(getattr(value, name)) for name in texts})
 
 
 @cache
 def _kept(kind: type[msgspec.Struct]) -> frozenset[str]:
-    fields = cast(StructType, type_info(kind)).fields
-    words = (
-        one.name
-        for one in fields
-        if LiteralType in map(type, getattr(one.type, "types", (one.type,)))
+    enumerations = (
+        field.name
+        for field in cast(StructType, type_info(kind)).fields
+        if LiteralType in map(type, getattr(field.type, "types", (field.type,)))
     )
-    return _NAMES.get(kind, frozenset()) | frozenset(words)
+    return _NAMES.get(kind, frozenset()).union(enumerations)

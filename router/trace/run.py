@@ -78,9 +78,9 @@ class Feedback(msgspec.Struct, frozen=True):
         """The verdict: as stated, or else whether the score is at least 0.5; None without
         either.
         """
-        return (
-            self.score >= 0.5 if self.accepted is None and self.score is not None else self.accepted
-        )
+        if self.accepted is None and self.score is not None:
+            return self.score >= 0.5
+        return self.accepted
 
     @property
     def empty(self) -> bool:
@@ -90,6 +90,6 @@ class Feedback(msgspec.Struct, frozen=True):
 
 def right_answers(feedback: Sequence[Feedback]) -> tuple[str, ...]:
     """Return the distinct right answers in feedback: only the operator's if there are any."""
-    told = [said for said in feedback if said.right_answer.strip()]
-    trusted = [said for said in told if said.tenant is None]
-    return tuple(dict.fromkeys(said.right_answer for said in trusted or told))
+    stating = [item for item in feedback if item.right_answer.strip()]
+    trusted = [item for item in stating if item.tenant is None]
+    return tuple(dict.fromkeys(item.right_answer for item in trusted or stating))

@@ -103,11 +103,9 @@ class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
     @property
     def every_search(self) -> tuple[SearchRecord, ...]:
         """Its searches, or those of its workers."""
-        return (
-            sum((one.every_search for one in self.work.executions), ())
-            if self.work
-            else self.searches
-        )
+        if self.work is None:
+            return self.searches
+        return sum((execution.every_search for execution in self.work.executions), ())
 
     def citations(self, points: Iterable[str]) -> list[list[Citation]]:
         """Return the sentences of shown passages that each of `points` may rest on; none if no
@@ -121,8 +119,12 @@ def by_executors(executions: Iterable[Execution]) -> Iterator[Execution]:
     executions.
     """
     for execution in executions:
-        yield from by_executors((execution.before,) if execution.before else ())
-        yield from by_executors(execution.work.executions) if execution.work else (execution,)
+        if execution.before:
+            yield from by_executors((execution.before,))
+        if execution.work:
+            yield from by_executors(execution.work.executions)
+        else:
+            yield execution
 
 
 class RunStarted(msgspec.Struct, frozen=True, tag=True):
@@ -220,9 +222,9 @@ def whole(events: Iterable[Event], result: "Result | None") -> tuple[Event, ...]
     """Return the events with the executions of the run's result, but without rows; the inverse of
     `brief`.
     """
-    executions = (
-        dict(enumerate(result.executions)) if isinstance(result, Trajectory | TableRun) else {}
-    )
+    executions = dict[int, Execution]()
+    if isinstance(result, Trajectory | TableRun):
+        executions.update(enumerate(result.executions))
     return tuple(
         Reported(event.index, executions.get(event.index)) if isinstance(event, Reported) else event
         for event in events

@@ -224,7 +224,8 @@ class Versions:
 
         def plan(draft: VersionDraft) -> None:
             if draft.in_state("active") is None:
-                draft.promote(draft.find(name), "It is what the config names, and no version was active.")
+                reason = "It is what the config names, and no version was active."
+                draft.promote(draft.find(name), reason)
 
         if all(version.version != name for version in await self._book.versions()):
             with suppress(BadRequest):  # another gateway was faster
