@@ -1,5 +1,9 @@
-"""Attempts of one call: where each goes, when another is made, how long it may take, and its
-row in the ledger.
+"""Attempts of a call: choice of the replica, retries, timeouts, and a ledger row for each.
+
+Every attempt reserves its worst case first. The bound by the prompt's bytes is free; if the budget
+is too small for it, the tokens are counted, and if that is still too much, the output limit is
+lowered. After a failure, another replica is tried immediately, or the same one after growing
+pauses, within the number of attempts, the deadline and the role's retry budget.
 """
 
 import asyncio
@@ -33,60 +37,54 @@ from router.trace.call import Purpose
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 8.0
 _LONGEST_WAIT_S = 30.0
-"""The longest pause that an endpoint may ask for; a caller that is told of a longer one in time
-can go elsewhere.
-"""
+"""Longest Retry-After that is honoured; beyond it the call fails immediately."""
 _LEAST_TOKENS = 64
 _LEAST_SHARE = 4
-"""Where the rest of a budget has room for fewer tokens to write than these, and than the fourth
-part of what the role may write, a call is not worth it.
+"""A call is not made if the budget leaves fewer output tokens than 64, or than a quarter of the
+role's limit if that is more.
 """
 BYTES_PER_TOKEN = 4
-"""In most text; good enough to compare replicas."""
+"""Typical size of a token; good enough to compare replicas."""
 _PROBE_S = 5.0
-"""How long the first token of a probe may take, where there are other replicas."""
+"""Timeout of a probe's first token, if there are other replicas."""
 OnText = Callable[[], Callable[[str], None]]
-"""For each attempt anew, what gets each piece of its text."""
+"""Called for each attempt; returns the callback for the pieces of its text."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Attempts:
-    """Attempts to answer one prompt, one after the other; each of them is booked."""
+    """Attempts to complete one prompt, one after the other. Each is booked."""
 
     prompt: Prompt
     ledger: Ledger
     caller: Caller
-    """With the deployment of the first replica."""
+    """Caller with the deployment of the first replica."""
     purpose: Purpose
-    """Of the first attempt."""
+    """Purpose of the first attempt."""
     replicas: tuple[Replica, ...]
     timeouts: Timeouts
     health: RoleHealth
     worst: Callable[[int, int], Amount]
-    """The most that an attempt may cost, by the tokens of its prompt and by those that it may
-    write.
-    """
+    """Returns the worst case of an attempt, given the tokens of its prompt and its output limit."""
     streams: bool
     most: int
+    """Max number of attempts."""
     until: float = math.inf
-    """When the call is due, in the event loop's time."""
+    """Deadline of the call, in the event loop's time."""
     on_text: OnText | None = None
-    """Gets the text of a streamed attempt as it is written."""
+    """See `OnText`; only for streamed attempts."""
     on_delta: Callable[[Delta], None] | None = None
-    """Gets what is written, and keeps it: once there is a first token, there is no other
-    attempt.
-    """
+    """Called with the output as it arrives. After the first token, no other attempt is made."""
     _made: int = field(default=0, init=False)
     _unstopped: bool = field(default=False, init=False)
-    """Whether this prompt is asked without stop strings."""
+    """True if this prompt is sent without stop strings."""
     _failed: set[str] = field(default_factory=set, init=False)
-    """Deployments that did not do their part."""
+    """Deployments that failed."""
 
     async def completion(self) -> Completion:
-        """Return the whole output of the first attempt that comes to it, at another replica at
-        once, or at the same one after pauses that grow. Raises `UpstreamError` and
-        `BudgetExhausted`; of several errors, the last one.
+        """Return the output of the first attempt that succeeds. Raises `BudgetExhausted`, and the
+        `UpstreamError` of the last attempt.
         """
         self.health.retries.called()
         for number in count(1):
@@ -95,7 +93,7 @@ class Attempts:
                     return output
                 pause_s: float | None = 0.0
             except UpstreamRefused as error:
-                # A replica whose key or model's name is wrong adds no load by refusing.
+                # A refusal for a wrong key or model name adds no load, so no retry is spent.
                 if (
                     error.passed_on
                     or number >= self.most
@@ -118,15 +116,15 @@ class Attempts:
         raise AssertionError("the last attempt returns or raises")
 
     def _elsewhere(self) -> bool:
-        """Tell whether a replica is left that has not failed."""
-        there = (replica for replica in self.replicas if replica.deployment not in self._failed)
-        return any(not replica.endpoint.breaker.wait_s for replica in there)
+        """Return whether a replica is left that works and has not failed yet."""
+        return any(
+            replica.deployment not in self._failed and not replica.endpoint.breaker.wait_s
+            for replica in self.replicas
+        )
 
     async def _once(self) -> Completion | None:
-        """The output of one attempt; None where its endpoint met a stop string within its
-        reasoning, and is to be asked once more without them; where that brings text, it is asked so
-        from then on. Its worst case is that of the prompt's bytes or, where that is too much, of
-        its tokens, or of fewer tokens to write.
+        """Return the output of one attempt; None if a stop string ended its reasoning, so that it
+        has to be repeated without stop strings. If that gives text, the endpoint gets no more of them.
         """
         async with self.health:
             replica = await self._chosen()
@@ -143,18 +141,18 @@ class Attempts:
                     worst_of = partial(self.worst, tokens)
                     completion = await affordable(call, worst_of, most)
             except UpstreamError as error:
-                # But not with this prompt
                 works = isinstance(error, UpstreamRefused) and not error.lasting
                 (self.health.succeeded if works else self.health.failed)()
                 self._failed.add(replica.deployment)
                 raise
+
             self.health.succeeded()
             known = replica.endpoint.unstopped or self._unstopped
             if self.prompt.stop and not known and completion.stopped_thinking:
                 self._unstopped = True
                 return None
 
-            # Only text that came without stop strings proves that they were in the way.
+            # Only text without stop strings proves that they were the problem.
             if self._unstopped and completion.text.strip():
                 replica.endpoint.unstopped = True
             return completion
@@ -162,7 +160,7 @@ class Attempts:
     async def _booked(
         self, replica: Replica, prompt_tokens: int, max_tokens: int, worst: Amount, *, waits: bool
     ) -> Completion:
-        """Make a call that has its row in the ledger."""
+        """Make a call that is booked in the ledger."""
         timeouts = self.timeouts
         attempt: Attempt | None = None
         if len(self.replicas) > 1 and replica.endpoint.breaker.state != "closed":
@@ -179,7 +177,8 @@ class Attempts:
             async with self.ledger.attempt(
                 caller, purpose, self._made, worst, waits=waits
             ) as attempt:
-                attempt.spoke, attempt.count = spoke, partial(replica.model.count, self.prompt)
+                attempt.spoke = spoke
+                attempt.count = partial(replica.model.count, self.prompt)
                 try:
                     return await self._call(replica, attempt, timeouts)
                 except UpstreamError as error:
@@ -189,7 +188,7 @@ class Attempts:
                     raise
 
     async def _call(self, replica: Replica, attempt: Attempt, timeouts: Timeouts) -> Completion:
-        """Ask the model. One timer is set: for the first token, and from then on for the end."""
+        """Call the model. One timer runs: until the first token, and then until the end."""
         model = replica.model
         sampling = msgspec.structs.replace(
             self.prompt.sampling, max_tokens=attempt.opened.max_tokens
@@ -230,14 +229,12 @@ class Attempts:
     async def _chosen(self) -> Replica:
         if len(self.replicas) == 1 and self.replicas[0].endpoint.breaker.state == "closed":
             return self.replicas[0]
-        # All executors of a run share a replica's cache; other conversations are told apart by how
-        # they begin.
+        # Executors of a run share a prefix cache. Other conversations are identified by their
+        # beginning.
         stay = self.caller.role == "execution"
-        key = (
-            self.ledger.run_id
-            if stay
-            else "\0".join(message.content for message in self.prompt.messages[:2])
-        )
+        key = self.ledger.run_id
+        if not stay:
+            key = "\0".join(message.content for message in self.prompt.messages[:2])
         tokens = self.caller.prompt_bound // BYTES_PER_TOKEN
         return await chosen(
             self.replicas, key, tokens, stay=stay, avoid=self._failed, until=self.until
@@ -245,7 +242,7 @@ class Attempts:
 
 
 def _pause_s(error: UpstreamError, number: int) -> float | None:
-    """Seconds to wait before the same endpoint is asked again; None where it is not to be."""
+    """Return the seconds until the same endpoint may be asked again; None if it may not."""
     if not isinstance(error, UpstreamUnavailable) or not error.repeatable:
         return None
     if error.retry_after_s is not None:
@@ -254,8 +251,8 @@ def _pause_s(error: UpstreamError, number: int) -> float | None:
 
 
 async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> int:
-    """Return the most tokens that `prompt` can have, by its tokenizer, or by earlier counts and
-    its bytes.
+    """Return a bound of the tokens of `prompt`: by its tokenizer, or else by earlier counts and its
+    bytes.
     """
     usage = await model.count(prompt, "")
     bound = counts.bound(prompt.texts)
@@ -267,17 +264,15 @@ async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> i
 
 
 def least_tokens(max_tokens: int) -> int:
-    """The fewest tokens that are worth a call which may write `max_tokens` where there is room
-    for them.
-    """
+    """Return the smallest output limit that is worth a call whose own limit is `max_tokens`."""
     return min(max_tokens, max(_LEAST_TOKENS, max_tokens // _LEAST_SHARE))
 
 
 async def affordable(
     take: Callable[..., Awaitable[T]], worst: Callable[[int], Amount], max_tokens: int
 ) -> T:
-    """Return `take(tokens, worst(tokens), waits=…)` for `max_tokens` to write or, where the budget
-    has no room for as many, for as many as it has room for. Raises `BudgetExhausted`.
+    """Return `take(tokens, worst(tokens), waits=…)` for the largest output limit up to `max_tokens`
+    that the budget has room for. Raises `BudgetExhausted`.
     """
     least = least_tokens(max_tokens)
     waits = True
@@ -288,7 +283,7 @@ async def affordable(
             left = error.left
             if left is None or max_tokens <= least:
                 raise
-            # What others hold back has been waited for once.
+            # Reservations of others have been waited for once.
             waits = not error.contended
         fewer = range(least, max_tokens)
         max_tokens = max(
@@ -298,7 +293,7 @@ async def affordable(
 
 
 def _silent(attempt: Attempt | None, timeouts: Timeouts) -> bool:
-    """Tell whether nothing has come for half of the time in which something should have."""
+    """Return whether there is no output after half of the first token's timeout."""
     if attempt is None or attempt.first_token_s is not None:
         return False
     return attempt.duration_s >= timeouts.first_token_s / 2

@@ -1,7 +1,7 @@
-"""What is down of what the services need, and word of every change."""
+"""Readiness of what the services need, and notification of its changes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from typing import Literal
 
 import structlog
@@ -16,15 +16,15 @@ Need = Literal["delegation", "execution", "answer", "retrieval", "store"]
 
 
 class Readiness:
-    """A board on which whoever watches a part of the deployment says how it is."""
+    """Readiness registry: watchers report whether a component is up."""
 
     def __init__(self) -> None:
         self._down: dict[str, tuple[list[Need], str]] = {}
         self._news = asyncio.Event()
 
     def say(self, source: str, needs: Collection[Need], why: str | None) -> None:
-        """`source`, such as `engines.executor`, which `needs` depend on, is down, and `why`;
-        None: it is there.
+        """Report that `source`, such as `engines.executor`, is down, and `why`; None if it is up.
+        `needs`: what depends on it.
         """
         before = self._down.pop(source, None)
         if why is not None:
@@ -39,7 +39,7 @@ class Readiness:
         self._news = asyncio.Event()
 
     def down(self, needs: Collection[Need]) -> str | None:
-        """The reason why one of `needs` cannot be met; None where nothing is in the way."""
+        """Return the reason why one of `needs` is not met; None if all are."""
         return next(
             (
                 f"{source}: {why}"
@@ -51,11 +51,11 @@ class Readiness:
 
     @property
     def all(self) -> dict[str, tuple[list[Need], str]]:
-        """Everything that is down: by source, what depends on it and why."""
+        """Everything that is down, by source: what depends on it, and why."""
         return dict(self._down)
 
     async def changes(self) -> AsyncIterator[None]:
-        """Once now, and after every change; those that come close together may count as one."""
+        """Yield immediately and after every change. Quick changes may count as one."""
         while True:
             news = self._news
             yield
@@ -70,35 +70,42 @@ NEEDS: dict[RoleName, Need] = {
     "execution": "execution",
     "answer": "answer",
 }
-"""What is missing where a role of a gateway is."""
+"""Needs of a gateway by role."""
 
 
 async def watch_role(
     name: RoleName, role: Role, readiness: Readiness, probe: Callable[[RoleName], Awaitable[object]]
 ) -> None:
-    """Say when no breaker of its replicas and of its fallbacks is closed, or its own calls keep
-    failing, and when a call that worked has changed that; for ever. As nobody calls a gateway whose
-    health is bad, `probe` does, as soon as a breaker lets a call through, and after pauses that
-    double.
+    """Report a role as down while no breaker of its replicas or fallbacks is closed, or its calls
+    keep failing. Never returns.
+
+    An unhealthy gateway gets no requests, so `probe` makes a call as soon as a breaker lets one
+    through, and again after pauses that double.
     """
-    loop = asyncio.get_running_loop()
+    clock = asyncio.get_running_loop().time
+    models = (role, *role.fallbacks)
     pause_s = _FIRST_S
     due = 0.0
     while True:
-        models = (role, *role.fallbacks)
-        taken = [each for each in models if each.health.works]
         works = any(
-            replica.endpoint.breaker.state == "closed"
-            for each in taken
-            for replica in each.replicas
+            model.health.works and replica.endpoint.breaker.state == "closed"
+            for model in models
+            for replica in model.replicas
         )
         readiness.say(f"roles.{name}", [NEEDS[name]], None if works else "all its calls fail")
-        waits_s = [replica.endpoint.breaker.wait_s for each in models for replica in each.replicas]
+
         if works:
             pause_s = _FIRST_S
             due = 0.0
-        elif loop.time() >= due and not min(waits_s):
-            pause_s, due = min(2 * pause_s, _LONGEST_S), loop.time() + pause_s
+        elif clock() >= due and not _wait_s(models):
+            due = clock() + pause_s
+            pause_s = min(2 * pause_s, _LONGEST_S)
             with errors_logged(_log, "role.probe_failed", role=name):
                 await probe(name)
         await asyncio.sleep(_EVERY_S)
+
+
+def _wait_s(models: Iterable[Role]) -> float:
+    """Return the seconds until a breaker lets a call through."""
+    replicas = (replica for model in models for replica in model.replicas)
+    return min(replica.endpoint.breaker.wait_s for replica in replicas)

@@ -1,6 +1,4 @@
-"""Limits that all calls of a role share, whichever version of it makes them: places and
-retries; bounds of prompts.
-"""
+"""Limits shared by all calls of a role: calls in flight, retries, and bounds of prompts."""
 
 import asyncio
 from collections import Counter
@@ -18,11 +16,11 @@ _MOST = 100.0
 
 
 class RetryBudget:
-    """A fifth of the calls, and ten beside, which come back at one a second (as in Finagle)."""
+    """Retry budget, as in Finagle: a fifth of the calls, plus ten that come back at one a second."""
 
     def __init__(self) -> None:
         self.balance = _RESERVE
-        """Retries that may be made now."""
+        """Number of retries that may be made now."""
         self._seen = 0.0
 
     def called(self) -> None:
@@ -30,12 +28,10 @@ class RetryBudget:
         self.balance = min(self.balance + _SHARE, _MOST)
 
     def spend(self) -> bool:
-        """Whether a retry may be made; then it is counted."""
+        """Return whether a retry may be made, and count it."""
         now = asyncio.get_running_loop().time()
-        if self.balance < _RESERVE:
-            self.balance = (
-                min(self.balance + now - self._seen, _RESERVE) if self._seen else self.balance
-            )
+        if self._seen and self.balance < _RESERVE:
+            self.balance = min(self.balance + now - self._seen, _RESERVE)
         self._seen = now
         allowed = self.balance >= 1
         self.balance -= allowed
@@ -44,14 +40,15 @@ class RetryBudget:
 
 _TEMPLATE_TOKENS = 128
 MESSAGE_TOKENS = 16
-"""What chat templates add: texts of their own, and what stands around each message."""
+"""Tokens that a chat template adds: in total, and around each message."""
 
 
 def prompt_bound(messages: Iterable[Message]) -> int:
-    """A true bound for every tokenizer whose smallest pieces are bytes, that is, byte-level ones
-    and SentencePiece with byte fallback: each token stands for at least one byte of the text, be it
-    as it is or in normal form C or KC. What a chat template adds is taken to be no more than 16
-    tokens a message and 128 in all.
+    """Return a bound of the tokens of messages.
+
+    It holds for every tokenizer whose smallest pieces are bytes (byte-level ones, and SentencePiece
+    with byte fallback): each token stands for at least one byte of the text, as it is or in normal
+    form C or KC. A chat template is assumed to add at most 16 tokens per message and 128 in total.
     """
     sizes = [
         (_known_bytes if message.role == "system" else _most_bytes)(message.content)
@@ -61,8 +58,9 @@ def prompt_bound(messages: Iterable[Message]) -> int:
 
 
 def _most_bytes(text: str) -> int:
-    """The bytes of each character's longest form: composing makes no pair longer. So nothing is
-    normalized as a whole, which takes quadratic time where combining marks follow each other.
+    """Return the bytes of a text in its longest form, as the sum over its characters: composing
+    makes no pair longer. Normalizing the whole text takes quadratic time for runs of combining
+    marks.
     """
     if text.isascii():
         return len(text)
@@ -70,7 +68,7 @@ def _most_bytes(text: str) -> int:
 
 
 def _longest(character: str) -> int:
-    # Hangul syllables, of which Unicode lists no decomposition, are always composed again.
+    # Hangul syllables have no decomposition here; normal forms C and KC compose them again.
     forms = (
         [normalize(form, character) for form in ("NFD", "NFKD")] if decomposition(character) else []
     )
@@ -78,97 +76,87 @@ def _longest(character: str) -> int:
 
 
 _known_bytes = lru_cache(maxsize=8)(_most_bytes)
-"""Of system prompts, which come with every call of their role."""
+"""Cached sizes of system prompts, which are part of every call."""
 
 
 class PromptCounts:
-    """Counts of prompts by a model's engine, for models whose tokenizer is not to be had: a prompt
-    has no more tokens than another one with the same system prompt, and what else stands in it.
-    Chat templates keep messages apart.
+    """Bounds of prompts by the engine's counts of earlier ones, for models without a tokenizer.
+
+    A prompt has at most as many tokens as an earlier one with the same system prompt, plus the
+    bound of its other messages, because chat templates keep messages apart.
     """
 
     def __init__(self) -> None:
         self._tokens: LRUCache[str, int] = LRUCache(8)
 
     def learn(self, messages: Sequence[Message], tokens: int) -> None:
-        """Note that `messages` have so many tokens."""
+        """Note the count of a prompt."""
         if messages and messages[0].role == "system":
             system = messages[0].content
             self._tokens[system] = min(tokens, self._tokens.get(system, tokens))
 
     def bound(self, messages: Sequence[Message]) -> int:
-        """The most tokens that `messages` can have."""
-        known = (
-            self._tokens.get(messages[0].content)
-            if messages and messages[0].role == "system"
-            else None
-        )
+        """Return a bound of the tokens of `messages`."""
         bound = prompt_bound(messages)
-        if known is None:
+        if not messages or messages[0].role != "system":
             return bound
-        return min(
-            bound,
-            known
-            + sum([MESSAGE_TOKENS + _most_bytes(message.content) for message in messages[1:]]),
-        )
+        counted = self._tokens.get(messages[0].content)
+        if counted is None:
+            return bound
+        others = [MESSAGE_TOKENS + _most_bytes(message.content) for message in messages[1:]]
+        return min(bound, counted + sum(others))
 
 
 _MOST_FAILURES = 5
-_FAILING_S = 2.0
-"""As many in a row open a breaker, which is an endpoint's and may have other roles' successes
-between them.
+"""Failures in a row that mark a role as failing, as many as open a breaker. Breakers belong to
+endpoints, and may count successes of other roles in between.
 """
+_FAILING_S = 2.0
 
 
 class RoleHealth:
-    """Places and retries of a role's calls, and the counts of its prompts. As a context, one of
-    the places.
-    """
+    """Slots, retries and prompt counts of a role. As a context manager, it takes a slot."""
 
     def __init__(self, max_in_flight: int | None = None) -> None:
-        """`max_in_flight`: attempts under way at a time, over all replicas; None for any number."""
-        self._places = asyncio.Semaphore(max_in_flight) if max_in_flight else None
+        """`max_in_flight`: max attempts under way, over all replicas; None for no limit."""
+        self._slots = asyncio.Semaphore(max_in_flight) if max_in_flight else None
         self.retries = RetryBudget()
         self.counts = PromptCounts()
-        self.in_flight = self.waiting = 0
+        self.in_flight = 0
+        self.waiting = 0
         self.fallbacks = 0
-        """Calls that went to a fallback."""
+        """Number of calls that went to a fallback."""
         self.failures = 0
-        """Attempts in a row that failed, or were refused as every other would be, for the key
-        or the model's name.
-        """
+        """Attempts in a row that failed, or were refused for the key or the model name."""
         self._failing_since = 0.0
 
     def succeeded(self) -> None:
-        """End the count of failures in a row."""
+        """Reset the count of failures in a row."""
         self.failures = 0
 
     def failed(self) -> None:
         """Count one more failure in a row."""
-        self._failing_since = (
-            self._failing_since if self.failures else asyncio.get_running_loop().time()
-        )
+        if not self.failures:
+            self._failing_since = asyncio.get_running_loop().time()
         self.failures += 1
 
     @property
     def works(self) -> bool:
-        """False where calls fail again and again, and for some time: a burst that is throttled
-        is over soon.
-        """
+        """False if calls have kept failing for two seconds; a throttled burst is over sooner."""
         lasting = asyncio.get_running_loop().time() - self._failing_since >= _FAILING_S
         return self.failures < _MOST_FAILURES or not lasting
 
     async def __aenter__(self) -> None:
-        """Take one of the places, once it is free; in the order of coming."""
-        if self._places:
+        """Wait for a slot, first come, first served."""
+        if self._slots:
             self.waiting += 1
             try:
-                await self._places.acquire()
+                await self._slots.acquire()
             finally:
                 self.waiting -= 1
         self.in_flight += 1
 
     async def __aexit__(self, *_error: object) -> None:
         self.in_flight -= 1
-        if self._places:
-            self._places.release()
+        if self._slots:
+            self._slots.release()

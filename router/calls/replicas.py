@@ -1,4 +1,4 @@
-"""The replicas of a model, and which of them a call goes to."""
+"""Replicas of a model, their breakers, and the choice of a replica for a call."""
 
 import asyncio
 import random
@@ -17,46 +17,48 @@ _IN_A_ROW = 5
 _FIRST_S = 1.0
 _LONGEST_S = 30.0
 _PROBING_S = 0.25
-"""When to ask again while a probe is under way."""
+"""Seconds to wait while a probe is under way."""
 
 BreakerState = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
-    """Opens after five failures in a row, for a second; for twice as long, up to half a minute,
-    after each probe that fails. What was begun before it opened decides nothing.
+    """Circuit breaker of an endpoint.
+
+    Opens for a second after five failures in a row, and for twice as long, up to 30 seconds, after
+    each failed probe. The results of calls that began before it opened are ignored.
     """
 
     def __init__(self) -> None:
         self.state: BreakerState = "closed"
         self.openings = 0
-        """How often it was opened."""
+        """Number of times that it opened."""
         self._in_a_row = 0
         self._open_s = _FIRST_S
         self._until = 0.0
 
     @property
     def wait_s(self) -> float:
-        """In how many seconds a call may be let through; 0 for now."""
+        """Seconds until a call may be let through; 0 for now."""
         if self.state == "closed":
             return 0.0
         remaining = self._until - asyncio.get_running_loop().time()
         return max(remaining, _PROBING_S if self.state == "half_open" else 0.0)
 
     def begin(self) -> bool:
-        """Let a call through; whether it is a probe."""
+        """Let a call through. Return whether it is a probe."""
         probes = self.state == "open"
         if probes:
             self.state = "half_open"
         return probes
 
     def end(self, good: bool | None, *, probe: bool) -> None:
-        """A call has ended. `good`: None where that tells nothing of the endpoint."""
+        """Take the result of a call. `good`: None if it says nothing about the endpoint."""
         if probe and good:
             self.state = "closed"
             self._open_s = _FIRST_S
         elif probe and good is None:
-            self.state = "open"  # and due, for another probe
+            self.state = "open"  # the next call is a probe
         elif probe:
             self.open()
         elif self.state == "closed" and good is not None:
@@ -65,7 +67,7 @@ class Breaker:
                 self.open()
 
     def open(self) -> None:
-        """Let nothing through for a while."""
+        """Let no call through for a while."""
         self.state = "open"
         self.openings = self.openings + 1
         self._until = asyncio.get_running_loop().time() + self._open_s
@@ -74,25 +76,25 @@ class Breaker:
 
 
 class Endpoint:
-    """The calls that are under way there, and what became of the last ones."""
+    """Load and breaker of an endpoint."""
 
     def __init__(self) -> None:
         self.breaker = Breaker()
         self.in_flight = 0
         self.outstanding_tokens = 0
-        """What the calls under way may read and write, by estimate."""
+        """Estimated prompt and output tokens of the calls under way."""
         self.unstopped = False
-        """True once it met a stop string within its reasoning, so that none is sent there any
-        more.
-        """
+        """True once a stop string ended its reasoning, so that it gets no stop strings any more."""
 
     @contextmanager
     def calling(self, tokens: int, silent: Callable[[], bool]) -> Iterator[Callable[[], None]]:
-        """A call of so many tokens; what it yields is to be called once it says something, as a
-        probe need not be over to have shown that others may follow. `silent`: whether it has not
-        said anything for suspiciously long; then that it is given up tells as much as a failure.
+        """Count a call of so many tokens, and give its result to the breaker.
+
+        Yields a function to call at its first token, because a probe that answers closes the
+        breaker. `silent`: returns whether there was no output for suspiciously long; then a
+        cancellation counts as a failure.
         """
-        breaker = self.breaker  # while the call is under way there may come a new one
+        breaker = self.breaker  # may be replaced during the call
         probe = breaker.begin()
         self.in_flight += 1
         self.outstanding_tokens += tokens
@@ -120,8 +122,8 @@ class Endpoint:
 
 
 def _good(error: UpstreamError) -> bool | None:
-    """What an error says of its endpoint: one that refuses works, and one that is asked too
-    often may.
+    """Return whether an error leaves its endpoint healthy; None if unknown. A refusal does, and
+    throttling may.
     """
     if isinstance(error, UpstreamUnavailable):
         return None if error.throttled else False
@@ -129,7 +131,7 @@ def _good(error: UpstreamError) -> bool | None:
 
 
 _LONGEST_WAIT_S = 2.0
-"""How long a call waits where all replicas are to be left alone for a while."""
+"""Max wait of a call while the breakers of all replicas are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Replica:
 
     model: Model
     deployment: str
-    """Where that is, as the ledger names it."""
+    """Name of the place where it is served, as in the ledger."""
     endpoint: Endpoint
 
 
@@ -150,34 +152,36 @@ def choose(
     stay: bool,
     avoid: Collection[str] = (),
 ) -> Replica:
-    """The one to call. Every `key` has a home (rendezvous hashing), which has its prefix in its
-    cache.
+    """Return the replica to call. Every `key` has a home by rendezvous hashing, whose cache holds
+    its prefix.
 
-    `stay`: whether the call goes home, whatever is under way there. Otherwise it goes where the
-    least tokens are outstanding, counting `prompt_tokens` more wherever they would have to be read
-    anew. `avoid`: deployments that have just failed; called only where there is no other. Raises
-    `UpstreamUnavailable` where all are to be left alone.
+    `stay`: call the home, however busy. Otherwise, the replica with the fewest outstanding tokens
+    is called; `prompt_tokens` are added for replicas that have to read the prompt again. `avoid`:
+    deployments that have just failed, called only if no other works. Raises `UpstreamUnavailable`
+    if all breakers are open.
     """
     working = [replica for replica in replicas if not replica.endpoint.breaker.wait_s]
     if not working:
         wait_s = min(replica.endpoint.breaker.wait_s for replica in replicas)
         model = replicas[0].model
-        said = f"model {model.name!r}: left alone for {wait_s:.1f} s, because its last calls failed"
         raise UpstreamUnavailable(
-            said, endpoint=model.endpoint, retry_after_s=wait_s, unspent=True, repeatable=False
+            f"model {model.name!r}: not called for {wait_s:.1f} s, because its last calls failed",
+            endpoint=model.endpoint,
+            retry_after_s=wait_s,
+            unspent=True,
+            repeatable=False,
         )
-    fresh = [replica for replica in working if replica.deployment not in avoid] or working
-    if len(fresh) == 1:
-        return fresh[0]
-    home = max(
-        fresh, key=lambda one: blake2b(f"{key}\0{one.deployment}".encode(), digest_size=8).digest()
-    )
-    if stay:
-        return home
-    return min(
-        (home, *fresh),
-        key=lambda one: one.endpoint.outstanding_tokens + (0 if one is home else prompt_tokens),
-    )
+
+    def weight(replica: Replica) -> bytes:
+        return blake2b(f"{key}\0{replica.deployment}".encode(), digest_size=8).digest()
+
+    def load(replica: Replica) -> int:
+        reading = 0 if replica is home else prompt_tokens
+        return replica.endpoint.outstanding_tokens + reading
+
+    candidates = [replica for replica in working if replica.deployment not in avoid] or working
+    home = max(candidates, key=weight)
+    return home if stay else min((home, *candidates), key=load)
 
 
 async def chosen(
@@ -189,7 +193,7 @@ async def chosen(
     avoid: Collection[str] = (),
     until: float,
 ) -> Replica:
-    """Try `choose` again for a moment, but not beyond `until`, in the event loop's time."""
+    """Repeat `choose` for up to two seconds, until `until` in the event loop's time."""
     clock = asyncio.get_running_loop().time
     until = min(until, clock() + _LONGEST_WAIT_S)
     while True:
@@ -203,19 +207,17 @@ async def chosen(
 
 
 class Upstreams:
-    """One endpoint for each deployment, and one health for each role, whichever of its versions
-    calls.
-    """
+    """Endpoints by deployment and health by role, shared by all executor versions."""
 
     def __init__(self) -> None:
         self.endpoints: dict[str, Endpoint] = {}
-        """By deployment, as the ledger names it."""
+        """Endpoints by deployment, as in the ledger."""
         self.roles: dict[RoleName, RoleHealth] = {}
 
     def endpoint(self, deployment: str) -> Endpoint:
-        """The endpoint of a deployment."""
+        """Return the endpoint of a deployment."""
         return self.endpoints.setdefault(deployment, Endpoint())
 
     def role(self, name: RoleName, max_in_flight: int | None) -> RoleHealth:
-        """The health of a role's calls; its limit is the one that was given first."""
+        """Return the health of a role. The limit of the first call counts."""
         return self.roles.setdefault(name, RoleHealth(max_in_flight))

@@ -1,4 +1,4 @@
-"""A role: a model with its prompt, its sampling and its timeouts."""
+"""A role: a model with its prompt, sampling, timeouts, replicas and fallbacks."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _log = structlog.get_logger("roles")
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Calls its model, or a fallback; every attempt is booked."""
+    """Calls a model or its fallbacks. Every attempt is booked."""
 
     name: RoleName
     model: Model
@@ -35,37 +35,37 @@ class Role:
     """The system prompt."""
     sampling: Sampling
     attempts: int = 3
-    """How often one call is tried while its endpoint is unavailable."""
+    """Max attempts of a call while its endpoint is unavailable."""
     system_role: bool = True
-    """False: what the system says is sent at the head of the user's turn. Traces keep the
-    conversation as it is here; `prompts.without_system_role` gives what was sent.
+    """False sends the system prompt at the head of the user's turn. Traces keep the conversation
+    as it is here; `prompts.without_system_role` gives what was sent.
     """
     context_tokens: int | None = None
-    """What the model reads and writes at most; None where only its endpoint knows."""
+    """Context length of the model; None if unknown."""
     deployment: str = ""
-    """Where the model is served, as the ledger names it; empty for its endpoint."""
+    """Name in the ledger of the place where the model is served; empty for its endpoint."""
     executor_version: str | None = None
     price: Price | None = None
-    """None where it is not known, which is not zero."""
+    """Price of the model; None if unknown, which is not zero."""
     streams: bool = True
-    """Whether its calls are streamed, so that a cut one tells what it spent; False for models whose
-    streams are not what a whole reply would be.
+    """True streams its calls, so that the usage of a cut call is known. False for models whose
+    streams differ from their whole replies.
     """
     endpoint: Endpoint = field(default_factory=Endpoint)
-    """How the deployment is doing."""
+    """Load and breaker of the deployment."""
     others: tuple[Replica, ...] = ()
     """Further replicas of the model."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     health: RoleHealth = field(default_factory=RoleHealth)
     fallbacks: "tuple[Role, ...]" = ()
-    """Who is asked instead, in this order, where its model is not to be had."""
+    """Fallback roles, tried in order."""
     structured: bool = False
-    """Whether patterns are passed on to the endpoint."""
+    """True if the endpoint supports structured output, so that patterns are sent to it."""
     tool_calls: bool = False
-    """Whether its model calls tools in a way of its own; otherwise in tags."""
+    """True if the model has native tool calls; otherwise it calls tools in tags."""
 
     def opening(self, text: str) -> tuple[Message, ...]:
-        """A fresh conversation whose first user turn is `text`."""
+        """Return a new conversation whose first user turn is `text`."""
         return (Message("system", self.system), Message("user", text))
 
     async def ask(
@@ -83,27 +83,27 @@ class Role:
         on_text: OnText | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Completion:
-        """The model's next turn or, where its model is not to be had, that of the first fallback
-        whose is.
+        """Return the model's next turn, or the first fallback's if the model is unavailable.
 
-        `pattern`: what it has to match, where the endpoint can see to that. `tools`: for its own
-        tool calls. `raw`: as for `Prompt`. `until`: when it is due, in the event loop's time; no
-        pause is begun that would take longer. `on_text`, `on_delta`: as for `Attempts`. Raises
-        `BudgetExhausted`, and `UpstreamError`, naming this role, once neither another attempt nor a
-        fallback is worth it.
+        `pattern`: regular expression for the output, if the endpoint supports it. `tools`: for
+        native tool calls. `raw`: see `Prompt`. `until`: deadline in the event loop's time; no retry
+        pauses beyond it. `on_text`, `on_delta`: see `Attempts`. Raises `BudgetExhausted`, and the
+        model's `UpstreamError` with this role's name, once all attempts and fallbacks have failed.
         """
         agent = Agent(self.name, sub_query)
+        if (recorded := ledger.turn_before(agent, messages)) is not None:
+            return recorded
+
         first: UpstreamError | None = None
-        if (done := ledger.turn_before(agent, messages)) is not None:
-            return done
         try:
             for role in (self, *self.fallbacks):
                 if first:
                     _log.warning(
                         "role.fallback", role=self.name, model=role.model.name, error=str(first)
                     )
-                    self.health.fallbacks = self.health.fallbacks + 1
+                    self.health.fallbacks += 1
                     purpose = "fallback"
+
                 prompt = msgspec.structs.replace(
                     role._prompt(messages, stop, pattern), tools=tools, raw=raw
                 )
@@ -127,25 +127,23 @@ class Role:
     def _attempts(
         self, prompt: Prompt, sub_query: int | None, ledger: Ledger, purpose: Purpose
     ) -> Attempts:
-        bound = self._in_context(prompt_bound(prompt.texts))
-        most = self.sampling.max_tokens
-        at = self.replicas
+        replicas = self.replicas
         caller = Caller(
             self.name,
             self.model.name,
-            at[0].deployment,
+            replicas[0].deployment,
             sub_query,
-            most,
+            self.sampling.max_tokens,
             self.executor_version,
             self.price,
-            bound,
+            self._in_context(prompt_bound(prompt.texts)),
         )
         return Attempts(
             prompt,
             ledger,
             caller,
             purpose,
-            at,
+            replicas,
             self.timeouts,
             self.health,
             self._worst,
@@ -154,17 +152,14 @@ class Role:
         )
 
     async def least(self, text: str, turns: int = 1) -> Amount:
-        """Return the least that must be free for `turns` turns of a conversation that begins with
-        `text`: what each of them reads, and a short output of the last one.
+        """Return the min cost of `turns` turns of a conversation that begins with `text`: each reads
+        the prompt, and the last one writes a short output.
         """
         prompt = self._prompt(self.opening(text), (), None)
         usage = await self.model.count(prompt, "")
-        counted = usage is not None and not usage.estimated
-        tokens = (
-            usage.prompt_tokens
-            if usage and counted
-            else prompt_bound(prompt.texts) // BYTES_PER_TOKEN
-        )
+        tokens = prompt_bound(prompt.texts) // BYTES_PER_TOKEN
+        if usage and not usage.estimated:
+            tokens = usage.prompt_tokens
         amount = self._worst(tokens, least_tokens(self.sampling.max_tokens))
         for _ in range(turns - 1):
             amount += self._worst(tokens, 0)
@@ -179,23 +174,21 @@ class Role:
         least: bool = False,
         beside: Amount = NOTHING,
     ) -> None:
-        """Keep back what asking with `messages`, and `coming_tokens` more, may cost: by the model's
-        own count, as it is kept for long, or else by bytes. `least`: for as little to be written as
-        is worth it. `beside`: kept as well. Raises `BudgetExhausted` and `StoreFailed`.
+        """Reserve the worst case of a call with `messages` and `coming_tokens` more.
+
+        `least`: for the smallest output that is worth a call. `beside`: reserved in addition.
+        Raises `BudgetExhausted` and `StoreFailed`.
         """
         tokens = await prompt_tokens(
             self.model, self._prompt(messages, (), None), self.health.counts
         )
         max_tokens = self.sampling.max_tokens
-        await ledger.reserve_for_answer(
-            self._worst(tokens + coming_tokens, least_tokens(max_tokens) if least else max_tokens)
-            + beside
-        )
+        if least:
+            max_tokens = least_tokens(max_tokens)
+        await ledger.reserve_for_answer(self._worst(tokens + coming_tokens, max_tokens) + beside)
 
     def limited(self, max_tokens: int) -> "Role":
-        """The same role, writing at most `max_tokens` tokens, but never more than its own
-        limit; 0 keeps that.
-        """
+        """Return the role with an output limit of at most `max_tokens`; 0 keeps the limit."""
         if not max_tokens:
             return self
         fewer = min(max_tokens, self.sampling.max_tokens)
@@ -203,26 +196,24 @@ class Role:
         return replace(
             self,
             sampling=sampling,
-            fallbacks=tuple(other.limited(max_tokens) for other in self.fallbacks),
+            fallbacks=tuple(fallback.limited(max_tokens) for fallback in self.fallbacks),
         )
 
     def malformed(self) -> MalformedOutput:
-        """The error for what its model wrote, where nothing came of that."""
-        said = (
-            f"model {self.model.name!r} does not follow the protocol of its role, nor where "
-            "it is corrected"
+        """Return the error for output that cannot be parsed, even after a correction."""
+        error = MalformedOutput(
+            f"model {self.model.name!r} does not follow the protocol of its role, even after a "
+            "correction; run `rolegate check --live`, or name another model",
+            endpoint=self.model.endpoint,
         )
-        do = "see what `rolegate check --live` says of it, or name another model"
-        error = MalformedOutput(f"{said}; {do}", endpoint=self.model.endpoint)
         error.role = self.name
         return error
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """Everywhere its model is served."""
-        return Replica(
-            self.model, self.deployment or self.model.endpoint, self.endpoint
-        ), *self.others
+        """All replicas of the model."""
+        first = Replica(self.model, self.deployment or self.model.endpoint, self.endpoint)
+        return (first, *self.others)
 
     def _prompt(
         self, messages: tuple[Message, ...], stop: tuple[str, ...], pattern: str | None

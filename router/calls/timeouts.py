@@ -8,24 +8,22 @@ from router.models import Model
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Times that a call may take until its first token, and in all; seconds."""
+    """Max seconds until the first token of a call, and in total."""
 
     first_token_s: float = 60.0
-    """A reply that is not streamed has to be there by then."""
+    """Timeout of the whole reply, if it is not streamed."""
     call_s: float = 300.0
 
     @property
     def silent_s(self) -> float:
-        """The longest that it may take until it says something."""
+        """Max seconds until the first token."""
         return min(self.first_token_s, self.call_s)
 
     def passed(self, model: Model, *, wrote: bool) -> UpstreamUnavailable:
-        """The error for a call that took too long. `wrote`: it had its first token."""
-        said = (
-            f"not at its end within {self.call_s:g} s"
-            if wrote
-            else f"no token within {self.silent_s:g} s"
-        )
+        """Return the error for a call that took too long. `wrote`: it had its first token."""
+        problem = f"no token within {self.silent_s:g} s"
+        if wrote:
+            problem = f"not at its end within {self.call_s:g} s"
         return UpstreamUnavailable(
-            f"model {model.name!r}: {said}", endpoint=model.endpoint, repeatable=False
+            f"model {model.name!r}: {problem}", endpoint=model.endpoint, repeatable=False
         )
