@@ -124,7 +124,7 @@ class Attempts:
 
     async def _once(self) -> Completion | None:
         """Return the output of one attempt; None if a stop string ended its reasoning, so that it
-        has to be repeated without stop strings. If that gives text, the endpoint gets no more of them.
+        has to be repeated without them. If that gives text, the endpoint gets no more of them.
         """
         async with self.health:
             replica = await self._chosen()

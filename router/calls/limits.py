@@ -16,7 +16,7 @@ _MOST = 100.0
 
 
 class RetryBudget:
-    """Retry budget, as in Finagle: a fifth of the calls, plus ten that come back at one a second."""
+    """Retry budget, as in Finagle: a fifth of the calls, plus ten that refill at one a second."""
 
     def __init__(self) -> None:
         self.balance = _RESERVE

@@ -152,8 +152,8 @@ class Role:
         )
 
     async def least(self, text: str, turns: int = 1) -> Amount:
-        """Return the min cost of `turns` turns of a conversation that begins with `text`: each reads
-        the prompt, and the last one writes a short output.
+        """Return the min cost of `turns` turns of a conversation that begins with `text`. Each turn
+        reads the prompt, and the last one writes a short output.
         """
         prompt = self._prompt(self.opening(text), (), None)
         usage = await self.model.count(prompt, "")
