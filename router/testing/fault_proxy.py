@@ -1,8 +1,8 @@
-"""Proxies before upstreams that fail by a seed: calls are reset, refused in storms, never answered,
-cut or garbled.
+"""Proxies that inject faults by a seed: calls are reset, refused in storms, never answered, cut or
+garbled.
 
-A proxy notes the request id of each attempt, and what the upstream itself counted for it, to
-compare with a ledger.
+A proxy records the request id of each attempt and the upstream's own token count, to compare with
+a ledger.
 """
 
 import asyncio
@@ -39,11 +39,13 @@ Fault = Literal[
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 SEARCH_FAULTS: tuple[Fault, ...] = "reset", "black_hole", "drip", "overloaded"
 STORMS: dict[Fault, int] = {"throttled": 429, "overloaded": 503}
-"""Faults that all calls have for a while, with their status."""
+"""Faults that hit all calls for a while, with their HTTP status."""
 State = Literal["well", "gone", "silent"]
-"""`gone`: nobody listens; `silent`: takes calls and never answers."""
+"""`gone`: the port is closed; `silent`: calls are accepted and never answered."""
 _STORM_WEIGHT = 0.1
+"""Likelihood of a storm relative to another fault, as it hits many calls."""
 _STORM_S = (0.2, 1.5)
+"""Shortest and longest duration of a storm, in seconds."""
 _DATA = b"data: {"
 _LIES: tuple[object, ...] = (
     -1,
@@ -63,11 +65,13 @@ _RETRY_AFTER = (None, "0", "1", "3600", "-5", "soon", "Wed, 21 Oct 2015 07:28:00
 _PASSED_ON = (REQUEST_ID, "Content-Type", "Authorization")
 _DRIP_BYTES = 16
 _DRIP_S = (0.005, 0.2)
+"""Shortest and longest pause of a dripping reply, in seconds."""
 _STUCK_SHARE = 0.5
+"""Likelihood that another request than a completion hangs, relative to the plan's share."""
 
 
 class FaultPlan:
-    """Draws of one call after the other what goes wrong with it; the same for the same seed."""
+    """Random sequence of faults, one for each call; the same seed gives the same faults."""
 
     def __init__(
         self,
@@ -76,13 +80,11 @@ class FaultPlan:
         faults: Iterable[Fault] = FAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`share`: of the calls with which something begins to go wrong; a storm is a tenth as
-        likely as another fault, as it hits many calls. `clock`: seconds.
-        """
+        """`share`: share of the calls at which a fault begins. `clock`: returns seconds."""
         self.chance = random.Random(seed)
         self.share = share
         self.seen = Counter[str]()
-        """Calls by what went wrong with them."""
+        """Number of calls by fault."""
         self.faults = tuple(faults)
         self._clock = clock
         self._weights = [_STORM_WEIGHT if fault in STORMS else 1.0 for fault in self.faults]
@@ -90,7 +92,7 @@ class FaultPlan:
         self._storm_until = 0.0
 
     def next(self) -> Fault | None:
-        """Draw what goes wrong with the next call."""
+        """Draw the fault of the next call."""
         fault = self._draw() if self.share else None
         self.seen[fault or "none"] += 1
         return fault
@@ -103,24 +105,26 @@ class FaultPlan:
             return None
         fault = self.chance.choices(self.faults, self._weights)[0]
         if fault in STORMS:
-            self._storm, self._storm_until = fault, self._clock() + self.chance.uniform(*_STORM_S)
+            self._storm = fault
+            self._storm_until = self._clock() + self.chance.uniform(*_STORM_S)
         return fault
 
 
 def corrupted(line: bytes, fault: Fault | None, chance: random.Random) -> Iterator[bytes]:
-    """A line of an event stream with a fault that lets the stream go on."""
+    """Yield a line of an event stream with a fault that does not end the stream."""
     match fault if line.startswith(_DATA) else None:
         case "lying_usage":
             chunk = json.loads(line.removeprefix(b"data: "))
             names = ("prompt_tokens", "completion_tokens")
-            lies = {
+            lies: dict[str, object] = {
                 name: chance.choice(_LIES)
                 for name in (*names, "total_tokens")
                 if chance.random() < 0.8
             }
-            details = {"prompt_tokens_details": {"cached_tokens": chance.choice(_LIES)}}
-            usage = {**lies, **(details if chance.random() < 0.3 else {})}
-            chunk["usage"] = chance.choice(_LIES) if chance.random() < 0.1 else usage
+            details = {"cached_tokens": chance.choice(_LIES)}
+            if chance.random() < 0.3:
+                lies["prompt_tokens_details"] = details
+            chunk["usage"] = chance.choice(_LIES) if chance.random() < 0.1 else lies
             yield b"data: %b\n" % json.dumps(chunk).encode()
         case "invalid_utf8" if chance.random() < 0.5:
             at = chance.randrange(len(_DATA), len(line))
@@ -132,7 +136,7 @@ def corrupted(line: bytes, fault: Fault | None, chance: random.Random) -> Iterat
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """An upstream's own count of one request."""
+    """Upstream's own token count of one request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -147,30 +151,30 @@ class _Asked(msgspec.Struct):
 
 
 class FaultProxy:
-    """Passes on what it is asked, unless its plan says otherwise."""
+    """Proxy of one upstream that passes requests on unless its plan draws a fault."""
 
     def __init__(self, upstream: str, session: aiohttp.ClientSession, plan: FaultPlan) -> None:
-        """`upstream`: its base URL."""
+        """`upstream`: base URL of the upstream."""
         self._root = upstream.removesuffix("/v1")
         self._session = session
         self.plan = plan
         self.state: State = "well"
         self.attempts: list[str] = []
-        """Request ids, in the order of coming."""
+        """Request ids, in order of arrival."""
         self.conversations: dict[str, bytes] = {}
-        """By request id, the digests of the messages."""
+        """Digests of the messages, by request id."""
         self.counted: dict[str, Counted] = {}
-        """By request id, of streams that were passed on whole and as they were."""
+        """Token counts of streams that were passed on unchanged to their end, by request id."""
         self._runner: web.AppRunner | None = None
         self._port = 0
 
     @property
     def base_url(self) -> str:
-        """URL at which it listens."""
+        """Base URL of the proxy."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     async def become(self, state: State) -> None:
-        """Change; `gone` breaks what is under way."""
+        """Change the state; `gone` breaks running calls."""
         self.state = state
         if state == "gone":
             await self.close()
@@ -178,7 +182,7 @@ class FaultProxy:
             await self.open()
 
     async def open(self) -> None:
-        """Listen, at the port of before."""
+        """Listen, on the same port as before."""
         app = web.Application(client_max_size=64 << 20)
         app.add_routes(
             [
@@ -192,7 +196,7 @@ class FaultProxy:
         self._port = self._runner.addresses[0][1]
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._runner is not None:
             runner = self._runner
             self._runner = None
@@ -233,7 +237,7 @@ class FaultProxy:
         pause_s = chance.uniform(*_DRIP_S)
         async for line in reply.content:
             if left == 0:
-                # Leaving the context closes the connection to the upstream, too
+                # Leaving the caller's context also closes the connection to the upstream
                 return _broken(request)
             left -= bool(line.strip())
             if line.startswith(_DATA):
@@ -241,17 +245,16 @@ class FaultProxy:
                     msgspec.json.decode(line.removeprefix(b"data: "), type=_Chunk).usage or counted
                 )
             for piece in corrupted(line, fault, chance):
-                await (
-                    _drip(response, piece, pause_s) if fault == "drip" else response.write(piece)
-                )
+                if fault == "drip":
+                    await _drip(response, piece, pause_s)
+                else:
+                    await response.write(piece)
         if counted and fault in (None, "drip"):
             self.counted[request.headers.get(REQUEST_ID, "")] = counted
         return response
 
     async def _other(self, request: web.Request) -> web.Response:
-        """Pass on what else is asked, such as the health; it may hang where completions do,
-        half as often as faults.
-        """
+        """Pass on another request than a completion, such as a health check, or let it hang."""
         hangs = (
             "black_hole" in self.plan.faults
             and self.plan.chance.random() < self.plan.share * _STUCK_SHARE
@@ -278,7 +281,7 @@ class FaultProxy:
 
 
 class FaultyRetriever:
-    """Passes searches on, unless its plan says otherwise."""
+    """Retriever that passes searches on unless its plan draws a fault."""
 
     def __init__(self, retriever: Retriever, plan: FaultPlan) -> None:
         self._retriever = retriever
@@ -304,7 +307,7 @@ class FaultyRetriever:
 async def fault_proxies(
     upstreams: Sequence[str], seed: int, faults: Iterable[Fault] = FAULTS
 ) -> AsyncIterator[list[FaultProxy]]:
-    """A proxy before each upstream, all well, on free ports of the loopback."""
+    """Run a proxy for each upstream, without faults yet, on free ports of the loopback."""
     async with AsyncExitStack() as stack:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))

@@ -1,8 +1,7 @@
-"""A small real HTTP server in OpenAI's shape that answers as it is scripted: at once, at a pace, or
-wrongly.
+"""A small HTTP server with OpenAI's API and scripted answers: immediate, paced, or faulty.
 
-`plays(says("hello"))` answers each request with the next of some behaviours.
-`plays(writes(script))` asks a function what each request is answered with, and at which pace.
+`plays(says("hello"))` answers requests with a list of behaviours, one after the other.
+`plays(writes(script))` calls a function for the text and pace of each answer.
 Tokens are words; `GET /metrics` counts them, as vLLM does.
 """
 
@@ -21,7 +20,7 @@ from aiohttp import web
 from router.models.openai_wire import REQUEST_ID
 
 MODEL = "tiny"
-"""The one model that tests ask for; any other name gets a 404, as vLLM gives it."""
+"""The only model; any other name gets a 404, as from vLLM."""
 
 USAGE = {
     "prompt_tokens": 11,
@@ -33,53 +32,47 @@ USAGE = {
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
 _TOKENS = web.RequestKey("tokens", dict[str, int])
-"""Of the reply to a request."""
+"""Tokens of the reply to a request."""
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
-"""One answer to one request."""
+"""Handler of one request."""
 
 
 class OpenAIServer:
-    """Plays its behaviours in order, one a request, and the last one for ever; records what it
-    sees.
-    """
+    """Server that plays behaviours in order, one per request, and then repeats the last one."""
 
     def __init__(self, base_url: str = "", *, recording: bool = True) -> None:
-        """`recording`: keep what was asked, and serve `MODEL` only; without it any model is
-        there.
-        """
+        """`recording`: record requests, and serve `MODEL` only; otherwise any model is served."""
         self.base_url = base_url
         self.recording = recording
         self.tokens = Counter[str]()
-        """`prompt` and `generation` tokens of what was answered by `writes`, as far as it was
-        written.
-        """
+        """`prompt` and `generation` tokens that `writes` has read and written."""
         self.bodies: list[dict[str, Any]] = []
-        """The JSON of every request."""
+        """JSON bodies of all requests."""
         self.headers: list[dict[str, str]] = []
         self.request_ids: list[str | None] = []
-        """The `X-Request-Id` of every request."""
+        """`X-Request-Id` of all requests."""
         self.connections: set[object] = set()
-        """Every connection that brought a request."""
+        """All connections that brought a request."""
         self.received = asyncio.Event()
-        """Set once a request is there."""
+        """Set once a request has arrived."""
         self.context = 32_768
-        """Tokens, as the list of models tells it."""
+        """Context length in the list of models, in tokens."""
         self.salt = ""
-        """Another one makes the embeddings those of another model."""
+        """A part of each embedded text; another salt gives the embeddings of another model."""
         self.tokenizes = False
-        """True where it counts tokens, as vLLM does; they are words."""
+        """Whether it counts tokens, as vLLM does; they are words."""
         self.counted: list[dict[str, Any]] = []
-        """The JSON of every request to count."""
+        """JSON bodies of all requests to count tokens."""
         self._started_at = time.time()
         self._disconnected = asyncio.Event()
         self._behaviours: list[Behaviour] = [says("hello")]
 
     def plays(self, *behaviours: Behaviour) -> None:
-        """From now on, answer with these."""
+        """Answer further requests with these behaviours."""
         self._behaviours = list(behaviours)
 
     async def sees_disconnect(self) -> None:
-        """Wait until a client has left before its answer was complete; fails where none does."""
+        """Wait until a client leaves before its answer is complete; fail after 10 seconds."""
         async with asyncio.timeout(10):
             await self._disconnected.wait()
 
@@ -103,35 +96,31 @@ class OpenAIServer:
             self.tokens.update(request.get(_TOKENS, {}))
 
     async def models(self, _request: web.Request) -> web.Response:
-        """The list of models."""
+        """Return the list of models."""
         return web.json_response(
             {"object": "list", "data": [{"id": MODEL, "max_model_len": self.context}]}
         )
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """The number of words of a text or a conversation."""
+        """Return the number of words in a text or a conversation."""
         self.counted.append(body := await request.json())
         if not self.tokenizes:
             raise web.HTTPNotFound
-        texts = (
-            [message["content"] for message in body["messages"]]
-            if "messages" in body
-            else [body["prompt"]]
-        )
+        texts = [body.get("prompt", ""), *(each["content"] for each in body.get("messages", ()))]
         return web.json_response({"count": sum(len(text.split()) for text in texts)})
 
     async def embeddings(self, request: web.Request) -> web.Response:
-        """A vector of each text's own, of eight dimensions, from its digest."""
+        """Return a vector of eight dimensions for each text, from its digest."""
         texts = (await request.json())["input"]
         digests = [hashlib.shake_256(f"{self.salt}{text}".encode()).digest(8) for text in texts]
         data = [
-            {"index": at, "embedding": [byte - 127.5 for byte in one]}
-            for at, one in enumerate(digests)
+            {"index": at, "embedding": [byte - 127.5 for byte in digest]}
+            for at, digest in enumerate(digests)
         ]
         return web.json_response({"object": "list", "data": data})
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """The tokens of all answers so far, and since when, as vLLM names them."""
+        """Return the tokens of all answers so far and the start time, under vLLM's names."""
         samples: dict[str, float] = {"process_start_time_seconds": self._started_at}
         samples |= {
             f"vllm:{kind}_tokens_total": self.tokens[kind] for kind in ("prompt", "generation")
@@ -141,7 +130,7 @@ class OpenAIServer:
 
 @asynccontextmanager
 async def serving(*, recording: bool = True) -> AsyncIterator[OpenAIServer]:
-    """A server on a free port of the loopback."""
+    """Run a server on a free port of the loopback."""
     app = web.Application(client_max_size=64 << 20)
     server = OpenAIServer(recording=recording)
     app.router.add_post("/v1/chat/completions", server.answer)
@@ -167,9 +156,9 @@ def says(
     reasoning: dict[str, str] | None = None,
     usage: dict[str, Any] | None = USAGE,
 ) -> Behaviour:
-    """Say `texts`: joined, or one a chunk where a stream is asked for, as vLLM does it.
+    """Answer with `texts`: joined, or one per chunk of a stream, as vLLM does.
 
-    `reasoning`: such as `{"reasoning_content": "hm"}`, under the name that the engine gives it.
+    `reasoning`: under the engine's name for it, such as `{"reasoning_content": "hm"}`.
     """
     end = {"finish_reason": finish_reason, "stop_reason": stop_reason}
     thought = [_chunk({"delta": {**reasoning}})] if reasoning else []
@@ -196,22 +185,22 @@ def says(
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """A request for a completion, as far as a script reads it."""
+    """Fields of a completion request that scripts read."""
 
     model: str
     messages: list[dict[str, Any]]
     stream: bool = False
     request_id: str = ""
-    """Of the header: the run's and the call's number."""
+    """`X-Request-Id`: the run's id and the call's number."""
 
     @property
     def texts(self) -> list[str]:
-        """The contents of the messages."""
+        """Contents of the messages."""
         return [str(message["content"]) for message in self.messages]
 
     @property
     def run_id(self) -> str:
-        """The run that the call is of."""
+        """Id of the call's run."""
         return self.request_id.rpartition("-")[0]
 
 
@@ -221,25 +210,23 @@ class Reply:
 
     tokens: Sequence[str]
     reasoning: Sequence[str] = ()
-    """Tokens before them."""
+    """Reasoning tokens, written first."""
     first_token_s: float = 0.0
     token_s: Callable[[], float] | None = None
-    """Seconds from one token to the next, asked for at each; None writes all at once, in a few
+    """Called for the seconds before each further token; None writes all immediately, in a few
     pieces.
     """
     per_event: int = 1
-    """Tokens that are sent together, but for the first one, as with vLLM's `stream_interval`."""
+    """Tokens per event after the first, like vLLM's `stream_interval`."""
 
     @classmethod
     def of(cls, text: str) -> "Reply":
-        """A text at once, a token a word."""
+        """Return a text to write immediately, one token per word."""
         return cls([f" {word}" if at else word for at, word in enumerate(text.split(" "))])
 
 
 def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
-    """Write what `script` says to each request, streamed with the usage so far where that is
-    asked for.
-    """
+    """Answer with `script`, called for each request; streams report the usage so far."""
 
     async def play(request: web.Request) -> web.StreamResponse:
         asked = msgspec.json.decode(await request.read(), type=ChatRequest)
@@ -254,7 +241,7 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
         *deltas, (_, end) = events(reply, read)
         response = web.StreamResponse(headers=_SSE)
         clock = asyncio.get_running_loop().time
-        with suppress(ConnectionResetError):  # who asked has left
+        with suppress(ConnectionResetError):  # the client has left
             await response.prepare(request)
             due = clock() + reply.first_token_s
             if reply.token_s:
@@ -275,7 +262,7 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
 
 
 def whole(reply: Reply, read: int) -> bytes:
-    """The body of a reply that is no stream. `read`: the tokens of the prompt."""
+    """Return the body of a whole reply. `read`: tokens of the prompt."""
     choice = {
         "message": {"role": "assistant", "content": "".join(reply.tokens)},
         "finish_reason": "stop",
@@ -286,22 +273,19 @@ def whole(reply: Reply, read: int) -> bytes:
 
 
 def events(reply: Reply, read: int) -> Iterator[tuple[int, bytes]]:
-    """The events of a stream: the first token, the others a few at a time, and then the end in one;
-    each with the tokens to wait for. `read`: the tokens of the prompt.
+    """Yield the events of a stream, each with the tokens to wait for: the first token, the others
+    in groups, and the end. `read`: tokens of the prompt.
     """
     wrote = 0
     for name, tokens in (("reasoning", reply.reasoning), ("content", reply.tokens)):
         at = 0
         while at < len(tokens):
-            some = tokens[at : at + (reply.per_event if wrote else 1)]
-            waits = len(some) if wrote else 0
-            at = at + len(some)
-            wrote += len(some)
-            delta = {name: "".join(some)}
-            yield (
-                waits,
-                event({"choices": [{"index": 0, "delta": delta}], "usage": _usage(read, wrote)}),
-            )
+            group = tokens[at : at + (reply.per_event if wrote else 1)]
+            waits = len(group) if wrote else 0
+            at += len(group)
+            wrote += len(group)
+            choice = {"index": 0, "delta": {name: "".join(group)}}
+            yield waits, event({"choices": [choice], "usage": _usage(read, wrote)})
     usage = _usage(read, wrote)
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage}
     yield 0, event(end) + event({"choices": [], "usage": usage}) + DONE
@@ -314,9 +298,7 @@ def _usage(read: int, wrote: int) -> dict[str, int]:
 def streams(
     *pieces: bytes, then: Callable[[web.Request], Awaitable[None]] | None = None
 ) -> Behaviour:
-    """Send an event stream in these pieces, whatever is in them; then end it, or do `then`
-    first.
-    """
+    """Send these pieces of an event stream, await `then` if it is given, and end the stream."""
 
     async def play(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=_SSE)
@@ -357,7 +339,7 @@ def fails(status: int, message: str, retry_after: str | None = None) -> Behaviou
 
 
 async def hang(request: web.Request) -> web.StreamResponse:
-    """Never answer: a black hole, until the client leaves."""
+    """Never answer, until the client leaves."""
     await asyncio.Event().wait()
     raise AssertionError("only cancelling ends this")
 
@@ -383,17 +365,18 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(chunk: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Return a server-sent event."""
     return b"data: %b\n\n" % msgspec.json.encode(chunk)
 
 
 def text_event(text: str, usage: dict[str, Any] | None = None) -> bytes:
-    """One piece of text, with the count so far as vLLM gives it on request."""
-    return event({**_chunk({"delta": {"content": text}}), **({"usage": usage} if usage else {})})
+    """Return the event of a piece of text, with the usage so far if it is given."""
+    chunk = _chunk({"delta": {"content": text}})
+    return event({**chunk, "usage": usage} if usage else chunk)
 
 
 def end_event(finish_reason: str = "stop", stop_reason: str | int | None = None) -> bytes:
-    """The finish reason."""
+    """Return the event of the finish reason."""
     return event(_chunk({"delta": {}, "finish_reason": finish_reason, "stop_reason": stop_reason}))
 
 

@@ -1,6 +1,4 @@
-"""Texts that cost most to normalize, match, split or show, of any length: where a reader is
-slow, it is with these.
-"""
+"""Worst-case texts of any length, which cost most to normalize, match, split or show."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -14,7 +12,7 @@ PIECES = (
     "Q ", "&", "&amp;", "`", "```", "x", "x ", " ", "\n", "\n ", ", ", ",\n", "- ", "1. ", "? ",
     "?, ", "a?\n", "a\n", "- a\n",
 )
-"""Parts of the protocol and of JSON, to be repeated."""
+"""Pieces of the protocol and of JSON, to repeat."""
 _UNITS = (
     "\u0301\u0323", "e\u0301\u0323", "\ufdfa", "ệ", "각", "ａ", "ﬁ", "\u0344", "👩‍👩‍👧‍👦",
     "\u202e", "\u200b", "\x00", "\x1b[2J", "\u2028", "\x85", "İ", "ß", "A", "Who is Ada? ",
@@ -26,7 +24,7 @@ _BEFORE = "", '<search>["', "<answer>a</answer><evidence>"
 
 
 def repetitive(chars: int) -> Iterator[str]:
-    """Outputs that repeat a piece up to so many characters, such as no model should write."""
+    """Yield outputs of so many characters that repeat one piece."""
     for before in _BEFORE:
         for piece in PIECES:
             yield (before + piece * (chars // len(piece) + 1))[:chars]
@@ -61,4 +59,4 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "words that are all different": _numbers,
     "brackets in brackets": _opens_and_closes,
 }
-"""By name: the text of so many characters."""
+"""Makers of a text of so many characters, by name."""

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, from Debian's package, for as long as it is needed."""
+"""Temporary PostgreSQL servers for tests, from Debian's package."""
 
 import os
 import pwd
@@ -18,31 +18,31 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 
 def postgres_binaries() -> Path | None:
-    """The folder of `initdb` and `postgres`, the newest of Debian's or that on the path; None
-    where there is none.
-    """
-    found = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    """Return the folder of `initdb`: Debian's newest, or the one on the path; None without any."""
+    installed = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    if installed:
+        return installed[-1].parent
     on_path = shutil.which("initdb")
-    return found[-1].parent if found else Path(on_path).resolve().parent if on_path else None
+    return Path(on_path).resolve().parent if on_path else None
 
 
 class Server(NamedTuple):
-    """A server that runs."""
+    """Running server."""
 
     url: str
-    """Of an empty database."""
+    """URL of an empty database."""
     restart: Callable[[str], None]
-    """Restarts it in a mode of pg_ctl, and waits until it is there."""
+    """Restarts the server in a mode of pg_ctl, and waits until it is up."""
     new: Callable[[], str]
-    """Makes another empty database, and gives its URL."""
+    """Makes another empty database, and returns its URL."""
 
 
 @contextmanager
 def running_postgres(*, durable: bool = True) -> Iterator[Server]:
-    """A server on a free port of the loopback. `durable`: fsync before a commit returns.
+    """Run a server on a free port of the loopback. `durable`: fsync before a commit returns.
 
-    Raises `RolegateError` where PostgreSQL is not installed. It refuses to run as root, so root
-    starts it as `nobody`.
+    Root starts it as `nobody`, as PostgreSQL refuses to run as root. Raises `RolegateError` if
+    PostgreSQL is not installed.
     """
     binaries = postgres_binaries()
     if binaries is None:
@@ -50,12 +50,11 @@ def running_postgres(*, durable: bool = True) -> Iterator[Server]:
             "PostgreSQL is not installed; install it (Debian: apt-get install postgresql)."
         )
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-    # Not by Python, which would fork, beside gRPC's threads.
-    whose = (
-        ("setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
-        if user
-        else ()
-    )
+    # Python would have to fork to change the user, which gRPC's threads do not allow.
+    as_user: tuple[str, ...] = ()
+    if user:
+        ids = (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}")
+        as_user = ("setpriv", *ids, "--clear-groups")
     with tempfile.TemporaryDirectory() as name, socket.socket() as probe:
         folder = Path(name)
         if user:
@@ -72,7 +71,7 @@ def running_postgres(*, durable: bool = True) -> Iterator[Server]:
             "--no-sync",
             "--encoding=UTF8",
         )
-        _run((*whose, *initdb), folder)
+        _run((*as_user, *initdb), folder)
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
@@ -80,7 +79,7 @@ def running_postgres(*, durable: bool = True) -> Iterator[Server]:
             f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c "
             f"fsync={'on' if durable else 'off'}"
         )
-        control = (*whose, binaries / "pg_ctl", "-D", data, "-l", log)
+        control = (*as_user, binaries / "pg_ctl", "-D", data, "-l", log)
         address = f"postgresql://rolegate@127.0.0.1:{port}"
 
         def new() -> str:

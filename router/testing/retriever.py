@@ -7,12 +7,12 @@ from router.protocol import Passage
 
 
 class FixedRetriever:
-    """Answers from a mapping of query to passages; unknown queries find nothing."""
+    """Retriever that answers from a mapping of queries to passages; others find nothing."""
 
     def __init__(self, passages: Mapping[str, Sequence[Passage]]) -> None:
         self._passages = passages
         self.queries: list[str] = []
-        """Every query that was asked, in order."""
+        """All queries, in order."""
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
@@ -20,8 +20,9 @@ class FixedRetriever:
         """Look the queries up."""
         await asyncio.sleep(0)
         self.queries += queries
-        found = (
-            [each for each in self._passages.get(query, ()) if document in (None, each.document)]
-            for query in queries
-        )
-        return [each[:top_k] for each in found]
+        results = []
+        for query in queries:
+            passages = self._passages.get(query, ())
+            kept = [passage for passage in passages if document in (None, passage.document)]
+            results.append(kept[:top_k])
+        return results

@@ -9,9 +9,7 @@ from router.search.tools import Tool, ToolOutput
 
 
 class FixedTools:
-    """Answers from a mapping of arguments' values, joined by spaces, to outputs; what is not in
-    it fails.
-    """
+    """Tools that answer from a mapping of joined arguments to outputs; other calls fail."""
 
     def __init__(
         self, tools: Sequence[Tool], outputs: Mapping[str, ToolOutput | ToolFailed]
@@ -19,10 +17,10 @@ class FixedTools:
         self._tools = tools
         self._outputs = outputs
         self.called: list[tuple[str, Mapping[str, Any]]] = []
-        """Every call, in order."""
+        """All calls, in order."""
 
     async def available(self) -> Sequence[Tool]:
-        """All of them."""
+        """Return all tools."""
         return self._tools
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
