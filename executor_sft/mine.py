@@ -160,9 +160,8 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
         )
         return Question(run.id, run.request, (), SOURCE, table=table)
     answer = ""
-    in_scope = isinstance(result, Trajectory) and result.outcome != "out_of_scope"
-    if in_scope and result.answer != NOT_FOUND:
-        answer = result.answer
+    if isinstance(result, Trajectory) and result.outcome != "out_of_scope":
+        answer = "" if result.answer == NOT_FOUND else result.answer
     ratings = [entry.good for entry in feedback if entry.good is not None]
     rejected = (answer,) if answer and ratings and not ratings[-1] else ()
     return Question(run.id, run.request, right_answers(feedback), SOURCE, rejected)

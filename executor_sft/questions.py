@@ -130,7 +130,7 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
     return list(questions.values()), duplicates
 
 
-def _table_of(line: _Line, text: str) -> tuple[TableRequest | None, Sequence[tuple[str, ...]]]:
+def _table_of(line: _Line, text: str) -> tuple[TableRequest | None, tuple[tuple[str, ...], ...]]:
     """Return the table that a line asks for, if any, and its right rows. Raises `BadRequest`."""
     if not (isinstance(line, _TableLine) and line.columns):
         return None, ()

@@ -167,7 +167,7 @@ def config_settings(
     """Return the models, prompts, sampling, limits and retrieval of a config, as JSON. Raises
     `OSError`.
     """
-    roles = {**config.roles.by_name, **extra_roles}
+    roles: dict[str, RoleConfig | None] = {**config.roles.by_name, **extra_roles}
     embedder = _deciding("embedder", config.retrieval.embedder)
     return {
         "roles": {name: _role(role) for name, role in roles.items() if role is not None},

@@ -1,6 +1,8 @@
-"""`rolegate sft mini-model`: train the mini models: the backbone; the executor, and the student
-that it becomes (`--start`), which is the demo's executor untuned; the teacher, an executor that
-searches twice; and the generalists of the study, which speak every role, in three sizes.
+"""`rolegate sft mini-model`: train the mini models.
+
+These are the backbone; the executor, and the student that it becomes (`--start`), which is the
+demo's untuned executor; the teacher, an executor that searches twice; and the study's generalists
+of three sizes, which play every role.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from executor_sft.command import POSITIONAL
+from executor_sft.command import POSITIONAL, Count
 from executor_sft.minimodel.model import (
     BACKBONE,
     EXECUTOR,
@@ -39,53 +41,47 @@ FIRST_WORLD = {
     "generalist": 5_000,
 }
 _LONG_ROWS = (ROW_TOKENS, 1024)
-"""The long ones are for single agents, whose conversations hold what all their searches found."""
+"""Row lengths. The long ones are for single agents, whose conversations hold the passages of all
+their searches.
+"""
 _TABLE_ROWS = (*_LONG_ROWS, 2048)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the command."""
 
-    role: Annotated[
-        Literal["backbone", "executor", "student", "teacher", "generalist"],
-        POSITIONAL,
-        Meta(description="which model to train"),
-    ]
-    world: Annotated[Kind, Meta(description="whose language a generalist learns")] = "mini"
-    size: Annotated[Literal["small", "medium", "large"], Meta(description="of a generalist")] = (
-        "large"
-    )
-    out: Annotated[Path, Meta(description="where the finished model goes")]
-    work: Annotated[
-        Path, Meta(description="where checkpoints and the loss log go; reuse it to resume")
-    ]
-    steps: (
-        Annotated[
-            int,
-            Meta(ge=1, description="batches of 4,096 tokens; without it, as of the shipped models"),
-        ]
-        | None
-    ) = None
-    threads: Annotated[int, Meta(ge=1, description="CPU threads")] = 2
-    rate: Annotated[float, Meta(gt=0, description="peak learning rate")] = 3e-3
-    first_weight: Annotated[
-        float, Meta(ge=0, description="loss weight of tokens that others write, at first")
-    ] = 0.5
-    last_weight: Annotated[float, Meta(ge=0, description="the same, at last")] = 0.1
-    tables: Annotated[
-        bool, Meta(description="teach tables, too: the lead's plan, or lists of names")
-    ] = False
-    start: (
-        Annotated[Path, Meta(description="begin with the weights of a finished model")] | None
-    ) = None
-    tokenizer: (
-        Annotated[Path, Meta(description="that of a finished model; without it, learn one")] | None
-    ) = None
-    seed: Annotated[int, Meta(description="of the weights and of the training worlds")] = 1
+    role: Annotated[Literal["backbone", "executor", "student", "teacher", "generalist"], POSITIONAL]
+    """model to train"""
+    world: Kind = "mini"
+    """world whose language a generalist learns"""
+    size: Literal["small", "medium", "large"] = "large"
+    """size of a generalist"""
+    out: Path
+    """folder of the finished model"""
+    work: Path
+    """folder of checkpoints and loss log; reuse it to resume"""
+    steps: Count | None = None
+    """batches of 4,096 tokens (default: those of the shipped models)"""
+    threads: Count = 2
+    """CPU threads"""
+    rate: Annotated[float, Meta(gt=0)] = 3e-3
+    """peak learning rate"""
+    first_weight: Annotated[float, Meta(ge=0)] = 0.5
+    """loss weight of tokens that others write, at the first step"""
+    last_weight: Annotated[float, Meta(ge=0)] = 0.1
+    """loss weight of tokens that others write, at the last step"""
+    tables: bool = False
+    """teach tables, too: plans to the backbone, lists of names to executors"""
+    start: Path | None = None
+    """finished model whose weights to start with"""
+    tokenizer: Path | None = None
+    """finished model whose tokenizer to use (default: learn one)"""
+    seed: int = 1
+    """seed of the weights and of the training worlds"""
 
 
 def run(options: Options) -> int:
-    """Train one role's model and save it; the exit status."""
+    """Train one model, save it and return the exit status."""
     import torch
     from transformers import Qwen3ForCausalLM
 
@@ -101,30 +97,31 @@ def run(options: Options) -> int:
     else:
         model = new_model(LADDER[options.size] if role == "generalist" else SHAPES[role], tokenizer)
     lessons = _conversations(options, system, FIRST_WORLD[role] * options.seed)
-    rows = _TABLE_ROWS if options.tables else _LONG_ROWS if role == "generalist" else (ROW_TOKENS,)
+    rows: tuple[int, ...] = (ROW_TOKENS,)
+    if options.tables:
+        rows = _TABLE_ROWS
+    elif role == "generalist":
+        rows = _LONG_ROWS
     source = batches(lessons, tokenizer, rows)
     weights = options.first_weight, options.last_weight
-    train(
-        model, source, Schedule(options.steps or STEPS[role], options.rate, weights), options.work
-    )
+    schedule = Schedule(options.steps or STEPS[role], options.rate, weights)
+    train(model, source, schedule, options.work)
     save(model, tokenizer, options.out)
     return 0
 
 
 def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
-    """One tokenizer for all models, from a sample of every kind of conversation."""
-    sample = itertools.chain(
-        itertools.islice(conversations("backbone", system, 0), 2_400),
-        itertools.islice(
-            conversations("executor", system, 10, two_searches=True, passages=3), 2_400
-        ),
-    )
-    return train_tokenizer(turn.text for dialogue in sample for turn in dialogue)
+    """Train the tokenizer of all models on a sample of every kind of conversation."""
+    backbone = conversations("backbone", system, 0)
+    executor = conversations("executor", system, 10, two_searches=True, passages=3)
+    sample = itertools.chain(itertools.islice(backbone, 2_400), itertools.islice(executor, 2_400))
+    turns = itertools.chain.from_iterable(sample)
+    return train_tokenizer(turn.text for turn in turns)
 
 
 def _conversations(options: Options, system: RolePrompts, first_world: int) -> Iterator[Dialogue]:
-    """Conversations to learn from. A model that is not begun anew can copy already, so a generalist
-    finds three passages from the start.
+    """Return the conversations to learn from. A model with start weights can copy already, so a
+    generalist then finds three passages from the beginning.
     """
     if options.role == "teacher":
         return conversations(

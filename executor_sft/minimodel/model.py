@@ -1,11 +1,12 @@
-"""Qwen3 in miniature, and its tokenizer: byte-level BPE, the protocol's tags as single tokens,
-digits apart.
+"""A miniature Qwen3 and its tokenizer: byte-level BPE, with a token for each tag of the protocol
+and for each digit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,17 +19,9 @@ VOCABULARY = 1280
 END_OF_TURN = "<|end|>"
 END_OF_TEXT = "<|endoftext|>"
 _ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+_NAMES = "search answer evidence question request search_results documents title text".split()
 _TAGS = (
-    *(
-        f"<{slash}{tag}>"
-        for tag in ("search", "answer", "evidence", "question", "request")
-        for slash in ("", "/")
-    ),
-    *(
-        f"<{slash}{tag}>"
-        for tag in ("search_results", "documents", "title", "text")
-        for slash in ("", "/")
-    ),
+    *(f"<{slash}{name}>" for name, slash in product(_NAMES, ("", "/"))),
     '<result index="',
     "</result>",
     '<document index="',
@@ -45,7 +38,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of a mini model; heads are 32 wide."""
+    """Size of a mini model; attention heads are 32 wide."""
 
     width: int
     layers: int
@@ -53,22 +46,22 @@ class Shape:
 
 
 BACKBONE = Shape(width=256, layers=5, feed_forward=640)
-"""About 4 million parameters: delegates and answers."""
+"""About 4 million parameters; delegates and answers."""
 EXECUTOR = Shape(width=192, layers=5, feed_forward=288)
-"""About 1.8 million parameters: executes."""
+"""About 1.8 million parameters; executes."""
 LADDER = {
     "small": Shape(width=64, layers=4, feed_forward=128),
     "medium": Shape(width=96, layers=4, feed_forward=192),
     "large": EXECUTOR,
 }
-"""The study's models, of about 0.25, 0.5 and 1.8 million parameters: each speaks every role."""
+"""The study's generalists, of about 0.25, 0.5 and 1.8 million parameters."""
 HEAD_WIDTH = 32
 
 
 def new_model(
     shape: Shape, tokenizer: PreTrainedTokenizerFast, max_tokens: int = 2048
 ) -> Qwen3ForCausalLM:
-    """A model of `shape` with random weights, fp32."""
+    """Return a model with random fp32 weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     heads = shape.width // HEAD_WIDTH
@@ -92,9 +85,8 @@ def new_model(
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Learn the merges from `texts`. Every stretch between tags or lines begins with a space, so
-    that a name is spelled with the same tokens wherever it stands, and copying it is copying
-    tokens.
+    """Train a tokenizer on `texts`. Each piece between tags or lines gets a leading space, so that
+    a name has the same tokens in every place, and copying it is copying tokens.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -130,7 +122,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a finished model."""
+    """Load the tokenizer of a finished model."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)

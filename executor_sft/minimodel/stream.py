@@ -1,5 +1,5 @@
-"""An endless stream of packed training batches: fresh worlds all the time, every conversation
-used once.
+"""An endless stream of packed training batches. Worlds change all the time, and every conversation
+is used once.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Role = Literal["backbone", "executor", "student", "generalist", "compositional"]
-"""What is learnt; `compositional`: a generalist's lessons in such worlds."""
+"""Role that is learnt; `compositional`: a generalist in compositional worlds."""
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
 GENERALIST_WORLDS_PER_STAGE = 10
-"""Fewer, as their training is shorter."""
+"""Fewer than for others, as their training is shorter."""
 ROW_TOKENS = 512
 BATCH_TOKENS = 4096
 _WAITING = 64
 Encoded = tuple[list[int], list[bool]]
-"""Token ids of a conversation, and which of them the model writes."""
+"""Token ids of a conversation, and whether the model writes each of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of equal length; several conversations stand in a row and do not see each other."""
+    """Rows of equal length. A row has several conversations, which do not attend to each other."""
 
     tokens: torch.Tensor
     """(rows, row_tokens) int64"""
     written: torch.Tensor
-    """(rows, row_tokens) bool: whether the model itself writes this token"""
+    """(rows, row_tokens) bool: whether the model writes the token"""
     positions: torch.Tensor
-    """(rows, row_tokens) int64, from 0 in each conversation"""
+    """(rows, row_tokens) int64: position in the conversation, from 0"""
     conversation: torch.Tensor
-    """(rows, row_tokens) int64: the number of the conversation, 0 for padding"""
+    """(rows, row_tokens) int64: number of the conversation in its row, 0 for padding"""
 
     def attention(self) -> torch.Tensor:
-        """(rows, 1, row_tokens, row_tokens) bool: causal, within one conversation."""
+        """Return (rows, 1, row_tokens, row_tokens) bool: causal within each conversation."""
         import torch
 
         same = self.conversation[:, :, None] == self.conversation[:, None, :]
@@ -58,8 +58,8 @@ class Batch:
 
 
 def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Encoded:
-    """Token ids as the serving engine sees them, and which of them the model writes (its turns
-    with their end).
+    """Return the token ids as the serving engine sees them, and whether the model writes each (its
+    turns with their end).
     """
     ids: list[int] = []
     written: list[bool] = []
@@ -80,41 +80,37 @@ def conversations(
     passages: int | None = None,
     tables: bool = False,
 ) -> Iterator[Dialogue]:
-    """Conversations of training worlds `first_world`, `first_world + 1`, … Unless told how many
-    `passages` a search finds, executors and generalists begin with one and go on to two, then
-    three: in a short context copying is learnt sooner. Students can copy already. `tables`: a third
-    of the tokens are of lessons in tables, of the demo's world.
+    """Yield conversations of the training worlds `first_world`, `first_world + 1`, …
+
+    `passages`: passages per search. By default, executors and generalists begin with one and
+    advance to two, then three, as copying is learnt faster in a short context; students can copy
+    already. `tables`: a third of the tokens come from lessons in tables of the demo's world.
     """
     stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
-    for number in itertools.count():
-        world = (CompositionalWorld if role == "compositional" else World)(
-            first_world + number, "train"
-        )
-        writer = DialogueWriter(world, system)
-        shown = passages or min(3, 1 + number // stage)
+    world_type: type[World | CompositionalWorld] = (
+        CompositionalWorld if role == "compositional" else World
+    )
+    for number in itertools.count(first_world):
+        writer = DialogueWriter(world_type(number, "train"), system)
+        shown = passages or min(3, 1 + (number - first_world) // stage)
         match role:
             case "backbone":
                 source = writer.backbone()
             case "student":
-                source = student_lessons(
-                    writer, system, random.Random(f"{first_world + number}/student")
-                )
+                source = student_lessons(writer, system, random.Random(f"{number}/student"))
             case "executor":
                 source = writer.executor(two_searches, shown)
             case "generalist" | "compositional":
-                source = generalist_lessons(
-                    writer, random.Random(f"{first_world + number}/generalist"), shown, role
-                )
+                rng = random.Random(f"{number}/generalist")
+                source = generalist_lessons(writer, rng, shown, role)
         if tables:
-            taught = TableLessons(first_world + number, system)
-            lists = taught.executor(
-                two_searches or role == "generalist", 3 if role == "student" else shown
-            )
-            source = (
-                taught.among(source, taught.lead(), 0.1)
-                if role == "backbone"
-                else taught.among(source, lists, 0.35)
-            )
+            lessons = TableLessons(number, system)
+            if role == "backbone":
+                source = lessons.among(source, lessons.lead(), 0.1)
+            else:
+                twice = two_searches or role == "generalist"
+                lists = lessons.executor(twice, 3 if role == "student" else shown)
+                source = lessons.among(source, lists, 0.35)
         yield from itertools.islice(source, CONVERSATIONS_PER_WORLD)
 
 
@@ -123,10 +119,12 @@ def batches(
     tokenizer: PreTrainedTokenizerFast,
     row_tokens: Sequence[int] = (ROW_TOKENS,),
 ) -> Iterator[Batch]:
-    """Pack `source` into full rows, `BATCH_TOKENS` in all. A row begins with the middle one of the
-    waiting conversations by length, has the first of the lengths `row_tokens` (ascending) that
-    holds it, and takes the longest that still fits, until none does: attention costs the square of
-    a row, so most should be short. Conversations longer than all rows are left out.
+    """Pack conversations into batches of full rows, `BATCH_TOKENS` each.
+
+    Attention costs the square of a row's length, so most rows should be short. Conversations wait,
+    sorted by length. A row begins with the median one, gets the shortest length in `row_tokens`
+    (ascending) that fits it, and is filled with the longest ones that still fit. Long conversations
+    collect until they are the median, so all are used; those longer than every row are left out.
     """
     waiting: list[Encoded] = []
     rows: dict[int, list[list[Encoded]]] = {length: [] for length in row_tokens}
@@ -135,7 +133,6 @@ def batches(
             encoded = encode(next(source), tokenizer)
             if len(encoded[0]) <= row_tokens[-1]:
                 bisect.insort(waiting, encoded, key=lambda member: len(member[0]))
-        # Long ones gather until they are in the middle, so all get used
         first = waiting.pop(len(waiting) // 2)
         length = row_tokens[bisect.bisect_left(row_tokens, len(first[0]))]
         rows[length].append(_fill(first, waiting, length))
@@ -145,7 +142,7 @@ def batches(
 
 
 def _fill(first: Encoded, waiting: list[Encoded], row_tokens: int) -> list[Encoded]:
-    """A row that begins with `first`; the others are taken out of `waiting`, sorted by length."""
+    """Return a row that begins with `first`; take the others out of `waiting`, sorted by length."""
     row = [first]
     room = row_tokens - len(first[0])
     while at := bisect.bisect_right(waiting, room, key=lambda member: len(member[0])):

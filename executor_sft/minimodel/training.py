@@ -1,4 +1,4 @@
-"""Train a mini model from scratch on one or two CPU cores; resumable."""
+"""Train a mini model on one or two CPU cores; resumable."""
 
 import itertools
 import json
@@ -20,19 +20,19 @@ from serving.terminal import progress_bar
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Length and rate of a training; a step is one batch of 4,096 tokens."""
+    """Length and learning rate of a training; a step is a batch of 4,096 tokens."""
 
     steps: int
     peak_rate: float = 3e-3
     context_weight: tuple[float, float] = (0.5, 0.1)
-    """Loss weight of tokens that the model does not write, first and last: predicting them
-    teaches it to copy.
+    """Loss weights of tokens that the model does not write, at the first and the last step:
+    predicting them teaches it to copy.
     """
     warm_up: int = 100
     checkpoint_every: int = 100
 
     def rate(self, step: int) -> float:
-        """Linear warm-up, constant, then linear decay over the last half."""
+        """Return the rate of a step: linear warm-up, constant, linear decay over the last half."""
         decay = min(1.0, 2 * (1 - step / self.steps))
         return self.peak_rate * min(1.0, (step + 1) / self.warm_up) * max(decay, 0.01)
 
@@ -45,17 +45,18 @@ def train(
     *,
     compiled: bool = True,
 ) -> None:
-    """Train `model` in place. A killed run goes on from `folder/checkpoint.pt`, with the batches
-    not yet seen.
+    """Train `model` in place. After a kill, training resumes from `folder/checkpoint.pt` with the
+    batches not yet seen.
 
-    `compiled` costs a minute at the start and makes each step more than twice as fast. Computes in
-    bf16 where the CPU can, which is twice as fast as fp32 there, and several times slower
-    elsewhere.
+    `compiled`: compile the loss, which takes a minute at the start and makes each step more than
+    twice as fast. Computes in bf16 on CPUs that support it, where it is twice as fast as fp32;
+    on others it is several times slower.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / "checkpoint.pt"
     optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
-    step = _resume(model, optimizer, folder / "checkpoint.pt")
-    # A graph for each length of rows
+    step = _resume(model, optimizer, checkpoint)
+    # One graph per row length
     losses: Any = torch.compile(_loss, dynamic=False) if compiled else _loss
     with progress_bar() as bar, (folder / "loss.jsonl").open("a") as log:
         task = bar.add_task("training", total=schedule.steps, completed=step)
@@ -63,19 +64,11 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(step)
             share = step / schedule.steps
-            (first, last) = schedule.context_weight
-            weight = first * (1 - share) + last * share
+            first, last = schedule.context_weight
+            weights = _weights(batch, first * (1 - share) + last * share)
+            inputs = batch.tokens, batch.positions, batch.attention()
             with torch.autocast("cpu", torch.bfloat16, enabled=computes_in_bf16()):
-                weights = _weights(batch, weight)
-                attention = batch.attention()
-                loss, own = losses(
-                    model,
-                    batch.tokens,
-                    batch.positions,
-                    attention,
-                    weights=weights,
-                    written=batch.written,
-                )
+                loss, own = losses(model, *inputs, weights=weights, written=batch.written)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -91,8 +84,8 @@ def train(
                 log.write(json.dumps(figures) + "\n")
                 log.flush()
             if step % schedule.checkpoint_every == 0:
-                _checkpoint(model, optimizer, step, folder / "checkpoint.pt")
-    _checkpoint(model, optimizer, step, folder / "checkpoint.pt")
+                _checkpoint(model, optimizer, step, checkpoint)
+    _checkpoint(model, optimizer, step, checkpoint)
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -110,27 +103,26 @@ def _loss(
     weights: Tensor,
     written: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The weighted loss over all tokens, and the mean loss over the model's own."""
+    """Return the weighted loss over all tokens, and the mean loss over those the model writes."""
     logits = model(
         input_ids=tokens, position_ids=positions, attention_mask=attention, use_cache=False
     ).logits
-    each = functional.cross_entropy(
+    token_losses = functional.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none"
     )
     own = written[:, 1:].flatten()
-    return (each * weights).sum() / weights.sum(), (each * own).sum() / own.sum()
+    weighted = (token_losses * weights).sum() / weights.sum()
+    return weighted, (token_losses * own).sum() / own.sum()
 
 
 def _weights(batch: Batch, context_weight: float) -> Tensor:
-    """(rows * (row_tokens - 1)) float32: the weight of predicting each token from those before
-    it.
-    """
+    """Return (rows * (row_tokens - 1)) float32: the loss weight of predicting each token."""
     inside = (batch.positions[:, 1:] > 0).float()
     return (inside * torch.where(batch.written[:, 1:], 1.0, context_weight)).flatten()
 
 
 def _groups(model: Qwen3ForCausalLM) -> list[dict[str, Any]]:
-    """Weight decay for matrices only."""
+    """Return parameter groups with weight decay for matrices only."""
     groups: dict[float, list[torch.nn.Parameter]] = {0.05: [], 0.0: []}
     for parameter in model.parameters():
         groups[0.05 if parameter.ndim > 1 else 0.0].append(parameter)
@@ -138,7 +130,7 @@ def _groups(model: Qwen3ForCausalLM) -> list[dict[str, Any]]:
 
 
 def _resume(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, path: Path) -> int:
-    """Load the checkpoint, if there is one; the number of steps that were done."""
+    """Load the checkpoint, if there is one, and return the number of finished steps."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -150,7 +142,7 @@ def _resume(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, path: Pat
 def _checkpoint(
     model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, step: int, path: Path
 ) -> None:
-    """Write a checkpoint whole or not at all."""
+    """Write a checkpoint atomically."""
     with replacing(path) as unfinished:
         torch.save(
             {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step},

@@ -1,6 +1,4 @@
-"""A seeded world for questions of an open-ended language, whose passages are as plain as can
-be: one fact each.
-"""
+"""A seeded world for questions of an open-ended language. Each passage states one fact."""
 
 import itertools
 import random
@@ -17,9 +15,10 @@ _ASIDES_EACH = (0, 0, 1, 1)
 
 
 class CompositionalWorld:
-    """Questions, and the passages that answer them, those of their asides and others; two worlds of
-    different sides share no name, no shape of questions, and every question of a test has a wording
-    that is never trained on.
+    """Questions, the passages that answer them and their asides, and others.
+
+    Worlds of different sides share no names and no shapes of questions, and every test question has
+    a wording that is never trained on.
     """
 
     def __init__(
@@ -29,26 +28,24 @@ class CompositionalWorld:
         self.side = side
         self._prefix = prefix
         self._rng = random.Random(f"{seed}/{side}/compositional")
-        self._names, self._phrasing, self._shapes = (
-            Names(self._rng, side),
-            Phrasing(self._rng, side),
-            shapes(side),
-        )
+        self._names = Names(self._rng, side)
+        self._phrasing = Phrasing(self._rng, side)
+        self._shapes = shapes(side)
         self.passages: list[Passage] = []
         self._facts: dict[str, SubQuery] = {}
         self.questions = [self._question(number) for number in range(questions)]
         self.by_id = {passage.id: passage for passage in self.passages}
         self.sub_queries = list(self._facts.values())
-        """One for each passage, in the same order."""
+        """Sub-query of each passage, in the same order."""
         self._next = itertools.cycle(self.questions)
 
     def draw(self) -> Question:
-        """The next question; after the last one, the first again."""
+        """Return the next question; the first again after the last."""
         return next(self._next)
 
     def retrieved(self, gold: str, count: int) -> list[Passage]:
-        """The passages that a search for `gold` finds: itself first, and others, mostly of the
-        same names.
+        """Return the passages of a search for `gold`: itself first, then others, mostly of the same
+        names.
         """
         at = int(gold.rpartition("-")[2])
         steps = (0, *self._rng.sample(range(1, 7), count - 1))
@@ -59,9 +56,8 @@ class CompositionalWorld:
         text = ""
         known = self._phrasing.novel
         while not text or (self.side == "test" and self._phrasing.novel == known):
-            tree = self._tree(
-                self._rng.choice([shape for shape in self._shapes if size(shape) == wanted])
-            )
+            fitting = [shape for shape in self._shapes if size(shape) == wanted]
+            tree = self._tree(self._rng.choice(fitting))
             asides = [
                 self._tree(self._rng.choice(_ASIDES)) for _ in range(self._rng.choice(_ASIDES_EACH))
             ]
@@ -74,11 +70,12 @@ class CompositionalWorld:
         return Question(identity, text, "compositional", answer, tuple(map(tuple, rounds)))
 
     def _tree(self, shape: Shape, kind: str | None = None) -> Tree:
-        """A tree of this shape whose value is of this kind, or of any."""
+        """Return a tree of this shape whose value is of this kind, or of any."""
         if not shape:
             return Tree(self._names.word())
+        relations = RELATIONS[len(shape)]
         relation = self._rng.choice(
-            [one for one in RELATIONS[len(shape)] if kind in (None, one.value)]
+            [relation for relation in relations if kind in (None, relation.value)]
         )
         return Tree("", relation, tuple(self._tree(part, relation.subject) for part in shape))
 
@@ -92,14 +89,14 @@ class CompositionalWorld:
         value = sub_query.report.answer
         kinds = (*(tree.relation.subject for _ in subjects), tree.relation.value)
         for name, kind in zip((*subjects, value), kinds, strict=True):
-            others = [one for one in RELATIONS[1] if one.subject == kind]
-            # Which no question asks for
+            others = [relation for relation in RELATIONS[1] if relation.subject == kind]
+            # Facts that no question asks for
             for other in self._rng.sample(others, min(len(others), 2)):
                 self._fact(other, [name])
         return value
 
     def _fact(self, relation: Relation, subjects: list[str]) -> SubQuery:
-        """The sub-query for a fact; its passage is written when it is first asked for."""
+        """Return the sub-query for a fact, and write its passage the first time."""
         about = f"the {relation.name} of {' and '.join(subjects)}"
         if about not in self._facts:
             value = self._names.word()
@@ -107,6 +104,8 @@ class CompositionalWorld:
             sentence = f"T{about[1:]} is {value}."
             text = f"What is {about}?"
             self.passages.append(Passage(identity, " and ".join(subjects), sentence))
-            found = Report(value, (sentence,))
-            self._facts[about] = SubQuery(text, (text,), (identity,), found, "plain", relation.name)
+            report = Report(value, (sentence,))
+            self._facts[about] = SubQuery(
+                text, (text,), (identity,), report, "plain", relation.name
+            )
         return self._facts[about]

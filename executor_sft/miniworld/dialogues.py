@@ -1,5 +1,6 @@
-"""Gold conversations of each role over one world, in the very words that the gateway uses."""
+"""Gold conversations of each role about one world, with the prompts of the gateway."""
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -23,14 +24,14 @@ _NOT_FOUND_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message; the kinds after `user` are the model's own."""
+    """A message; all kinds after `user` are written by the model."""
 
     kind: TurnKind
     text: str
 
     @property
     def role(self) -> str:
-        """The chat role."""
+        """Chat role."""
         return self.kind if self.kind in ("system", "user") else "assistant"
 
 
@@ -39,59 +40,57 @@ Dialogue = list[Turn]
 
 @dataclass(frozen=True, slots=True)
 class RolePrompts:
-    """The system prompts that the mini models are trained and served with."""
+    """System prompts that the mini models are trained and served with."""
 
     delegation: str
     execution: str
     answer: str
     agent: str
-    """Of a single agent, which searches itself for as long as it takes, and answers."""
+    """Prompt of a single agent, which searches as often as needed, and answers."""
 
     @classmethod
     def served(cls) -> "RolePrompts":
-        """Those of the preset `mini`."""
+        """Read the prompts of the preset `mini`."""
         folder = resources.files("serving") / "prompts" / "mini"
         roles = [field.name for field in fields(cls)]
         return cls(*((folder / f"{role}.txt").read_text("utf-8").strip() for role in roles))
 
 
 def delegate_text(texts: list[str]) -> str:
-    """A dispatch: one question, or a JSON list of questions."""
+    """Return a dispatch of one question, or of a JSON list of questions."""
     body = prompts.request(texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False))
     return f"<search>{body}</search>"
 
 
 def report_text(report: Report) -> str:
-    """A report as the executor writes it."""
+    """Return a report as the executor writes it."""
     evidence = "\n".join(report.evidence)
     return f"{element('answer', report.answer)}{element('evidence', evidence)}"
 
 
 def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str:
-    """The answer; before a comparison, a trace of the two years with their names: a small model
-    cannot compare in silence, nor find the name that belongs to a year.
+    """Return the answer. For a comparison, the two years with their names come first: a small model
+    can neither compare silently, nor find the name of a year.
     """
     if any(report is NO_EVIDENCE for _, report in pairs):
         return f"<answer>{NOT_FOUND}</answer>"
     trace = ""
     if question.earlier is not None:
-        dated = [
-            f"{report.answer} {name}"
-            for (_, report), name in zip(pairs, question.compared, strict=True)
-        ]
-        years = [int(report.answer) for _, report in pairs]
-        chosen = dated[years.index((min if question.earlier else max)(years))]
-        trace = f"{', '.join(dated)}: {'earlier' if question.earlier else 'later'} {chosen} "
+        years = [report.answer for _, report in pairs]
+        dated = [f"{year} {name}" for year, name in zip(years, question.compared, strict=True)]
+        chosen = (min if question.earlier else max)(years, key=int)
+        word = "earlier" if question.earlier else "later"
+        trace = f"{', '.join(dated)}: {word} {dated[years.index(chosen)]} "
     return f"{trace}<answer>{prompts.request(question.answer)}</answer>"
 
 
 class DialogueWriter:
-    """Writes gold conversations of one world's questions."""
+    """Writes gold conversations about one world's questions."""
 
     def __init__(
         self, world: World | CompositionalWorld, system: RolePrompts, library: Library | None = None
     ) -> None:
-        """`library`: the pages of the world, if they are written already."""
+        """Index the world's pages. `library`: those pages, if they exist already."""
         self._world = world
         self._system = system
         self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
@@ -116,20 +115,18 @@ class DialogueWriter:
                     self._mentions.setdefault(word, []).append(passage)
 
     def backbone(self) -> Iterator[Dialogue]:
-        """A delegation and an answer conversation for each question, endlessly."""
+        """Yield a delegation and an answer conversation for each question, endlessly."""
         while True:
             question = self._examiner.draw()
-            missing = (
-                self._rng.randrange(len(question.rounds))
-                if self._rng.random() < _NOT_FOUND_SHARE
-                else None
-            )
+            missing = None
+            if self._rng.random() < _NOT_FOUND_SHARE:
+                missing = self._rng.randrange(len(question.rounds))
             yield self.delegation(question, missing)
             yield self.answering(question, missing)
 
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
-        """Conversations about sub-queries in all wordings, with `passages` for each search,
-        endlessly; only those that one search answers, unless `two_searches`.
+        """Yield conversations about sub-queries in all wordings, endlessly. `two_searches`: include
+        sub-queries that need two. `passages`: passages per search.
         """
         world = self._world
         while isinstance(world, CompositionalWorld):
@@ -151,8 +148,8 @@ class DialogueWriter:
                 yield self.execution(sub_query, entity, passages)
 
     def delegation(self, question: Question, missing: int | None = None) -> Dialogue:
-        """Question, blocks and reports by turns, then the stop; it comes early where round
-        `missing` finds nothing.
+        """Return a delegator's conversation: question, blocks and reports in turn, and the stop,
+        which comes early if round `missing` finds nothing.
         """
         turns = [
             Turn("system", self._system.delegation),
@@ -167,7 +164,7 @@ class DialogueWriter:
         return [*turns, Turn("stop", STOP)]
 
     def answering(self, question: Question, missing: int | None = None) -> Dialogue:
-        """The answerer's single turn, after a run in which round `missing`, if any, found
+        """Return the answerer's conversation, after a run in which round `missing`, if any, found
         nothing.
         """
         pairs = [
@@ -185,8 +182,8 @@ class DialogueWriter:
         ]
 
     def execution(self, sub_query: SubQuery, entity: Entity | None, passages: int = 3) -> Dialogue:
-        """One or two searches with so many passages each, then the report; sometimes told that
-        no search is left.
+        """Return an executor's conversation: one or two searches, then the report. Sometimes the
+        last passages come with the note that no search is left.
         """
         turns = [
             Turn("system", self._system.execution),
@@ -202,8 +199,8 @@ class DialogueWriter:
         return [*turns, Turn("report", report_text(sub_query.report))]
 
     def alone(self, passages: int) -> Dialogue:
-        """A single agent's way to the answer of the next question, with so many passages, in
-        any order, each search.
+        """Return a single agent's conversation about the next question. `passages`: passages per
+        search, in any order.
         """
         question = self._examiner.draw()
         turns = [Turn("system", self._system.agent), Turn("user", prompts.request(question.text))]
@@ -216,8 +213,8 @@ class DialogueWriter:
         return [*turns, Turn("answer", answer_text(question, pairs))]
 
     def _seen(self, sub_query: SubQuery, missing: bool) -> Report:
-        """The gold report, with one evidence point as a single-search executor gives it or with
-        all of them.
+        """Return the gold report with all evidence points or, as after a single search, the last
+        one.
         """
         if missing:
             return NO_EVIDENCE
@@ -229,54 +226,45 @@ class DialogueWriter:
     def _shown(
         self, gold: str, sub_query: SubQuery, entity: Entity | None, passages: int
     ) -> list[Passage]:
-        """The gold passage with others: alike ones in a compositional world, neighbours of
-        `entity`, or any.
+        """Return the gold passage with others: similar ones in a compositional world, neighbours
+        of `entity`, or any.
         """
         if isinstance(self._library, CompositionalWorld):
             return self._library.retrieved(gold, passages)
         if entity:
             kind = BY_NAME[sub_query.relation].subject
             return self.retrieved(self._library.by_id[gold], kind, entity, passages - 1)
-        others = self._rng.sample(
-            [one for one in self._library.passages if one.id != gold], passages - 1
-        )
-        found = [self._library.by_id[gold], *others]
-        self._rng.shuffle(found)
-        return found
+        pages = [page for page in self._library.passages if page.id != gold]
+        shown = [self._library.by_id[gold], *self._rng.sample(pages, passages - 1)]
+        self._rng.shuffle(shown)
+        return shown
 
     def retrieved(self, gold: Passage, kind: Kind, entity: Entity, others: int) -> list[Passage]:
-        """The gold passage, mostly first, among `others` neighbours that a dense retriever returns:
-        pages that mention the entity, and pages of entities of this kind.
+        """Return the gold passage, mostly first, with as many `others` as a dense retriever could
+        return: pages that mention the entity, and pages of entities of this kind.
         """
         words = [word for word in entity.mention.split() if word[:1].isupper()]
-        relatives = [
-            passage
-            for word in words
-            for passage in self._mentions.get(word, ())
-            if passage.id != gold.id
-        ]
-        found: list[Passage] = []
-        while len(found) < others:
+        mentioning = itertools.chain.from_iterable(self._mentions.get(word, ()) for word in words)
+        relatives = [page for page in mentioning if page.id != gold.id]
+        pages: list[Passage] = []
+        while len(pages) < others:
             draw = self._rng.random()
             if draw < 0.4 and relatives:
-                candidate = self._rng.choice(relatives)
+                page = self._rng.choice(relatives)
             else:
                 sample = self._rng.sample(self._pages[kind], 1 if draw > 0.8 else 12)
-                candidate = max(sample, key=lambda passage: _likeness(passage.title, gold.title))
-            if candidate.id != gold.id and candidate not in found:
-                found.append(candidate)
-        found.insert(min(self._rng.choice((0, 0, 0, 0, 1, 2)), others), gold)
-        return found
+                page = max(sample, key=lambda page: _likeness(page.title, gold.title))
+            if page.id != gold.id and page not in pages:
+                pages.append(page)
+        pages.insert(min(self._rng.choice((0, 0, 0, 0, 1, 2)), others), gold)
+        return pages
 
 
 def _until(question: Question, missing: int | None) -> tuple[tuple[SubQuery, ...], ...]:
-    """The rounds of a question, up to the one that finds nothing."""
+    """Return the rounds of a question, up to the one that finds nothing."""
     return question.rounds if missing is None else question.rounds[: missing + 1]
 
 
 def _likeness(one: str, other: str) -> int:
-    """Letter pairs in common."""
-    return len(
-        {one[at : at + 2] for at in range(len(one) - 1)}
-        & {other[at : at + 2] for at in range(len(other) - 1)}
-    )
+    """Return the number of letter pairs in common."""
+    return len(set(itertools.pairwise(one)) & set(itertools.pairwise(other)))

@@ -1,14 +1,13 @@
 """`rolegate sft mini-world`: write a world as files.
 
-These are corpus.jsonl, questions.jsonl with gold plans, reports and answers, vocabulary.txt, which
-all questions stay in, registers.jsonl, pages that list its things, and rolegate.toml: the preset
-mini over this world. With --wide, the corpus holds registers, and the questions are tables for
-`rolegate sft rollout`; in WideSearch's form, tasks.jsonl and gold/ID.csv, and reach.jsonl, which
-tells where each cell is to be found.
+These are corpus.jsonl; questions.jsonl with gold plans, reports and answers; vocabulary.txt, the
+words of all questions; registers.jsonl, pages that list the world's things; and rolegate.toml, the
+preset mini over this world. With --wide, the corpus has registers, and the questions are tables for
+`rolegate sft rollout`; tasks.jsonl and gold/ID.csv are the same in WideSearch's format, and
+reach.jsonl says where each cell can be found.
 """
 
 import csv
-import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 import tomlkit
 from msgspec import Meta
 
+from executor_sft.command import Count
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.relations import OCCUPATIONS, RELATIONS
@@ -38,26 +38,28 @@ _TEXT = {"preprocess": ["norm_str"], "metric": ["exact_match"]}
 class Options(Knobs, frozen=True, kw_only=True):
     """Options of the command; the knobs are those of wide worlds."""
 
-    out: Annotated[Path, Meta(description="where the files go")]
-    seed: Annotated[int, Meta(description="of the world; the demo's has 7")] = 7
-    side: Annotated[Side, Meta(description="worlds of two sides share no name")] = "test"
-    questions: Annotated[int, Meta(ge=0, description="how many")] = 200
-    wide: Annotated[
-        bool, Meta(description="a wide world, with registers, and tables instead of questions")
-    ] = False
-    tables: Annotated[
-        int, Meta(ge=1, description="of each size class; fewer where a world has no more")
-    ] = 20
-    force: Annotated[bool, Meta(description="write over what is there")] = False
+    out: Path
+    """where the files go"""
+    seed: int = 7
+    """seed of the world; the demo's is 7"""
+    side: Side = "test"
+    """worlds of different sides share no names"""
+    questions: Annotated[int, Meta(ge=0)] = 200
+    """number of questions"""
+    wide: bool = False
+    """a wide world, with registers, and tables instead of questions"""
+    tables: Count = 20
+    """max tables of each size"""
+    force: bool = False
+    """overwrite existing files"""
 
 
 def run(options: Options) -> int:
-    """Write a world; the exit status."""
+    """Write a world and return the exit status."""
     out = options.out
     if not options.force and out.is_dir() and any(out.iterdir()):
         raise BadConfig(
-            f"--out {out}: is not empty; name another folder, or write over what is "
-            "there with --force."
+            f"--out {out}: is not empty; name another folder, or overwrite its files with --force."
         )
     if options.wide:
         wide = WideWorld(options.seed, options.side, options, tasks=options.tables)
@@ -75,8 +77,8 @@ def run(options: Options) -> int:
 
 
 def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> list[Question]:
-    """Write `corpus.jsonl`, with ids that begin with `prefix`, `questions.jsonl` and
-    `vocabulary.txt` into `folder`. Returns the questions.
+    """Write `corpus.jsonl`, `questions.jsonl` and `vocabulary.txt` into `folder`, and return the
+    questions. `prefix`: of the passages' ids.
     """
     library = Library(world, prefix)
     examiner = Examiner(world, library)
@@ -86,9 +88,9 @@ def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> 
 
 
 def export_tables(wide: WideWorld, folder: Path) -> None:
-    """Write `tasks.jsonl` with `gold/<id>.csv`; the same as `questions.jsonl`, for `rolegate sft
-    rollout`; and, to tell errors apart, `reach.jsonl`: where each gold cell is found, and the names
-    in registers that do not belong.
+    """Write the tables of a world: `tasks.jsonl` with `gold/<id>.csv`, and `questions.jsonl` for
+    `rolegate sft rollout`. For the analysis of errors, `reach.jsonl` has the place of each gold
+    cell, and the wrong names in registers.
     """
     (folder / "gold").mkdir(parents=True, exist_ok=True)
     tasks = []
@@ -106,13 +108,13 @@ def export_tables(wide: WideWorld, folder: Path) -> None:
             {"instance_id": task.id, "size": task.size, "reach": wide.reach(task), "stale": stale}
         )
         rows = [
-            [row.mention, *(wide.gold(row, one) for one in task.relations)] for row in task.rows
+            [row.mention, *(wide.gold(row, relation) for relation in task.relations)]
+            for row in task.rows
         ]
         asked = {"question": task.question, "columns": task.schema.columns, "rows": rows}
         questions.append({"id": task.id, **asked})
-        with (folder / "gold" / f"{task.id}.csv").open(
-            "w", encoding="utf-8-sig", newline=""
-        ) as file:
+        path = folder / "gold" / f"{task.id}.csv"
+        with path.open("w", encoding="utf-8-sig", newline="") as file:
             csv.writer(file).writerows([task.columns, *rows])
     for name, lines in (("tasks", tasks), ("questions", questions), ("reach", reaches)):
         (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
@@ -125,8 +127,8 @@ def write_corpus(
     questions: Iterable[Question] = (),
     name: str = "corpus.jsonl",
 ) -> None:
-    """Write the file `name`, and `vocabulary.txt` and `questions.jsonl` where there are any, into
-    `folder`, which is made where it is not there.
+    """Write the passages to `name` in `folder`, which is created if missing, and `vocabulary.txt`
+    and `questions.jsonl` if there are any.
     """
     folder.mkdir(parents=True, exist_ok=True)
     encoder = msgspec.json.Encoder()
@@ -139,38 +141,29 @@ def write_corpus(
 
 
 def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:
-    """The vocabulary file of a world: words of wordings and `more`, then all names
+    """Return the vocabulary file of a world: the words of all wordings and `more`, then all names
     (`router.protocol.vocabulary`).
     """
-    wordings = itertools.chain.from_iterable(
-        (relation.noun, *relation.ask, *(text for text, _ in relation.compare))
-        for relation in RELATIONS
-    )
-    known = {
-        word.strip("?,.").format(x="", a="", b="")
-        for wording in wordings
-        for word in wording.split()
-    }
-    names = {name for entity in world.entities for name in (entity.name, entity.alias) if name}
-    return "\n".join(
-        [
-            *sorted(filter(None, known.union(set(more) - words(" ".join(names))))),
-            *OCCUPATIONS,
-            "",
-            *sorted(names),
-            "",
-        ]
-    )
+    known: set[str] = set()
+    for relation in RELATIONS:
+        for wording in (relation.noun, *relation.ask, *(text for text, _ in relation.compare)):
+            stripped = (word.strip("?,.") for word in wording.split())
+            known.update(word.format(x="", a="", b="") for word in stripped)
+    names: set[str] = set()
+    for entity in world.entities:
+        names.update(filter(None, (entity.name, entity.alias)))
+    known |= set(more) - words(" ".join(names))
+    return "\n".join([*sorted(filter(None, known)), *OCCUPATIONS, "", *sorted(names), ""])
 
 
 def _vocabulary_of_tables(wide: WideWorld) -> str:
-    """The vocabulary with the words in which its tables are asked for."""
+    """Return the vocabulary with the words of the questions for tables."""
     return vocabulary_of(wide.world, set[str]().union(*(words(task.query) for task in wide.tasks)))
 
 
 def over(config: Config, world: Path, *more: str) -> Config:
-    """The same models over the world whose files are in the folder `world`, its corpus and `more`;
-    its index, its runs and the versions that are made of these are kept there.
+    """Return the config with its models over the world in the folder `world`: its corpus and the
+    files `more`. Index, runs and versions are kept there, too.
     """
     documents = tuple(str(world / name) for name in ("corpus.jsonl", *more))
     retrieval = msgspec.structs.replace(
@@ -187,7 +180,7 @@ def over(config: Config, world: Path, *more: str) -> Config:
 
 
 def write_config(config: msgspec.Struct, file: Path) -> None:
-    """Write it as TOML: a gateway's, or another kind."""
+    """Write a config of any kind as TOML."""
     write_atomically(file, tomlkit.dumps(_without_none(msgspec.to_builtins(config))).encode())
 
 

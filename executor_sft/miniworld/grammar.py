@@ -1,5 +1,5 @@
-"""An open-ended language of questions: relations that nest in each other, in shapes, wordings and
-asides of which some are never trained on.
+"""An open-ended language of questions: relations nest in shapes, with wordings and asides, of which
+some are held out for tests.
 """
 
 import random
@@ -12,7 +12,7 @@ from executor_sft.miniworld.world import Side, side_of
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation of one thing, or of two of a kind."""
+    """A relation of one thing, or of two things of a kind."""
 
     subject: str
     name: str
@@ -36,7 +36,7 @@ RELATIONS = {
         "house | book source story book"
     ),
 }
-"""By the number of their subjects."""
+"""Relations by the number of their subjects."""
 _FORMS = {
     1: ("the {n} of {x}", "{x}'s {n}", "the one that {x} has as {n}", "the one who is {n} to {x}"),
     2: (
@@ -62,12 +62,12 @@ _OPENERS = ("not", "unlike", "rather than", "apart from", "instead of", "let alo
 _MOST_RELATIONS = 3
 _MOST_ROUNDS = 3
 Shape = tuple["Shape", ...]
-"""How relations nest: a name is (), a relation the shapes of its subjects."""
+"""Nesting of relations: () for a name, else the shapes of the relation's subjects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A name, or a relation of trees."""
+    """A name, or a relation whose subjects are trees."""
 
     name: str = ""
     relation: Relation | None = None
@@ -75,17 +75,17 @@ class Tree:
 
     @property
     def height(self) -> int:
-        """Rounds that it takes to find it: 0 for a name."""
+        """Number of rounds to find the value; 0 for a name."""
         return 1 + max(subject.height for subject in self.subjects) if self.subjects else 0
 
 
 def held_out(parts: object, halvings: int = 1) -> bool:
-    """Whether a shape or a wording is kept for tests; every halving leaves half as many of them."""
+    """Return whether a shape or wording is for tests only; each halving halves their share."""
     return all(side_of(f"{parts} {number}") == "test" for number in range(halvings))
 
 
 def size(shape: Shape) -> int:
-    """Relations in it."""
+    """Return the number of relations in a shape."""
     return bool(shape) + sum(map(size, shape))
 
 
@@ -95,7 +95,7 @@ def _shapes(rounds: int) -> set[Shape]:
 
 
 def shapes(side: Side) -> list[Shape]:
-    """Those that questions of this side have; a single relation is for training."""
+    """Return the shapes of this side's questions; single relations are for training."""
     fitting = (
         shape for shape in sorted(_shapes(_MOST_ROUNDS)) if 1 <= size(shape) <= _MOST_RELATIONS
     )
@@ -103,50 +103,49 @@ def shapes(side: Side) -> list[Shape]:
 
 
 class Phrasing:
-    """Words trees at random, in training by what is not held out."""
+    """Words trees at random; for training, without held-out wordings."""
 
     def __init__(self, rng: random.Random, side: Side) -> None:
         self._rng = rng
         self._side = side
         self.novel = 0
-        """Held-out wordings that were used so far."""
+        """Number of held-out wordings used so far."""
 
     def question(self, tree: Tree, asides: Sequence[Tree]) -> str:
-        """A question for `tree` that mentions `asides`, too, which it does not ask for, each at
-        another place.
+        """Return a question for `tree` that also mentions `asides`, which it does not ask for, each
+        in another place.
         """
         placed = dict(zip(self._rng.sample(list(_ASIDES), len(asides)), asides, strict=True))
         text = self._rng.choice(_FRAMES).format(self._phrase(tree, placed))
         for place in ("front", "end"):
-            text = self._beside(text, place, placed)
+            text = self._with_aside(text, place, placed)
         return text[:1].upper() + text[1:]
 
     def _phrase(self, tree: Tree, placed: Mapping[str, Tree]) -> str:
-        """A noun phrase; an aside that belongs to a name stands at the first one."""
+        """Return a noun phrase. An aside to a name follows the first name."""
         if tree.relation is None:
-            return self._beside(tree.name, "name", placed)
+            return self._with_aside(tree.name, "name", placed)
         phrases = [
             self._phrase(subject, {} if number else placed)
             for number, subject in enumerate(tree.subjects)
         ]
         nouns = (tree.relation.name, tree.relation.synonym)
-        (first, *_) = phrases
+        first = phrases[0]
         short = not first.startswith("the ") and "(" not in first
-        noun, form = self._chosen(
-            product(nouns, (form for form in _FORMS[len(phrases)] if short or "'" not in form))
-        )
+        forms = (form for form in _FORMS[len(phrases)] if short or "'" not in form)
+        noun, form = self._chosen(product(nouns, forms))
         return form.format(n=noun, x=first, y=phrases[-1])
 
-    def _beside(self, text: str, place: str, placed: Mapping[str, Tree]) -> str:
+    def _with_aside(self, text: str, place: str, placed: Mapping[str, Tree]) -> str:
         if place not in placed:
             return text
         opener, form = self._chosen((opener, _ASIDES[place]) for opener in _OPENERS)
         return form.format(opener=opener, aside=self._phrase(placed[place], {}), text=text)
 
     def _chosen(self, wordings: Iterable[tuple[str, str]]) -> tuple[str, str]:
-        """A word and its place, one of these; a quarter of them are held out."""
+        """Choose a pair of word and form; a quarter of them are held out."""
         word, form = self._rng.choice(
-            [one for one in wordings if self._side == "test" or not held_out(one, 2)]
+            [pair for pair in wordings if self._side == "test" or not held_out(pair, 2)]
         )
         self.novel += held_out((word, form), 2)
         return word, form

@@ -1,10 +1,9 @@
-"""Lessons of the models that learn several roles, each an endless mixture of conversations.
+"""Lessons of the models that learn several roles: endless mixtures of conversations.
 
-The student, which is the untuned mini executor, learns as an executor to search once, and as a
-single agent for as long as it takes. A student that never saw a second search learns its examples
-by heart; this one has to learn a habit, as a pretrained model has (docs/LOG.md). A generalist,
-which is a rung of the study's ladder, learns every role, and to answer alone, so that one model can
-be put anywhere.
+The student, which is the untuned mini executor, learns to search once as an executor, and as often
+as needed as a single agent. A student that never saw a second search memorizes its examples; this
+one only has to learn a habit, as a pretrained model does (docs/LOG.md). A generalist, one of the
+study's ladder, learns every role, and to answer alone, so that one model can play any role.
 """
 
 import random
@@ -14,19 +13,21 @@ from executor_sft.miniworld.dialogues import NOT_FOUND, Dialogue, DialogueWriter
 from router.protocol.tags import element
 
 _STUDENT = {"executor": 0.40, "agent": 0.45}
-"""Shares of conversations; the rest are whole questions to a single agent."""
+"""Shares of conversations; in the rest, a single agent answers a whole question."""
 _MIXTURES = {
     "generalist": {"backbone": 0.35, "executor": 0.45},
     "compositional": {"backbone": 0.70, "executor": 0.20},
 }
-"""The same; a single agent's are long: 39 % of a generalist's tokens."""
+"""Shares of conversations; in the rest, a single agent answers. Those are long: 39 % of a
+generalist's tokens.
+"""
 _PASSED_OVER = 0.6
 _UP_TO_FIRST_RESULT = 4
 
 
 def single_search(dialogue: Dialogue) -> Dialogue:
-    """An executor's conversation with its first search only; where that does not suffice, the
-    report says that nothing was found, and quotes the sentence that leads on.
+    """Return an executor's conversation with its first search only. If that does not suffice, the
+    report says "not found" and quotes the sentence that leads on.
     """
     if not _searches_again(dialogue):
         return dialogue
@@ -36,7 +37,7 @@ def single_search(dialogue: Dialogue) -> Dialogue:
 
 
 def single_agent(dialogue: Dialogue, system: RolePrompts) -> Dialogue:
-    """An executor's conversation as a single agent has it: answered, without evidence."""
+    """Return an executor's conversation as a single agent's: answered, without evidence."""
     answer = dialogue[-1].text.split("<evidence>")[0]
     return [Turn("system", system.agent), *dialogue[1:-1], Turn("answer", answer)]
 
@@ -44,7 +45,7 @@ def single_agent(dialogue: Dialogue, system: RolePrompts) -> Dialogue:
 def student_lessons(
     writer: DialogueWriter, system: RolePrompts, rng: random.Random
 ) -> Iterator[Dialogue]:
-    """Conversations of an executor and of a single agent, mixed, endlessly."""
+    """Yield conversations of an executor and of a single agent, endlessly."""
     executing = writer.executor(two_searches=True)
     while True:
         draw = rng.random()
@@ -62,7 +63,7 @@ def student_lessons(
 def generalist_lessons(
     writer: DialogueWriter, rng: random.Random, passages: int, mixture: str
 ) -> Iterator[Dialogue]:
-    """Conversations of all roles, mixed, endlessly; each search finds so many `passages`."""
+    """Yield conversations of all roles, endlessly. `passages`: passages per search."""
     backbone = writer.backbone()
     executing = writer.executor(two_searches=True, passages=passages)
     shares = _MIXTURES[mixture]

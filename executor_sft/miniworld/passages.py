@@ -1,4 +1,4 @@
-"""The pages of a world: one to four sentences each, and where each fact is stated."""
+"""Pages of a world, with one to four sentences each, and the sentence that states each fact."""
 
 import random
 from dataclasses import dataclass
@@ -20,32 +20,31 @@ _FAMILY = ("father", "mother", "spouse")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A sentence and the passage that holds it."""
+    """A sentence and its passage."""
 
     passage_id: str
     sentence: str
 
 
 class Library:
-    """All passages of a world, in a fixed order, with the statement behind each fact, detour
-    and alias.
+    """All passages of a world, in a fixed order, with the statement of each fact, detour and
+    alias.
     """
 
     def __init__(self, world: World, prefix: str = "mini") -> None:
-        """`prefix`: what the passages' ids begin with; worlds that share an index need one each."""
+        """Write the passages. `prefix`: of their ids; worlds in one index need different ones."""
         self._prefix = prefix
         self._rng = random.Random(f"{world.seed}/{world.side}/passages")
         self._world = world
         self.passages: list[Passage] = []
         self.by_id: dict[str, Passage] = {}
         self.of_entity: dict[str, list[str]] = {}
-        """Entity mention to the ids of its own passages."""
+        """Ids of each entity's pages, by its mention."""
         self.states: dict[tuple[str, str], Statement] = {}
-        """(subject mention, relation) to the sentence that gives the value, possibly in a
-        chronicle.
+        """Sentence that gives the value, possibly in a chronicle, by (subject mention, relation).
         """
         self.points: dict[tuple[str, str], Statement] = {}
-        """(subject mention, relation) to the sentence that says where the value is to be found."""
+        """Sentence that says where to find the value, by (subject mention, relation)."""
         self.aliases: dict[str, Statement] = {}
         for entity in world.entities:
             self._write_entity(entity)
@@ -75,9 +74,8 @@ class Library:
         self.of_entity.setdefault(entity.mention, []).append(identity)
         for fact, sentence in zip(facts, sentences, strict=True):
             key = (entity.mention, fact.relation.name)
-            (self.states if fact.detour is None else self.points)[key] = Statement(
-                identity, _capital(sentence)
-            )
+            statements = self.states if fact.detour is None else self.points
+            statements[key] = Statement(identity, _capital(sentence))
             if fact.detour == "redirect":
                 self.states[key] = self._write_chronicle(fact)
 
@@ -99,7 +97,7 @@ class Library:
         return self._rng.choice(fact.relation.tell).format(x=subject, y=fact.value)
 
     def add(self, title: str, sentences: list[str]) -> str:
-        """Write one passage with a filler sentence or two among the facts; its id."""
+        """Write a passage with up to two filler sentences among the facts, and return its id."""
         shown = [_capital(sentence) for sentence in sentences]
         for _ in range(self._rng.choice((0, 1, 1, 2) if len(shown) < 3 else (0, 0, 1))):
             shown.insert(self._rng.randint(1, len(shown)), self._rng.choice(FILLER))

@@ -1,4 +1,4 @@
-"""Questions over a world, with their gold decompositions, reports and answers."""
+"""Questions about a world, with gold decompositions, reports and answers."""
 
 import random
 from collections.abc import Sequence
@@ -26,33 +26,33 @@ _COMPARED = tuple(relation for relation in RELATIONS if relation.compare)
 
 @dataclass(frozen=True, slots=True)
 class SubQuery:
-    """One gold sub-query: its wording, the searches that answer it, and the report."""
+    """A gold sub-query with the searches that answer it, and the report."""
 
     text: str
     searches: tuple[str, ...]
-    """One query, or two where the first search cannot suffice."""
+    """One query, or two if the first search cannot suffice."""
     gold_passages: tuple[str, ...]
-    """The id of the passage that each search must find."""
+    """Id of the passage that each search must find."""
     report: Report
     kind: str
-    """`plain`, `alias`, `redirect` or `shared`: why a second search is needed."""
+    """`plain`, or the reason for a second search: `alias`, `redirect` or `shared`."""
     relation: str
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and how a faithful run answers it."""
+    """A question, and the run that answers it."""
 
     id: str
     text: str
     type: QuestionType
     answer: str
     rounds: tuple[tuple[SubQuery, ...], ...]
-    """The gold decomposition: the sub-queries of each delegation round."""
+    """Gold decomposition: sub-queries of each delegation round."""
     earlier: bool | None = None
-    """For comparisons: whether the earlier one is asked for."""
+    """True if a comparison asks for the earlier one; None for other questions."""
     compared: tuple[str, ...] = ()
-    """For comparisons: the two as the question names them."""
+    """Names of the two that a comparison asks about."""
 
     @property
     def sub_queries(self) -> Sequence[SubQuery]:
@@ -61,7 +61,7 @@ class Question:
 
     @property
     def needs_second_search(self) -> bool:
-        """Whether any of its sub-queries does."""
+        """True if a sub-query needs two searches."""
         return any(len(sub_query.searches) > 1 for sub_query in self.sub_queries)
 
 
@@ -78,7 +78,7 @@ class Examiner:
         self._count = 0
 
     def draw(self) -> Question:
-        """The next question: 45 % 2-hop, 25 % 3-hop, 30 % comparison."""
+        """Return the next question: 45 % 2-hop, 25 % 3-hop, 30 % comparison."""
         draw = self._rng.random()
         while True:
             question = self._comparison() if draw < 0.30 else self._chain(2 if draw < 0.75 else 3)
@@ -89,25 +89,28 @@ class Examiner:
     def sub_query(
         self, entity: Entity, relation: Relation, wording: str, by_alias: bool = False
     ) -> SubQuery:
-        """The gold sub-query for one fact; `by_alias` asks for the entity by its other name."""
+        """Return the gold sub-query for a fact. `by_alias`: name the entity by its alias."""
         named = _named(entity, by_alias)
         text = wording.format(x=named)
         key = (entity.mention, relation.name)
         fact = self._world.facts[key]
-        if named != entity.mention:  # an alias is used with plainly stated facts only
-            steps = [(text, self._library.aliases[named])]
-            steps.append((wording.format(x=entity.mention), self._library.states[key]))
+        library = self._library
+        if named != entity.mention:  # aliases are used only with plainly stated facts
+            steps = [
+                (text, library.aliases[named]),
+                (wording.format(x=entity.mention), library.states[key]),
+            ]
         elif fact.detour is None:
-            steps = [(text, self._library.states[key])]
+            steps = [(text, library.states[key])]
         elif fact.detour == "shared":
-            steps = [(text, self._library.points[key])]
-            steps.append(
-                (wording.format(x=fact.via), self._library.states[fact.via, relation.name])
-            )
+            steps = [
+                (text, library.points[key]),
+                (wording.format(x=fact.via), library.states[fact.via, relation.name]),
+            ]
         else:
             steps = [
-                (text, self._library.points[key]),
-                (f"{fact.via} Chronicle", self._library.states[key]),
+                (text, library.points[key]),
+                (f"{fact.via} Chronicle", library.states[key]),
             ]
         return SubQuery(
             text,

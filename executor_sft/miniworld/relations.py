@@ -1,4 +1,4 @@
-"""Relations of the mini world, and the wordings that state them and ask for them."""
+"""Relations of the mini world, with the wordings that state them and ask for them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ class Relation:
     subject: Kind
     value: Value
     noun: str
-    """Noun phrase of the value: `the author of {x}`; for years, of the event: `the birth of
+    """Noun phrase of the value, `the author of {x}`; for years, of the event, `the birth of
     {x}`.
     """
     ask: tuple[str, ...]
@@ -25,22 +25,22 @@ class Relation:
     tell: tuple[str, ...]
     """Sentences that state the fact."""
     anonymous: str
-    """The fact without its subject's name, as a chronicle tells it."""
+    """Sentence of a chronicle, which does not name the subject."""
     shared: str
-    """The fact by way of another subject `{z}` that has the same value."""
+    """Sentence that names another subject `{z}` with the same value."""
     compare: tuple[tuple[str, bool], ...] = ()
-    """For years: a question about `{a}` and `{b}`, and whether it asks for the earlier one."""
+    """Questions that compare the years of `{a}` and `{b}`; True if they ask for the earlier one."""
 
 
 def _relation(
     parts: str, *, ask: str, tell: str, anonymous: str, shared: str = "", noun: str = ""
 ) -> Relation:
-    """A relation of subject, name and value, whose wordings are written with ` | ` between them."""
+    """Return a relation. `parts`: subject, name and value; wordings are separated by ` | `."""
     subject, name, value = parts.split()
     asked = tuple(ask.split(" | "))
-    told = tuple(tell.split(" | "))
+    stated = tuple(tell.split(" | "))
     kinds = msgspec.convert((subject, value), tuple[Kind, Value])
-    return Relation(name, *kinds, f"the {noun or name} of {{x}}", asked, told, anonymous, shared)
+    return Relation(name, *kinds, f"the {noun or name} of {{x}}", asked, stated, anonymous, shared)
 
 
 def _parent(name: str) -> Relation:
@@ -170,6 +170,11 @@ BY_SUBJECT: dict[str, tuple[Relation, ...]] = {
     for kind in ("person", "city", "country", "book", "film", "company")
 }
 
+_FORMER_TITLE = (
+    "{a} was the working title of {x}.",
+    "{x} was first called {a}.",
+    "{a} later became known as {x}.",
+)
 ALIAS: dict[Kind, tuple[str, ...]] = {
     "person": (
         "{a} is the pen name of {x}.",
@@ -181,16 +186,8 @@ ALIAS: dict[Kind, tuple[str, ...]] = {
         "The city of {x} was once called {a}.",
         "{a} is now called {x}.",
     ),
-    "book": (
-        "{a} was the working title of {x}.",
-        "{x} was first called {a}.",
-        "{a} later became known as {x}.",
-    ),
-    "film": (
-        "{a} was the working title of {x}.",
-        "{x} was first called {a}.",
-        "{a} later became known as {x}.",
-    ),
+    "book": _FORMER_TITLE,
+    "film": _FORMER_TITLE,
     "company": (
         "{a} is the former name of {x}.",
         "{x} was once called {a}.",
@@ -232,43 +229,7 @@ FILLER: tuple[str, ...] = (
     "A stone marks the place.",
 )
 
-OCCUPATIONS: tuple[str, ...] = (
-    "painter",
-    "lawyer",
-    "sailor",
-    "teacher",
-    "baker",
-    "surgeon",
-    "printer",
-    "gardener",
-)
-BOOK_NOUNS: tuple[str, ...] = (
-    "Letters",
-    "Garden",
-    "Winter",
-    "Ballads",
-    "Diary",
-    "Tales",
-    "Lanterns",
-    "Voyage",
-)
-FILM_NOUNS: tuple[str, ...] = (
-    "Nights",
-    "Road",
-    "Harbour",
-    "Shadows",
-    "Summer",
-    "Bridge",
-    "Return",
-    "Echo",
-)
-COMPANY_NOUNS: tuple[str, ...] = (
-    "Press",
-    "Works",
-    "Mills",
-    "Group",
-    "Brothers",
-    "Trading",
-    "Motors",
-    "House",
-)
+OCCUPATIONS = "painter lawyer sailor teacher baker surgeon printer gardener".split()
+BOOK_NOUNS = "Letters Garden Winter Ballads Diary Tales Lanterns Voyage".split()
+FILM_NOUNS = "Nights Road Harbour Shadows Summer Bridge Return Echo".split()
+COMPANY_NOUNS = "Press Works Mills Group Brothers Trading Motors House".split()

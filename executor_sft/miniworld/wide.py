@@ -1,13 +1,14 @@
-"""Tables over a world: sets of entities with gold for each column, and registers, which name a part
-of a set.
+"""Tables about a world: sets of entities with gold for each column, and registers, which name a
+part of a set.
 
-Facts are true as everywhere: pages that disturb are written beside those of the entities. Only
-`unstated` ones are taken out, and their gold is blank.
+The world's facts stay true: pages that disturb are written in addition to those of the entities.
+Only `unstated` facts are removed, and their gold is blank.
 """
 
 import itertools
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
@@ -22,51 +23,46 @@ from router.trace.table import Column, Schema
 
 Size = Literal["small", "medium", "large"]
 Reach = Literal["register", "own_page", "two_searches", "unstated"]
-"""Where a cell is found; a key, by a register or by its own page alone."""
+"""Place of a cell; for a key, a register or only its own page."""
 ROWS: dict[Size, range] = {"small": range(5, 13), "medium": range(15, 41), "large": range(41, 76)}
-"""About 8, 25 and 55."""
+"""Rows of each size; on average about 8, 25 and 55."""
 MOST_NAMES = 6
-"""Of a register, and of a report."""
+"""Max names of a register, and of a report."""
 _YEARS = range(900, 2000, 10)
 _OWNERS = 20
 _EVERY = 10**6
+_Part = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Knobs(msgspec.Struct, frozen=True, kw_only=True):
-    """The hardness of tables: shares, each drawn by the world's seed. Second pages are of plainly
-    stated cells alone, and nothing is unstated that a set or another page rests on.
+    """Difficulty of tables: shares, each drawn by the world's seed. Only plainly stated cells get
+    second pages, and no fact is unstated that a set or another page depends on.
     """
 
-    hubs: (
-        Annotated[int, Meta(ge=1, le=20, description="to which most things of a kind belong")]
-        | None
-    ) = 5
-    """None: everyone has their share."""
-    listed: Annotated[
-        float, Meta(ge=0, le=1, description="members of a set that its registers name")
-    ] = 0.9
-    stale: Annotated[
-        float, Meta(ge=0, le=1, description="registers that name one that does not belong")
-    ] = 0.1
-    twice: Annotated[
-        float, Meta(ge=0, le=1, description="names in two registers, cells on two pages")
-    ] = 0.15
-    conflict: Annotated[
-        float, Meta(ge=0, le=1, description="cells of which an old page, corrected, differs")
-    ] = 0.05
-    unstated: Annotated[float, Meta(ge=0, le=1, description="facts that no page states")] = 0.04
+    hubs: Annotated[int, Meta(ge=1, le=20)] | None = 5
+    """owners of a kind to which most things belong; None for no limit"""
+    listed: _Part = 0.9
+    """members of a set that its registers name"""
+    stale: _Part = 0.1
+    """registers that name an entity that does not belong"""
+    twice: _Part = 0.15
+    """names in two registers, and cells on two pages"""
+    conflict: _Part = 0.05
+    """cells with another value on an old, corrected page"""
+    unstated: _Part = 0.04
+    """facts that no page states"""
 
 
 class Form(NamedTuple):
-    """Words for sets of one kind."""
+    """Words for the sets of a kind."""
 
     link: str
-    """The relation to their owner."""
+    """Relation to the owner."""
     noun: str
     verb: str
-    """Of their years."""
+    """Verb of the year's event."""
     years: tuple[int, ...]
-    """Asked about in turn, to find members by their own pages."""
+    """Years to ask about in turn, to find members by their own pages."""
 
 
 FORMS: dict[Kind, Form] = {
@@ -79,7 +75,7 @@ FORMS: dict[Kind, Form] = {
     "person": Form("birthplace", "people from {x}", "born", (1715, 1655, 1775, 1680, 1740)),
 }
 _COLUMNS = {
-    kind: [one for one in BY_SUBJECT[kind] if kind != "person" or "birth" in one.name]
+    kind: [column for column in BY_SUBJECT[kind] if kind != "person" or "birth" in column.name]
     for kind in FORMS
 }
 _ASKED = (
@@ -95,7 +91,7 @@ _TAIL = (
 
 
 class Stated(NamedTuple):
-    """Names that a passage says to belong to a set, and the sentence that says so."""
+    """Names that a passage assigns to a set, and the sentence that does so."""
 
     names: tuple[str, ...]
     sentence: str
@@ -108,16 +104,16 @@ class EntitySet:
     kind: Kind
     noun: str
     rests_on: tuple[str, ...]
-    """The relations by which members belong to it."""
+    """Relations that make an entity a member."""
     members: tuple[Entity, ...]
     stated: dict[str, Stated] = field(default_factory=dict)
-    """By passage: members' own pages, and registers."""
+    """Statements by passage: members' own pages, and registers."""
     registers: list[str] = field(default_factory=list)
-    """Their passages, from A on: letters are told apart by search better than numbers."""
+    """Ids of the registers, from A on: search distinguishes letters better than numbers."""
 
     def discoveries(self, turn: int, registers: int) -> list[str]:
-        """Questions of the lead's turn `turn`, from 0: about so many registers, and about own
-        pages.
+        """Return the questions of the lead's turn `turn`, from 0: for `registers` registers, and
+        for own pages.
         """
         form = FORMS[self.kind]
         places = range(turn * registers, (turn + 1) * registers)
@@ -126,34 +122,35 @@ class EntitySet:
         return [*asked, f"Which {self.noun} were {form.verb} about {year}?"]
 
     def register_in(self, question: str) -> list[str] | None:
-        """The register that a question asks for, if there is such a one; None where it asks for
-        none.
+        """Return the register that a question asks for, empty if there is none; None if it asks
+        for no register.
         """
         letter = question.rstrip("?").rpartition(" in register ")[2]
-        return (
-            [one for at, one in enumerate(self.registers) if _letter(at) == letter]
-            if len(letter) == 1
-            else None
-        )
+        if len(letter) != 1:
+            return None
+        return [page for at, page in enumerate(self.registers) if _letter(at) == letter]
 
     def named_in(self, question: str, passages: list[str]) -> list[Stated]:
-        """The answer that passages give to a question about the set: six names at most, none
-        twice.
+        """Return the names that passages give to a question about the set: at most `MOST_NAMES`,
+        none twice.
         """
-        asked = self.register_in(question)
-        known = set[str]()
-        found = list[Stated]()
-        for identity in passages if asked is None else set(asked).intersection(passages):
+        register = self.register_in(question)
+        if register is not None:
+            passages = [page for page in passages if page in register]
+        known: set[str] = set()
+        statements: list[Stated] = []
+        for identity in passages:
             names, sentence = self.stated.get(identity, ((), ""))
-            if new := [name for name in names if name not in known][: MOST_NAMES - len(known)]:
-                found.append(Stated(tuple(new), sentence))
-                known.update(new)
-        return found
+            unseen = [name for name in names if name not in known][: MOST_NAMES - len(known)]
+            if unseen:
+                statements.append(Stated(tuple(unseen), sentence))
+                known.update(unseen)
+        return statements
 
 
 @dataclass(frozen=True, slots=True)
 class TableTask:
-    """A table question: the members of one set, or of two, with some of their facts."""
+    """A question for a table: the members of one or two sets, with some of their facts."""
 
     id: str
     size: Size
@@ -163,29 +160,32 @@ class TableTask:
 
     @property
     def rows(self) -> list[Entity]:
-        """All members."""
-        return [member for one in self.sets for member in one.members]
+        """Members of all sets."""
+        return list(itertools.chain.from_iterable(group.members for group in self.sets))
 
     @property
     def columns(self) -> list[str]:
-        """Their names; the first, of the key, is that of the kind."""
+        """Names of the columns; the first, of the key, is the kind."""
         return [self.sets[0].kind, *map(column_name, self.relations)]
 
     @property
     def schema(self) -> Schema:
-        """The same as a table's columns."""
+        """Schema of the table."""
         key, *others = self.columns
         typed = (Column(name, "integer" if name == "year" else "text") for name in others)
         return Schema((Column(key, key=True), *typed))
 
     @property
     def query(self) -> str:
-        """The question with the columns in its last lines, as WideSearch has it."""
+        """Question with the columns in its last lines, as in WideSearch."""
         return self.question + _TAIL.format(columns=", ".join(self.columns))
 
     def discoveries(self, turn: int) -> list[tuple[EntitySet, str]]:
-        """The gold questions of the lead's turn `turn`, from 0."""
-        return [(one, question) for one in self.sets for question in one.discoveries(turn, 3)]
+        """Return the gold questions of the lead's turn `turn`, from 0, with their sets."""
+        pairs: list[tuple[EntitySet, str]] = []
+        for group in self.sets:
+            pairs += [(group, question) for question in group.discoveries(turn, 3)]
+        return pairs
 
 
 def _letter(place: int) -> str:
@@ -193,12 +193,12 @@ def _letter(place: int) -> str:
 
 
 def column_name(relation: Relation) -> str:
-    """The name of a relation's column."""
+    """Return the name of a relation's column."""
     return "year" if relation.value == "year" else relation.noun.split()[1]
 
 
 class WideWorld:
-    """A world with registers and `tasks` of each size, or as many as there are."""
+    """A world with registers, and up to `tasks` tables of each size."""
 
     def __init__(self, seed: int, side: Side, knobs: Knobs, *, tasks: int = 20) -> None:
         self.world = World(seed, side, knobs.hubs)
@@ -207,47 +207,49 @@ class WideWorld:
         self._take_out(self._rng("unstated"))
         self.library = Library(self.world)
         self.tasks = self._tasks(tasks, self._rng("tasks"))
-        self.sets = list({one.noun: one for task in self.tasks for one in task.sets}.values())
-        for one in self.sets:
-            self._register(one, self._rng(f"registers of the {one.noun}"))
-        self._write_beside(self._rng("second pages"))
+        groups = itertools.chain.from_iterable(task.sets for task in self.tasks)
+        self.sets = list({group.noun: group for group in groups}.values())
+        for group in self.sets:
+            self._register(group, self._rng(f"registers of the {group.noun}"))
+        self._write_second_pages(self._rng("second pages"))
 
     @classmethod
     def undisturbed(cls, seed: int, side: Side) -> "WideWorld":
-        """A world as it is without tables, and registers of all sets that a table could ask for."""
+        """Return the plain world, with registers of all sets that a table could ask for."""
         knobs = Knobs(hubs=None, listed=1, stale=0, twice=0, conflict=0, unstated=0)
         return cls(seed, side, knobs, tasks=_EVERY)
 
     @property
     def registers(self) -> list[Passage]:
-        """All of them."""
-        return [self.library.by_id[identity] for one in self.sets for identity in one.registers]
+        """Passages of all registers."""
+        registers = itertools.chain.from_iterable(group.registers for group in self.sets)
+        return [self.library.by_id[identity] for identity in registers]
 
     def gold(self, row: Entity, relation: Relation) -> str:
-        """The value of a cell; empty where no page states it."""
+        """Return the value of a cell; empty if no page states it."""
         fact = self.world.facts.get((row.mention, relation.name))
         return fact.value if fact else ""
 
     def listed(self, task: TableTask) -> set[str]:
-        """All names in the registers of a task's sets."""
-        return {
-            name
-            for one in task.sets
-            for register in one.registers
-            for name in one.stated[register].names
-        }
+        """Return all names in the registers of a task's sets."""
+        names: set[str] = set()
+        for group in task.sets:
+            names.update(*(group.stated[register].names for register in group.registers))
+        return names
 
     def reach(self, task: TableTask) -> list[list[Reach]]:
-        """The place at which each cell of each gold row is found, the key first."""
-        table = list[list[Reach]]()
+        """Return the place of each cell of each gold row, the key first."""
         listed = self.listed(task)
+        table: list[list[Reach]] = []
         for row in task.rows:
-            facts = [self.world.facts.get((row.mention, one.name)) for one in task.relations]
-            table.append(["register" if row.mention in listed else "own_page"])
-            table[-1] += [
-                "unstated" if not fact else "two_searches" if fact.detour else "own_page"
-                for fact in facts
-            ]
+            places: list[Reach] = ["register" if row.mention in listed else "own_page"]
+            for relation in task.relations:
+                fact = self.world.facts.get((row.mention, relation.name))
+                if not fact:
+                    places.append("unstated")
+                else:
+                    places.append("two_searches" if fact.detour else "own_page")
+            table.append(places)
         return table
 
     def _rng(self, what: str) -> random.Random:
@@ -267,116 +269,114 @@ class WideWorld:
                 del facts[key], fact.subject.values[relation.name]
 
     def _tasks(self, number: int, rng: random.Random) -> list[TableTask]:
-        sets: list[EntitySet] = []
-        for kind, form in FORMS.items():
-            groups: dict[str, list[Entity]] = {}
-            for one in (one for one in self.world.entities if one.kind == kind):
-                groups.setdefault(self.world.facts[one.mention, form.link].value, []).append(one)
-            groups = {
-                owner: members
-                for owner, members in groups.items()
-                if len(members) >= ROWS["small"].start
-            }
-            for owner, members in itertools.islice(groups.items(), _OWNERS):
-                sets.append(
-                    EntitySet(kind, form.noun.format(x=owner), (form.link,), tuple(members))
-                )
-        large = [one for one in sets if len(one.members) not in ROWS["small"]]
-        candidates = [
-            (one,) for one in (*sets, *filter(None, (self._early(one, rng) for one in large)))
-        ]
-        pairs = [pair for pair in itertools.combinations(large, 2) if pair[0].kind == pair[1].kind]
+        sets = list(itertools.chain.from_iterable(map(self._sets_of, FORMS)))
+        large = [group for group in sets if len(group.members) not in ROWS["small"]]
+        early = filter(None, (self._early(group, rng) for group in large))
+        candidates: list[tuple[EntitySet, ...]] = [(group,) for group in (*sets, *early)]
+        pairs = itertools.combinations(large, 2)
+        candidates += [pair for pair in pairs if pair[0].kind == pair[1].kind]
         tasks: list[TableTask] = []
         for size, rows in ROWS.items():
             fitting = [
-                any_
-                for any_ in (*candidates, *pairs)
-                if sum(len(one.members) for one in any_) in rows
+                groups
+                for groups in candidates
+                if sum(len(group.members) for group in groups) in rows
             ]
-            for chosen in rng.sample(fitting, min(number, len(fitting))):
+            for groups in rng.sample(fitting, min(number, len(fitting))):
                 identity = f"mini_wide_{self.world.seed}_{len(tasks) + 1:03d}"
-                columns = _COLUMNS[chosen[0].kind]
+                columns = _COLUMNS[groups[0].kind]
                 shown = rng.sample(columns, rng.randint(2, len(columns)))
-                relations = tuple(one for one in columns if one in shown)
+                relations = tuple(relation for relation in columns if relation in shown)
                 *names, last = map(column_name, relations)
-                noun = " and the ".join(one.noun for one in chosen)
+                noun = " and the ".join(group.noun for group in groups)
                 question = rng.choice(_ASKED).format(n=noun, c=f"{', '.join(names)} and {last}")
-                tasks.append(TableTask(identity, size, question, chosen, relations))
+                tasks.append(TableTask(identity, size, question, groups, relations))
         return tasks
 
+    def _sets_of(self, kind: Kind) -> Iterator[EntitySet]:
+        """Yield the sets of a kind that are large enough for a table, by their owner."""
+        form = FORMS[kind]
+        groups: dict[str, list[Entity]] = {}
+        for entity in self.world.entities:
+            if entity.kind == kind:
+                owner = self.world.facts[entity.mention, form.link].value
+                groups.setdefault(owner, []).append(entity)
+        sets = (
+            EntitySet(kind, form.noun.format(x=owner), (form.link,), tuple(members))
+            for owner, members in groups.items()
+            if len(members) >= ROWS["small"].start
+        )
+        return itertools.islice(sets, _OWNERS)
+
     def _early(self, whole: EntitySet, rng: random.Random) -> EntitySet | None:
-        """A small set: those before a round year; None where there is no such year."""
-        (year,) = (one for one in _COLUMNS[whole.kind] if one.value == "year")
-        dated = [(int(value), one) for one in whole.members if (value := self.gold(one, year))]
+        """Return a small subset, the members before a round year; None if no year fits."""
+        (year,) = (column for column in _COLUMNS[whole.kind] if column.value == "year")
+        dated = [(int(value), row) for row in whole.members if (value := self.gold(row, year))]
         limits = [limit for limit in _YEARS if sum(at < limit for at, _ in dated) in ROWS["small"]]
         if not limits:
             return None
         limit = rng.choice(limits)
         noun = f"{whole.noun} {FORMS[whole.kind].verb} before {limit}"
-        members = tuple(one for at, one in dated if at < limit)
+        members = tuple(row for at, row in dated if at < limit)
         return EntitySet(whole.kind, noun, (*whole.rests_on, year.name), members)
 
-    def _register(self, one: EntitySet, rng: random.Random) -> None:
-        """Write the registers of a set, and note its members' own pages that say that they
-        belong to it.
+    def _register(self, group: EntitySet, rng: random.Random) -> None:
+        """Write the registers of a set, and record the members' own pages that state their
+        membership.
         """
         facts = self.world.facts
         knobs = self._knobs
-        number = len(one.members)
+        number = len(group.members)
         plain = [
             row
-            for row in one.members
-            if not any(facts[row.mention, name].detour for name in one.rests_on)
+            for row in group.members
+            if not any(facts[row.mention, name].detour for name in group.rests_on)
         ]
         for row in plain:
-            page = self.library.states[row.mention, one.rests_on[0]]
-            one.stated[page.passage_id] = Stated((row.mention,), page.sentence)
+            page = self.library.states[row.mention, group.rests_on[0]]
+            group.stated[page.passage_id] = Stated((row.mention,), page.sentence)
+
         unlisted = rng.sample(plain, min(len(plain), round((1 - knobs.listed) * number)))
-        listed = [row.mention for row in one.members if row not in unlisted]
-        strangers = [
-            row.mention
-            for row in self.world.entities
-            if row.kind == one.kind and row not in one.members
-        ]
+        listed = [row.mention for row in group.members if row not in unlisted]
+        kind = (row for row in self.world.entities if row.kind == group.kind)
+        strangers = [row.mention for row in kind if row not in group.members]
         wrong = sum(rng.random() < knobs.stale for _ in range(math.ceil(number / MOST_NAMES)))
         names = rng.sample([*listed, *rng.sample(strangers, wrong)], len(listed) + wrong)
+
         parts = math.ceil(len(names) * (1 + knobs.twice) / MOST_NAMES)
         registers = [names[at::parts] for at in range(parts)]
         for name in rng.sample(listed, round(knobs.twice * len(listed))):
-            shortest = min(
-                (register for register in registers if name not in register), key=len, default=[]
-            )
+            others = (register for register in registers if name not in register)
+            shortest = min(others, key=len, default=[])
             if 0 < len(shortest) < MOST_NAMES:
                 shortest.append(name)
-        for at, register in enumerate(registers):
-            sentence = f"This is register {_letter(at)} of the {one.noun}."
-            text = (
-                f"It names {' and '.join(filter(None, (', '.join(register[:-1]), register[-1])))}."
-            )
-            one.registers.append(
-                self.library.add(f"Register {_letter(at)} of the {one.noun}", [sentence, text])
-            )
-            one.stated[one.registers[-1]] = Stated(tuple(register), sentence)
 
-    def _write_beside(self, rng: random.Random) -> None:
-        """Write second pages: old accounts, which state another value, and notes, which state
-        the same.
+        for at, register in enumerate(registers):
+            title = f"{_letter(at)} of the {group.noun}"
+            sentence = f"This is register {title}."
+            *first, last = register
+            text = f"It names {', '.join(first)} and {last}." if first else f"It names {last}."
+            identity = self.library.add(f"Register {title}", [sentence, text])
+            group.registers.append(identity)
+            group.stated[identity] = Stated(tuple(register), sentence)
+
+    def _write_second_pages(self, rng: random.Random) -> None:
+        """Write second pages: old accounts, which state another value, and notes, which repeat the
+        value.
         """
-        rows = {row.mention: row for one in self.sets for row in one.members}
-        facts = [
-            self.world.facts.get((name, one.name))
-            for name, row in rows.items()
-            for one in _COLUMNS[row.kind]
-        ]
+        members = itertools.chain.from_iterable(group.members for group in self.sets)
+        facts = []
+        for name, row in {row.mention: row for row in members}.items():
+            facts += [self.world.facts.get((name, column.name)) for column in _COLUMNS[row.kind]]
         for fact in (fact for fact in facts if fact and not fact.detour):
             draw = rng.random()
             name = fact.subject.mention
             tell = rng.choice(fact.relation.tell)
             if draw < self._knobs.conflict:
-                others = [
-                    one.value for one in self.world.facts.values() if one.relation is fact.relation
-                ]
-                wrong = rng.choice([value for value in others if value != fact.value])
+                alike = (
+                    other for other in self.world.facts.values() if other.relation is fact.relation
+                )
+                wrong = rng.choice([other.value for other in alike if other.value != fact.value])
                 cites = f"The corrected account is on the page {name}."
                 self.library.add(f"Old account of {name}", [tell.format(x=name, y=wrong), cites])
             elif draw < self._knobs.conflict + self._knobs.twice:

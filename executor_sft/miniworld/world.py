@@ -1,4 +1,4 @@
-"""A seeded fictional world: entities, facts, and the facts that need a second search."""
+"""A seeded fictional world: entities and facts, some of which need a second search."""
 
 import hashlib
 import random
@@ -24,12 +24,12 @@ _CODAS = ["", "", "", "l", "m", "n", "nd", "r", "rk", "s", "sk", "st", "th", "v"
 
 
 def side_of(word: str) -> Side:
-    """The side that `word` belongs to, whatever world it stands in."""
+    """Return the side of a word, which is the same in every world."""
     return "test" if hashlib.sha256(word.lower().encode()).digest()[0] % 2 else "train"
 
 
 class Names:
-    """Draws name words of one side, each at most once."""
+    """Draws words for names of one side, each at most once."""
 
     def __init__(self, rng: random.Random, side: Side) -> None:
         self._rng = rng
@@ -37,7 +37,7 @@ class Names:
         self._taken: set[str] = set()
 
     def word(self) -> str:
-        """A fresh capitalised word of two or three syllables."""
+        """Return a new capitalized word of two or three syllables."""
         while True:
             syllables = self._rng.choice((2, 2, 3))
             word = "".join(
@@ -56,7 +56,7 @@ Detour = Literal["redirect", "shared"]
 FIRST_YEAR = 1640
 GENERATION_YEARS = 30
 _COUPLES = 130
-"""Of each of the three generations of persons."""
+"""Couples in each of the three generations."""
 _CITIES = 120
 _COUNTRIES = 20
 _BOOKS = 150
@@ -70,43 +70,43 @@ _NAMESAKE_SHARE = 0.05
 
 @dataclass(slots=True)
 class Entity:
-    """A thing with pages; `mention` is how a question speaks of it."""
+    """A thing with pages; questions call it by `mention`."""
 
     kind: Kind
     name: str
     alias: str | None = None
-    """A pen name, former name or working title, which only its own passage explains."""
+    """Pen name, former name or working title, which only its own passage explains."""
     occupation: str | None = None
-    """Set on namesakes only, to tell them apart."""
+    """Occupation, which tells namesakes apart; None for others."""
     values: dict[str, "str | Entity"] = field(default_factory=dict)
-    """Relation name to value: a year as text, or another entity."""
+    """Values by relation name: a year as text, or another entity."""
 
     @property
     def mention(self) -> str:
-        """The unambiguous way to name it."""
+        """Unambiguous name."""
         return f"the {self.occupation} {self.name}" if self.occupation else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One value of one entity, and what it takes to find it."""
+    """A value of an entity, and where it is stated."""
 
     subject: Entity
     relation: Relation
     value: str
     detour: Detour | None = None
-    """Reason why the subject's own page does not state the value; None where it does."""
+    """Reason why the subject's own page does not state the value; None if it does."""
     via: str = ""
-    """`redirect`: the chronicle that states it. `shared`: the other subject with the same value."""
+    """`redirect`: the chronicle that states it. `shared`: another subject with the same value."""
 
 
 class World:
     """Entities and facts drawn from one seed; two worlds of different sides share no name word."""
 
     def __init__(self, seed: int, side: Side, hubs: int | None = None) -> None:
-        """`hubs`: how many countries have all the cities between them but for the capitals, and
-        likewise publishers the books, directors the films, and seats the companies; None: everyone
-        has their share.
+        """Draw the world. `hubs`: number of countries that share all cities except the capitals, of
+        publishers that share all books, of directors of films and of seats of companies; None: no
+        limit.
         """
         self.seed = seed
         self.side = side
@@ -126,18 +126,18 @@ class World:
         self.films = [self._film() for _ in range(_FILMS)]
         self._add_aliases()
         self.facts: dict[tuple[str, str], Fact] = {}
-        told: dict[tuple[str, str], list[Entity]] = {}
+        stated: dict[tuple[str, str], list[Entity]] = {}
         for entity in self.entities:
             for relation in BY_SUBJECT[entity.kind]:
                 if relation.name in entity.values:
-                    fact = self._fact(entity, relation, told)
+                    fact = self._fact(entity, relation, stated)
                     self.facts[entity.mention, relation.name] = fact
                     if fact.detour is None:
-                        told.setdefault((relation.name, fact.value), []).append(entity)
+                        stated.setdefault((relation.name, fact.value), []).append(entity)
 
     @property
     def entities(self) -> Sequence[Entity]:
-        """Every entity, in a fixed order."""
+        """All entities, in a fixed order."""
         return [
             *self.people,
             *self.cities,
@@ -175,7 +175,7 @@ class World:
         return film
 
     def _people(self) -> list[Entity]:
-        """Three generations; children take the surname of their father, and couples never share
+        """Return three generations. Children have their father's surname, and couples never share
         one.
         """
         everyone: list[Entity] = []
@@ -209,9 +209,7 @@ class World:
         return person
 
     def _make_namesakes(self, people: list[Entity]) -> None:
-        """Give some childless people of the last generation one name between two, told apart by
-        occupation.
-        """
+        """Give pairs of people of the last generation one name and different occupations."""
         count = int(len(people) * _NAMESAKE_SHARE) // 2
         young = [person for person in people[-2 * _COUPLES :] if "spouse" not in person.values]
         young += [person for person in people[-2 * _COUPLES :] if "spouse" in person.values]
@@ -226,7 +224,7 @@ class World:
                 entity.alias = self._new_name(entity.kind)
 
     def _new_name(self, kind: Kind) -> str:
-        """A name such as things of this kind have."""
+        """Return a new name for an entity of this kind."""
         word = self.names.word()
         match kind:
             case "person":
@@ -238,27 +236,27 @@ class World:
         return word
 
     def _fact(
-        self, entity: Entity, relation: Relation, told: dict[tuple[str, str], list[Entity]]
+        self, entity: Entity, relation: Relation, stated: dict[tuple[str, str], list[Entity]]
     ) -> Fact:
-        """State a value plainly or by a detour; `told` holds the subjects whose own pages state
-        each value.
+        """State a value plainly or by a detour. `stated`: the subjects whose own pages state each
+        value.
         """
         value = entity.values[relation.name]
         text = value if isinstance(value, str) else value.mention
         draw = self._rng.random()
         if draw < _REDIRECT_SHARE:
             return Fact(entity, relation, text, "redirect", self.names.word())
-        twins = told.get((relation.name, text))
+        twins = stated.get((relation.name, text))
         if twins and relation.shared and draw < _REDIRECT_SHARE + _SHARED_SHARE:
             return Fact(entity, relation, text, "shared", self._rng.choice(twins).mention)
         return Fact(entity, relation, text)
 
     def _owner(self, among: list[Entity]) -> Entity:
-        """One of them, or of the hubs among them."""
+        """Choose one of `among`, or of its hubs."""
         return self._rng.choice(among[: self._hubs])
 
     def _person(self, among: int | None = None) -> Entity:
-        """Someone, perhaps of the first so many, whose name alone is enough."""
+        """Choose a person with an unambiguous name. `among`: only of the first so many people."""
         while (person := self._rng.choice(self.people[:among])).occupation:
             pass
         return person
