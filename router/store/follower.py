@@ -1,10 +1,10 @@
-"""The database follows the log: behind a gateway that writes it, and at the next start by what
-is left in it.
+"""The follower: writes the log's changes to the database, behind a running gateway and at its next
+start.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count, islice, takewhile
@@ -25,67 +25,61 @@ from router.trace import Run
 
 _log = structlog.get_logger("store")
 _SQLITE = "log"
-"""The name of its one log in a SQLite database."""
+"""Name of the only log of a SQLite database."""
 _START = Position()
 _LEISURE_S = 0.5
-"""How long changes gather for the database, unless somebody wants to read them."""
+"""Time for which changes are collected, unless a reader waits for them."""
 _MOST = 256
-"""Changes of one transaction."""
+"""Max changes in a transaction."""
 _READING_S = 5.0
-"""How long a reader waits for the database to have what was acknowledged."""
+"""Max wait of a reader until the database has what was acknowledged."""
 _BACKLOG = 64 << 20
-"""Bytes that wait for the database, beyond which no run may begin."""
+"""Max bytes of the log that the database does not have, before no run may begin."""
 _WAIT_S = 10.0
+"""Max wait of a command until a gateway's database has what the log has."""
 _LOOK_S = 0.05
-"""How long a command waits for a gateway's database to have what the log has, and how often it
-looks.
-"""
 
 
 class Follower:
-    """Writes to a database, in batches and in the order of the log, how runs begin and end."""
+    """Writes the beginnings and ends of runs to a database, in batches, in the order of the log."""
 
     def __init__(self, database: Database, log: RunLog, commits: GroupCommit | None = None) -> None:
-        """`commits`: where gateways share the database, and runs do not begin and end without
-        it.
-        """
+        """`commits`: the group commit, if gateways share the database."""
         self._database = database
         self._log = log
         self._commits = commits
         self.name = log.name if database.shared else _SQLITE
-        """The name of the log in the database."""
+        """Name of the log in the database."""
         self._changes: deque[Change] = deque()
-        """Those that the database does not have."""
+        """Changes that the database does not have."""
         self._news = commits.news if commits else asyncio.Event()
         self._hurry = asyncio.Event()
         self._written = asyncio.Condition()
         self._refused: set[str] = set()
-        """Runs that are not to be acknowledged, as others had closed them, or they cannot be
+        """Runs that must not be acknowledged: other gateways closed them, or they cannot be
         written.
         """
 
     def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
-        """Take the beginning of a run, its end, or that it never began, which the log has just
-        been told.
-        """
+        """Take a change that the log has just got: a run begins, ends, or never began."""
         self._changes.append(
             Change(run.start, run.redact, ended, forgotten, self._log.end, run.segment)
         )
         self._news.set()
 
     def has(self, place: Position) -> bool:
-        """Whether the database has all that the log had before this place."""
+        """Return whether the database has everything before a position in the log."""
         return not self._changes or self._changes[0].position > place
 
     @property
     def behind(self) -> bool:
-        """Whether too much waits for the database."""
+        """True if too much of the log is not in the database."""
         end = self._log.end
         first = self._changes[0].position if self._changes else end
         return end.segment > first.segment + 1 or end.offset - first.offset > _BACKLOG
 
     async def caught_up(self) -> None:
-        """Wait until the database has all that was acknowledged by now. Raises `StoreFailed`."""
+        """Wait until the database has everything acknowledged so far. Raises `StoreFailed`."""
         if not (ready := self._ready(len(self._changes))):
             return
         self._hurry.set()
@@ -96,16 +90,14 @@ class Follower:
             raise StoreFailed("The database is behind the log; try again.") from None
 
     async def committed(self, run_id: str) -> None:
-        """Wait until the end of a run is in a database that gateways share. Raises
-        `StoreFailed`.
-        """
+        """Wait until the end of a run is in the shared database. Raises `StoreFailed`."""
         await self.caught_up()
         if run_id in self._refused:
             self._refused.remove(run_id)
-            raise StoreFailed(f"Run {run_id} was taken for dead, or cannot be written.")
+            raise StoreFailed(f"Run {run_id} was closed by another gateway, or cannot be written.")
 
     async def keep_following(self) -> None:
-        """Let the database follow the log, for ever."""
+        """Write changes to the database as they come. Never returns."""
         while True:
             await self._news.wait()
             with suppress(TimeoutError):
@@ -117,30 +109,29 @@ class Follower:
             await asyncio.sleep(_LEISURE_S)
 
     async def finish(self) -> bool:
-        """Write the rest, on disk; return whether that is all. Raises `StoreFailed`."""
+        """Write the remaining changes to disk. Return whether all are written. Raises `StoreFailed`."""
         await self._follow()
 
-        # The place behind the last segment says that the folder may be empty.
+        # A place after the last segment says that the folder may be empty.
         least = Position() if self._changes else Position(self._log.end.segment + 1)
         await self._keep_place(on_disk=True, least=least)
         return not self._changes
 
     async def delete_segments(self, needed: int) -> None:
-        """Note how far the database is, and delete the segments before `needed` that nobody needs
-        once it has them on disk. Raises `StoreFailed`.
+        """Write the place, and delete the segments before `needed` that the database has on disk.
+        Raises `StoreFailed`.
         """
         needed = min([needed, *(change.segment for change in self._changes)])
-        done = any(number_of(path) < needed for path in segments(self._log.folder))
-        await self._keep_place(on_disk=done, least=Position(needed))
-        if done:
+        obsolete = any(number_of(path) < needed for path in segments(self._log.folder))
+        await self._keep_place(on_disk=obsolete, least=Position(needed))
+        if obsolete:
             self._log.delete(needed)
 
     async def recover(self) -> tuple[list[RecordedRun], bool]:
-        """Write what the last owner of the log has left in it, begin a segment, and close the runs
-        that were under way.
+        """Write what the last owner has left in the log, begin a segment, and close its runs.
 
-        Returns all interrupted runs that it tells of, and whether it is whole, as far as it was on
-        disk. Raises `StoreFailed`, and `BadConfig` where it cannot be read at all.
+        Return all interrupted runs in the log, and whether everything that was on disk could be
+        read. Raises `StoreFailed`, and `BadConfig` if the log cannot be read at all.
         """
         missing = await missing_segments(self._database, self.name, self._log.folder)
         if missing:
@@ -148,6 +139,7 @@ class Follower:
             _log.error(
                 "log.segments_missing", folder=str(self._log.folder), numbers=missing, advice=advice
             )
+
         fold = await self.read()
         place = await self._database.read(partial(place_of, log=self.name))
         self._log.start(after=place.segment)
@@ -157,7 +149,8 @@ class Follower:
         }
         left |= {run.start.id: run for run in fold.left().values()}
         for run_id in await self._database.read(partial(ended_among, run_ids=list(left))):
-            del left[run_id]  # a record says so that cannot be read any more
+            del left[run_id]  # its `Ended` record cannot be read any more
+
         changes = []
         for run in left.values():
             closed = run.interrupted()
@@ -172,21 +165,19 @@ class Follower:
             )
         await self._log.synced()
         await self._write_all(changes)
-        # Before anyone is answered from what a kill has left in memory
+        # Without this, readers may see rows that are not on disk.
         await self._keep_place(on_disk=True)
         return [*fold.interrupted.values(), *left.values()], fold.whole and not missing
 
     async def read(self) -> Fold:
-        """Write what the last owner of the log has left in it; the runs that no record ends are
-        left.
-
-        Raises `StoreFailed`, and `BadConfig` where the log cannot be read.
+        """Write what the last owner has left in the log. Return its fold, with the runs that have
+        not ended. Raises `StoreFailed`, and `BadConfig` if the log cannot be read.
         """
         place = await self._database.read(partial(place_of, log=self.name))
         fold = Fold()
-        every = read_all(self._log.folder)
+        unread = read_all(self._log.folder)
         try:
-            while segment := await asyncio.to_thread(next, every, None):
+            while segment := await asyncio.to_thread(next, unread, None):
                 if segment.damaged:
                     _log.error(
                         "log.damaged",
@@ -200,8 +191,8 @@ class Follower:
                 give_back_room(segment)
         except (OSError, msgspec.DecodeError) as error:
             advice = (
-                "it may be another release's, which can finish it; or move it away, and its "
-                "last runs are lost"
+                "if another release wrote it, start that one to finish it; or move it away and "
+                "lose its last runs"
             )
             raise BadConfig(
                 f"server.store: the log {self._log.folder} cannot be read ({error}); {advice}."
@@ -209,7 +200,7 @@ class Follower:
         return fold
 
     async def _follow(self) -> None:
-        """Write all changes that wait. Raises `StoreFailed`."""
+        """Write all waiting changes. Raises `StoreFailed`."""
         self._hurry.clear()
         while (batch := self._ready(_MOST)) or (self._commits and self._commits.waiting):
             await self._write(batch)
@@ -221,12 +212,13 @@ class Follower:
             self._news.clear()
 
     def _ready(self, most: int) -> list[Change]:
-        """The first changes that wait for the database, at most so many: ends only once they are on
-        disk, so that nobody reads what may be lost.
+        """Return the first waiting changes, at most `most`. Ends are ready once they are on disk,
+        so that readers see nothing that may be lost.
         """
 
-        def ready(one: Change) -> bool:
-            return one.run is None or self._commits is not None or one.position <= self._log.durable
+        def ready(change: Change) -> bool:
+            synced = change.position <= self._log.durable
+            return change.run is None or self._commits is not None or synced
 
         return list(takewhile(ready, islice(self._changes, most)))
 
@@ -235,8 +227,8 @@ class Follower:
             await self._write(changes[first : first + _MOST])
 
     async def _write(self, batch: Sequence[Change]) -> None:
-        """Write changes in one transaction; one of them that cannot be written at all keeps no
-        others from it.
+        """Write changes in one transaction. If one of them cannot be written, write each alone, and
+        that one without its content.
         """
         try:
             if self._commits:
@@ -267,8 +259,8 @@ class Follower:
 
 
 async def missing_segments(database: Database, name: str, folder: Path) -> list[int]:
-    """Return the numbers of the segments that `folder` lacks although the database does not have
-    all their runs. `name`: of the log in the database. Raises `StoreFailed`.
+    """Return the numbers of segments that are missing in `folder`, although the database does not
+    have all their runs. `name`: name of the log in the database. Raises `StoreFailed`.
     """
     # The folder is listed first: a gateway may advance the place and delete segments meanwhile.
     numbers = {number_of(path) for path in segments(folder)}
@@ -282,8 +274,8 @@ async def missing_segments(database: Database, name: str, folder: Path) -> list[
 
 
 def own_log(database: Database, folder: Path | None = None) -> RunLog:
-    """Take a log for a gateway of this database. `folder`: for it, where it is SQLite's, and else
-    for the folders of all; None for the usual one. Raises `StoreInUse` and `StoreFailed`.
+    """Open a log for a gateway of this database. `folder`: the log's folder, or for PostgreSQL, the
+    parent of all logs' folders; None for the usual one. Raises `StoreInUse` and `StoreFailed`.
     """
     folder = folder or database.log_folder
     for number in count(1):
@@ -296,10 +288,10 @@ def own_log(database: Database, folder: Path | None = None) -> RunLog:
 async def opened(
     url: str, on_missing: Callable[[list[int]], None] = lambda _numbers: None
 ) -> AsyncIterator[Database]:
-    """Open a database for a command, with all that a gateway has acknowledged by now; where none
-    lives, the log is read here. `on_missing` gets the numbers of missing segments of the log of a
-    SQLite file. Raises `BadConfig`, and `StoreFailed` where a gateway lives whose database does not
-    keep up.
+    """Open a database for a command, with everything that a gateway has acknowledged so far. If no
+    gateway runs, the log is read here. `on_missing`: called with the numbers of missing segments of
+    a SQLite file's log. Raises `BadConfig`, and `StoreFailed` if a running gateway's database does
+    not keep up.
     """
     database = await Database.open(url)
     try:
@@ -320,18 +312,16 @@ async def opened(
 async def _followed(database: Database, folder: Path) -> None:
     """Wait until the database has what the log in `folder` has now. Raises `StoreFailed`."""
 
-    def changes() -> list[Position]:
-        frames = (frame for segment in read_all(folder) for frame in segment.frames)
-        return [
-            frame.end
-            for frame in frames
-            if isinstance(decode(frame.payload), Begun | Ended | Forgotten)
-        ]
+    def changes() -> Iterator[Position]:
+        for segment in read_all(folder):
+            for frame in segment.frames:
+                if isinstance(decode(frame.payload), Begun | Ended | Forgotten):
+                    yield frame.end
 
-    wanted = max(await asyncio.to_thread(changes), default=Position())
+    wanted = await asyncio.to_thread(lambda: max(changes(), default=Position()))
     try:
         async with asyncio.timeout(_WAIT_S):
-            while await database.read(partial(place_of, log=_SQLITE)) < wanted:  # noqa: ASYNC110 - it is elsewhere
+            while await database.read(partial(place_of, log=_SQLITE)) < wanted:  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise StoreFailed("The gateway's database is behind its log; try again.") from None

@@ -1,9 +1,9 @@
-"""Members: the gateways that share a PostgreSQL, each under a number of its own, its epoch.
+"""Members: the gateways that share a PostgreSQL. Each has a number, its epoch.
 
-A gateway holds a lock on its epoch with a session that it uses every second; PostgreSQL ends
-sessions that are not used. Where another one's lock is free, a gateway waits for a grace time, then
-deletes that one's row and closes its runs: it is fenced, and no transaction of its epoch is
-committed any more. A gateway that has had no session for almost as long begins nothing by itself.
+A gateway locks its epoch in a session that it uses every second; PostgreSQL ends idle sessions. If
+the lock of another gateway is free for a grace period, that gateway is fenced: its row is deleted,
+its runs are closed, and none of its transactions can be committed any more. A gateway that has had
+no session for almost that long stops beginning runs and calls on its own.
 """
 
 import asyncio
@@ -27,22 +27,19 @@ from router.store.schema import GATEWAYS, LEASES, RUNS, trace_of
 
 _log = structlog.get_logger("store")
 _LOOK_S = 1.0
-"""How often a gateway uses its session."""
+"""Interval at which a gateway uses its session."""
 _SESSION_S = 3.0
-"""The time after which PostgreSQL ends a session that is not used: its gateway is stopped, or
-cannot be reached.
-"""
+"""Time after which PostgreSQL ends an idle session, whose gateway is stopped or unreachable."""
 _GRACE_S = 5.0
-"""The time between a lock that is seen to be free and the fence."""
+"""Time from the first look at a free lock to the fence."""
 _BEGINS_S = _GRACE_S - 2.0
+"""Time since the last proof of membership in which runs may begin."""
 _OPENS_S = _GRACE_S - 1.0
-"""The time since the session was last known to be good, in which runs may begin and calls may
-be made.
-"""
+"""Time since the last proof of membership in which calls may be made."""
 _PAST_S = 86400.0
-"""How long after its end a day or a month is past for all gateways, whatever their clocks say."""
+"""Time after its end when a day or month is over for all gateways, despite clock differences."""
 _LOCKS = 1919118445
-"""The class of the locks on epochs."""
+"""Class of the advisory locks on epochs."""
 _LOOK = """
 SELECT epoch, session, EXISTS (
     SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2
@@ -54,27 +51,27 @@ _MEMBER = "SELECT FROM gateways WHERE epoch = %(epoch)s FOR SHARE"
 
 
 class Members:
-    """The membership of this gateway, and its look at the others."""
+    """Membership of this gateway, and its watch over the others."""
 
     def __init__(self, database: Database, log: str) -> None:
-        """`log`: the name of its log, which nobody else writes."""
+        """`log`: name of the gateway's log."""
         self.epoch = 0
         self.done = False
-        """Whether nothing is under way any more, so that it may go, with its leases."""
+        """True if no run is left, so that the gateway may leave and give its leases back."""
         self._database = database
         self._log = log
         self._thread = ThreadPoolExecutor(1, "session")
         self._session: Any = None
         self._locked = False
         self._good = -math.inf
-        """When the lock was known to be held, and the epoch not fenced, in monotonic time."""
+        """Monotonic time of the last proof of membership: lock held, not fenced."""
         self._gone: dict[tuple[int, int], float] = {}
-        """Epochs and sessions whose locks were seen to be free, and since when."""
+        """Epochs and sessions with free locks, and since when they are free."""
 
     @asynccontextmanager
     async def joined(self, on_fenced: Callable[[], None]) -> AsyncIterator[None]:
-        """Be a member while the context is open. `on_fenced`: called where others took this gateway
-        for dead and closed its runs; then it begins anew. Raises `StoreFailed`.
+        """Be a member while the context is open. `on_fenced`: called when others have fenced this
+        gateway and closed its runs; then it joins again. Raises `StoreFailed`.
         """
         try:
             await self._join()
@@ -89,8 +86,8 @@ class Members:
             self._thread.shutdown()
 
     async def book_leases(self, *, whole: bool) -> None:
-        """Give back the leases of this log, once all that it has is in the database; where it is
-        not `whole`, they count as spent. Raises `StoreFailed`.
+        """Give back the leases of this log, once the database has all of it. If the log is not
+        `whole`, they count as spent. Raises `StoreFailed`.
         """
         own = LEASES.c.log == self._log
         lost = LEASES.update().where(own).values(log=f"{self._log} before {self.epoch}")
@@ -99,22 +96,17 @@ class Members:
         )
 
     def see_alive(self, *, begins: bool = False) -> None:
-        """Raise `StoreFailed` where others may soon take this gateway for dead."""
+        """Raise `StoreFailed` if others may soon fence this gateway."""
         if time.monotonic() - self._good > (_BEGINS_S if begins else _OPENS_S):
-            raise StoreFailed(
-                "This gateway has lost its session with the database; try again, or ask "
-                "another one."
-            )
+            raise StoreFailed("Lost the database session; try again, or ask another gateway.")
 
     async def _join(self) -> None:
-        """Become a member with a new epoch, in place of whoever wrote this log before. Raises
-        `StoreFailed`.
-        """
+        """Join with a new epoch, in place of the log's last owner. Raises `StoreFailed`."""
         self._locked = False
         self._good = -math.inf
         self.epoch = await self._database.write(partial(_join, log=self._log))
         if not await self._look() or self._good == -math.inf:
-            raise StoreFailed("PostgreSQL gives this gateway no session of its own; try again.")
+            raise StoreFailed("PostgreSQL gives this gateway no session; try again.")
 
     async def _keep_looking(self, on_fenced: Callable[[], None]) -> None:
         while True:
@@ -125,8 +117,8 @@ class Members:
                     await self._join()
 
     async def _look(self) -> bool:
-        """Use the session, and fence those that have lost theirs; False where this one was
-        fenced itself.
+        """Use the session, and fence gateways that have lost theirs. Return False if this gateway
+        was fenced itself.
         """
         asked = time.monotonic()
         try:
@@ -139,31 +131,34 @@ class Members:
                 error=str(getattr(error, "orig", error)) or type(error).__name__,
             )
             return True
+
         now = time.monotonic()
         own = [held for (epoch, _), held in seen.items() if epoch == self.epoch]
         if any(own):
             self._good = asked
+
         free = [key for key, held in seen.items() if not held and key[0] != self.epoch]
         self._gone = {key: self._gone.get(key, now) for key in free}
         for (epoch, session), since in self._gone.items():
             if asked - since >= _GRACE_S:
                 with errors_logged(_log, "store.not_fenced"), suppress(TimeoutError):
-                    # To be asked for again, rather than lose the own session
+                    # A fence that takes longer is tried again, so that this session stays in use.
                     async with asyncio.timeout(_LOOK_S):
                         await self._database.write(partial(_fence, epoch=epoch, session=session))
         return bool(own)
 
     def _ask(self) -> dict[tuple[int, int], bool]:
-        """All epochs with the numbers of their sessions, and whether their locks are held."""
+        """Return epochs and session numbers, and whether their locks are held."""
         try:
             if self._session is None:
-                self._locked, self._session = False, self._database.session()
+                self._locked = False
+                self._session = self._database.session()
                 self._session.execute(f"SET idle_session_timeout = {_SESSION_S * 1000:.0f}")
             own = {"locks": _LOCKS, "epoch": self.epoch}
             if not self._locked:
                 locking = "SELECT pg_try_advisory_lock(%(locks)s, %(epoch)s::int)"
                 self._locked = self._session.execute(locking, own).fetchone()[0]
-                if self._locked:  # so that nobody takes it for the one before
+                if self._locked:  # a new number, so that a fence of the last session misses
                     counting = "UPDATE gateways SET session = session + 1 WHERE epoch = %(epoch)s"
                     self._session.execute(counting, own)
             rows = self._session.execute(_LOOK, own).fetchall()
@@ -180,16 +175,18 @@ class Members:
 
 
 def see_member(connection: Connection, epoch: int) -> None:
-    """Keep a gateway from being fenced until the transaction ends; what begins one that writes
-    runs. Raises `StoreFailed` where it has been fenced.
+    """Prevent the fence of a gateway until the transaction ends; the first step of a transaction
+    that writes runs. Raises `StoreFailed` if the gateway is fenced already.
     """
     if not connection.exec_driver_sql(_MEMBER, {"epoch": epoch}).rowcount:
-        raise StoreFailed("Other gateways took this one for dead; try again.")
+        raise StoreFailed(
+            "Lost the database session, and other gateways closed its runs; try again."
+        )
 
 
 def _join(connection: Connection, log: str) -> int:
     connection.execute(GATEWAYS.delete().where(GATEWAYS.c.log == log))
-    lost = LEASES.c.log.not_in(select(GATEWAYS.c.log))  # which perhaps nobody will ever read
+    lost = LEASES.c.log.not_in(select(GATEWAYS.c.log))  # logs that may never be read
     for period in periods(time.time() - _PAST_S):
         past = LEASES.c.period < period, func.length(LEASES.c.period) == len(period)
         connection.execute(LEASES.delete().where(lost, *past))
@@ -202,16 +199,16 @@ def _leave(connection: Connection, epoch: int) -> None:
 
 
 def _fence(connection: Connection, epoch: int, session: int) -> None:
-    """Delete a gateway that has had no session since, once its transactions have ended, and close
-    its runs; its log has what they have spent.
+    """Delete a gateway with this session number, once its transactions have ended, and close its
+    runs. What they have spent is in its log.
     """
     fenced = GATEWAYS.delete().where(GATEWAYS.c.epoch == epoch, GATEWAYS.c.session == session)
     log = connection.scalar(fenced.returning(GATEWAYS.c.log))
     if log is None:
         return
     _log.warning("store.gateway_fenced", epoch=epoch)
-    for left in left_over(connection, log):
-        run = left.interrupted()
+    for recorded in left_over(connection, log):
+        run = recorded.interrupted()
         closed = RUNS.update().where(RUNS.c.run_id == run.id)
         connection.execute(
             closed.values(status=run.status, duration_s=run.duration_s, trace=trace_of(run))

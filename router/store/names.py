@@ -1,5 +1,6 @@
-"""Clients' names for requests: which run has one, and which names were used at all, as most are
-new.
+"""Clients' names for requests (`request_id`), and the runs that have them.
+
+Most names are new. A filter of the last day's names shows that without a look into the database.
 """
 
 import time
@@ -19,22 +20,22 @@ from router.store.schema import RUNS
 from router.trace.run import RunStatus
 
 _REQUEST_ID_S = 86400
-"""How long a name stands for its run."""
+"""Time for which a name belongs to its run."""
 _BITS = 1 << 25
-"""Of each day: 4 MiB, by which one of a thousand new names is taken for a used one where two
-million were used.
+"""Bits of the filter per day: 4 MiB. After two million names, it takes one of a thousand new names
+for a used one.
 """
 Name = tuple[str, str]
 """A tenant, and its name for a request."""
 
 
 def name_of(start: RunStart) -> Name:
-    """The name of a run's request."""
+    """Return the name of a run's request."""
     return start.tenant, storable(start.request_id)
 
 
 class Named(NamedTuple):
-    """A run by the client's name for its request."""
+    """The run that has a name."""
 
     run_id: str
     fingerprint: str
@@ -43,33 +44,31 @@ class Named(NamedTuple):
 
     @classmethod
     def of(cls, start: RunStart) -> "Named":
-        """A run that begins."""
+        """Return the entry of a run that begins."""
         return cls(start.id, start.fingerprint, "running", start.started_at)
 
     def holds(self, now: float) -> bool:
-        """Whether the name is taken."""
+        """Return whether the name is taken."""
         return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
 
     def told(self, start: RunStart) -> EarlierRun:
-        """The answer to the one that asks for it now."""
+        """Return the answer to a request for the same name."""
         return EarlierRun(self.run_id, self.status, self.fingerprint == start.fingerprint)
 
 
 class RequestNames:
-    """Names of requests, for one gateway; where several share a database, that alone knows."""
+    """Names of requests of a gateway. In a shared database, only the database knows them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._runs: dict[Name, Named] = {}
-        """Those under way here, and those that have ended and are perhaps not in the database
-        yet.
-        """
+        """Runs by name: running ones, and ended ones that may not be in the database yet."""
         self._ended: deque[tuple[Position, Name, str]] = deque()
-        """Those that have ended: the place in the log, their names and identifiers."""
+        """Ended runs: position in the log, name and identifier."""
         self._used = UsedNames()
 
     async def read(self) -> None:
-        """Note the names of the last day's requests. Raises `StoreFailed`."""
+        """Read the names of the last day. Raises `StoreFailed`."""
 
         def read(connection: Connection) -> None:
             newest = connection.execute(select(func.max(RUNS.c.started_at))).scalar() or 0.0
@@ -81,7 +80,7 @@ class RequestNames:
         await self._database.read(read)
 
     async def earlier(self, start: RunStart) -> Named | None:
-        """The run that has the name of a request; None where none has. Raises `StoreFailed`."""
+        """Return the run that has the name of a request, if any. Raises `StoreFailed`."""
         name = name_of(start)
         stored = None
         if name not in self._runs and (self._database.shared or name in self._used):
@@ -89,26 +88,26 @@ class RequestNames:
         return self._runs.get(name) or stored
 
     def begin(self, start: RunStart) -> None:
-        """Give a run the name of its request."""
+        """Give the name of a request to its run."""
         if start.request_id and not self._database.shared:
             name = name_of(start)
             self._runs[name] = Named.of(start)
             self._used.add(name)
 
     def end(self, start: RunStart, status: RunStatus, place: Position) -> None:
-        """Note how a run has ended. `place`: in the log."""
+        """Note the end of a run. `place`: position of its record in the log."""
         name = name_of(start)
         if (named := self._runs.get(name)) and named.run_id == start.id:
             self._runs[name] = named._replace(status=status)
             self._ended.append((place, name, start.id))
 
     def forget(self, start: RunStart) -> None:
-        """Take a name from a run that never began."""
+        """Release the name of a run that never began."""
         self._runs.pop(name_of(start), None)
 
     def forget_ended(self, stored: Callable[[Position], bool]) -> None:
-        """Leave runs to the database that it has. `stored`: whether it has what the log has
-        there.
+        """Forget ended runs that are in the database. `stored`: returns whether it has everything
+        up to a position in the log.
         """
         while self._ended and stored(self._ended[0][0]):
             _, name, run_id = self._ended.popleft()
@@ -124,17 +123,17 @@ def _stored(connection: Connection, name: Name) -> Named | None:
 
 
 class UsedNames:
-    """Names that were used within the last day: none of these is ever left out, and a few
-    others may be in it.
+    """Bloom filter of the names of the last day. It never misses a used name, and rarely takes a
+    new one for used.
     """
 
     def __init__(self) -> None:
         self._days = [bytearray(_BITS // 8)]
-        """Today's, and yesterday's."""
+        """Filters of today and yesterday."""
         self._until = time.monotonic() + _REQUEST_ID_S
 
     def add(self, name: Name) -> None:
-        """Note a tenant's name for a request, which is being used."""
+        """Add a name."""
         if time.monotonic() > self._until:
             self._days = [bytearray(_BITS // 8), self._days[0]]
             self._until = time.monotonic() + _REQUEST_ID_S

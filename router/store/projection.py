@@ -1,9 +1,16 @@
-"""The projection: the log's runs as rows of a database, in batches, each with the place in the log
-up to which it goes.
+"""The projection: writes the runs of a log as rows of a database.
 
-So sums count every run exactly once, whatever is killed in between: what a batch did not bring is
-read from the log. Statements go straight to the driver, as SQLAlchemy's part would take several
-times as long as the database's.
+Changes are written in batches, in the order of the log. Each transaction also writes its place: the
+position in the log after its last change. Changes at or before the stored place are skipped. So
+every run counts exactly once in the sums: after a crash, the log is read from the place on, and a
+batch that was committed is not written again.
+
+A run has a row when it begins, and its final row, calls and sums when it has ended. On a shared
+PostgreSQL, a run begins in the database before it begins in the log, and other gateways may have
+closed it in the meantime; then it stays closed, and only its calls are added.
+
+Rows go to the driver directly, because SQLAlchemy's layer takes several times as long as the
+database.
 """
 
 from collections import defaultdict
@@ -55,9 +62,8 @@ Row = dict[str, Any]
 
 
 def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[str]:
-    """Write changes, in the transaction of `connection`, and that the log was read up to the last
-    one's place; none that were written before. The runs that others had closed meanwhile: these
-    stay as they are, but for their calls.
+    """Write changes and the place after the last one, in the transaction of `connection`. Changes
+    that were written before are skipped. Return the runs that other gateways have closed.
     """
     place = place_of(connection, log)
     last = changes[-1].position
@@ -76,8 +82,8 @@ def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[
 def _as_they_stand(
     connection: Connection, changes: Sequence[Change], place: Position, closed: set[str]
 ) -> Iterator[Change]:
-    """Changes of runs that were put on record before they began, as far as nobody else has
-    taken them for dead.
+    """Yield the changes to write on PostgreSQL, where runs have rows already. Add the runs that
+    other gateways have closed to `closed`.
     """
     ids = [change.start.id for change in changes]
     wanted = (
@@ -102,8 +108,8 @@ def _as_they_stand(
 
 
 def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
-    """Write changes, in the transaction of `connection`. A run counts when it has ended; on
-    PostgreSQL, where it is on record before, when it begins.
+    """Write changes, in the transaction of `connection`. A run counts as a request when it ends; on
+    PostgreSQL, when it begins.
     """
     counts_first = connection.dialect.name == "postgresql"
     spent = defaultdict[Period, Tally](Tally)
@@ -113,33 +119,27 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
                 spent[change.start.tenant, period].requests += -1 if change.forgotten else 1
     calls = [call for change in changes if change.run for call in change.run.calls]
     add_spent(spent, calls)
+
     rows = _run_rows(changes, log)
+    named = [{f"_{name}": row[name] for name in _NAMED} for row in rows if row["request_id"]]
     dialect = connection.dialect.name
-    _do(
-        connection,
-        _RELEASE,
-        [{f"_{name}": row[name] for name in _NAMED} for row in rows if row["request_id"]],
-    )
+    _do(connection, _RELEASE, named)
     _do(connection, _put(RUNS, dialect), rows)
     _do(connection, _put(CALLS, dialect), list(map(call_row, calls)))
     _do(connection, _adding(USAGE_HOURS, dialect), hourly_usage(calls))
+
     sums = [
-        dict(zip(_SPENDING, (*key, each.requests, each.tokens, each.nano_usd), strict=True))
-        for key, each in spent.items()
+        dict(zip(_SPENDING, (*key, tally.requests, tally.tokens, tally.nano_usd), strict=True))
+        for key, tally in spent.items()
     ]
     _do(connection, _adding(SPENDING, dialect), sums)
     if counts_first:
-        more = [row for row in sums if row["tokens"] or row["nano_usd"]]
-        _do(
-            connection,
-            _SPEND_LEASE,
-            [{"_log": log} | {f"_{name}": row[name] for name in row} for row in more],
-        )
-    _do(
-        connection,
-        _FORGET,
-        [{"_run_id": change.start.id} for change in changes if change.forgotten],
-    )
+        paid = [row for row in sums if row["tokens"] or row["nano_usd"]]
+        from_lease = [{"_log": log} | {f"_{name}": row[name] for name in row} for row in paid]
+        _do(connection, _SPEND_LEASE, from_lease)
+
+    forgotten = [{"_run_id": change.start.id} for change in changes if change.forgotten]
+    _do(connection, _FORGET, forgotten)
 
 
 def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
@@ -149,8 +149,8 @@ def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
 
 
 def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
-    """The runs that have ended by the database, of some; others may close one, but cannot know
-    its calls.
+    """Return those of the runs that have ended in the database. An interrupted run without calls
+    may have been closed by another gateway, which does not know its calls; it does not count.
     """
     known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
     ended = RUNS.c.status.not_in(("running", "interrupted")) | (
@@ -160,7 +160,7 @@ def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
 
 
 def left_over(connection: Connection, name: str) -> list[RecordedRun]:
-    """The runs that are running by the database."""
+    """Return the runs of a log that are running in the database."""
     redact = (
         select(TENANTS.c.redact)
         .where(TENANTS.c.name == RUNS.c.tenant)
@@ -168,17 +168,15 @@ def left_over(connection: Connection, name: str) -> list[RecordedRun]:
         .label("redact")
     )
     wanted = select(RUNS, redact).where(RUNS.c.status == "running", RUNS.c.log == name)
-    return [
-        RecordedRun(Begun(start, bool(row["redact"])))
-        for row in connection.execute(wanted).mappings()
-        for start in [
-            struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or "")
-        ]
-    ]
+    runs: list[RecordedRun] = []
+    for row in connection.execute(wanted).mappings():
+        start = struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or "")
+        runs.append(RecordedRun(Begun(start, bool(row["redact"]))))
+    return runs
 
 
 def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequence[int]]) -> None:
-    """Write what the gateway of a log may spend, in tokens and money; nothing leaves no row."""
+    """Write the leases of a log, in tokens and money. An empty lease has no row."""
     rows = [dict(zip(_LEASE, (*key, log, *lease), strict=True)) for key, lease in leases.items()]
     _do(connection, _put(LEASES, "postgresql"), rows)
     connection.execute(
@@ -187,7 +185,7 @@ def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequenc
 
 
 def changed(changes: Sequence[Change]) -> Iterator[Period]:
-    """The sums that changes add to."""
+    """Yield the tenants and periods of the sums that changes add to."""
     for change in changes:
         calls = change.run.calls if change.run else ()
         for at in {change.start.started_at, *(call.started_at for call in calls)}:
@@ -196,7 +194,7 @@ def changed(changes: Sequence[Change]) -> Iterator[Period]:
 
 
 def place_of(connection: Connection, log: str) -> Position:
-    """The place up to which a log was read."""
+    """Return the place of a log."""
     with closing(connection.connection.cursor()) as cursor:
         cursor.execute(_text(_PLACE, connection.dialect, ()), {"_log": log})
         row = cursor.fetchone()
@@ -204,14 +202,14 @@ def place_of(connection: Connection, log: str) -> Position:
 
 
 def keep_place(connection: Connection, log: str, place: Position) -> None:
-    """Write the place up to which a log was read, which never goes back."""
+    """Write the place of a log, which never goes back."""
     place = max(place, place_of(connection, log))
     row = {"log": log, "segment": place.segment, "bytes": place.offset}
     _do(connection, _put(LOGS, connection.dialect.name), [row])
 
 
 def _run_rows(changes: Sequence[Change], log: str) -> list[Row]:
-    """Rows of runs. One that begins takes the client's name from the one that had it before."""
+    """Return the rows of runs. A run that begins takes its name from the run that had it before."""
     rows: dict[str, Row] = {}
     owners: dict[Name, str] = {}
     for change in changes:
@@ -262,7 +260,7 @@ _OF_NAME = RUNS.c.tenant == bindparam("_tenant"), RUNS.c.request_id == bindparam
 _RELEASE = (
     RUNS.update().where(*_OF_NAME, RUNS.c.run_id != bindparam("_run_id")).values(request_id=null())
 )
-"""A run that has a client's name for a request takes it from the one that had it before."""
+"""Takes the name of a request from the run that had it before."""
 _PLACE = select(LOGS.c.segment, LOGS.c.bytes).where(LOGS.c.log == bindparam("_log"))
 _FORGET = RUNS.delete().where(RUNS.c.run_id == bindparam("_run_id"))
 
@@ -273,7 +271,7 @@ def _inserting(table: Table, dialect: str) -> Any:
 
 @cache
 def _put(table: Table, dialect: str) -> Any:
-    """A statement that inserts rows, or writes them over those of the same key."""
+    """Return a statement that inserts rows, or replaces rows of the same key."""
     insert = _inserting(table, dialect)
     keys = list(table.primary_key.columns)
     values = {
@@ -284,8 +282,8 @@ def _put(table: Table, dialect: str) -> Any:
 
 @cache
 def _adding(table: Table, dialect: str) -> Any:
-    """A statement that inserts rows of sums, or adds to those that are there. Unknown and known
-    is what is known.
+    """Return a statement that inserts rows of sums, or adds to existing ones. An unknown sum counts
+    as 0, unless both are unknown.
     """
     insert = _inserting(table, dialect)
     sums = {
