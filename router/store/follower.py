@@ -109,7 +109,7 @@ class Follower:
             await asyncio.sleep(_LEISURE_S)
 
     async def finish(self) -> bool:
-        """Write the remaining changes to disk. Return whether all are written. Raises `StoreFailed`."""
+        """Write the remaining changes to disk; return whether all are. Raises `StoreFailed`."""
         await self._follow()
 
         # A place after the last segment says that the folder may be empty.
