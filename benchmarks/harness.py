@@ -20,10 +20,11 @@ import msgspec
 import psutil
 from msgspec import Meta
 
-from executor_sft.command import parse, show
+from executor_sft.command import show
 from executor_sft.step import write_json
 from router.background import background_tasks
 from router.errors import RolegateError
+from serving.cli.command import parse
 from serving.logs import errors_only
 
 _SAMPLE_S = 0.1
@@ -47,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
     """Run a benchmark and return 1 if a check failed, else 0. Raises `RolegateError`."""
-    options = parse(benchmark.Options, name, benchmark.__doc__ or "", arguments, group="bench")
+    options = parse(benchmark.Options, f"bench {name}", arguments, benchmark.__doc__)
     errors_only()
 
     figures: Any = benchmark.measure(options)

@@ -1,12 +1,11 @@
 """`rolegate sft`, or `python -m executor_sft`: distil the executor in single steps or one run."""
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
-from executor_sft.command import parse
 from router.errors import RolegateError
+from serving.cli.command import new_parser, parse
 from serving.files import private_files
 from serving.logs import errors_only
 from serving.terminal import complain
@@ -42,16 +41,14 @@ _COMMANDS = {
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status. Raises `RolegateError` and `OSError`."""
-    parser = argparse.ArgumentParser(prog="rolegate sft", description=__doc__)
+    parser = new_parser("sft", __doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, summary) in _COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
-    chosen, rest = parser.parse_known_args(arguments[:1])
+    name = parser.parse_args(arguments[:1]).command
     errors_only()
-    module = importlib.import_module(_COMMANDS[chosen.command][0])
-    rest += arguments[1:]
-    options = parse(module.Options, chosen.command, module.__doc__ or "", rest)
-    return int(module.run(options))
+    module = importlib.import_module(_COMMANDS[name][0])
+    return int(module.run(parse(module.Options, f"sft {name}", arguments[1:], module.__doc__)))
 
 
 @private_files()

@@ -5,7 +5,7 @@ tables or as JSON.
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -15,10 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from router.errors import BadRequest
-from serving.cli import command as command_line
-from serving.cli.command import POSITIONAL
 
-__all__ = ["POSITIONAL", "Count", "StepOptions", "agreed", "parse", "show"]
 Count = Annotated[int, Meta(ge=1)]
 
 
@@ -33,23 +30,6 @@ class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
     def settings(self, *names: str) -> dict[str, Any]:
         """Return the options of these names."""
         return {name: getattr(self, name) for name in names}
-
-
-_Options = TypeVar("_Options", bound=msgspec.Struct)
-
-
-def parse(
-    options: type[_Options],
-    command: str,
-    description: str,
-    arguments: Sequence[str],
-    *,
-    group: str = "sft",
-) -> _Options:
-    """Read the arguments of `rolegate GROUP COMMAND` into its struct; see
-    `serving.cli.command.parse`.
-    """
-    return command_line.parse(options, f"{group} {command}", arguments, description)
 
 
 def agreed(question: str, more: str = "") -> bool:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from executor_sft.command import POSITIONAL, Count, StepOptions, show
+from executor_sft.command import Count, StepOptions, show
 from executor_sft.filter import RESULT as SAMPLES
 from executor_sft.filter import FilteredSample, Stratum
 from executor_sft.jsonl import read_jsonl
@@ -33,6 +33,7 @@ from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
 from router.search.executor import STOP
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
+from serving.cli.command import POSITIONAL
 from serving.dependencies import need
 from serving.json_lines import write_json_lines
 

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 import msgspec
 from msgspec import Meta
 
-from executor_sft.command import POSITIONAL, StepOptions, show
+from executor_sft.command import StepOptions, show
 from executor_sft.jsonl import read_jsonl
 from executor_sft.questions import HeldOut, TableReports, question_key
 from executor_sft.rollout import ROLLOUTS, Group, Rollout, Sample, SubQueryRollout
@@ -37,6 +37,7 @@ from router.trace.citation import cite
 from router.trace.export import Reward
 from router.trace.table import Ask
 from router.trace.values import TableRun, by_executors, says_not_found
+from serving.cli.command import POSITIONAL
 from serving.files import write_atomically
 from serving.terminal import complain
 

@@ -18,13 +18,13 @@ import msgspec
 from rolegate.client import Client
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
-from executor_sft.command import POSITIONAL
 from executor_sft.jsonl import read_json
 from executor_sft.step import digest_of, read_manifest
 from executor_sft.train import MODEL
 from router.errors import BadVersion
 from router.models.adapters import Adapters
 from router.models.session import upstream_session
+from serving.cli.command import POSITIONAL
 from serving.cli.options import with_client
 from serving.config.config import Config
 from serving.config.file import load_config

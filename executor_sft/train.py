@@ -19,11 +19,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from executor_sft.command import POSITIONAL, Count, StepOptions, show
+from executor_sft.command import Count, StepOptions, show
 from executor_sft.dataset import RESULT as ROWS
 from executor_sft.dataset import TrainingRow, read_rows, tokenizer_files
 from executor_sft.step import Step, digest_of, read_manifest
 from router.errors import BadConfig
+from serving.cli.command import POSITIONAL
 from serving.dependencies import need
 from serving.engines.versions import WEIGHTS, base_sha256
 from serving.files import flush, write_atomically

@@ -15,8 +15,9 @@ from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import Format, read_entries
 from benchmarks.datasets.selection import Census, excluded, sample, take_census
-from executor_sft.command import POSITIONAL, show
+from executor_sft.command import show
 from router.protocol import Passage
+from serving.cli.command import POSITIONAL
 from serving.documents.rows import read_rows
 from serving.files import replacing, write_atomically
 

@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.study.results import Study, read_study
-from executor_sft.command import POSITIONAL
 from executor_sft.step import write_json
+from serving.cli.command import POSITIONAL
 from serving.files import write_atomically
 
 _FEW = 50

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from executor_sft.command import POSITIONAL, Count
+from executor_sft.command import Count
 from executor_sft.minimodel.model import (
     BACKBONE,
     EXECUTOR,
@@ -27,6 +27,7 @@ from executor_sft.minimodel.model import (
 from executor_sft.minimodel.stream import ROW_TOKENS, batches, conversations
 from executor_sft.miniworld.compositional import Kind
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
+from serving.cli.command import POSITIONAL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

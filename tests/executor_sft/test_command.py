@@ -8,8 +8,9 @@ import pytest
 from msgspec import Meta
 
 from executor_sft.__main__ import _COMMANDS, main
-from executor_sft.command import POSITIONAL, StepOptions, parse, show
+from executor_sft.command import Count, StepOptions, show
 from router.errors import BadConfig
+from serving.cli.command import POSITIONAL, parse
 from serving.config.file import preset
 
 
@@ -17,17 +18,19 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """Options of every kind."""
 
     config: Path
-    files: Annotated[tuple[Path, ...], POSITIONAL, Meta(description="to read")]
-    count: Annotated[int, Meta(ge=1, description="100 % of them")] = 3
+    files: Annotated[tuple[Path, ...], POSITIONAL]
+    """to read"""
+    count: Count = 3
+    """100 % of them"""
     rate: Annotated[float, Meta(gt=0, description="a rate")] | None = None
     side: Annotated[Literal["left", "right"], Meta(description="a side")] = "left"
     thinking: Annotated[bool, Meta(description="a switch")] | None = None
 
 
 def test_options_are_the_fields_of_a_struct(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each of its type, absent ones with their defaults; help says what they are."""
+    """Each has its type, absent ones their default; the docstring is the help."""
     given = "a b --out o --count 4 --rate 0.5 --side right --thinking false --json --preset mini"
-    assert parse(Options, "x", "Does.", given.split()) == Options(
+    assert parse(Options, "x", given.split()) == Options(
         config=preset("mini"),
         files=(Path("a"), Path("b")),
         out=Path("o"),
@@ -37,9 +40,9 @@ def test_options_are_the_fields_of_a_struct(capsys: pytest.CaptureFixture[str]) 
         thinking=False,
         json=True,
     )
-    assert parse(Options, "x", "Does.", ["a", "--out", "o", "--preset", "mini"]).count == 3
+    assert parse(Options, "x", ["a", "--out", "o", "--preset", "mini"]).count == 3
     with pytest.raises(SystemExit):
-        parse(Options, "x", "Does.", ["--help"])
+        parse(Options, "x", ["--help"])
     assert "100 % of them (default: 3)" in capsys.readouterr().out
 
 
@@ -53,7 +56,7 @@ def test_options_are_the_fields_of_a_struct(capsys: pytest.CaptureFixture[str]) 
 def test_values_out_of_range_are_named(option: str, why: str) -> None:
     """By the option, with what it takes."""
     with pytest.raises(BadConfig, match=why):
-        parse(Options, "x", "Does.", ["a", "--out", "o", option])
+        parse(Options, "x", ["a", "--out", "o", option])
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
