@@ -51,9 +51,8 @@ def parse_decision(text: str, *, limit: int, cut: bool = False, managed: bool = 
     )
     if asked:
         questions, managers = zip(*asked, strict=True)
-        return Dispatch(
-            questions[:limit], questions[limit:], managers[:limit] if any(managers[:limit]) else ()
-        )
+        named = managers[:limit] if any(managers[:limit]) else ()
+        return Dispatch(questions[:limit], questions[limit:], named)
     stop = max((mark.start() for mark in _STOP.finditer(own)), default=-1)
     if stop != -1 and all(block.empty or block.start < stop for block in found_blocks):
         return Stop()
@@ -115,7 +114,8 @@ class EarlyReader:
         self._block = ""
         self._thoughts = Thoughts()
         self._over = False
-        self._known = self._read = 0
+        self._known = 0
+        self._read = 0
 
     def feed(self, piece: str) -> None:
         """Read the next piece of the output."""
@@ -160,27 +160,20 @@ class EarlyReader:
         before = _BEFORE_BODY.match(block)
         start = before.end() if before else 0
         if block[start : start + 1] in ("[", "{"):
-            # Each has a quote on either side
+            # Each question has two quotes.
             if sum(map(block.count, "\"'“”")) < 2 * (self._known + 1):
                 return ()
             questions = self._questions(block if _ASKED.search(block) else block + _MORE)
             continuation = _IN_A_LIST
         elif _ITEM.match(block, start):
             questions = self._questions(block + _MORE)
-            questions = questions[
-                : next(
-                    (number for number, text in enumerate(questions) if not text.endswith("?")),
-                    len(questions),
-                )
-            ]
+            questions = tuple(takewhile(lambda question: question.endswith("?"), questions))
             continuation = _IN_LINES
         else:
             return ()
-        return (
-            questions[: agreeing(questions, self._questions(block + continuation))]
-            if len(questions) > self._known
-            else ()
-        )
+        if len(questions) <= self._known:
+            return ()
+        return questions[: agreeing(questions, self._questions(block + continuation))]
 
     def _questions(self, block: str) -> tuple[str, ...]:
         decision = parse_decision(block, limit=self._limit, cut=True)

@@ -277,7 +277,8 @@ def own_text(text: str, *, cut: bool, attribute: str = "") -> tuple[str, bool]:
     visible = without_thinking(text)
     tag = _FIRST_TAG.search(visible, 0, _FURTHEST_TAG)
     start = tag.start() if tag else len(visible)
-    visible, cut = visible[start : start + _LONGEST_OWN], cut or len(visible) - start > _LONGEST_OWN
+    cut = cut or len(visible) - start > _LONGEST_OWN
+    visible = visible[start : start + _LONGEST_OWN]
     first = next(blocks(visible, "search", attribute), None)
     invented = _RESULTS.search(visible, first.start) if first else None
     return (visible[: invented.start()], False) if invented else (visible, cut)
@@ -287,10 +288,10 @@ def search_blocks(own: str, *, cut: bool, attribute: str = "") -> list[SearchBlo
     """Return all blocks of `own_text`. Unless `cut`, an unclosed last one counts as closed, as a
     stop string ended it.
     """
-    found_blocks = list(blocks(own, "search", attribute))
+    search_tags = list(blocks(own, "search", attribute))
     return [
-        _read(block, ended=number == len(found_blocks) and not cut)
-        for number, block in enumerate(found_blocks, start=1)
+        _read(block, ended=number == len(search_tags) and not cut)
+        for number, block in enumerate(search_tags, start=1)
     ]
 
 

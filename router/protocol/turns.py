@@ -64,33 +64,31 @@ def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
     the report before the name, if there is one.
     """
     own, cut = own_text(text, cut=cut)
-    found, search = _search(own, cut)
-    for block in blocks(own[: search[0]] if search else own, "escalate", "to"):
+    searches, search = _search(own, cut)
+    if search:
+        own = own[: search[0]]
+        cut = False
+    for block in blocks(own, "escalate", "to"):
         if block.named:
-            turn_before = _report(own[: block.start], cut=False)  # which may have been found before
-            report = (
-                turn_before.report
-                if isinstance(turn_before, ReportTurn)
-                else Report(one_line(block.body), ())
-            )
-            return ReportTurn(
-                Report(
-                    report.answer or NO_EVIDENCE.answer, report.evidence, escalate_to=block.named
-                )
-            )
-    turn = _report(own[: search[0]], cut=False) if search else _report(own, cut=cut)
-    if isinstance(turn, Malformed) and found:
+            before = _report(own[: block.start], cut=False)
+            report = Report(one_line(block.body), ())
+            if isinstance(before, ReportTurn):
+                report = before.report
+            answer = report.answer or NO_EVIDENCE.answer
+            return ReportTurn(Report(answer, report.evidence, escalate_to=block.named))
+    turn = _report(own, cut=cut)
+    if isinstance(turn, Malformed) and searches:
         return search[1] if search else Malformed("no complete query in the search block")
     return turn
 
 
-_HAND = re.compile(
+_ACTION = re.compile(
     r"""<\s{0,9}(?:(access)\s{1,9}document|call\s{1,9}tool)\s{0,9}=\s{0,9}(["'])([^<>]{1,2000}?)\2\s{0,9}>""",
     re.IGNORECASE,
 )
-_HAND_END = re.compile(r"<\s{0,9}/\s{0,9}(?:access|call)\s{0,9}>", re.IGNORECASE)
-_FURTHEST_HAND = 200_000
-_LONGEST_BODY = 20_000
+_ACTION_END = re.compile(r"<\s{0,9}/\s{0,9}(?:access|call)\s{0,9}>", re.IGNORECASE)
+_MAX_ACTION_START = 200_000
+_MAX_BODY = 20_000
 """Max position of the first action, and max characters of its body."""
 
 
@@ -101,37 +99,35 @@ def parse_hands(
     action counts; `usual` parses all other turns.
     """
     visible = without_thinking(text)
-    hand = _HAND.search(visible, 0, _FURTHEST_HAND)
-    if hand is None:
+    action = _ACTION.search(visible, 0, _MAX_ACTION_START)
+    if action is None:
         return usual(text, cut)
-    before = usual(visible[: hand.start()], False)
+    before = usual(visible[: action.start()], False)
     if not isinstance(before, Malformed):
         return before
-    end = _HAND_END.search(visible, hand.end(), hand.end() + _LONGEST_BODY)
-    if end is None and (cut or len(visible) - hand.end() > _LONGEST_BODY):
+    end = _ACTION_END.search(visible, action.end(), action.end() + _MAX_BODY)
+    if end is None and (cut or len(visible) - action.end() > _MAX_BODY):
         return Malformed("the call was cut off")
-    name = one_line(hand[3])
-    body = visible[hand.end() : end.start() if end else None].strip()
-    if not hand[1]:
+    name = one_line(action[3])
+    body = visible[action.end() : end.start() if end else None].strip()
+    if not action[1]:
         # Quotes in JSON are not unescaped, which would end its strings.
         for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
             body = body.replace(entity, character)
         return CallTurn(name, encodable(body).strip("`").removeprefix("json").strip())
-    return (
-        AccessTurn(name, query)
-        if (query := one_line(body))
-        else Malformed("nothing to look for in the document")
-    )
+    if query := one_line(body):
+        return AccessTurn(name, query)
+    return Malformed("nothing to look for in the document")
 
 
 def _search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
     """Return whether there is any search block, and the first search that has a query, with its
     position.
     """
-    found = search_blocks(own, cut=cut)
-    searches = [block for block in found if block.questions]
+    blocks_found = search_blocks(own, cut=cut)
+    searches = [block for block in blocks_found if block.questions]
     if not searches:
-        return bool(found), None
+        return bool(blocks_found), None
     ignored = sum(len(block.questions) for block in searches) - 1
     return True, (searches[0].start, SearchTurn(searches[0].questions[0], ignored))
 
@@ -139,17 +135,16 @@ def _search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
 def _report(own: str, *, cut: bool) -> ReportTurn | Malformed:
     evidence = list(blocks(own, "evidence"))
     if not evidence:
-        written = next(blocks(own, "answer"), None)
-        return Malformed(
-            "the report has no evidence" if written else "neither a search block nor a report"
-        )
+        if next(blocks(own, "answer"), None):
+            return Malformed("the report has no evidence")
+        return Malformed("neither a search block nor a report")
     # Up to the evidence, so that an answer that was not closed ends there.
     answers = [block.body for block in blocks(own[: evidence[0].start], "answer")]
     answer = next(filter(None, map(one_line, answers)), "")
     if not answer:
-        return Malformed(
-            "the answer is empty" if answers else "the report has no answer before its evidence"
-        )
+        if answers:
+            return Malformed("the answer is empty")
+        return Malformed("the report has no answer before its evidence")
     later = next((block.start for block in blocks(own[evidence[0].start :], "answer")), len(own))
     evidence = [block for block in evidence if block.start < evidence[0].start + later]
     if cut and not evidence[-1].closed:
@@ -192,14 +187,14 @@ def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
     no evidence.
     """
     own, cut = own_text(text, cut=cut)
-    found, search = _search(own, cut)
+    searches, search = _search(own, cut)
     answers = [block for block in blocks(own, "answer") if block.closed or not cut]
     first = next((block for block in answers if one_line(block.body)), None)
     if first and (search is None or (first.closed and first.start < search[0])):
         return ReportTurn(Report(one_line(first.body), ()))
     if search:
         return search[1]
-    if found:
+    if searches:
         return Malformed("no complete query in the search block")
     return Malformed("the answer is empty" if answers else "neither a search block nor an answer")
 
@@ -218,12 +213,11 @@ def parse_answer(text: str) -> str:
     Unescaped and on one line; empty if there is nothing. Never raises; linear time.
     """
     visible = without_thinking(text)
-    found = list(blocks(visible, "answer"))
-    for candidates in ([block for block in found if block.closed], found):
-        if candidates:
-            return next(
-                (answer for block in reversed(candidates) if (answer := one_line(block.body))), ""
-            )
+    answers = list(blocks(visible, "answer"))
+    closed = [block for block in answers if block.closed]
+    if answers:
+        texts = [one_line(block.body) for block in closed or answers]
+        return next(filter(None, reversed(texts)), "")
     bare = _TAG.sub(" ", _FENCE.sub(" ", visible))
     return one_line(_LABEL.sub("", bare, count=1) if _LABEL.match(bare) else bare)
 

@@ -191,7 +191,7 @@ def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
     empty if none does. A table row counts with its header, the first row without numbers.
     """
     nearest = ""
-    most = 0
+    largest = 0
     header = frozenset[str]()
     before = set[str]()
     for sentence, inside in zip(reading.sentences, reading.terms, strict=True):
@@ -203,9 +203,9 @@ def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
             before = set()
         before |= inside
         common = len(wanted & inside)
-        if common > most and named - header <= before:
+        if common > largest and named - header <= before:
             nearest = sentence
-            most = common
+            largest = common
     return nearest
 
 

@@ -302,10 +302,13 @@ class Turns:
             return replace(led, **fields)
 
         match result:
-            case Trajectory() | TableRun():
+            case Trajectory():
+                return mapped(result, DELEGATOR)
+            case TableRun():
                 return mapped(result, DELEGATOR)
             case Execution():
                 return mapped_execution(0, result, DELEGATOR)
             case Conversation() if len(self._turns) == 1:
-                return change(*self._turns, (result, ()))[0]
+                (agent,) = self._turns
+                return change(agent, (result, ()))[0]
         return result

@@ -74,7 +74,7 @@ class HeldOutTest:
                 return candidate_right, await self._right(question, active, name)
 
         async with task_group() as group:  # the first error cancels all other questions
-            asking = [group.create_task(both(*each)) for each in enumerate(self._questions)]
+            asking = [group.create_task(both(*item)) for item in enumerate(self._questions)]
         results = [task.result() for task in asking]
         known = [
             (candidate_right, active_right)

@@ -61,13 +61,10 @@ class VersionRouting:
     @property
     def in_use(self) -> set[str]:
         """The versions that current or new runs may use."""
-        traffics = (self.traffic, *self._kept.values())
-        return {
-            version
-            for traffic in traffics
-            for version in (traffic.active, traffic.candidate)
-            if version
-        }
+        versions = set[str]()
+        for traffic in (self.traffic, *self._kept.values()):
+            versions.update(filter(None, (traffic.active, traffic.candidate)))
+        return versions
 
     def role(self, context: RunContext) -> Role:
         """Return the active version's role: calls outside of an execution must not depend on a

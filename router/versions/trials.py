@@ -188,14 +188,8 @@ class Trials:
         second = trajectories[1].answer
         if self._judging is None or exact_match(second, [first]):
             return None
-        points = sorted(
-            {
-                point
-                for trajectory in trajectories
-                for execution in trajectory.executions
-                for point in execution.report.evidence
-            }
-        )
+        executions = (*trajectories[0].executions, *trajectories[1].executions)
+        points = sorted({point for execution in executions for point in execution.report.evidence})
         try:
             first_right = await self._judging.accepts(question, (), first, ledger, points)
             second_right = await self._judging.accepts(question, (), second, ledger, points)

@@ -512,7 +512,7 @@ class Interrupted(Kept):
         super().__init__()
         self.start = start
 
-    def unfinished(self, run_id: str) -> RunStart | None:
+    def unfinished(self, run_id: str) -> Any:
         return self.start if run_id == self.start.id else None
 
 
