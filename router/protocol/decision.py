@@ -35,7 +35,13 @@ class Stop:
 Decision = Dispatch | Stop | Malformed
 
 
-def parse_decision(text: str, *, limit: int, cut: bool = False, managed: bool = False) -> Decision:
+def parse_decision(
+    text: str,
+    *,
+    limit: int,
+    cut: bool = False,
+    managed: bool = False,
+) -> Decision:
     """Parse the delegator's decision. `limit`: max sub-queries that are dispatched. `cut`: the
     length limit ended `text`. `managed`: blocks may name a manager, as in `<search
     manager="browser">`.
@@ -104,7 +110,11 @@ class EarlyReader:
     the last word.
     """
 
-    def __init__(self, limit: int, tell: Callable[[tuple[str, ...]], None]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        tell: Callable[[tuple[str, ...]], None],
+    ) -> None:
         """`limit`: as for `parse_decision`. `tell`: called with all certain sub-queries whenever
         there are more.
         """

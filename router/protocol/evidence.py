@@ -27,7 +27,10 @@ class Report(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             answer = answer[: answer.rindex("\n")]
         lost = self.lost_lines + self.answer.count("\n") - answer.count("\n")
         return Report(
-            answer, tuple(point[:chars] for point in self.evidence), lost, self.escalate_to
+            answer,
+            tuple(point[:chars] for point in self.evidence),
+            lost,
+            self.escalate_to,
         )
 
 

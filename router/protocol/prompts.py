@@ -89,7 +89,11 @@ def tools(offered: Iterable[Function]) -> str:
     return f"{CALLS_IN_TAGS}<tools>{listed}</tools>"
 
 
-def documents(passages: Sequence[Passage], last: bool, named: bool = False) -> str:
+def documents(
+    passages: Sequence[Passage],
+    last: bool,
+    named: bool = False,
+) -> str:
     """Return the executor's view of one search; `last` asks for the report. `named`: with the names
     by which documents are opened.
     """

@@ -4,7 +4,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from router.protocol.tags import Block, blocks, one_line, without_thinking
+from router.protocol.tags import (
+    Block,
+    blocks,
+    one_line,
+    without_thinking,
+)
 
 _OPENING = re.compile(r"""[\[{(,:=\n][^\S\n]*+(?P<quote>["'“])|\}""")
 _CLOSING = {
@@ -57,14 +62,31 @@ def quoted_strings(text: str) -> Iterator[QuotedString]:
         if follows is not None and follows["key"]:
             key = string
         elif end == len(text):
-            yield QuotedString(string.rstrip(" \n]})"), key, False, exact)
+            yield QuotedString(
+                string.rstrip(" \n]})"),
+                key,
+                False,
+                exact,
+            )
         else:
             yield QuotedString(
-                string, key, not _may_be_key(text, opening.start("quote"), end, key), exact
+                string,
+                key,
+                not _may_be_key(
+                    text,
+                    opening.start("quote"),
+                    end,
+                    key,
+                ),
+                exact,
             )
 
 
-def _end(text: str, start: int, quote: str) -> tuple[int, bool]:
+def _end(
+    text: str,
+    start: int,
+    quote: str,
+) -> tuple[int, bool]:
     """Return the end of the string that begins at `start` (the end of `text` if nothing closes it),
     and whether it is certain.
     """
@@ -77,7 +99,12 @@ def _end(text: str, start: int, quote: str) -> tuple[int, bool]:
     return len(text), exact
 
 
-def _may_be_key(text: str, start: int, end: int, key: str) -> bool:
+def _may_be_key(
+    text: str,
+    start: int,
+    end: int,
+    key: str,
+) -> bool:
     """Return whether the last string in `text` is in a position where an object continues with a
     key.
     """
@@ -265,7 +292,12 @@ class SearchBlock(NamedTuple):
     """The manager that it names; empty for none."""
 
 
-def own_text(text: str, *, cut: bool, attribute: str = "") -> tuple[str, bool]:
+def own_text(
+    text: str,
+    *,
+    cut: bool,
+    attribute: str = "",
+) -> tuple[str, bool]:
     """Return the part of a turn that holds the model's decision, and whether the length limit cut
     it.
 
@@ -284,7 +316,12 @@ def own_text(text: str, *, cut: bool, attribute: str = "") -> tuple[str, bool]:
     return (visible[: invented.start()], False) if invented else (visible, cut)
 
 
-def search_blocks(own: str, *, cut: bool, attribute: str = "") -> list[SearchBlock]:
+def search_blocks(
+    own: str,
+    *,
+    cut: bool,
+    attribute: str = "",
+) -> list[SearchBlock]:
     """Return all blocks of `own_text`. Unless `cut`, an unclosed last one counts as closed, as a
     stop string ended it.
     """
@@ -310,7 +347,10 @@ def _read(block: Block, *, ended: bool) -> SearchBlock:
         body = body[: body.rfind("<")]
         ended = True
     return SearchBlock(
-        block.start, not body.strip(), tuple(read_questions(body, partial=not ended)), block.named
+        block.start,
+        not body.strip(),
+        tuple(read_questions(body, partial=not ended)),
+        block.named,
     )
 
 

@@ -86,7 +86,12 @@ def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:
         limit = following.start() if following else len(text)
         end = closing.search(text, start.end(), limit)
         body = text[start.end() : end.start() if end else limit]
-        yield Block(body.strip(), start.start(), end is not None, one_line(start["named"] or ""))
+        yield Block(
+            body.strip(),
+            start.start(),
+            end is not None,
+            one_line(start["named"] or ""),
+        )
         start = following
 
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 from router.protocol.evidence import NO_EVIDENCE, Report
 from router.protocol.sub_queries import own_text, quoted_strings, search_blocks
-from router.protocol.tags import Block, Malformed, blocks, encodable, one_line, without_thinking
+from router.protocol.tags import (
+    Block,
+    Malformed,
+    blocks,
+    encodable,
+    one_line,
+    without_thinking,
+)
 
 MOST_POINTS = 3
 """Max points of evidence in a report."""

@@ -105,7 +105,12 @@ class Archive(Protocol):
         `NotFound`.
         """
 
-    async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
+    async def list(
+        self,
+        wanted: RunFilter,
+        size: int,
+        page: str = "",
+    ) -> RunPage:
         """Return at most `size` runs, newest first. Raises `BadRequest` for an unknown `page`
         token.
         """

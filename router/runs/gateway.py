@@ -1,7 +1,12 @@
 """The gateway: the requests that it accepts, and who works on them."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import msgspec
@@ -25,10 +30,20 @@ from router.search import RunContext, Topology
 from router.search.executor import Executes
 from router.search.loop import settings_of
 from router.table import TableLimits, TableRequest, TableTopology
-from router.trace import Conversation, RoleName, Run, Trajectory
+from router.trace import (
+    Conversation,
+    RoleName,
+    Run,
+    Trajectory,
+)
 from router.trace.identity import SHADOW
 from router.trace.table import Schema, TableTopologyName
-from router.trace.values import NOT_FOUND, OnEvent, TableRun, TopologyName
+from router.trace.values import (
+    NOT_FOUND,
+    OnEvent,
+    TableRun,
+    TopologyName,
+)
 
 _PROBE_TOKENS = 16
 _PROBE_S = 10.0

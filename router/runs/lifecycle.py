@@ -155,7 +155,10 @@ class RunLifecycle:
 
     @asynccontextmanager
     async def open(
-        self, request: RunRequest, options: RequestOptions, on_event: OnEvent = lambda _event: None
+        self,
+        request: RunRequest,
+        options: RequestOptions,
+        on_event: OnEvent = lambda _event: None,
     ) -> AsyncIterator[OpenRun | Run]:
         """Put a run on record, and store it when the context is left. The work inside leaves its
         result in `context.draft`. If a request with this `request_id` was answered before, yield
@@ -198,7 +201,10 @@ class RunLifecycle:
                 on_event(event)
 
     async def resumed(
-        self, kind: RunKind, request: Request, options: RequestOptions
+        self,
+        kind: RunKind,
+        request: Request,
+        options: RequestOptions,
     ) -> tuple[Request, RequestOptions]:
         """Return the request and the options of the interrupted run `options.resume`, or those
         given if none is to be resumed.
@@ -378,7 +384,10 @@ class RunLifecycle:
 
 
 async def ended_run(
-    run_id: str, archive: Archive, live: LiveRuns, tenant: str | None = None
+    run_id: str,
+    archive: Archive,
+    live: LiveRuns,
+    tenant: str | None = None,
 ) -> Run | None:
     """Return the run once it has ended; None if it could not be stored. Raises `NotFound`."""
     if here := live.find(run_id):

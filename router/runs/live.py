@@ -21,7 +21,12 @@ class LiveRun:
     """A run under way: its events so far, the task that works on it, and its result."""
 
     def __init__(
-        self, run_id: str, kind: RunKind, tenant: str, task: asyncio.Task[Any], on_event: OnEvent
+        self,
+        run_id: str,
+        kind: RunKind,
+        tenant: str,
+        task: asyncio.Task[Any],
+        on_event: OnEvent,
     ) -> None:
         """`task`: works on the run. `on_event`: called with each event, in addition to the
         watchers.
@@ -127,7 +132,11 @@ class LiveRuns:
 
     @contextmanager
     def running(
-        self, run_id: str, kind: RunKind, tenant: str, on_event: OnEvent = lambda _event: None
+        self,
+        run_id: str,
+        kind: RunKind,
+        tenant: str,
+        on_event: OnEvent = lambda _event: None,
     ) -> Iterator[LiveRun]:
         """Register a run that the current task works on, while the context is open."""
         task = asyncio.current_task()

@@ -19,7 +19,12 @@ class Observer(Protocol):
         `metadata`: its headers.
         """
 
-    def request_ended(self, method: str, code: str, duration_s: float) -> None:
+    def request_ended(
+        self,
+        method: str,
+        code: str,
+        duration_s: float,
+    ) -> None:
         """Called when it was answered. `code`: the gRPC or HTTP status, such as `OK` or `404`."""
 
     def run_began(self) -> None:
@@ -30,7 +35,13 @@ class Observer(Protocol):
         kept.
         """
 
-    def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
+    def searched(
+        self,
+        query: str,
+        began_at: float,
+        duration_s: float,
+        error: str | None,
+    ) -> None:
         """Called after a search. `began_at`: Unix time, seconds. `error`: the class of the error;
         None if it succeeded.
         """
@@ -51,7 +62,12 @@ class Observers:
         for observer in self._observers:
             observer.request_began(method, metadata)
 
-    def request_ended(self, method: str, code: str, duration_s: float) -> None:
+    def request_ended(
+        self,
+        method: str,
+        code: str,
+        duration_s: float,
+    ) -> None:
         """See `Observer.request_ended`."""
         for observer in self._observers:
             observer.request_ended(method, code, duration_s)
@@ -66,7 +82,13 @@ class Observers:
         for observer in self._observers:
             observer.run_ended(run, private=private)
 
-    def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
+    def searched(
+        self,
+        query: str,
+        began_at: float,
+        duration_s: float,
+        error: str | None,
+    ) -> None:
         """See `Observer.searched`."""
         for observer in self._observers:
             observer.searched(query, began_at, duration_s, error)
@@ -85,7 +107,10 @@ class ObservedRetriever:
         return self._retriever.index_id
 
     async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
     ) -> list[list[Passage]]:
         """See `Retriever.search`."""
         began_at = time.time()

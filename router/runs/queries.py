@@ -34,7 +34,12 @@ async def _ignore(_feedback: Feedback) -> None:
 class Runs:
     """Shows callers their own runs; other tenants' runs are treated as missing."""
 
-    def __init__(self, archive: Archive, live: LiveRuns, heard: Heard = _ignore) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        live: LiveRuns,
+        heard: Heard = _ignore,
+    ) -> None:
         """`heard`: called with all feedback once it is stored; raises nothing."""
         self._archive = archive
         self._live = live
@@ -60,7 +65,13 @@ class Runs:
         """Return the feedback on a run, oldest first."""
         return await self._archive.feedback(run.id)
 
-    async def list(self, wanted: RunFilter, size: int, page: str, identity: Identity) -> RunPage:
+    async def list(
+        self,
+        wanted: RunFilter,
+        size: int,
+        page: str,
+        identity: Identity,
+    ) -> RunPage:
         """Return a page of runs, newest first. Raises `BadRequest` for an unknown `page` token."""
         if not _may(wanted, identity):
             return RunPage((), "")
@@ -73,7 +84,10 @@ class Runs:
         return self._archive.export(_own(wanted, identity))
 
     async def watch(
-        self, run_id: str, after: int, identity: Identity
+        self,
+        run_id: str,
+        after: int,
+        identity: Identity,
     ) -> AsyncIterator[tuple[int, Event | Run]]:
         """Yield the events of an answer or a table with their numbers, from `after` + 1 on. The
         last item is the run, with the number of its final message.

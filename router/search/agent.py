@@ -303,7 +303,12 @@ class Agent:
         work.offer(tools, "\n\n".join(text for text, applies in parts if applies))
 
     async def _look(
-        self, work: ContextWindow, context: RunContext, index: int | None, query: str, look: _Look
+        self,
+        work: ContextWindow,
+        context: RunContext,
+        index: int | None,
+        query: str,
+        look: _Look,
     ) -> None:
         """Add the result of the next search, access or call to the conversation: the recorded one,
         if the run is resumed, or the result of `look`.
@@ -321,7 +326,12 @@ class Agent:
         chars = self.limits.passage_chars
         return SearchRecord(query, tuple(passage.within(chars) for passage in passages), ignored)
 
-    async def _access(self, query: str, document: str, text: str) -> SearchRecord:
+    async def _access(
+        self,
+        query: str,
+        document: str,
+        text: str,
+    ) -> SearchRecord:
         """Open a document. Passages that match `text` least are left out if the document is too
         long.
         """
@@ -337,7 +347,13 @@ class Agent:
         shown = (passage.within(chars) for passage in passages if passage.id in fitting)
         return SearchRecord(query, tuple(shown))
 
-    async def _call(self, work: ContextWindow, query: str, name: str, text: str) -> SearchRecord:
+    async def _call(
+        self,
+        work: ContextWindow,
+        query: str,
+        name: str,
+        text: str,
+    ) -> SearchRecord:
         """Call a tool. A failed call, and one that no tool takes, is recorded as such."""
         assert self._tools is not None
         tool, _ = (work.tools or {}).get(name, (None, None))
@@ -399,7 +415,13 @@ class Agent:
                 work.absorb(output)
                 return output
 
-    def _may_search(self, work: ContextWindow, *, searches: int = 0, turns: int = 0) -> bool:
+    def _may_search(
+        self,
+        work: ContextWindow,
+        *,
+        searches: int = 0,
+        turns: int = 0,
+    ) -> bool:
         """Return whether, after so many more searches and turns, a further search would leave a
         turn for the report.
         """

@@ -24,7 +24,10 @@ class Answerer:
     stop: tuple[str, ...] = STOP
 
     async def answer(
-        self, question: str, executions: Sequence[Execution], ledger: Ledger
+        self,
+        question: str,
+        executions: Sequence[Execution],
+        ledger: Ledger,
     ) -> tuple[str, Conversation]:
         """Return the answer, which may be empty, and the call behind it."""
         pairs = [(execution.sub_query, execution.report) for execution in executions]

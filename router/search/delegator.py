@@ -39,7 +39,10 @@ class Delegator:
         return Conversation(self.role.opening(prompts.request(question)))
 
     async def decide(
-        self, conversation: Conversation, ledger: Ledger, early: Dispatching | None = None
+        self,
+        conversation: Conversation,
+        ledger: Ledger,
+        early: Dispatching | None = None,
     ) -> tuple[Decision, Conversation]:
         """Return the next decision. Malformed output is corrected once. `early`: starts sub-queries
         that are certain to be dispatched while the decision is being written.
@@ -63,7 +66,10 @@ class Delegator:
         return decision, conversation
 
     def inform(
-        self, conversation: Conversation, executions: Sequence[Execution], over_limit: Sequence[str]
+        self,
+        conversation: Conversation,
+        executions: Sequence[Execution],
+        over_limit: Sequence[str],
     ) -> Conversation:
         """Return the conversation with the reports of a block, and the sub-queries that were not
         dispatched.

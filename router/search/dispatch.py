@@ -118,7 +118,12 @@ class Dispatching:
         self._sub_queries.append(sub_query)
         self._tasks.append(self._group.create_task(work))
 
-    async def _work(self, index: int, sub_query: str, manager: str) -> Execution:
+    async def _work(
+        self,
+        index: int,
+        sub_query: str,
+        manager: str,
+    ) -> Execution:
         # Not an attribute: it refers to `self`, and the cycle would keep all of it in memory until
         # the garbage collector runs.
         context = replace(self._outer, on_event=self._on_event, manager=manager)
@@ -144,7 +149,11 @@ class Dispatching:
 
 @asynccontextmanager
 async def dispatching(
-    executor: Executes, number: int, first: int, context: RunContext, width: int | None = None
+    executor: Executes,
+    number: int,
+    first: int,
+    context: RunContext,
+    width: int | None = None,
 ) -> AsyncIterator[Dispatching]:
     """Open the dispatching of round `number` (from 1), whose first sub-query has the number
     `first`. No executor runs once the context is left.

@@ -46,7 +46,12 @@ class Executes(Protocol):
     def role(self, context: RunContext) -> Role:
         """Return the executor's role, for calls outside of its conversations."""
 
-    async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
+    async def run(
+        self,
+        sub_query: str,
+        index: int,
+        context: RunContext,
+    ) -> Execution:
         """See `Executor.run`."""
 
 
@@ -88,7 +93,12 @@ class Executor:
         return self._agent.role
 
     async def run(
-        self, sub_query: str, index: int, context: RunContext, *, instead: bool = False
+        self,
+        sub_query: str,
+        index: int,
+        context: RunContext,
+        *,
+        instead: bool = False,
     ) -> Execution:
         """Search and report.
 

@@ -2,6 +2,11 @@
 
 from router.trace.call import Call, Price, RoleName
 from router.trace.run import Run
-from router.trace.values import Conversation, Event, Execution, Trajectory
+from router.trace.values import (
+    Conversation,
+    Event,
+    Execution,
+    Trajectory,
+)
 
 __all__ = ["Call", "Conversation", "Event", "Execution", "Price", "RoleName", "Run", "Trajectory"]

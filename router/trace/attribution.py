@@ -52,7 +52,9 @@ class Attribution(msgspec.Struct, frozen=True):
 
 
 def attribute(
-    run: Run, golds: Sequence[str], known: Sequence[Passage] | None = None
+    run: Run,
+    golds: Sequence[str],
+    known: Sequence[Passage] | None = None,
 ) -> Attribution | None:
     """Return which role lost an answer, by where one of `golds` occurs; None for a run that is no
     answer, or whose texts are not stored.
@@ -84,7 +86,12 @@ def attribute(
         if execution.failed and execution.outcome != "escalated"
     }
     if _any_holds([result.answer], golds):
-        return Attribution(None, True, tuple(sightings), tuple(failed))
+        return Attribution(
+            None,
+            True,
+            tuple(sightings),
+            tuple(failed),
+        )
     if not sightings and set(failed.values()) != {"retrieval_failed"}:
         cited = _cited(known or (), folded)
         sightings = [Sighting("documents", None, at=citation) for citation in cited]
@@ -104,21 +111,44 @@ def attribute(
         lost_by = "execution"
     elif sightings:
         lost_by = "delegation"
-    return Attribution(lost_by, False, tuple(sightings), tuple(failed))
+    return Attribution(
+        lost_by,
+        False,
+        tuple(sightings),
+        tuple(failed),
+    )
 
 
 def _any_holds(texts: Sequence[str], golds: Iterable[str]) -> bool:
     return any(holds(texts, gold) for gold in golds)
 
 
-def _seen(agent: Agent, searches: Iterable[SearchRecord], golds: Sequence[str]) -> list[Sighting]:
+def _seen(
+    agent: Agent,
+    searches: Iterable[SearchRecord],
+    golds: Sequence[str],
+) -> list[Sighting]:
     """Return the passages of an agent's searches that contain one of the folded `golds`."""
     sightings = list[Sighting]()
     for search in searches:
         for cited in _cited(search.shown, golds):
-            sightings.append(Sighting("shown", agent, search.query, cited))
+            sightings.append(
+                Sighting(
+                    "shown",
+                    agent,
+                    search.query,
+                    cited,
+                )
+            )
         for cited in _cited(search.passages[len(search.shown) :], golds):
-            sightings.append(Sighting("dropped", agent, search.query, cited))
+            sightings.append(
+                Sighting(
+                    "dropped",
+                    agent,
+                    search.query,
+                    cited,
+                )
+            )
     return sightings
 
 

@@ -167,7 +167,11 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         )
         return round(dollars_for_a_million * 1000)
 
-    def most(self, prompt_tokens: int, completion_tokens: int) -> int:
+    def most(
+        self,
+        prompt_tokens: int,
+        completion_tokens: int,
+    ) -> int:
         """Return the max cost of so many tokens, cached or not, in billionths of a dollar."""
         per_prompt = max(self.prompt, self.cached or 0.0)
         return round((prompt_tokens * per_prompt + completion_tokens * self.completion) * 1000)
@@ -219,7 +223,12 @@ def totals(calls: Iterable[Call]) -> list[RoleTotal]:
     for call in calls:
         groups.setdefault((call.role, call.model, call.manager), []).append(call)
     return [
-        RoleTotal(role=role, model=model, manager=manager, **sums_of(members))
+        RoleTotal(
+            role=role,
+            model=model,
+            manager=manager,
+            **sums_of(members),
+        )
         for (role, model, manager), members in groups.items()
     ]
 

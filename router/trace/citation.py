@@ -9,7 +9,12 @@ from threading import Lock
 import msgspec
 from cachetools import LRUCache, cached
 
-from router.folding import apart, fold, sought, terms
+from router.folding import (
+    apart,
+    fold,
+    sought,
+    terms,
+)
 from router.protocol import Passage
 
 _END = re.compile(
@@ -186,7 +191,11 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
     return [at for at, share in shares if share == best][:MOST_CITED]
 
 
-def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
+def _nearest(
+    wanted: set[str],
+    named: set[str],
+    reading: Reading,
+) -> str:
     """Return the sentence with the most terms of `wanted` among those that contain all of `named`;
     empty if none does. A table row counts with its header, the first row without numbers.
     """
@@ -210,7 +219,9 @@ def _nearest(wanted: set[str], named: set[str], reading: Reading) -> str:
 
 
 def citation(
-    passage: Passage, sentence: str, worth: Callable[[str, str], int] = lambda *_: 0
+    passage: Passage,
+    sentence: str,
+    worth: Callable[[str, str], int] = lambda *_: 0,
 ) -> Citation:
     """Return the citation of a sentence, or of its most valuable excerpt if it is long.
 
@@ -220,7 +231,13 @@ def citation(
         quote = " ".join(sentence.split())
     else:
         quote = max(_excerpts(sentence), key=lambda excerpt: worth(*excerpt))[0]
-    return Citation(passage.id, passage.title[:_MOST_CHARS], passage.document, passage.page, quote)
+    return Citation(
+        passage.id,
+        passage.title[:_MOST_CHARS],
+        passage.document,
+        passage.page,
+        quote,
+    )
 
 
 @lru_cache(256)

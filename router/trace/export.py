@@ -13,7 +13,14 @@ from router.trace.call import RoleName, sum_known
 from router.trace.run import Feedback, Run
 from router.trace.table import TableOutcome
 from router.trace.turns import work_of
-from router.trace.values import AnswerOutcome, Conversation, Execution, TableRun, Trajectory, brief
+from router.trace.values import (
+    AnswerOutcome,
+    Conversation,
+    Execution,
+    TableRun,
+    Trajectory,
+    brief,
+)
 
 
 class ExportRow(msgspec.Struct, frozen=True):

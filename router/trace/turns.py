@@ -51,7 +51,12 @@ class Agent(NamedTuple):
         """
         if lead.sub_query is None:
             return self
-        return Agent(self.role, lead.sub_query, lead.manager, self.sub_query)
+        return Agent(
+            self.role,
+            lead.sub_query,
+            lead.manager,
+            self.sub_query,
+        )
 
 
 DELEGATOR = Agent("delegation")
@@ -85,7 +90,9 @@ def work_of(run: Run) -> Iterator[AgentWork]:
 
 
 def _led(
-    result: Trajectory | TableRun, lead: Agent = DELEGATOR, own: Execution | None = None
+    result: Trajectory | TableRun,
+    lead: Agent = DELEGATOR,
+    own: Execution | None = None,
 ) -> Iterator[AgentWork]:
     yield AgentWork(lead, own, result.delegation)
     for number, execution in enumerate(result.executions):
@@ -94,7 +101,11 @@ def _led(
         yield AgentWork(Agent("answer"), None, result.answering)
 
 
-def _worked(number: int, execution: Execution, lead: Agent = DELEGATOR) -> Iterator[AgentWork]:
+def _worked(
+    number: int,
+    execution: Execution,
+    lead: Agent = DELEGATOR,
+) -> Iterator[AgentWork]:
     if execution.before:
         yield from _worked(number, execution.before, lead)
     if execution.work:
@@ -183,12 +194,22 @@ class Turns:
         self.asks: dict[Ask, int] = {}
         """The numbers of sub-queries by their asks."""
 
-    def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> Turn:
+    def turn(
+        self,
+        agent: Agent,
+        messages: tuple[Message, ...],
+        output: Completion,
+    ) -> Turn:
         """Return the record of an agent's next turn. `messages`: all messages that the agent was
         shown.
         """
         kept = agreeing(self._shown(agent), messages)
-        return Turn(agent, kept, messages[kept:], output)
+        return Turn(
+            agent,
+            kept,
+            messages[kept:],
+            output,
+        )
 
     def apply(self, record: TraceRecord) -> None:
         """Apply the next record."""
@@ -210,7 +231,11 @@ class Turns:
             case Asked(number, ask):
                 self.asks[ask] = number
 
-    def next_turn(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
+    def next_turn(
+        self,
+        agent: Agent,
+        messages: tuple[Message, ...],
+    ) -> Completion | None:
         """Remove and return the agent's next recorded turn, if its prompt was exactly `messages`.
         Otherwise return None, and discard the agent's further turns.
         """
@@ -220,7 +245,11 @@ class Turns:
         self._turns[agent] = turns[1:]
         return turns[0][1]
 
-    def next_search(self, agent: Agent, query: str) -> SearchRecord | None:
+    def next_search(
+        self,
+        agent: Agent,
+        query: str,
+    ) -> SearchRecord | None:
         """Remove and return the agent's next recorded search, if it was this query. Otherwise
         return None, and discard the agent's further searches.
         """
@@ -250,7 +279,11 @@ class Turns:
         searches = tuple(self._searches.get(agent, ()))
         return Conversation(self._shown(agent), outputs), searches
 
-    def _left_out(self, agent: Agent, work: _Work) -> _Work:
+    def _left_out(
+        self,
+        agent: Agent,
+        work: _Work,
+    ) -> _Work:
         conversation, searches = work
         recorded, recorded_searches = self._recorded(agent)
         count = len(recorded.messages)
@@ -259,7 +292,11 @@ class Turns:
             return Conversation(conversation.messages[count:], (_RECORDED,)), ()
         return work
 
-    def _put_in(self, agent: Agent, work: _Work) -> _Work:
+    def _put_in(
+        self,
+        agent: Agent,
+        work: _Work,
+    ) -> _Work:
         conversation, _ = work
         if conversation.outputs != (_RECORDED,):
             return work
@@ -268,11 +305,17 @@ class Turns:
         return Conversation(messages, recorded.outputs), searches
 
     def _mapped(
-        self, result: Result | None, change: Callable[[Agent, _Work], _Work]
+        self,
+        result: Result | None,
+        change: Callable[[Agent, _Work], _Work],
     ) -> Result | None:
         """Return the result with the conversation and the searches of each agent changed."""
 
-        def mapped_execution(number: int, execution: Execution, lead: Agent) -> Execution:
+        def mapped_execution(
+            number: int,
+            execution: Execution,
+            lead: Agent,
+        ) -> Execution:
             agent = Agent("execution", number).within(lead)
             conversation, searches = change(agent, (execution.conversation, execution.searches))
             manager = Agent("delegation", number, execution.manager)

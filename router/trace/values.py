@@ -8,7 +8,15 @@ import msgspec
 from router.models import Completion, Message
 from router.protocol import Passage, Report
 from router.trace.citation import Citation, cite
-from router.trace.table import Ask, Column, Row, RowKey, Schema, TableOutcome, TableTopologyName
+from router.trace.table import (
+    Ask,
+    Column,
+    Row,
+    RowKey,
+    Schema,
+    TableOutcome,
+    TableTopologyName,
+)
 
 ExecutionOutcome = Literal[
     "reported",

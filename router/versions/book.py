@@ -258,7 +258,12 @@ class VersionBook(Protocol):
         state.
         """
 
-    async def decisions(self, version: str | None, after: int, size: int) -> list[VersionDecision]:
+    async def decisions(
+        self,
+        version: str | None,
+        after: int,
+        size: int,
+    ) -> list[VersionDecision]:
         """Return at most `size` decisions with numbers above `after`, oldest first."""
 
     async def add_trial(self, trial: Trial) -> None:
@@ -270,7 +275,12 @@ class VersionBook(Protocol):
     async def judge(self, run_id: str, judgement: Judgement) -> None:
         """Store a judgement on a trial. The first one of the most trusted source counts."""
 
-    async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
+    async def pairs(
+        self,
+        version: str,
+        stage: Stage,
+        since: float,
+    ) -> list[Pair]:
         """Return a candidate's trials in the state that it entered at `since`, in the order of
         their ends, without runs that must not be used for training.
         """

@@ -21,11 +21,23 @@ which exactly one version is right: 1 or -1. No client's tenant may contribute m
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from router.versions.book import EvidenceSource, GateEvidence, Judgement, Pair, Stage, TrialFigures
+from router.versions.book import (
+    EvidenceSource,
+    GateEvidence,
+    Judgement,
+    Pair,
+    Stage,
+    TrialFigures,
+)
 
 STAKES = (0.1, 0.3, 0.6, 0.99)
 """Small stakes win where the versions differ often and in both directions, large ones where they
@@ -198,7 +210,10 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
 
 
 def evidence_curve(
-    pairs: Sequence[Pair], rule: GateRule, stage: Stage, points: int
+    pairs: Sequence[Pair],
+    rule: GateRule,
+    stage: Stage,
+    points: int,
 ) -> list[tuple[int, tuple[GateEvidence, ...]]]:
     """Return the evidence after so many of the pairs, at up to `points` evenly spread numbers of
     pairs; the last one has all.

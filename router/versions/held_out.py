@@ -52,7 +52,12 @@ class HeldOutTest:
         self._lifecycle = lifecycle
         self.size = len(self._questions)
 
-    async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
+    async def compare(
+        self,
+        candidate: str,
+        active: str,
+        since: float,
+    ) -> list[tuple[bool, bool]]:
         """Return for each question whether the candidate and whether the active version is right,
         without the few that failed for other reasons. Each version answers in its own runs, which
         are booked to the operator. A repeated call with the same `since` reuses stored runs.
@@ -88,7 +93,12 @@ class HeldOutTest:
             )
         return known
 
-    async def _right(self, question: HeldOutQuestion, version: str, name: str) -> bool | None:
+    async def _right(
+        self,
+        question: HeldOutQuestion,
+        version: str,
+        name: str,
+    ) -> bool | None:
         """Return whether a version's answer is right; None if that is unknown."""
         request = RunRequest("shadow", question.question, (version, question.question))
         begun = False

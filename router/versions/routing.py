@@ -76,7 +76,12 @@ class VersionRouting:
         """Return the version that serves a run."""
         return self._traffic(context).serving(context.ledger.run_id)
 
-    async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
+    async def run(
+        self,
+        sub_query: str,
+        index: int,
+        context: RunContext,
+    ) -> Execution:
         """See `Executor.run`. The run's version works on it.
 
         If the engine does not have that version, the active one steps in, and for the active one

@@ -19,7 +19,14 @@ from router.search.executor import Executes
 from router.trace import Call, Run, Trajectory
 from router.trace.identity import SHADOW
 from router.trace.run import Feedback
-from router.versions.book import Judgement, Side, Traffic, Trial, VersionBook, judge
+from router.versions.book import (
+    Judgement,
+    Side,
+    Traffic,
+    Trial,
+    VersionBook,
+    judge,
+)
 from router.versions.routing import VersionRouting
 
 _log = structlog.get_logger("trials")
@@ -178,7 +185,10 @@ class Trials:
         return None if hindered(stored) else (_side(stored.result, stored.calls, version), right)
 
     async def _verdicts(
-        self, question: str, trajectories: tuple[Trajectory, Trajectory], ledger: Ledger
+        self,
+        question: str,
+        trajectories: tuple[Trajectory, Trajectory],
+        ledger: Ledger,
     ) -> tuple[bool, bool] | None:
         """Return the judge's verdicts on two answers. Each is shown alone with the evidence of
         both, so that it does not show which version wrote it. None if there is no judge, if the

@@ -149,7 +149,12 @@ class Examination(Protocol):
 
     size: int
 
-    async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
+    async def compare(
+        self,
+        candidate: str,
+        active: str,
+        since: float,
+    ) -> list[tuple[bool, bool]]:
         """Return for each question whether the candidate and whether the active version is
         right.
         """
@@ -243,7 +248,10 @@ class Versions:
         return await self._add(name, await self._load(name), "operator")
 
     async def set_traffic(
-        self, name: str, state: VersionState, share: float = 0.0
+        self,
+        name: str,
+        state: VersionState,
+        share: float = 0.0,
     ) -> ExecutorVersion:
         """Put a version into a state: `shadow` runs it alongside the active one, `canary` gives it
         a share of the runs (more than 0, at most 1), `registered` takes it out of use. It replaces
@@ -338,7 +346,12 @@ class Versions:
         await self._take(draft)
 
     def _examined(
-        self, gate: GateRule, trial: tuple[str, str, float], figures: TrialFigures, *, over: bool
+        self,
+        gate: GateRule,
+        trial: tuple[str, str, float],
+        figures: TrialFigures,
+        *,
+        over: bool,
     ) -> tuple[GateVerdict, str]:
         """Return the decision on a canary that has passed its trial, by held-out questions, and the
         reason; `wait` until they have been asked. `over`: no more trials follow.
@@ -358,7 +371,11 @@ class Versions:
         return [(version, await self.figures(version)) for version in await self._book.versions()]
 
     async def _add(
-        self, name: str, manifest: str, decided_by: DecidedBy, reason: str = ""
+        self,
+        name: str,
+        manifest: str,
+        decided_by: DecidedBy,
+        reason: str = "",
     ) -> ExecutorVersion:
         now = time.time()
         version = ExecutorVersion(name, "registered", 0.0, now, now, manifest)
