@@ -1,4 +1,4 @@
-"""What models have said is kept, and paid for once."""
+"""Completed model calls are kept, and paid for once."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ def prompt(
 
 
 async def test_the_same_call_is_made_once_for_ever(tmp_path: Path) -> None:
-    """Whatever its request id, and also after a restart."""
+    """The request id does not matter, and a restart does not either."""
     model = ScriptedModel(["A"])
     with CallCache.open(tmp_path / "calls") as cache:
         cached = CachedModel(model, cache, "execution")
@@ -48,7 +48,7 @@ async def test_what_makes_another_call(tmp_path: Path) -> None:
 
 
 async def test_calls_of_one_seed_do_not_share_their_noise(tmp_path: Path) -> None:
-    """Each has a seed of its own, the same whenever it is made; one without a seed has none."""
+    """Each call has its own seed, which depends on its prompt; a call without a seed has none."""
     seeds: list[list[int | None]] = []
     for start in range(2):
         model = ScriptedModel("ABCD")
@@ -72,7 +72,7 @@ async def test_two_at_the_same_time(tmp_path: Path) -> None:
 
 
 async def test_failed_calls_are_not_kept(tmp_path: Path) -> None:
-    """Whoever waits for one that fails makes the call."""
+    """Every caller that waits for a failing call makes its own."""
     model = ScriptedModel([DOWN, "A"])
     with CallCache.open(tmp_path / "calls") as cache:
         cached = CachedModel(model, cache, "execution")

@@ -76,8 +76,8 @@ def model(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def text(ids: tuple[int, ...]) -> str:
-    """What the ids stand for, without the spaces that the mini tokenizer puts before each
-    stretch of text.
+    """Return the text of the ids, without the spaces that the mini tokenizer puts before each piece
+    of text.
     """
     decoded: str = load_tokenizer(MINI).decode(list(ids))
     return decoded.replace("> ", ">").replace("\n ", "\n").replace(" \n", "\n").strip()
@@ -175,7 +175,7 @@ def test_a_template_that_ends_no_turn_is_refused(model: Callable[[str], Path]) -
 
 
 def test_a_cap_on_turns_changes_no_row() -> None:
-    """What the executor was told is part of its prompts."""
+    """The message to the executor is part of its prompts."""
     execution = executed(search("Heat"), REPORT, limits=ExecutorLimits(max_turns=2, max_searches=1))
     rows, _ = rows_of(filtered(execution), ServedTokens(MINI))
     assert "No searches are left" in text(rows[1].prompt_ids)
@@ -206,7 +206,7 @@ def test_every_search_and_the_report_has_a_row() -> None:
     ],
 )
 def test_turns_that_went_wrong_are_not_learnt(turns: list[Completion | str], without: str) -> None:
-    """They, and what they were told, stand in later prompts; the later turns have rows."""
+    """Such turns and their corrections are in later prompts; the later turns have rows."""
     written, counts = learnt(executed(*turns))
     assert counts[without] == 1 and counts["report"] == 1
     assert len(written) == counts.get("search", 0) + 1 and written[-1] == REPORT
@@ -255,7 +255,7 @@ def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
 
 
 def told(delegator: Sequence[Answer], limit: int = 4) -> Conversation:
-    """What a delegator says, and is told, in a run."""
+    """Return a delegator's conversation of a run."""
     found = FixedRetriever({"Who made Heat?": [PAGE]})
     executor = Executor(role("execution", ScriptedModel(lambda _: REPORT)), found, ExecutorLimits())
     delegation = Delegator(role("delegation", ScriptedModel(delegator)))
@@ -305,7 +305,7 @@ def test_a_delegators_decisions_have_rows(
 
 
 def test_one_role_learns_at_a_time(tmp_path: Path) -> None:
-    """Of samples of both, those of the role that is named."""
+    """Only samples of the named role become rows."""
     samples = [
         *filtered(executed(*ONE)),
         FilteredSample("best_delegator", "q0", "", told([ASKED, STOP])),

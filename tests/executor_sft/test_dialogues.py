@@ -47,9 +47,7 @@ def texts(dialogue: Dialogue, *kinds: str) -> list[str]:
 
 
 def seen(pairs: list[tuple[str, Report]]) -> set[str]:
-    """What a role may be shown of the gold reports: each with all of its evidence or with the
-    last point of it.
-    """
+    """Return the gold reports that a role may see: with all evidence, or with the last point."""
     shortened = [(report, Report(report.answer, report.evidence[-1:])) for _, report in pairs]
     requests = [request for request, _ in pairs]
     return {
@@ -94,8 +92,8 @@ def test_the_gold_turns_of_an_executor_search_and_report(
 def test_the_gold_answer_is_read_as_the_questions_answer(
     writer: DialogueWriter, questions: list[Question]
 ) -> None:
-    """A comparison's after a trace: each year with its name, the word, the one that it picks;
-    others answer at once.
+    """The answer to a comparison follows a trace: each year with its name, the word, and the chosen
+    one. Other answers have no trace.
     """
     for question in questions:
         (text,) = texts(writer.answering(question), "answer")

@@ -1,6 +1,4 @@
-"""Executors are asked the same questions as often as was said, each time anew; what cannot be
-is refused first.
-"""
+"""Executors answer the same questions as often as requested; bad options are refused."""
 
 import json
 from collections.abc import AsyncIterator
@@ -28,7 +26,7 @@ from tests.router.vllm_adapters import adapter_server
 
 @pytest.fixture
 async def endpoint(tmp_path: Path) -> AsyncIterator[OpenAIServer]:
-    """A backbone that stops at once, with a config for it."""
+    """A backbone that stops immediately, with a config for it."""
     async with serving() as server:
         server.plays(says(STOP))
         config(
@@ -41,8 +39,8 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[OpenAIServer]:
 
 
 async def test_every_rollout_is_one(endpoint: OpenAIServer, tmp_path: Path) -> None:
-    """With seeds of its own also at the config's temperature; what is remembered is not taken
-    for another rollout.
+    """Seeds differ at the config's temperature, too; a cached answer does not count as another
+    rollout.
     """
     async with open_runtime(
         load_config(tmp_path / "config.toml"), print, cache=tmp_path / "calls"

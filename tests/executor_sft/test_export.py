@@ -52,7 +52,7 @@ def test_real_questions_are_outside(scope_of_world: Vocabulary) -> None:
     """None of 500 questions of HotpotQA gets through."""
     if not HOTPOTQA.is_file():
         pytest.skip(
-            f"there is no {HOTPOTQA.name} of HotpotQA in a folder `shared` beside the checkout"
+            f"there is no {HOTPOTQA.name} of HotpotQA in a folder `shared` next to the checkout"
         )
     rows = [json.loads(line) for line in HOTPOTQA.read_text("utf-8").splitlines()]
 

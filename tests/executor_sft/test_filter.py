@@ -1,4 +1,4 @@
-"""What is worth learning from is kept, and everything else is counted by its reason."""
+"""Trajectories worth learning from are kept, and all others are counted by their reason."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +54,7 @@ def only(teacher: Sample, student: Sample, *capped: Sample) -> Rollout:
 
 
 def fates(teacher: Sample, *capped: Sample, student: Sample | None = None) -> list[str]:
-    """What becomes of a teacher's work."""
+    """Return what becomes of a teacher's work."""
     samples, rejected = filtered([only(teacher, student or sample(ONE, WRONG), *capped)], {})
     if student is None:
         rejected["wrong answer"] -= 1  # the student's
@@ -143,7 +143,7 @@ def test_a_second_search_is_needed_where_no_try_without_it_finds_the_answer() ->
 
 
 def test_the_second_search_finds_the_evidence_of_the_answer() -> None:
-    """What the first one found, and an answer that stands in that alone, needs no second one."""
+    """An answer that the first search's evidence supports needs no second search."""
     made = "A director makes films."
     both = (search("director"), search("Heat"))
     for answer, points, fate in (
@@ -174,7 +174,9 @@ FOUND = "Heat is a film by Michael Mann."
     ],
 )
 def test_a_report_stands_on_its_evidence(written: str, flaw: str | None) -> None:
-    """Its points are in passages, and its answer is in its points, whatever answer it led to."""
+    """Its points are in passages, and its answer is in its points; the final answer does not
+    matter.
+    """
     assert fates(sample((search("Heat"), written), RIGHT)) == [flaw or "teacher_single"]
     assert flaw_of(executed(search("Heat"), written)) == flaw
 
@@ -209,7 +211,7 @@ def test_what_asks_a_held_out_question_is_not_learnt(held_out: str, reason: str 
 
 
 def test_of_the_students_own_work_single_searches_are_kept() -> None:
-    """It learns from what it can do already; a second search of its own was never tested."""
+    """The student learns from what it can do already; its own second search was never tested."""
     samples, rejected = filtered(
         [only(sample(ONE, WRONG), GOOD), only(sample(ONE, WRONG), sample(TWO, RIGHT))], {}
     )
@@ -332,7 +334,7 @@ def many() -> list[Rollout]:
 
 
 def test_the_mix_caps_a_stratum_by_chance_that_can_be_repeated() -> None:
-    """The same seed picks the same trajectories, in their order; another one picks others."""
+    """A seed always picks the same trajectories, in order; another seed picks others."""
     samples, rejected = filtered(many(), parse_mix("teacher_single=5,student_single=9"))
     again, _ = filtered(many(), parse_mix("teacher_single=5"))
     other, _ = filtered(many(), parse_mix("teacher_single=5"), seed=2)
@@ -392,7 +394,7 @@ def test_kept_and_rejected_are_all_there_are(
 
 
 def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
-    """The same command shows the same tables; other settings want another folder."""
+    """Repeating the command shows the same tables; other settings need another folder."""
     file = write_lines(tmp_path / "rollouts.jsonl", many())
     command = ["filter", str(file), "--out", str(tmp_path / "filtered")]
     run(command)

@@ -16,7 +16,7 @@ Meanings = dict[str, tuple[Entity, Relation]]
 
 @pytest.fixture(scope="module")
 def meanings(world: World) -> Meanings:
-    """What each possible sub-query asks for, by its text."""
+    """Return what each possible sub-query asks for, by its text."""
     return {
         wording.format(x=name): (entity, relation)
         for relation in RELATIONS
@@ -74,7 +74,7 @@ def test_evidence_stands_word_for_word_in_the_gold_passages(
 
 
 def test_reports_answer_by_the_worlds_facts(questions: list[Question], meanings: Meanings) -> None:
-    """Whatever the wording, and also where the sub-query uses another name."""
+    """This holds for every wording, and for sub-queries that use another name."""
     for sub_query in (sub_query for question in questions for sub_query in question.sub_queries):
         assert sub_query.report.answer == gold(meanings, sub_query)
         assert sub_query.relation == meanings[sub_query.text][1].name
@@ -145,8 +145,8 @@ def test_a_second_name_is_used_in_the_first_hop_only(
 def test_hardly_any_second_search_can_be_avoided(
     questions: list[Question], library: Library, meanings: Meanings
 ) -> None:
-    """Of the facts told by a detour, fewer than 1 in 10 stand on a third page as well: a marriage
-    on the spouse's, a country on the page of the country whose capital it is.
+    """Fewer than 1 in 10 facts with a detour are on a third page as well: a marriage on the
+    spouse's, a country on the page of the country whose capital it is.
     """
     asked = [sub_query for question in questions for sub_query in question.sub_queries]
     detours = [sub_query for sub_query in asked if sub_query.kind in ("redirect", "shared")]

@@ -1,4 +1,4 @@
-"""A growing file of lines, whatever tears it."""
+"""A growing file of lines survives kills and full disks."""
 
 import resource
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def room_for(size: int) -> Iterator[None]:
 
 
 def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
-    """What a kill has torn is gone, and the next line stands where it began."""
+    """A partial line after a kill is removed, and the next line takes its place."""
     path = tmp_path / "lines"
     path.write_bytes(b'{"a":1}\n{"b":')
     file = JsonlFile(path, dict[str, int], "look at it")

@@ -95,7 +95,9 @@ async def test_what_feedback_tells(database: Database) -> None:
 async def test_a_refusal_is_no_right_answer(
     outcome: AnswerOutcome, accepted: bool, database: Database
 ) -> None:
-    """However much it is liked; nor is it a wrong one. A right answer that is told counts."""
+    """A good rating does not make it right; nor is it a wrong answer. A right answer from feedback
+    counts.
+    """
     refused = Trajectory(
         "not in the demo world" if outcome == "out_of_scope" else NOT_FOUND, outcome
     )
@@ -112,8 +114,8 @@ async def test_a_refusal_is_no_right_answer(
 
 
 async def test_no_tenant_s_word_stands_for_too_many(database: Database) -> None:
-    """A quarter of the questions at most, the newest of each; the operator's word is no tenant's,
-    and stands alone where it is given. Whoever names one tenant vouches for it.
+    """At most a quarter of the questions rest on one tenant, the newest ones. The operator's
+    feedback belongs to no tenant, and replaces theirs. Naming a tenant lifts the limit.
     """
     runs = [
         asked(f"{tenant}{at}", f"Of {tenant}{at}?", float(at), tenant=tenant)

@@ -1,6 +1,4 @@
-"""What was trained becomes a version, once, and only where it fits; a running gateway takes it
-in.
-"""
+"""A trained adapter becomes one version, if it fits the engine; a running gateway loads it."""
 
 import asyncio
 import shutil
@@ -60,7 +58,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trained(config: Path) -> Path:
-    """What `rolegate sft train` leaves."""
+    """Return a folder as `rolegate sft train` leaves it."""
     folder = config.with_name("trained")
     recipe = msgspec.to_builtins(load_recipe("mini"))
     data = config.with_name("data")
@@ -230,8 +228,8 @@ async def test_any_engine_loads_it(config: Path, trained: Path, root: str, tmp_p
 async def test_a_name_that_stands_for_another_version_there_is_refused(
     config: Path, trained: Path, gateway: str, tmp_path: Path
 ) -> None:
-    """A gateway keeps versions by their names: a folder that begins anew would hand it another
-    one's figures.
+    """A gateway identifies versions by name: another folder that restarts the numbers would mix up
+    their figures.
     """
     command = [
         "publish",

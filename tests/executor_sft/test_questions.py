@@ -208,7 +208,7 @@ def test_the_mini_world(tmp_path: Path) -> None:
     ],
 )
 def test_public_data(file: str, rows: int) -> None:
-    """Every row of them is read, each under a name of its own."""
+    """Every row is read, with a unique id."""
     if not SHARED.exists():
         pytest.skip(f"no {SHARED}")
     questions, duplicates = read_questions(SHARED / file)

@@ -1,6 +1,4 @@
-"""What would stop a retraining is found before anything is spent, and steps get what the config
-says.
-"""
+"""Problems of later steps are found before any cost, and steps get the config's settings."""
 
 import json
 from itertools import islice

@@ -148,7 +148,7 @@ def listed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ran(rolegate: Rolegate) -> Ran:
-    """Runs a command beside the servers of this process: its exit status, and what it printed."""
+    """Run a command alongside this process's servers; return its exit status and output."""
 
     async def run(*arguments: object) -> tuple[int, str]:
         ended = await asyncio.to_thread(rolegate, "sft", *arguments)
@@ -158,7 +158,7 @@ def ran(rolegate: Rolegate) -> Ran:
 
 
 async def started(*arguments: object, module: str = "executor_sft") -> asyncio.subprocess.Process:
-    """A command in a process of its own."""
+    """Start a command in its own process."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *map(str, arguments)),
         cwd=ROOT,
@@ -305,8 +305,8 @@ def untaught(config: Path) -> Path:
 async def test_groups(
     ran: Ran, untaught: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """Each question is answered several times, each call with a seed of its own, and all roles tell
-    their tokens; the best run is kept.
+    """Each question is answered several times, each call has its own seed, and all roles return
+    token ids; the best run is kept.
     """
     endpoint.lucky = True
     command = (

@@ -78,7 +78,7 @@ async def test_capped() -> None:
 async def test_the_judge_is_asked_only_where_exact_match_holds(
     reply: str, accepted: bool | None
 ) -> None:
-    """What it does not accept, or says unreadably, is not correct, so nothing is capped either."""
+    """An answer that it rejects, or an unreadable reply, is not correct, so nothing is capped."""
     roles = ScriptedRoles(judge=lambda prompt: reply)
     rollout = await roles.worker().roll_out(QUESTION)
     assert roles.judge is not None
@@ -105,8 +105,8 @@ async def test_without_a_right_answer_the_judge_goes_by_the_evidence() -> None:
 
 
 async def test_an_executor_that_failed_is_no_sample() -> None:
-    """What it makes of that in service, a neutral report, must not be learnt from: an endpoint that
-    is gone, one prompt that is refused (the question's own failure), time that ran out.
+    """Its neutral report, as in service, must not be learnt: an endpoint is unavailable, a prompt
+    is refused (the question's own failure), or time ran out.
     """
     gone = UpstreamUnavailable("refuses to connect", endpoint="http://x")
 
@@ -148,7 +148,7 @@ def ids(folder: Path) -> list[str]:
 
 
 class Stop:
-    """Cancels whoever runs the command, once the teacher has said something so many times."""
+    """Cancels the command after the teacher has replied so many times."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -162,7 +162,7 @@ class Stop:
 
 
 async def interrupted(folder: Path, after: int) -> ScriptedRoles:
-    """What was asked before the interruption."""
+    """Return the roles with the calls before the interruption."""
     stop = Stop(after)
     roles = ScriptedRoles(teacher=stop)
     stop.task = asyncio.create_task(rolled_out(roles, folder))

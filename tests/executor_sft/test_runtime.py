@@ -1,4 +1,4 @@
-"""What steps work with: opened from a config, without a gateway, a model or a server."""
+"""Steps open their roles from a config, without a gateway, a model or a server."""
 
 from pathlib import Path
 
@@ -52,8 +52,8 @@ async def test_samples_differ_at_the_configs_temperature_too(tmp_path: Path) -> 
 
 
 async def test_a_teacher_of_the_students_name_is_another_model(tmp_path: Path) -> None:
-    """Some endpoints call whatever they serve by one name; what the student says is never taken
-    for the teacher's.
+    """Some endpoints serve all models under one name; the student's calls are never taken for the
+    teacher's.
     """
     async with serving() as student, serving() as teacher:
         student.plays(says("a"))

@@ -26,9 +26,7 @@ def test_a_finished_step_is_not_done_again(tmp_path: Path, source: Path) -> None
 
 
 def test_a_folder_of_other_inputs_is_refused(tmp_path: Path, source: Path) -> None:
-    """What was begun with one input or setting is not gone on with from another; a few words
-    say what differs.
-    """
+    """A step is not resumed with another input or setting; the error names the differences."""
     out = tmp_path / "out"
     settings: dict[str, object] = {"mix": None, "model": {"temperature": 0, "stop": ["a"]}}
     Step.begin(out, "filter", {"rollouts": source}, settings)
@@ -59,8 +57,8 @@ def test_a_folder_of_other_inputs_is_refused(tmp_path: Path, source: Path) -> No
 
 
 def test_a_step_goes_on_in_its_own_folder_alone(tmp_path: Path, source: Path) -> None:
-    """With the same settings in another order, with what a kill left of its beginning; never
-    beside other files.
+    """The order of settings and temporary files after a kill do not matter; a folder with other
+    files is refused.
     """
     for folder in ("out", "mine"):
         (tmp_path / folder).mkdir()

@@ -63,7 +63,7 @@ FULL = preset("mini").parents[1] / "prompts" / "full"
 
 
 def reports(rows: tuple[tuple[str, ...], ...], *more: tuple[Ask, Execution]) -> TableReports:
-    """On a table that was filled with these besides; `rows` are the right ones."""
+    """Return reports on a table filled with further asks; `rows` are the right rows."""
     asks, executions = zip(*FILLED, *more, strict=True)
     return TableReports(
         Question("q", "?", (), table=ASKED, rows=rows),
@@ -246,7 +246,7 @@ async def test_a_table_is_rolled_out() -> None:
 
 
 async def test_of_a_table_whose_rows_nobody_knows_what_is_stated_is_learnt() -> None:
-    """What was invented stands in no passage, and what was not found may be there."""
+    """An invented value is in no passage, and a value that was not found may exist."""
     world = World(8, unstated=2)
     found = await worker(world, Reader(), Reader(invents=0.5)).roll_out(
         question(world, known=False)
@@ -343,15 +343,15 @@ async def served(folder: Path, world: World) -> AsyncIterator[Path]:
 
 
 async def step(rolegate: Rolegate, *arguments: object) -> str:
-    """Run a step beside the servers of this process; what it printed."""
+    """Run a step alongside this process's servers, and return its output."""
     ended = await asyncio.to_thread(rolegate, "sft", *arguments)
     assert ended.status == 0, ended.out + ended.err
     return ended.out + ended.err
 
 
 async def test_from_a_file_of_tables_to_rows(rolegate: Rolegate, tmp_path: Path) -> None:
-    """Rolled out, filtered and written under the prompt for tables, beside questions in one
-    file.
+    """They are rolled out, filtered and written under the prompt for tables, in one file with
+    questions.
     """
     world = World(6)
     asked = {
@@ -450,8 +450,8 @@ def test_the_tables_of_a_mini_world_can_be_rolled_out(tmp_path: Path) -> None:
 
 
 async def test_logged_tables_are_rolled_out_again(rolegate: Rolegate, tmp_path: Path) -> None:
-    """With the columns and rows that were given, whoever liked them; those that came to nothing
-    are left out.
+    """The given columns and rows are kept, and ratings do not matter; tables without result are
+    left out.
     """
     world = World(4)
     given = tuple((city, "", "") for city in world.cities[:2])

@@ -302,7 +302,7 @@ def test_a_recipe_that_is_wrong_says_where(tmp_path: Path, text: str, said: str)
 
 
 def test_the_batch_is_split_over_devices() -> None:
-    """What does not fit on them at once is accumulated; what cannot be split is refused."""
+    """Rows that do not fit on them are accumulated; a batch that cannot be split is refused."""
     recipe = Recipe(method="full", learning_rate=1e-5, batch=16, device_batch=2)
     assert [recipe.accumulation(devices) for devices in (1, 2, 8)] == [8, 4, 1]
     for devices in (3, 16):

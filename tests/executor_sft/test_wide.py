@@ -1,5 +1,5 @@
-"""Tables over a world: their gold is the world's, what disturbs stands beside it, and worlds
-without them stay.
+"""Tables about a world: their gold is the world's, disturbing pages are additions, and worlds
+without them stay the same.
 """
 
 import csv
@@ -130,8 +130,8 @@ def test_tables_are_of_three_sizes_and_all_kinds(wide: WideWorld) -> None:
 
 
 def test_a_set_is_whole(wide: WideWorld) -> None:
-    """Its members are those, and all of those, whose facts say so: of one owner, and before the
-    year if one is told.
+    """Its members are exactly the entities whose facts say so: with one owner, and before the year,
+    if the set has one.
     """
     for one in wide.sets:
         link, *dated = one.rests_on
@@ -232,7 +232,7 @@ def test_an_undisturbed_world_has_registers_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
 def test_listed_leaves_out_its_share(share: float) -> None:
-    """Of the members, only ones whose own page says that they belong."""
+    """Only members whose own page states their membership are left out."""
     left = members = 0
     for wide in worlds(listed=1 - share):
         for one in wide.sets:
@@ -251,7 +251,7 @@ def test_listed_leaves_out_its_share(share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_stale_registers_name_one_that_does_not_belong(share: float) -> None:
-    """Of the same kind; the gold knows nothing of it."""
+    """It is of the same kind, and not in the gold."""
     wrong = registers = 0
     for wide in worlds(stale=share):
         kinds = {entity.mention: entity.kind for entity in wide.world.entities}
@@ -311,7 +311,7 @@ def test_an_old_account_differs_and_names_the_page_that_is_right() -> None:
 
 
 def test_unstated_takes_out_its_share() -> None:
-    """Of the facts that neither a set nor another page rests on, and no more than it may."""
+    """Only facts that no set or other page depends on are left out, and no more than allowed."""
     taken = free = 0
     for seed, wide in zip((1, 2, 3), worlds(unstated=0.3), strict=True):
         facts = World(seed, "test", hubs=5).facts
@@ -354,7 +354,7 @@ def test_files_have_widesearchs_form(wide: WideWorld, tmp_path: Path) -> None:
         ]
         assert f"columns:\n{', '.join(header)}\n" in written["query"]
     if not WIDESEARCH.is_file():
-        pytest.skip("there is no WideSearch in a folder `shared` beside the checkout")
+        pytest.skip("there is no WideSearch in a folder `shared` next to the checkout")
     theirs = [json.loads(line) for line in WIDESEARCH.read_text("utf-8").splitlines()]
     assert {frozenset(task) for task in tasks} == {frozenset(task) for task in theirs}
     known = [json.loads(task["evaluation"])["eval_pipeline"] for task in theirs]

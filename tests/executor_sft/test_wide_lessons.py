@@ -158,7 +158,7 @@ def test_a_register_that_is_not_there_is_not_found(executions: list[Dialogue]) -
 
 
 def test_a_cell_that_no_page_states_is_not_found(executions: list[Dialogue]) -> None:
-    """And fills of today's kinds, some with two searches, stand beside them."""
+    """Fills as without tables, some with two searches, are among them."""
     fills = [
         one for one in executions if not re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)
     ]

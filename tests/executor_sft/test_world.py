@@ -47,7 +47,7 @@ def person(entity: Entity, relation: str) -> Entity:
 
 
 def holds(text: str, phrase: str) -> bool:
-    """Whether `phrase` stands in `text` as words of its own."""
+    """Return whether `text` contains `phrase` as whole words."""
     return re.search(rf"\b{re.escape(phrase)}\b", text) is not None
 
 

@@ -34,8 +34,8 @@ def search(query: str) -> str:
 def executed(
     *turns: Answer, sub_query: str = "Who made Heat?", limits: ExecutorLimits | None = None
 ) -> Execution:
-    """What the executor makes of a model that says `turns`; all searches find the same page,
-    but for directors'.
+    """Return the executor's work with a model that writes `turns`. All searches find the same page,
+    except those for directors.
     """
     found = FixedRetriever({"Heat": [PAGE], "Michael Mann": [PAGE], "director": [DIRECTORS]})
     executor = Executor(role("execution", ScriptedModel(turns)), found, limits or ExecutorLimits())
