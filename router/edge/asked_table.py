@@ -1,6 +1,6 @@
 """Tables asked for where a request carries little more than a question.
 
-The columns stand in a list of their own, or else in the question ("… with the columns: city,
+The columns are listed separately, or else named in the question ("… with the columns: city,
 founder").
 """
 

@@ -1,6 +1,4 @@
-"""The table of a run: by what the run came to, or, while it goes on, by what has been told of
-it.
-"""
+"""The table of a run: from its result, or from its events while it runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -17,19 +15,19 @@ from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatche
 
 
 class TableEvents:
-    """The events that have been told of a table's run."""
+    """State of a table's run, folded from its events."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.columns: tuple[Column, ...] = ()
         self.asks: dict[Ask, int] = {}
-        """With the numbers of their sub-queries."""
+        """Sub-query numbers by ask."""
         self.rows: dict[RowKey, Row] = {}
         self.executions: dict[int, Execution] = {}
         for event in events:
             self.take(event)
 
     def take(self, event: Event) -> None:
-        """Take in what happened."""
+        """Apply an event."""
         match event:
             case Planned(columns=columns):
                 self.columns = columns
@@ -44,35 +42,35 @@ class TableEvents:
 
 
 class FoundTable:
-    """A table with the work behind it."""
+    """A table with its asks and executions."""
 
     def __init__(
         self, table: Table, asks: Sequence[Ask], executions: Mapping[int, Execution]
     ) -> None:
-        """`asks`: by the numbers of their sub-queries."""
+        """`asks`: indexed by sub-query number."""
         self.table = table
         self.asks = asks
         self.executions = executions
 
     @cached_property
     def completeness(self) -> Completeness:
-        """Its state, in counts."""
-        looked = occasions(
+        """Counts of rows and cells by state."""
+        searches = occasions(
             (self.asks[number], execution) for number, execution in self.executions.items()
         )
-        return completeness(self.table, looked)
+        return completeness(self.table, searches)
 
 
 class _Fold:
-    """The table of one run as far as it was looked at: what happens later is added to it."""
+    """The table of one run, updated incrementally from its new events."""
 
     def __init__(self) -> None:
-        self._told = TableEvents()
+        self._state = TableEvents()
         self._taken = 0
         self._found: FoundTable | None = None
 
     def of(self, run: Run) -> FoundTable:
-        """The table by what the run came to, or, while it goes on, by its events."""
+        """Return the table from the run's result, or from its events while it runs."""
         result = run.result
         events = run.events[self._taken :]
         if isinstance(result, TableRun):
@@ -88,25 +86,26 @@ class _Fold:
         return found
 
     def _so_far(self, events: Iterable[Event]) -> FoundTable:
-        told = self._told
+        state = self._state
         for event in events:
-            told.take(event)
-        last = max((*told.asks.values(), *told.executions), default=-1)
-        # Gaps: of a run that is gone on with, or whose executors have no asks
+            state.take(event)
+        last = max((*state.asks.values(), *state.executions), default=-1)
+
+        # Numbers without an ask occur in resumed runs, and where executors have no asks.
         asks = [Ask("fill", ())] * (1 + last)
-        for ask, number in told.asks.items():
+        for ask, number in state.asks.items():
             asks[number] = ask
-        table = Table(Schema(told.columns), tuple(told.rows.values()))
-        return FoundTable(table, asks, dict(told.executions))
+        table = Table(Schema(state.columns), tuple(state.rows.values()))
+        return FoundTable(table, asks, dict(state.executions))
 
 
 _FOLDS: LRUCache[int, tuple[object, _Fold]] = LRUCache(4)
-"""Those of the runs that were looked at last, each with what tells its run from others."""
+"""Folds of the most recently viewed runs, by the identity of an object that belongs to the run."""
 
 
 def found_table(run: Run) -> FoundTable:
-    """Return the table of a run. To be called by `in_viewer` alone: so there is one fold at a time,
-    which all who look at the run share.
+    """Return the table of a run. Call it only through `in_viewer`: its single thread lets all
+    viewers of a run share one fold.
     """
     source = run.result if isinstance(run.result, TableRun) else next(iter(run.events), run)
     _, fold = _FOLDS.setdefault(id(source), (source, _Fold()))
@@ -114,14 +113,14 @@ def found_table(run: Run) -> FoundTable:
 
 
 def is_contradicted(cell: Cell, column: Column) -> bool:
-    """True for a given value where a passage says another one of this row."""
+    """Return whether a passage states another value than the given one."""
     stated = (claim for claim in cell.claims if claim.support == "stated")
     return cell.state == "given" and not all(is_of(claim, cell.value, column) for claim in stated)
 
 
 def is_of(claim: Claim, value: str, column: Column) -> bool:
-    """True for a claim of this value: all names of a row are, and a date that is as precise as
-    it, or less, or more.
+    """Return whether a claim supports this value. Any name of a row's key does, and so does the
+    same date in another precision.
     """
     form = canonical(column, value)
     other = claim.canonical

@@ -1,4 +1,4 @@
-"""Limits on what one client may do to a server."""
+"""Limits on the load that one client can put on a server."""
 
 from dataclasses import dataclass
 
@@ -9,59 +9,50 @@ from router.errors import BadRequest
 _LONGEST_NAME = 1024
 _MOST_REPEATED = 1024
 _MOST = {"rows": 10_000, "values": 64}
-"""Entries of given rows, and of one of them."""
+"""Max given rows, and values per row."""
 LARGE = 1 << 16
-"""Bytes of a request that is checked in a thread, as its many fields take longer than others
-should have to wait.
-"""
+"""Size in bytes from which a request is checked in a thread, so as not to block the event loop."""
 _TEXTS = frozenset(
     {"question", "sub_query", "content", "queries", "stop", "comment", "right_answer"}
 )
-"""Fields with limits of their own; all other strings are names of something, or values of cells."""
+"""Fields that have their own limits; all other strings are names or cell values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of gRPC and of HTTP."""
+    """Limits of the gRPC and HTTP servers."""
 
     message_bytes: int = 3 << 19
-    """Of a gRPC request."""
+    """Max size of a gRPC request."""
     streams: int = 1000
-    """Calls under way on one gRPC connection."""
+    """Max concurrent calls on one gRPC connection."""
     pending: int = 10_000
-    """Calls that have come and that the event loop has not got to yet, on all gRPC connections."""
+    """Max calls waiting for the event loop, over all gRPC connections."""
     accepting_s: float = 600.0
-    """Until the event loop has got to a gRPC call; after 30 seconds, gRPC would drop it without
-    a word.
-    """
+    """Max time a gRPC call waits for the event loop (gRPC's default: 30 seconds)."""
     connections: int = 4096
-    """At a time; further ones are closed."""
+    """Max open connections; further ones are closed."""
     connections_per_address: int = 1024
-    """Of HTTP; those of one IPv6 network of 64 bits count together."""
+    """Max HTTP connections of one address; an IPv6 /64 network counts as one."""
     opening_s: float = 20.0
-    """Until a connection has brought its TLS and HTTP/2 opening, or an HTTP request its head or
-    its body.
-    """
+    """Timeout of the TLS and HTTP/2 handshake, and of an HTTP request's head and body."""
     ping_s: float = 10.0
-    """Between keepalive pings at least; clients that go on sending more are cut off."""
+    """Min interval of a client's keepalive pings; more frequent ones end the connection."""
     silent_s: float = 60.0
-    """After which a client that says nothing is pinged; one that does not answer is gone."""
+    """Idle time after which a client is pinged; without an answer its connection is closed."""
     age_s: float = 3600.0
-    """After which a gRPC connection takes no new calls, so that clients spread over gateways
-    that were added.
-    """
+    """Max age of a gRPC connection for new calls, so that clients spread over added gateways."""
     reading_s: float = 60.0
-    """Time that the reader of a stream has for one message."""
+    """Max time a client takes to read one message of a stream."""
 
     @property
     def grpc_options(self) -> dict[str, int]:
-        """Limits as gRPC takes them."""
+        """The limits as gRPC channel arguments."""
         return {
             "grpc.max_receive_message_length": self.message_bytes,
             "grpc.max_concurrent_streams": self.streams,
             "grpc.max_allowed_incoming_connections": self.connections,
-            # Above these, gRPC cuts off calls that have just come, at random and without a word to
-            # anybody.
+            # Above these, gRPC drops random new calls without an error.
             "grpc.server.max_pending_requests": self.pending,
             "grpc.server.max_pending_requests_hard_limit": self.pending,
             "grpc.server_max_unrequested_time_in_server": int(self.accepting_s),
@@ -74,8 +65,8 @@ class Limits:
 
 
 def check_sizes(message: Message, at: str = "") -> None:
-    """See that no field of a request holds more than anything that is meant could. Raises
-    `BadRequest`. `at`: where the message stands in the request.
+    """Raise `BadRequest` if a field of a request is larger than any valid one. `at`: the path of
+    the message in the request.
     """
     for field, value in message.ListFields():
         name = f"{at}{field.name}"
@@ -83,8 +74,8 @@ def check_sizes(message: Message, at: str = "") -> None:
         if field.is_repeated and len(value) > most:
             raise BadRequest(f"{name} has {len(value)} entries; at most {most} are allowed.")
         if field.message_type is not None:
-            for position, each in enumerate(value if field.is_repeated else [value]):
-                check_sizes(each, f"{name}[{position}]." if field.is_repeated else f"{name}.")
+            for position, item in enumerate(value if field.is_repeated else [value]):
+                check_sizes(item, f"{name}[{position}]." if field.is_repeated else f"{name}.")
         elif field.type == field.TYPE_STRING and field.name not in _TEXTS:
             length = max(map(len, value if field.is_repeated else [value]))
             if length > _LONGEST_NAME:

@@ -1,4 +1,4 @@
-"""Addresses of servers, and their encryption."""
+"""Addresses and TLS of servers."""
 
 import asyncio
 import errno
@@ -23,16 +23,16 @@ _PEM = Annotated[str, Meta(extra={"mark": "path"})]  # as the config marks paths
 
 
 class TLS(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Certificates in PEM files."""
+    """TLS files, in PEM."""
 
     certificate: _PEM
-    """The server's, with its chain."""
+    """Server certificate with its chain."""
     key: _PEM
     client_ca: _PEM | None = None
-    """The signer of clients' certificates; with it, clients without one are turned away."""
+    """CA of client certificates; if set, clients must present one."""
 
     def for_http(self) -> ssl.SSLContext:
-        """Context of an HTTP server. Raises `BadConfig`, naming the file that is wrong."""
+        """Return the context of an HTTP server. Raises `BadConfig` naming the bad file."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         with _naming("certificate", self.certificate, "a certificate"):
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(self.certificate)
@@ -45,7 +45,7 @@ class TLS(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return context
 
     def for_grpc(self) -> grpc.ServerCredentials:
-        """Credentials of a gRPC server. Raises as `for_http`."""
+        """Return the credentials of a gRPC server. Raises like `for_http`."""
         self.for_http()
         pair = (Path(self.key).read_bytes(), Path(self.certificate).read_bytes())
         roots = Path(self.client_ca).read_bytes() if self.client_ca is not None else None
@@ -73,13 +73,13 @@ _BUSY_PAUSE_S = 0.5
 
 
 def is_address(text: str) -> bool:
-    """Tell whether it is host:port; a port that is too high would be cut to another one."""
+    """Return whether the text is host:port with a valid port."""
     host, _, port = text.rpartition(":")
     return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _LAST_PORT
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether a host, with or without a port, is this machine alone."""
+    """Return whether a host, with or without a port, is a loopback address."""
     host = re.sub(r":\d*$", "", address).strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -88,16 +88,17 @@ def is_loopback(address: str) -> bool:
 
 
 def host_of(text: str) -> str:
-    """The name or IP address in a `Host` header or an address, in lower case; empty where there
-    is none.
+    """Return the name or IP address of a `Host` header or address, in lower case; empty if there is
+    none.
     """
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]*)?", text)
-    return found[1].lower().strip("[]").removesuffix(".") if found else ""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]*)?", text)
+    return match[1].lower().strip("[]").removesuffix(".") if match else ""
 
 
 def is_named(header: str, names: Collection[str]) -> bool:
-    """Tell whether a `Host` header holds one of `names` or, as no web page can have a name of its
-    own made to be one, an IP address or localhost.
+    """Return whether a `Host` header has one of `names`, an IP address or localhost.
+
+    An attacker cannot rebind the last two, so they are safe against DNS rebinding.
     """
     host = host_of(header)
     try:
@@ -109,8 +110,8 @@ def is_named(header: str, names: Collection[str]) -> bool:
 
 
 async def wait_for_port(address: str) -> None:
-    """Wait a few seconds while another process, such as the gateway that this one replaces,
-    holds the port.
+    """Wait a few seconds while another process holds the port, such as a gateway that is being
+    replaced.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
@@ -120,7 +121,7 @@ async def wait_for_port(address: str) -> None:
             socket.create_server((host, int(port)), family=family).close()
             return
         except (ValueError, OverflowError):
-            return  # the server says what is wrong with the address
+            return  # the server reports the bad address
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 return  # as above
@@ -129,19 +130,18 @@ async def wait_for_port(address: str) -> None:
 
 
 async def check_listening(address: str, setting: str, access: Access) -> None:
-    """See that without keys nobody but this machine gets in. Raises `BadConfig`, naming
-    `setting`; `StoreFailed`.
+    """Raise `BadConfig`, naming `setting`, if other machines can connect although no key is
+    required. Raises `StoreFailed`.
     """
     if not is_loopback(address) and not await access.required():
         raise BadConfig(
-            f"{setting}: {address} can be reached from other machines, and nobody needs "
-            "a key yet; make one with "
-            "`rolegate keys create`, or listen on 127.0.0.1:PORT."
+            f"{setting}: {address} can be reached from other machines, but no API key is required; "
+            "create one with `rolegate keys create`, or listen on 127.0.0.1:PORT."
         )
 
 
 def warn_unencrypted(address: str, tls: TLS | None) -> None:
-    """Log where questions, answers and keys can be read on their way."""
+    """Log a warning if other machines connect without TLS."""
     if tls is None and not is_loopback(address):
         _log.warning(
             "serve.unencrypted", address=address, advice="set server.tls, or put a proxy in front"

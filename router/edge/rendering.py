@@ -1,6 +1,4 @@
-"""An answer or a table with its sources: values for programs, and a text that a person in any
-chat tool can check.
-"""
+"""Answers and tables with their sources: values for programs, and Markdown for people."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -34,37 +32,32 @@ UNSUPPORTED = "Unsupported: no retrieved passage holds all of this answer; check
 
 
 class SubAnswer(msgspec.Struct, frozen=True):
-    """The report on a sub-query."""
+    """Report on a sub-query."""
 
     sub_query: str
     answer: str
     outcome: str = "reported"
-    """A name of `ExecutionOutcome`, in small letters and without the prefix."""
+    """An `ExecutionOutcome` in lower case, without the prefix."""
 
 
 class CitedAnswer(msgspec.Struct, frozen=True):
-    """The answer to a question, the report on a sub-query, a table in Markdown, or what a model
-    was let write.
-    """
+    """Answer, report, Markdown table or completion, with its sources."""
 
     run_id: str
     outcome: str
-    """A name of `AnswerOutcome`, `ExecutionOutcome` or `TableOutcome`, in small letters and
-    without the prefix.
-    """
+    """An `AnswerOutcome`, `ExecutionOutcome` or `TableOutcome` in lower case, no prefix."""
     answer: str
     citations: tuple[Citation, ...]
-    """The sentences that the answer rests on, each once."""
+    """Sentences that support the answer, without duplicates."""
     results: tuple[SubAnswer, ...]
-    """In order of dispatch."""
+    """Reports in order of dispatch."""
     unsupported: bool = False
-    """True where names or numbers of the answer stand in no evidence that a passage holds."""
+    """True if the answer has names or numbers that no cited evidence contains."""
 
     @property
     def text(self) -> str:
-        """The answer and, below it, its numbered sources, or why there are none, and what could not
-        be looked up, as Markdown. Images, links and HTML of the answer, and all markup of other
-        texts, are shown as they were written.
+        """Markdown of the answer, its numbered sources or why there are none, and what could not be
+        looked up. Images, links and HTML of the answer, and all markup of other texts, are escaped.
         """
         doubt = UNSUPPORTED if self.unsupported else ""
         return "\n\n".join(
@@ -96,16 +89,14 @@ class CitedAnswer(msgspec.Struct, frozen=True):
 
 
 class _CitedTable(CitedAnswer, frozen=True):
-    """A table, whose Markdown was written here."""
+    """A table; its Markdown is ours and needs no escaping."""
 
     def _shown(self) -> str:
         return self.answer
 
 
 def missed(results: Iterable[SubAnswer]) -> str:
-    """Return the sub-queries that have no report, each with the reason; empty where all have
-    one.
-    """
+    """Return the sub-queries without a report, each with the reason; empty if all have one."""
     without = [
         f"“{result.sub_query}” ({_words(result.outcome)})"
         for result in results
@@ -119,8 +110,9 @@ def _words(outcome: str) -> str:
 
 
 async def cited_answer(run: Run) -> CitedAnswer:
-    """Return the answer, the report or the table of a finished run with its sources. Others get
-    their turns in between, as citing takes milliseconds for each execution where passages are long.
+    """Return the answer, report, table or completion of a finished run with its sources.
+
+    Citing runs in worker threads, as it takes milliseconds per execution where passages are long.
     """
     result = run.result
     if isinstance(result, TableRun):
@@ -143,7 +135,8 @@ async def cited_answer(run: Run) -> CitedAnswer:
     for search in searches:
         citations.update(dict.fromkeys(await in_worker(cite_answer, answer, search.shown)))
     results = tuple(
-        SubAnswer(each.sub_query, each.report.answer, each.outcome) for each in executions
+        SubAnswer(execution.sub_query, execution.report.answer, execution.outcome)
+        for execution in executions
     )
     return CitedAnswer(run.id, result.outcome, answer, tuple(citations), results, run.unsupported)
 
@@ -158,15 +151,13 @@ def _cited_table(run: Run, found: TableRun) -> CitedAnswer:
 
 
 def _fenced(columns: Iterable[Any], rows: Iterable[Any]) -> str:
-    """Return a table as a block of code, where nothing is markup; no line of it can end the
-    block.
-    """
+    """Return a table as a fenced code block; no line of the table can end the fence."""
     table = to_markdown(tuple(columns), ([cell.value for cell in row.cells] for row in rows))
     return f"```markdown\n{visible(table)}```"
 
 
 def table_from_proto(table: table_pb.Table) -> CitedAnswer:
-    """A table."""
+    """Convert a table from the wire."""
     outcome = table_pb.TableOutcome.Name(table.outcome).removeprefix("TABLE_OUTCOME_").lower()
     citations = dict.fromkeys(
         _citation(at) for row in table.rows for cell in row.cells for at in cell.citations
@@ -177,7 +168,7 @@ def table_from_proto(table: table_pb.Table) -> CitedAnswer:
 
 
 def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
-    """The answer to a question."""
+    """Convert an answer from the wire."""
     outcome = pb.AnswerOutcome.Name(response.outcome).removeprefix("ANSWER_OUTCOME_").lower()
     results = tuple(map(sub_answer_from_proto, response.results))
     citations = tuple(map(_citation, response.citations))
@@ -191,7 +182,7 @@ def _citation(at: evidence_pb2.Citation) -> Citation:
 
 
 def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
-    """The report on a sub-query, from the wire."""
+    """Convert a report from the wire."""
     outcome = (
         evidence_pb2.ExecutionOutcome.Name(result.outcome)
         .removeprefix("EXECUTION_OUTCOME_")
@@ -201,9 +192,7 @@ def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
 
 
 def progress_line(event: Event) -> str | None:
-    """Rounds, sub-queries, searches and reports, each under what it belongs to; None for other
-    events.
-    """
+    """Return an indented line for a round, sub-query, search or report; None for other events."""
     execution = event.execution if isinstance(event, Reported) else None
     if execution is None or execution.failed:
         return _line(event, None, _words(execution.outcome) if execution else "")
@@ -211,7 +200,7 @@ def progress_line(event: Event) -> str | None:
 
 
 def event_line(response: pb.StreamAnswerResponse | table_pb.StreamTableResponse) -> str | None:
-    """The same of an event from the wire."""
+    """Return the `progress_line` of an event from the wire."""
     result = sub_answer_from_proto(response.reported.result)
     reported = result.outcome in ("reported", "unspecified")
     kind = response.WhichOneof("event")
@@ -223,8 +212,8 @@ def event_line(response: pb.StreamAnswerResponse | table_pb.StreamTableResponse)
 
 
 def _line(event: Any, answer: str | None, failure: str = "") -> str | None:
-    """`event`: a value, or a message, whose fields have the same names. `answer`: of a report.
-    `failure`: the reason why there is no report.
+    """Return the line of an event, which is a value or a message with the same field names.
+    `answer`: the answer of a report. `failure`: why there is none.
     """
     match type(event).__name__:
         case "RoundStarted":

@@ -1,6 +1,4 @@
-"""Work in a task of its own: its news is passed on while it goes on, or it outlives whoever
-asked for it.
-"""
+"""Background tasks of streamed and detached requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -15,24 +13,24 @@ Result = TypeVar("Result")
 
 
 class Running(Generic[Item, Result]):
-    """Runs work in a task of its own while the context is open; leaving it cancels the work and
-    waits for its end.
+    """Runs work in its own task while the context is open; leaving it cancels the work and waits
+    for its end.
 
-    Not a TaskGroup, because the streams yield inside it: a task that failed there would cancel
-    whoever sends, and the client would get CANCELLED instead of the error (PEP 789).
+    Not a TaskGroup, because streams yield inside the context: a failing task would cancel the
+    sender, and the client would get CANCELLED instead of the error (PEP 789).
     """
 
     def __init__(
         self, work: Callable[[Callable[[Item], None]], Coroutine[Any, Any, Result]]
     ) -> None:
-        """`work` is given a function to tell with, and waits for no reader."""
-        self._told: list[Item] = []
-        self._news = asyncio.Event()
+        """`work`: takes a function that emits items; it never waits for the reader."""
+        self._items: list[Item] = []
+        self._changed = asyncio.Event()
         self._work = work
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._work(self._tell))
-        self._task.add_done_callback(lambda _task: self._news.set())
+        self._task = asyncio.create_task(self._work(self._emit))
+        self._task.add_done_callback(lambda _task: self._changed.set())
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -40,36 +38,36 @@ class Running(Generic[Item, Result]):
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def __aiter__(self) -> AsyncIterator[list[Item]]:
-        """Items that were told since the last time, until the work ends."""
+        """Yield the items emitted since the last time, until the work ends."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
             ended = self._task.done()
-            if self._told:
-                told = self._told
-                self._told = []
-                yield told
+            if self._items:
+                items = self._items
+                self._items = []
+                yield items
             if ended:
                 return
 
     async def result(self) -> Result:
-        """Wait for the work; return what it returns, raise what it raises."""
+        """Wait for the work and return its result, or raise its error."""
         return await self._task
 
-    def _tell(self, item: Item) -> None:
-        self._told.append(item)
-        self._news.set()
+    def _emit(self, item: Item) -> None:
+        self._items.append(item)
+        self._changed.set()
 
 
 class Detached:
-    """Runs that outlive whoever asked for them."""
+    """Runs that outlive their requests."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Run]] = set()
 
     async def start(self, work: Callable[[OnEvent], Coroutine[Any, Any, Run]]) -> str:
-        """Begin to work; the run's identifier, once it is on record. Raises what comes in
-        between.
+        """Start the work. Return the run's identifier once the run is recorded; raise the error if
+        it fails before that.
         """
         begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -93,7 +91,7 @@ class Detached:
         return begun.result()
 
     async def drain(self, grace_s: float) -> None:
-        """Give what is running `grace_s` seconds to finish, and then cancel it."""
+        """Let running work finish for `grace_s` seconds, then cancel it."""
         if tasks := set(self._tasks):
             _, late = await asyncio.wait(tasks, timeout=grace_s)
             for task in late:

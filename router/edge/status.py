@@ -1,4 +1,4 @@
-"""What callers are told of errors: one table, one translator."""
+"""Translation of errors for callers: one table, one translator."""
 
 import re
 import traceback
@@ -18,7 +18,7 @@ from router.trace.values import Execution, Reported, SearchRecord, TableRun, Too
 
 _log = structlog.get_logger("edge")
 COME_BACK_S = 5.0
-"""Pause after an upstream failure that does not say when to come back."""
+"""Retry delay after an upstream failure that names none, in seconds."""
 Value = TypeVar("Value")
 
 _CODES: dict[int, tuple[type[RolegateError], ...]] = {
@@ -54,11 +54,11 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     ),
 }
 _REASONS: dict[type[RolegateError], str] = {errors.NotFound: "RUN_NOT_FOUND"}
-"""Reasons that are not the class's name."""
+"""Reasons that differ from the name of the class."""
 
 
 def _words(name: str) -> str:
-    """The name of a class in words: `Upstream Unavailable`."""
+    """Return the name of a class in words: `Upstream Unavailable`."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", name)
 
 
@@ -67,7 +67,7 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
     for code, kinds in _CODES.items()
     for kind in kinds
 }
-"""Every error class that is raised (the test walks the tree), its status code and its reason."""
+"""Status code and reason of every error class (a test checks that none is missing)."""
 
 HTTP_STATUS = {
     code_pb2.INVALID_ARGUMENT: 400,
@@ -105,28 +105,26 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
         "{who} does not follow the gateway's protocol, so it cannot do its work; tell the operator."
     ),
 }
-"""Public messages for tenants, instead of texts that name addresses, files, or what engines
-said.
-"""
+"""Messages for tenants that replace texts with addresses, files or output of engines."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The reason why a request came to nothing, for whoever asked."""
+    """Failure of a request, as its caller sees it."""
 
     code: int
-    """As of `google.rpc.Code`."""
+    """A `google.rpc.Code`."""
     message: str
     reason: str
-    """Such as `BAD_REQUEST`."""
+    """Reason, such as `BAD_REQUEST`."""
     role: str | None = None
-    """Whose model failed."""
+    """Role whose model failed."""
     retry_after_s: float | None = None
-    """When to come back, in seconds."""
+    """Seconds to wait before a retry; None if unknown."""
 
 
 def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
-    """The failure as `identity` is told of it; what is not ours becomes INTERNAL without a word
-    of its text.
+    """Return the failure as `identity` may see it. An error that is not a `RolegateError` becomes
+    INTERNAL, without its text.
     """
     error = _innermost(error)
     if not isinstance(error, RolegateError):
@@ -143,21 +141,21 @@ def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
 
 
 def _retry_after_s(error: BaseException) -> float | None:
-    """The pause before coming back, in seconds, where the error says it or coming back may help."""
-    said: float | None = getattr(error, "retry_after_s", None)
-    return (
-        COME_BACK_S
-        if said is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError)
-        else said
-    )
+    """Return the error's retry delay in seconds, or a default if a retry may help."""
+    wait_s: float | None = getattr(error, "retry_after_s", None)
+    if wait_s is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError):
+        return COME_BACK_S
+    return wait_s
 
 
 def logged_failure(error: BaseException) -> Failure:
-    """The failure as the caller is told of an error that ends a request. Its whole text is logged,
-    and of what is not ours the traceback, without the values of variables: there may be keys among
-    them.
+    """Return the failure for the caller and log the whole error.
+
+    The log has the traceback of unexpected errors, without the values of variables, as these may
+    include keys.
     """
-    error, failure = _innermost(error), failure_of(error, caller())
+    error = _innermost(error)
+    failure = failure_of(error, caller())
     if not isinstance(error, RolegateError):
         _log.error(
             "edge.failed", error=str(error), exception="".join(traceback.format_exception(error))
@@ -168,7 +166,7 @@ def logged_failure(error: BaseException) -> Failure:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The first error inside of what a TaskGroup raised."""
+    """Return the first error of an exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -184,8 +182,8 @@ def message_of(error: str) -> str:
 
 
 def as_seen_by(run: Run, identity: Identity) -> Run:
-    """`run` without what is the operator's alone: addresses, and errors that may name them,
-    those of tools included.
+    """Return the run without what only operators may see: addresses, and error texts of models and
+    tools.
     """
     if identity.tenant is None:
         return run
@@ -199,8 +197,9 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
 
 
 def _without_tools_errors(value: Value) -> Value:
-    """The same without the texts of tools' failures, which may be a server's last words, or name
-    paths; the very same where there is none, so that it is known again.
+    """Remove the error texts of tools, which may contain a server's output or paths.
+
+    Returns the same object if there are none, so that caches recognize it.
     """
     if isinstance(value, tuple):
         parts = [*map(_without_tools_errors, value)]
@@ -215,7 +214,7 @@ def _without_tools_errors(value: Value) -> Value:
 
 
 def failure_of_run(run: Run, identity: Identity) -> Failure:
-    """The failure with which a run that did not finish ends for those who watch it."""
+    """Return the failure of a run that did not finish, for clients that watch it."""
     if run.status == "cancelled":
         return Failure(code_pb2.CANCELLED, f"Run {run.id} was cancelled.", "RUN_CANCELLED")
     if run.status == "interrupted":

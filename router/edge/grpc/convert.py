@@ -1,6 +1,4 @@
-"""Values to wire types: fields whose names agree are copied by one function, the others are
-said where they differ.
-"""
+"""Conversion of values to wire types: fields are copied by name, exceptions are explicit."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -41,55 +39,50 @@ WIRE_NAMES = {
     "time_to_first_token": "first_token_s",
     "duration": "duration_s",
 }
-"""Fields of messages that have another name here; units are in the wire's types."""
+"""Our names of message fields that differ; the wire has units in its types."""
 _MOST_BYTES = 2 << 20
 _MOST_CITATIONS = 500
-"""Of the results of an answer, and of the sentences that it rests on, so that it fits into the
-same 4 MB.
-"""
+"""Limits of an answer's results (bytes) and citations, so that it fits into 4 MB."""
 _MOST_CHARS = 200_000
-"""Of a request and of an output, so that a run with all its feedback fits into the 4 MB that gRPC's
-clients take; the trace has all of both.
+"""Limit of a run's request and output, so that it fits into the 4 MB that gRPC clients take; the
+trace has the whole texts.
 """
 
 
 def to_proto(kind: type[M], value: object, **given: Any) -> M:
-    """A message of `kind` with the fields of `value`, by name, and with those that are `given`.
-    None leaves a field out; times are seconds, and enums are their names in small letters, without
-    the prefix.
+    """Return a message of `kind` with the fields of `value`, by name; `given` fields take
+    precedence. None leaves a field out. In values, times are seconds, and enums are names in lower
+    case without the prefix.
     """
     fields = {}
     for name, attribute, converted in _fields(kind.DESCRIPTOR):
-        known = given[name] if name in given else _named(value, attribute)
-        if known is not None:
-            fields[name] = known if converted is None else converted(known)
+        content = given[name] if name in given else _named(value, attribute)
+        if content is not None:
+            fields[name] = content if converted is None else converted(content)
     return kind(**fields)
 
 
 @cache
 def _fields(message: Descriptor) -> list[tuple[str, str, Callable[[Any], Any] | None]]:
-    """The fields of a message: name, name here, and what makes a value of the wire of one of
-    ours.
-    """
+    """Return the fields of a message: name, our name, and the conversion of our values."""
     return [
-        (each.name, WIRE_NAMES.get(each.name, each.name), _conversion(each))
-        for each in message.fields
+        (field.name, WIRE_NAMES.get(field.name, field.name), _conversion(field))
+        for field in message.fields
     ]
 
 
 def _named(value: object, name: str) -> Any:
-    return (
-        value.count(name)
-        if isinstance(value, Call) and not hasattr(value, name)
-        else getattr(value, name)
-    )
+    if isinstance(value, Call) and not hasattr(value, name):
+        return value.count(name)
+    return getattr(value, name)
 
 
 def _conversion(field: Any) -> Callable[[Any], Any] | None:
     if field.enum_type is not None:
         prefix = prefix_of(field.enum_type)
         return {
-            each.name.removeprefix(prefix).lower(): each.number for each in field.enum_type.values
+            choice.name.removeprefix(prefix).lower(): choice.number
+            for choice in field.enum_type.values
         }.__getitem__
     if field.message_type is None:
         return None
@@ -107,15 +100,15 @@ def _conversion(field: Any) -> Callable[[Any], Any] | None:
 
 
 def prefix_of(enum: EnumDescriptor) -> str:
-    """The beginning of all names of an enum, such as `ROLE_`."""
+    """Return the prefix of an enum's names, such as `ROLE_`."""
     return str(enum.values_by_number[0].name.removesuffix("UNSPECIFIED"))
 
 
 def execution_to_proto(
     execution: Execution, cited: Sequence[Sequence[Citation]] | None = None
 ) -> evidence_pb2.SubQueryResult:
-    """A sub-query with its report and where its evidence stands. `cited`: its citations, where
-    they are known.
+    """Convert a sub-query with its report and citations. `cited`: the citations of each evidence
+    point, if already computed.
     """
     report = execution.report
     points = zip(report.evidence, cited or execution.citations(report.evidence), strict=True)
@@ -124,21 +117,19 @@ def execution_to_proto(
         execution,
         answer=report.answer,
         evidence=[
-            to_proto(evidence_pb2.EvidencePoint, None, text=text, citations=found)
-            for text, found in points
+            to_proto(evidence_pb2.EvidencePoint, None, text=text, citations=citations)
+            for text, citations in points
         ],
-        workers=[execution_to_proto(one) for one in execution.work.executions]
-        if execution.work
-        else (),
+        workers=map(execution_to_proto, execution.work.executions if execution.work else ()),
         search_queries=[search.query for search in execution.every_search],
         cut=None,
     )
     return _within(result, _MOST_BYTES)
 
 
-def _within(result: evidence_pb2.SubQueryResult, most: int) -> evidence_pb2.SubQueryResult:
-    """Return a result that is too large for a message without what supports it."""
-    if result.ByteSize() > most:
+def _within(result: evidence_pb2.SubQueryResult, max_bytes: int) -> evidence_pb2.SubQueryResult:
+    """Remove the evidence, workers and searches of a result that is too large for a message."""
+    if result.ByteSize() > max_bytes:
         for name in ("evidence", "workers", "search_queries"):
             result.ClearField(name)
         result.cut = True
@@ -146,19 +137,19 @@ def _within(result: evidence_pb2.SubQueryResult, most: int) -> evidence_pb2.SubQ
 
 
 async def answer_to_proto(run: Run) -> pb.AnswerResponse:
-    """The answer to a question, from its finished run. A worker thread cites, as passages may
-    be long.
+    """Convert the answer of a finished run. Citing runs in a worker thread, as passages may be
+    long.
     """
     assert isinstance(run.result, Trajectory)
     results = list[evidence_pb2.SubQueryResult]()
     cited = dict[Citation, None]()
-    room = _MOST_BYTES
+    bytes_left = _MOST_BYTES
     for execution in run.result.executions:
-        found = await in_worker(execution.citations, execution.report.evidence)
-        result = _within(await in_worker(execution_to_proto, execution, found), room)
-        room -= result.ByteSize()
+        citations = await in_worker(execution.citations, execution.report.evidence)
+        result = _within(await in_worker(execution_to_proto, execution, citations), bytes_left)
+        bytes_left -= result.ByteSize()
         results.append(result)
-        cited.update(dict.fromkeys(chain.from_iterable(found)))
+        cited.update(dict.fromkeys(chain.from_iterable(citations)))
     for search in run.result.searches:
         cited.update(dict.fromkeys(await in_worker(cite_answer, run.result.answer, search.shown)))
     return to_proto(
@@ -173,7 +164,7 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
 
 
 def event_to_proto(kind: type[M], number: int, event: Event, **given: Any) -> M:
-    """One numbered event, as a message of a stream. `given`: as `to_proto`."""
+    """Convert a numbered event to a message of a stream. `given`: like `to_proto`."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     if isinstance(event, Reported):
         given["result"] = None if event.execution is None else execution_to_proto(event.execution)
@@ -185,24 +176,22 @@ def event_to_proto(kind: type[M], number: int, event: Event, **given: Any) -> M:
     return kind(event_number=number, **fields)
 
 
-async def tell_event(told: Callable[[int, Event], M], number: int, event: Event) -> M:
-    """Return an event as `told` converts it, in a worker thread where its passages are to be
-    cited.
-    """
-    return (
-        await in_worker(told, number, event) if isinstance(event, Reported) else told(number, event)
-    )
+async def tell_event(to_event: Callable[[int, Event], M], number: int, event: Event) -> M:
+    """Convert an event with `to_event`, in a worker thread if its passages must be cited."""
+    if isinstance(event, Reported):
+        return await in_worker(to_event, number, event)
+    return to_event(number, event)
 
 
 def row_id(key: RowKey) -> str:
-    """The identifier of a table's row: the canonical values of its keys, as a JSON array."""
+    """Return the identifier of a table's row: the canonical values of its keys as a JSON array."""
     return msgspec.json.encode(key).decode()
 
 
 async def last_events_to_proto(
     number: int, run: Run
 ) -> tuple[pb.StreamAnswerResponse, pb.StreamAnswerResponse]:
-    """The tokens, as event `number`, and then the answer, of a finished run."""
+    """Return the last two events of a run: its usage, as event `number`, and its answer."""
     done = await answer_to_proto(run)
     return (
         pb.StreamAnswerResponse(
@@ -213,7 +202,7 @@ async def last_events_to_proto(
 
 
 def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
-    """A run, without what was said in it."""
+    """Convert a run without its texts."""
     outcome = run.outcome if isinstance(run, RunSummary) else outcome_of(run)
     duration = None if run.status == "running" else run.duration_s
     of_table = run.kind == "table"
@@ -227,7 +216,7 @@ def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
 def whole_run_to_proto(
     run: Run, feedback: Iterable[Feedback], with_trace: bool
 ) -> run_service_pb2.GetRunResponse:
-    """A run with what it spent, and what was said of it."""
+    """Convert a run with its usage, output and feedback."""
     return to_proto(
         run_service_pb2.GetRunResponse,
         run,
@@ -240,15 +229,15 @@ def whole_run_to_proto(
 
 
 def feedback_to_proto(feedback: Feedback) -> run_service_pb2.Feedback:
-    """Feedback, as it was given."""
-    verdict = None if feedback.accepted is None else "accepted" if feedback.accepted else "rejected"
+    """Convert feedback."""
+    verdict = {None: None, True: "accepted", False: "rejected"}[feedback.accepted]
     return to_proto(run_service_pb2.Feedback, feedback, verdict=verdict)
 
 
 def version_to_proto(
     version: ExecutorVersion, figures: TrialFigures | None = None
 ) -> version_pb.ExecutorVersion:
-    """A version with what it has shown in its trial."""
+    """Convert a version with the figures of its trial."""
     return to_proto(
         version_pb.ExecutorVersion,
         version,
@@ -261,17 +250,17 @@ def version_to_proto(
 
 
 def decision_to_proto(decision: VersionDecision) -> version_pb.ExecutorVersionDecision:
-    """A decision with what it rests on."""
+    """Convert a decision with its reasons."""
     return to_proto(version_pb.ExecutorVersionDecision, decision, time=decision.decided_at)
 
 
 def usage_to_proto(calls: tuple[Call, ...]) -> list[usage_pb2.RoleUsage]:
-    """Sums by role and model."""
+    """Sum calls by role and model."""
     return [to_proto(usage_pb2.RoleUsage, total) for total in totals(calls)]
 
 
 def usage_report_to_proto(report: UsageReport) -> usage_service_pb2.GetUsageResponse:
-    """Sums over many runs."""
+    """Convert sums over many runs."""
     kind = usage_service_pb2.UsageRow
     rows = [
         to_proto(kind, row, bucket_start_time=row.bucket_start, usage=row) for row in report.rows
@@ -279,19 +268,19 @@ def usage_report_to_proto(report: UsageReport) -> usage_service_pb2.GetUsageResp
     return usage_service_pb2.GetUsageResponse(runs=report.runs, rows=rows)
 
 
-def reconciliation_to_proto(found: Reconciliation) -> usage_service_pb2.Reconciliation:
-    """The comparison with one deployment."""
-    return to_proto(usage_service_pb2.Reconciliation, found, start_time=found.start)
+def reconciliation_to_proto(reconciliation: Reconciliation) -> usage_service_pb2.Reconciliation:
+    """Convert the comparison with one deployment."""
+    return to_proto(
+        usage_service_pb2.Reconciliation, reconciliation, start_time=reconciliation.start
+    )
 
 
 DOMAIN = "rolegate"
-"""Of the reasons in statuses."""
+"""Domain of `ErrorInfo`."""
 
 
 def status_to_proto(failure: Failure) -> status_pb2.Status:
-    """The failure with its details: `ErrorInfo`, and `RetryInfo` where it is known when to come
-    back.
-    """
+    """Convert a failure to a status with `ErrorInfo`, and `RetryInfo` if the delay is known."""
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
     if failure.role:
         info.metadata["role"] = failure.role

@@ -1,10 +1,9 @@
-"""Requests, from wire types to values; every function raises `BadRequest` for what cannot be
-used.
-"""
+"""Conversion of requests to values; every function raises `BadRequest` for invalid ones."""
 
 from typing import Any
 
 from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.message import Message as WireMessage
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import budget_pb2, run_service_pb2, usage_pb2, usage_service_pb2
 from rolegate.v1 import completion_service_pb2 as completion_pb
@@ -25,10 +24,10 @@ from router.trace.run import Feedback
 
 _LONGEST_REQUEST_ID = 128
 _MOST_BYTES = 1 << 20
-"""Of a completion."""
+"""Max size of a completion request."""
 _MOST_STOPS = 16
 _LONGEST_STOP = 256
-"""OpenAI takes four; a stop's length is in characters."""
+"""Max number of stop strings (OpenAI allows four), and of characters in each."""
 _VERDICTS = {None: None, "accepted": True, "rejected": False}
 _Answer = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest
 _Table = table_pb.FillTableRequest | table_pb.StreamTableRequest
@@ -41,20 +40,26 @@ _Spanned = (
 
 
 def enum_from_proto(enum: EnumDescriptor, number: int, field: str) -> Any:
-    """A value's name here, in small letters and without its prefix; None for the unspecified one.
-    `field`: where it stands in the request.
+    """Return the name of an enum value in lower case without its prefix; None for the unspecified
+    one. `field`: its path in the request.
     """
     if number not in enum.values_by_number:
         raise BadRequest(f"{field} is {number}; it must be a value of the enum {enum.name}.")
-    return (
-        enum.values_by_number[number].name.removeprefix(prefix_of(enum)).lower() if number else None
-    )
+    if not number:
+        return None
+    return enum.values_by_number[number].name.removeprefix(prefix_of(enum)).lower()
+
+
+def enum_field(request: WireMessage, name: str) -> Any:
+    """Return the value of a request's enum field, like `enum_from_proto`."""
+    enum = request.DESCRIPTOR.fields_by_name[name].enum_type
+    return enum_from_proto(enum, getattr(request, name), name)
 
 
 def options_from_proto(
     request: _Answer | _Table | execution_pb.ExecuteRequest | _Completion, context: Any
 ) -> RequestOptions:
-    """The options of the call that is being served."""
+    """Return the options of the call that is being served."""
     request_id = request.request_id
     if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
         raise BadRequest(
@@ -69,14 +74,12 @@ def options_from_proto(
 
 
 def topology_from_proto(request: _Answer) -> Any:
-    """The searcher and answerer that are asked for."""
-    return (
-        enum_from_proto(answer_pb.Topology.DESCRIPTOR, request.topology, "topology") or "factorized"
-    )
+    """Return the requested topology."""
+    return enum_field(request, "topology") or "factorized"
 
 
 def completion_from_proto(request: _Completion) -> CompletionRequest:
-    """A model call."""
+    """Convert a model call."""
     if request.max_tokens < 0:
         raise BadRequest("max_tokens is negative; leave it 0 for the role's own limit.")
     if len(request.stop) > _MOST_STOPS:
@@ -100,33 +103,33 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
     )
 
 
-def state_from_proto(number: version_pb.ExecutorVersionState) -> Any:
-    """The state that a version of the executor is to have."""
-    if state := enum_from_proto(version_pb.ExecutorVersionState.DESCRIPTOR, number, "state"):
+def state_from_proto(request: version_pb.SetExecutorVersionTrafficRequest) -> Any:
+    """Return the requested state of an executor version."""
+    if state := enum_field(request, "state"):
         return state
     raise BadRequest("state is absent; use EXECUTOR_VERSION_STATE_REGISTERED, _SHADOW or _CANARY.")
 
 
 def list_filter_from_proto(request: run_service_pb2.ListRunsRequest) -> RunFilter:
-    """The runs that are to be listed."""
-    status = enum_from_proto(run_service_pb2.RunStatus.DESCRIPTOR, request.status, "status")
-    kind = enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, request.kind, "kind")
+    """Convert the filter of listed runs."""
+    status = enum_field(request, "status")
+    kind = enum_field(request, "kind")
     return RunFilter(
         request.tenant or None, kind, status, *_span(request), unsupported=request.unsupported
     )
 
 
 def export_filter_from_proto(request: run_service_pb2.ExportRunsRequest) -> RunFilter:
-    """The runs that are to be exported."""
-    kind = enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, request.kind, "kind")
+    """Convert the filter of exported runs."""
+    kind = enum_field(request, "kind")
     return RunFilter(
         request.tenant or None, kind, None, *_span(request), training=request.for_training
     )
 
 
 def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedback:
-    """Feedback."""
-    verdict = enum_from_proto(run_service_pb2.Verdict.DESCRIPTOR, request.verdict, "verdict")
+    """Convert feedback."""
+    verdict = enum_field(request, "verdict")
     score = request.score if request.HasField("score") else None
     return Feedback(
         request.run_id, _VERDICTS[verdict], score, request.right_answer, request.comment
@@ -136,7 +139,7 @@ def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedb
 def usage_query_from_proto(
     request: usage_service_pb2.GetUsageRequest, identity: Identity
 ) -> UsageQuery:
-    """The calls that are to be summed, of one tenant alone where `identity` is one."""
+    """Return the calls to sum; a tenant sees only its own."""
     dimensions = usage_service_pb2.UsageDimension.DESCRIPTOR
     by = [
         enum_from_proto(dimensions, number, f"group_by[{at}]")
@@ -147,13 +150,13 @@ def usage_query_from_proto(
             f"group_by[{by.index(None)}] is unspecified; use USAGE_DIMENSION_TENANT, "
             "_ROLE, _MODEL, …."
         )
-    bucket = enum_from_proto(usage_service_pb2.UsageBucket.DESCRIPTOR, request.bucket, "bucket")
+    bucket = enum_field(request, "bucket")
     groups = tuple(dict.fromkeys(by)) or UsageQuery().by
     return UsageQuery(*_span(request), identity.tenant or request.tenant or None, groups, bucket)
 
 
 def _span(request: _Spanned) -> tuple[float | None, float | None]:
-    """The start and the end, in Unix time; None for no bound."""
+    """Return start and end as Unix times; None for no bound."""
     times = dict[str, float | None](start_time=None, end_time=None)
     for field in times:
         if request.HasField(field):
@@ -171,7 +174,7 @@ def _span(request: _Spanned) -> tuple[float | None, float | None]:
 
 def _role(number: usage_pb2.Role, field: str) -> Any:
     role = enum_from_proto(usage_pb2.Role.DESCRIPTOR, number, field)
-    if role in (None, "judge"):  # which no request asks
+    if role in (None, "judge"):  # no request calls the judge
         raise BadRequest(f"{field} must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER.")
     return role
 

@@ -1,6 +1,4 @@
-"""Tables: requests to values, and what is told of a run to the rows and cells of its table on
-the wire.
-"""
+"""Conversion of table requests to values, and of tables and their events to wire types."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -14,7 +12,7 @@ from router.amount import NOTHING, Amount
 from router.background import in_viewer
 from router.edge.found_table import TableEvents, found_table, is_contradicted, is_of
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
-from router.edge.grpc.convert_request import enum_from_proto
+from router.edge.grpc.convert_request import enum_field, enum_from_proto
 from router.runs.archive import shortened
 from router.table import TableRequest, table_cost
 from router.table.cell_value import is_mistyped
@@ -24,10 +22,8 @@ from router.trace.values import RowChanged, TableRun
 
 
 def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableRequest) -> TableRequest:
-    """A table that is wanted. Raises `BadRequest`."""
-    topology: Any = (
-        enum_from_proto(pb.TableTopology.DESCRIPTOR, request.topology, "topology") or "wide"
-    )
+    """Convert the request for a table. Raises `BadRequest`."""
+    topology: Any = enum_field(request, "topology") or "wide"
     columns = tuple(_column(at, column) for at, column in enumerate(request.columns))
     rows = tuple(tuple(row.values) for row in request.rows)
     return TableRequest(request.question, columns, rows, request.closed, request.max_rows, topology)
@@ -46,19 +42,19 @@ _MOST_ROW_BYTES = 1 << 20
 _COST = ("tokens", "cost_nano_usd")
 
 
-def told_to_proto(told: TableEvents, number: int, event: Event) -> pb.StreamTableResponse:
-    """Take in an event; the message that tells it."""
-    told.take(event)
+def table_event_to_proto(state: TableEvents, number: int, event: Event) -> pb.StreamTableResponse:
+    """Apply an event to the state and convert it."""
+    state.take(event)
     if not isinstance(event, RowChanged):
         return event_to_proto(pb.StreamTableResponse, number, event)
-    row = event.row and _row_to_proto(event.row, told.columns, told.asks)
+    row = event.row and _row_to_proto(event.row, state.columns, state.asks)
     return event_to_proto(pb.StreamTableResponse, number, event, row_id=row_id(event.key), row=row)
 
 
 async def last_events_to_proto(
     number: int, run: Run
 ) -> tuple[pb.StreamTableResponse, pb.StreamTableResponse]:
-    """The tokens, as event `number`, and then the table, of a finished run."""
+    """Return the last two events of a finished run: its usage, as event `number`, and its table."""
     done = await table_to_proto(run)
     return (
         pb.StreamTableResponse(
@@ -69,7 +65,7 @@ async def last_events_to_proto(
 
 
 async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:
-    """The table of a run, with its rows from number `start` on, `end` left out."""
+    """Convert the table of a run with its rows `start` to `end`, exclusive."""
     return await in_viewer(_table_to_proto, run, start, end)
 
 
@@ -126,21 +122,28 @@ def _row_to_proto(
     spent: Amount | None = None,
     cells: Iterable[Amount] | None = None,
 ) -> pb.Row:
-    """A row. `numbers`: those of the sub-queries of asks. `spent` and `cells`: its cost, and that
-    of each of its cells; None where it is not counted yet.
+    """Convert a row. `numbers`: sub-query numbers by ask. `spent` and `cells`: cost of the row and
+    of each cell; None while not counted.
     """
     amounts = [None] * len(columns) if cells is None else cells
-    shown = [_cell_to_proto(*one, numbers) for one in zip(row.cells, columns, amounts, strict=True)]
-    merged = map(row_id, row.aliases)
-    told = to_proto(
-        pb.Row, None, row_id=row_id(row.key), cells=shown, merged_row_ids=merged, **_cost(spent)
+    converted = [
+        _cell_to_proto(cell, column, amount, numbers)
+        for cell, column, amount in zip(row.cells, columns, amounts, strict=True)
+    ]
+    message = to_proto(
+        pb.Row,
+        None,
+        row_id=row_id(row.key),
+        cells=converted,
+        merged_row_ids=map(row_id, row.aliases),
+        **_cost(spent),
     )
-    if told.ByteSize() > _MOST_ROW_BYTES:
-        for cell in told.cells:
+    if message.ByteSize() > _MOST_ROW_BYTES:
+        for cell in message.cells:
             cell.ClearField("citations")
             cell.ClearField("rivals")
             cell.value = shortened(cell.value, _MOST_ROW_BYTES // (4 * len(columns)))
-    return told
+    return message
 
 
 def _cell_to_proto(

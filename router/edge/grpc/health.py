@@ -1,4 +1,4 @@
-"""The health service: what is served, unless it drains or something that it needs is down."""
+"""The health service: a service is healthy unless it drains or a dependency is down."""
 
 from collections.abc import Iterable
 
@@ -16,37 +16,37 @@ _NEEDS: dict[str, frozenset[Need]] = {
     "rolegate.v1.ExecutionService": _STORE | {"execution", "retrieval"},
     "rolegate.v1.RetrievalService": _STORE | {"retrieval"},
 }
-"""The needs of each service; the others need the store, which the keys are in, too."""
+"""Dependencies of each service; other services need only the store, which holds the keys."""
 
 
 class Health:
-    """Says how each service is, and tells whoever watches when that changes."""
+    """Reports the health of each service, and notifies watchers of changes."""
 
     def __init__(self, readiness: Readiness | None = None) -> None:
-        """`readiness`: None where nothing is known to go down."""
+        """`readiness`: None if no dependency is watched."""
         self._readiness = readiness or Readiness()
         self._servicer = health.aio.HealthServicer()
         self._names: tuple[str, ...] = ()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve it."""
+        """Add the health service to a server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def serve(self, names: Iterable[str]) -> None:
-        """From now on these are served; the empty name is the server as a whole."""
+        """Report the named services as served; the empty name is the whole server."""
         self._names = tuple(names)
-        await self._tell()
+        await self._publish()
 
     async def follow(self) -> None:
-        """Keep up with what is down, for ever."""
+        """Follow the readiness of dependencies until cancelled."""
         async for _ in self._readiness.changes():
-            await self._tell()
+            await self._publish()
 
     async def drain(self) -> None:
-        """Nothing is served any more, whatever happens."""
+        """Report every service as not serving from now on."""
         await self._servicer.enter_graceful_shutdown()
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         for name in self._names:
             down = self._readiness.down(_NEEDS.get(name, _STORE))
             status = (

@@ -1,4 +1,4 @@
-"""All that stands around a gRPC method: keys, limits, an observer, and statuses for errors."""
+"""Interceptor of all gRPC calls: keys, limits, observation, and statuses of errors."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ from router.trace.identity import KeyScope
 
 _OURS = "/rolegate.v1."
 _ENDING_S = 0.1
-"""Time that a slow reader has for the status."""
+"""Max time for sending the status to a slow reader, in seconds."""
 _SCOPES: dict[str, KeyScope] = {
     "AnswerService": "ask",
     "CompletionService": "ask",
@@ -39,17 +39,17 @@ _SCOPES: dict[str, KeyScope] = {
 
 
 def needed_scope(method: str) -> KeyScope:
-    """The scope that a method such as `/rolegate.v1.RunService/GetRun` needs: its own, or its
-    service's.
+    """Return the scope that a method such as `/rolegate.v1.RunService/GetRun` requires: its own, or
+    else its service's.
     """
     name = method.removeprefix(_OURS)
     return _SCOPES[name if name in _SCOPES else name.partition("/")[0]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls in by their key, for as long as it is good, tells their handlers who calls and an
-    observer what comes of them, writes what streams yield, and turns whatever is raised into a
-    status. What is not `rolegate.v1`, such as the health, needs no key.
+    """Admits calls by key and cancels them when it is revoked, sets `CALLER`, notifies the
+    observer, writes streamed responses, and turns errors into statuses. Services outside
+    `rolegate.v1`, such as health, need no key.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         observer: Observer | None = None,
         reading_s: float = 60.0,
     ) -> None:
-        """`reading_s`: how long a client may take to read one message of a stream."""
+        """`reading_s`: max time a client takes to read one message of a stream."""
         self._access = access
         self._observer = observer
         self._reading_s = reading_s
         self._handlers: dict[str, Any] = {}
-        """What serves a method instead of its own handler."""
+        """Wrapped handlers by method."""
 
     async def intercept_service(
         self, continuation: Any, handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         """Wrap the handler of the call."""
         method = str(handler_call_details.method)
-        if (known := self._handlers.get(method)) is not None:
-            return known
+        if (wrapped := self._handlers.get(method)) is not None:
+            return wrapped
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler
@@ -120,10 +120,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._observer.request_ended(method, code_pb2.Code.Name(code), time.monotonic() - begun)
 
     async def _admitted(self, method: str, context: Any) -> AbstractContextManager[None]:
-        """Let the caller in; what is to be open while it is served."""
+        """Authenticate the caller. Return a context to hold open while the call is served."""
         assert self._access is not None
         identity = await self._access.identify(_metadata(context).get("authorization", ""))
-        # gRPC serves each call in a task of its own, so that this reaches its handler and no other.
+        # gRPC serves each call in its own task, so only its handler sees this.
         CALLER.set(identity)
         check_scope(identity, needed_scope(method))
         return self._access.serving(identity)
@@ -131,7 +131,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _served(self, handler: Any, request: Any, context: Any) -> Any:
         if not handler.response_streaming:
             return await handler.unary_unary(request, context)
-        # It writes by itself, as health's Watch does
+        # The handler writes by itself, as health's Watch does.
         if inspect.iscoroutinefunction(handler.unary_stream):
             return await handler.unary_stream(request, context)
         async with aclosing(handler.unary_stream(request, context)) as responses:
@@ -140,10 +140,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     async with asyncio.timeout(self._reading_s):
                         await context.write(response)
                 except TimeoutError:
-                    said = (
-                        f"Nothing was read for {self._reading_s:g} s, so the stream ends; read on."
-                    )
-                    raise SlowReader(said) from None
+                    raise SlowReader(
+                        f"Nothing was read for {self._reading_s:g} s; the stream ends. Read faster."
+                    ) from None
 
 
 def _metadata(context: Any) -> dict[str, str]:
@@ -151,8 +150,8 @@ def _metadata(context: Any) -> dict[str, str]:
 
 
 def _reading(deserialize: Any) -> Any:
-    """Gives the error instead of raising it, which gRPC would tell as UNKNOWN, with a traceback
-    in the log.
+    """Return a deserializer that returns its error: raised, gRPC would report UNKNOWN and log a
+    traceback.
     """
 
     def read(sent: bytes) -> Any:
@@ -169,7 +168,7 @@ def _reading(deserialize: Any) -> Any:
 async def _abort(context: Any, error: Exception) -> None:
     ending = context.abort_with_status(rpc_status.to_status(status_to_proto(logged_failure(error))))
     if isinstance(error, SlowReader):
-        with suppress(TimeoutError):  # the status waits behind what is not read, and nobody for it
+        with suppress(TimeoutError):  # the status queues behind unread messages
             async with asyncio.timeout(_ENDING_S):
                 await ending
     else:

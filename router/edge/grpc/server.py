@@ -43,7 +43,7 @@ from router.runs import Gateway, Observer
 
 
 class Server:
-    """Serves whatever of its services it is given, until drained."""
+    """gRPC server of the given services, until drained."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class Server:
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`access`: without it, everybody may ask for everything, from wherever the address can be
-        reached. `readiness`: what is down, for `health`. `limits`: None for the defaults.
+        """`access`: None admits every caller to every method. `readiness`: state of dependencies,
+        for the health service. `limits`: None for the defaults.
         """
         limits = limits or Limits()
         self._server = grpc.aio.server(
@@ -73,7 +73,7 @@ class Server:
         self._gateway = gateway
         self._tables = tables
         self._health = Health(readiness)
-        self._beside = AsyncExitStack()
+        self._tasks = AsyncExitStack()
         self._health.add_to(self._server)
         self._names: list[str] = []
         served: tuple[tuple[str, Any, Callable[[Any, grpc.aio.Server], None]], ...] = (
@@ -107,9 +107,9 @@ class Server:
         )
 
     async def start(self, address: str) -> int:
-        """Listen on `host:port` (port 0: any free one) and report healthy; the port.
+        """Listen on `host:port` (port 0: any free one) and report healthy. Return the port.
 
-        Raises `BadConfig`, also for an address beyond the loopback while there are no keys, and
+        Raises `BadConfig`, also for an address beyond the loopback if no key is required, and
         `StoreFailed`.
         """
         if self._access:
@@ -123,29 +123,27 @@ class Server:
                 port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise BadConfig(
-                f"server.address: cannot listen on {address}; is the port in use? Name "
-                "another one, or port 0 for any."
+                f"server.address: cannot listen on {address}; is the port in use? Set another one, "
+                "or port 0 for any."
             ) from error
         await self._server.start()
         await self._health.serve(("", *self._names))
         following = [self._access.follow()] if self._access else []
-        await self._beside.enter_async_context(background_tasks(self._health.follow(), *following))
+        await self._tasks.enter_async_context(background_tasks(self._health.follow(), *following))
         return port
 
     async def drain(self, grace_s: float) -> None:
-        """Report NOT_SERVING, take nothing new, and give what is running `grace_s` seconds to
-        finish.
-
-        Then it is cancelled. When this returns, every run is stored.
+        """Report NOT_SERVING, refuse new calls, let running ones finish for `grace_s` seconds, then
+        cancel them. Every run is stored when this returns.
         """
         await self._health.drain()
         try:
             await self._stop(grace_s)
-        except asyncio.CancelledError:  # whoever waits has lost patience
+        except asyncio.CancelledError:  # the caller waits no longer
             await self._stop(0)
             raise
         finally:
-            await self._beside.aclose()
+            await self._tasks.aclose()
             if self._gateway is not None:
                 await self._gateway.settled()
 

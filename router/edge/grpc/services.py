@@ -1,6 +1,6 @@
-"""The services on the wire: each method converts, calls, converts."""
+"""The gRPC services: each method converts the request, calls, and converts the result."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ from router.versions import Versions
 
 
 class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
-    """Converts, calls, converts."""
+    """Implements `AnswerService`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -47,7 +47,7 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
     async def Answer(
         self, request: answer_pb.AnswerRequest, context: Any
     ) -> answer_pb.AnswerResponse:
-        """Answer one question."""
+        """Answer a question."""
         options = parse.options_from_proto(request, context)
         topology = parse.topology_from_proto(request)
         run = await self._gateway.answer(request.question, options, topology=topology)
@@ -56,17 +56,17 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
     async def StreamAnswer(
         self, request: answer_pb.StreamAnswerRequest, context: Any
     ) -> AsyncIterator[answer_pb.StreamAnswerResponse]:
-        """Answer one question, telling what happens."""
+        """Answer a question and stream the events."""
         options = parse.options_from_proto(request, context)
         topology = parse.topology_from_proto(request)
         number = 1
-        told = partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
+        to_event = partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
         async with Running[Event, Run](
-            lambda tell: self._gateway.answer(request.question, options, tell, topology)
+            lambda emit: self._gateway.answer(request.question, options, emit, topology)
         ) as running:
             async for events in running:
                 for event in events:
-                    yield await convert.tell_event(told, number, event)
+                    yield await convert.tell_event(to_event, number, event)
                     number += 1
             run = await running.result()
         for last in await convert.last_events_to_proto(number, run):
@@ -77,7 +77,7 @@ _PIECE_CHARS = 65536
 
 
 class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
-    """Converts, calls, converts."""
+    """Implements `CompletionService`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -97,24 +97,25 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
     async def StreamComplete(
         self, request: completion_pb.StreamCompleteRequest, context: Any
     ) -> AsyncIterator[completion_pb.StreamCompleteResponse]:
-        """Call the model of a role and pass on what it writes."""
-        asked = parse.completion_from_proto(request)
+        """Call the model of a role and stream its output."""
+        completion = parse.completion_from_proto(request)
         options = parse.options_from_proto(request, context)
-        told = False
+        streamed = False
         async with Running[Delta, Run](
-            lambda tell: self._gateway.complete(asked, options, tell)
+            lambda emit: self._gateway.complete(completion, options, emit)
         ) as running:
             async for deltas in running:
                 for piece in _pieces(
-                    "".join(delta.text for delta in deltas), "".join(d.reasoning for d in deltas)
+                    "".join(delta.text for delta in deltas),
+                    "".join(delta.reasoning for delta in deltas),
                 ):
-                    told = True
+                    streamed = True
                     yield piece
             run = await running.result()
         output = _output(run)
-        # Of an earlier request of the same name
-        for piece in () if told else _pieces(output.text, output.reasoning):
-            yield piece
+        if not streamed:  # the output of an earlier request with the same request_id
+            for piece in _pieces(output.text, output.reasoning):
+                yield piece
         yield completion_pb.StreamCompleteResponse(
             finish_reason=output.finish_reason,
             usage=convert.usage_to_proto(run.calls)[0],
@@ -123,7 +124,7 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
 
 
 def _pieces(text: str, reasoning: str) -> Iterator[completion_pb.StreamCompleteResponse]:
-    """Messages that hold so much, none of them too large for a client."""
+    """Yield messages with the text and reasoning, none too large for a client."""
     for at in range(0, max(len(text), len(reasoning)), _PIECE_CHARS):
         end = at + _PIECE_CHARS
         yield completion_pb.StreamCompleteResponse(text=text[at:end], reasoning=reasoning[at:end])
@@ -135,7 +136,7 @@ def _output(run: Run) -> Completion:
 
 
 class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
-    """Converts, calls, converts."""
+    """Implements `ExecutionService`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -155,7 +156,7 @@ class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
 
 
 class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
-    """Converts, calls, converts."""
+    """Implements `ExecutorVersionService`."""
 
     def __init__(self, versions: Versions) -> None:
         self._versions = versions
@@ -163,24 +164,24 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def ListExecutorVersions(
         self, _request: version_pb.ListExecutorVersionsRequest, _context: Any
     ) -> version_pb.ListExecutorVersionsResponse:
-        """All versions, newest first."""
-        found = await self._versions.list()
+        """List all versions, newest first."""
+        listed = await self._versions.list()
         return version_pb.ListExecutorVersionsResponse(
-            versions=[convert.version_to_proto(*each) for each in found]
+            versions=[convert.version_to_proto(version, figures) for version, figures in listed]
         )
 
     async def RegisterExecutorVersion(
         self, request: version_pb.RegisterExecutorVersionRequest, _context: Any
     ) -> version_pb.RegisterExecutorVersionResponse:
-        """Check, load, and put on record."""
+        """Check, load and register a version."""
         version = await self._versions.register(request.version)
         return version_pb.RegisterExecutorVersionResponse(version=convert.version_to_proto(version))
 
     async def SetExecutorVersionTraffic(
         self, request: version_pb.SetExecutorVersionTrafficRequest, _context: Any
     ) -> version_pb.SetExecutorVersionTrafficResponse:
-        """Let it be tried, or not."""
-        state = parse.state_from_proto(request.state)
+        """Start or stop a trial of a version."""
+        state = parse.state_from_proto(request)
         version = await self._versions.set_traffic(request.version, state, request.canary_share)
         figures = await self._versions.figures(version)
         return version_pb.SetExecutorVersionTrafficResponse(
@@ -190,14 +191,14 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def PromoteExecutorVersion(
         self, request: version_pb.PromoteExecutorVersionRequest, _context: Any
     ) -> version_pb.PromoteExecutorVersionResponse:
-        """Make it the active one."""
+        """Make a version the active one."""
         version = await self._versions.promote(request.version)
         return version_pb.PromoteExecutorVersionResponse(version=convert.version_to_proto(version))
 
     async def RollBackExecutorVersion(
         self, request: version_pb.RollBackExecutorVersionRequest, _context: Any
     ) -> version_pb.RollBackExecutorVersionResponse:
-        """Take it out of service."""
+        """Take a version out of service."""
         active = await self._versions.roll_back(request.version)
         return version_pb.RollBackExecutorVersionResponse(
             active=None if active is None else convert.version_to_proto(active)
@@ -206,25 +207,26 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def ListExecutorVersionDecisions(
         self, request: version_pb.ListExecutorVersionDecisionsRequest, _context: Any
     ) -> version_pb.ListExecutorVersionDecisionsResponse:
-        """Decisions, oldest first."""
-        found = await self._versions.decisions(request.version or None, request.after_number)
+        """List decisions, oldest first."""
+        decisions = await self._versions.decisions(request.version or None, request.after_number)
         return version_pb.ListExecutorVersionDecisionsResponse(
-            decisions=map(convert.decision_to_proto, found)
+            decisions=map(convert.decision_to_proto, decisions)
         )
 
 
 _PAGE = 50
 _LARGEST_PAGE = 1000
+_Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
 
 
 class RunServicer(run_pb_grpc.RunServiceServicer):
-    """Converts, calls, converts."""
+    """Implements `RunService`."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
 
     async def GetRun(self, request: run_pb.GetRunRequest, _context: Any) -> run_pb.GetRunResponse:
-        """One run."""
+        """Return a run."""
         run = await in_viewer(as_seen_by, await self._runs.get(request.run_id, caller()), caller())
         return await in_viewer(
             convert.whole_run_to_proto,
@@ -236,7 +238,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     async def ListRuns(
         self, request: run_pb.ListRunsRequest, _context: Any
     ) -> run_pb.ListRunsResponse:
-        """A page of runs, newest first."""
+        """Return a page of runs, newest first."""
         if request.page_size < 0:
             raise BadRequest(f"page_size is {request.page_size}; leave it 0 for {_PAGE}.")
         size = min(request.page_size or _PAGE, _LARGEST_PAGE)
@@ -250,20 +252,20 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     async def WatchRun(
         self, request: run_pb.WatchRunRequest, context: Any
     ) -> AsyncIterator[run_pb.WatchRunResponse]:
-        """Events of an answer or a table; a run that did not finish ends in its error."""
+        """Stream the events of an answer or a table; ends with the error of a run that failed."""
         after = request.after_event_number
         identity = caller()
         run = await self._runs.get(request.run_id, identity)
         table = TableEvents(run.events[: max(0, after)]) if run.kind == "table" else None
         last_events = convert_table.last_events_to_proto if table else convert.last_events_to_proto
-        told = (
-            partial(convert_table.told_to_proto, table)
-            if table
-            else partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
-        )
+        to_event: Callable[[int, Event], _Event]
+        if table:
+            to_event = partial(convert_table.table_event_to_proto, table)
+        else:
+            to_event = partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
         async for number, item in self._runs.watch(request.run_id, after, identity):
             if not isinstance(item, Run):
-                yield _watched(await convert.tell_event(told, number, item))
+                yield _watched(await convert.tell_event(to_event, number, item))
             elif item.status == "finished":
                 for event in await last_events(number - 1, item):
                     if event.event_number > after:
@@ -276,46 +278,44 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     async def CancelRun(
         self, request: run_pb.CancelRunRequest, _context: Any
     ) -> run_pb.CancelRunResponse:
-        """Stop a run."""
+        """Cancel a run."""
         await self._runs.cancel(request.run_id, caller())
         return run_pb.CancelRunResponse()
 
     async def SubmitFeedback(
         self, request: run_pb.SubmitFeedbackRequest, _context: Any
     ) -> run_pb.SubmitFeedbackResponse:
-        """Keep feedback on a run."""
+        """Store feedback on a run."""
         feedback_id = await self._runs.feedback(parse.feedback_from_proto(request), caller())
         return run_pb.SubmitFeedbackResponse(feedback_id=feedback_id)
 
     async def ExportRuns(
         self, request: run_pb.ExportRunsRequest, _context: Any
     ) -> AsyncIterator[run_pb.ExportRunsResponse]:
-        """All runs that have ended, oldest first."""
+        """Stream all ended runs, oldest first."""
         identity = caller()
-        async for told in self._runs.export(parse.export_filter_from_proto(request), identity):
-            yield await in_viewer(_exported, told, identity)
+        async for exported in self._runs.export(parse.export_filter_from_proto(request), identity):
+            yield await in_viewer(_exported, exported, identity)
 
 
-def _exported(told: ExportedRun, identity: Identity) -> run_pb.ExportRunsResponse:
-    seen = as_seen_by(told.run, identity)
+def _exported(exported: ExportedRun, identity: Identity) -> run_pb.ExportRunsResponse:
+    run = as_seen_by(exported.run, identity)
     return run_pb.ExportRunsResponse(
-        run=convert.run_to_proto(seen),
-        output=output_of(seen),
-        trace_json=trace_json(seen),
-        feedback=map(convert.feedback_to_proto, told.feedback),
+        run=convert.run_to_proto(run),
+        output=output_of(run),
+        trace_json=trace_json(run),
+        feedback=map(convert.feedback_to_proto, exported.feedback),
     )
 
 
-def _watched(
-    event: answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse,
-) -> run_pb.WatchRunResponse:
+def _watched(event: _Event) -> run_pb.WatchRunResponse:
     if isinstance(event, table_pb.StreamTableResponse):
         return run_pb.WatchRunResponse(table_event=event)
     return run_pb.WatchRunResponse(event=event)
 
 
 class UsageServicer(usage_pb_grpc.UsageServiceServicer):
-    """Converts, calls, converts."""
+    """Implements `UsageService`."""
 
     def __init__(self, usages: Usages, reconciler: Reconciler) -> None:
         self._usages = usages
@@ -324,7 +324,7 @@ class UsageServicer(usage_pb_grpc.UsageServiceServicer):
     async def GetUsage(
         self, request: usage_pb.GetUsageRequest, _context: Any
     ) -> usage_pb.GetUsageResponse:
-        """Sum what was spent; nothing where it is another tenant's."""
+        """Sum tokens and cost; empty for another tenant."""
         query = parse.usage_query_from_proto(request, caller())
         if request.tenant and not caller().sees(request.tenant):
             return usage_pb.GetUsageResponse()
@@ -333,7 +333,7 @@ class UsageServicer(usage_pb_grpc.UsageServiceServicer):
     async def ReconcileUsage(
         self, _request: usage_pb.ReconcileUsageRequest, _context: Any
     ) -> usage_pb.ReconcileUsageResponse:
-        """Compare the ledger with the engines' own counters."""
+        """Compare the ledger with the engines' counters."""
         return usage_pb.ReconcileUsageResponse(
             reconciliations=map(convert.reconciliation_to_proto, await self._reconciler.reconcile())
         )

@@ -1,4 +1,4 @@
-"""Tables on the wire."""
+"""The gRPC service for tables."""
 
 import time
 from collections.abc import AsyncIterator
@@ -18,9 +18,9 @@ from router.edge.grpc.convert import tell_event
 from router.edge.grpc.convert_request import options_from_proto
 from router.edge.grpc.convert_table import (
     last_events_to_proto,
+    table_event_to_proto,
     table_request_from_proto,
     table_to_proto,
-    told_to_proto,
 )
 from router.edge.running import Detached, Running
 from router.errors import BadRequest
@@ -33,17 +33,17 @@ _LARGEST_PAGE = 1000
 
 
 class TableServicer(pb_grpc.TableServiceServicer):
-    """Converts, calls, converts."""
+    """Implements `TableService`."""
 
     def __init__(self, tables: Tables, runs: Runs, access: Access | None = None) -> None:
-        """`access`: where keys may be revoked while somebody's table is filled without them."""
+        """`access`: cancels detached runs whose key is revoked."""
         self._tables = tables
         self._runs = runs
         self._access = access
         self.detached = Detached()
 
     async def FillTable(self, request: pb.FillTableRequest, context: Any) -> pb.FillTableResponse:
-        """Fill one table, or begin to."""
+        """Fill a table, or start a detached run that does."""
         wanted = await in_worker(table_request_from_proto, request)
         options = options_from_proto(request, context)
         if not request.detached:
@@ -60,39 +60,39 @@ class TableServicer(pb_grpc.TableServiceServicer):
     async def StreamTable(
         self, request: pb.StreamTableRequest, context: Any
     ) -> AsyncIterator[pb.StreamTableResponse]:
-        """Fill one table, telling what happens."""
+        """Fill a table and stream the events."""
         wanted = await in_worker(table_request_from_proto, request)
         options = options_from_proto(request, context)
-        told = TableEvents()
+        state = TableEvents()
         number = 1
         async with Running[Event, Run](
             lambda tell: self._tables.fill_table(wanted, options, tell)
         ) as running:
             async for events in running:
                 for event in events:
-                    yield await tell_event(partial(told_to_proto, told), number, event)
+                    yield await tell_event(partial(table_event_to_proto, state), number, event)
                     number += 1
             run = await running.result()
         for last in await last_events_to_proto(number, run):
             yield last
 
     async def GetTable(self, request: pb.GetTableRequest, _context: Any) -> pb.GetTableResponse:
-        """A page of a run's table."""
+        """Return a page of a run's table."""
         if request.page_size < 0:
             raise BadRequest(f"page_size is {request.page_size}; leave it 0 for {_PAGE}.")
         if request.page_token and not (
             request.page_token.isascii() and request.page_token.isdecimal()
         ):
             raise BadRequest(
-                "page_token is none of ours; send next_page_token of the page before, or none."
+                "page_token is invalid; send next_page_token of the previous page, or none."
             )
         run = await self._runs.get(request.run_id, caller())
         if run.kind != "table":
-            raise BadRequest(f"run_id {run.id!r}: is no table; GetRun tells what it came to.")
+            raise BadRequest(f"run_id {run.id!r} is not a table; use GetRun.")
         if run.redacted:
             raise BadRequest(
-                f"run_id {run.id!r}: the texts of this tenant's runs are not kept, so "
-                "its table is not."
+                f"run_id {run.id!r}: the texts of this tenant's runs are not stored, so "
+                "there is no table."
             )
         if running := run.status == "running":
             run = msgspec.structs.replace(run, duration_s=time.time() - run.started_at)

@@ -371,7 +371,7 @@ async def test_pages() -> None:
         ),
         ("GetTable", pb.GetTableRequest(run_id="run-x"), "no such run"),
         ("GetTable", pb.GetTableRequest(page_size=-1), "page_size is -1"),
-        ("GetTable", pb.GetTableRequest(page_token="²"), "page_token is none of ours"),
+        ("GetTable", pb.GetTableRequest(page_token="²"), "page_token is invalid"),
     ],
 )
 async def test_what_is_refused(method: str, request_: Any, match: str) -> None:
@@ -436,7 +436,7 @@ async def test_runs_that_have_no_table() -> None:
     """Other kinds, and those whose texts are not kept."""
     async with wired() as services:
         for stored, match in (
-            (run("run-1"), "is no table"),
+            (run("run-1"), "is not a table"),
             (
                 msgspec.structs.replace(run("run-1"), kind="table", redacted=True),
                 "texts of this tenant",
