@@ -31,7 +31,16 @@ def blocking(source: str) -> str:
     for pattern, replacement in RULES:
         source = re.sub(pattern, replacement, source, flags=re.DOTALL)
     for command in (["check", "--fix", "--unsafe-fixes", "--exit-zero"], ["format"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--silent", "--stdin-filename", TARGET, "-"]
+        ruff = [
+            sys.executable,
+            "-m",
+            "ruff",
+            *command,
+            "--silent",
+            "--stdin-filename",
+            str(TARGET),
+            "-",
+        ]
         source = subprocess.run(  # noqa: S603 - ruff, with our own arguments
             ruff, input=source, stdout=subprocess.PIPE, text=True, check=True
         ).stdout

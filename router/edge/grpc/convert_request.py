@@ -52,7 +52,7 @@ def enum_from_proto(enum: EnumDescriptor, number: int, field: str) -> Any:
 
 def enum_field(request: WireMessage, name: str) -> Any:
     """Return the value of a request's enum field, like `enum_from_proto`."""
-    enum = request.DESCRIPTOR.fields_by_name[name].enum_type
+    enum: Any = request.DESCRIPTOR.fields_by_name[name].enum_type
     return enum_from_proto(enum, getattr(request, name), name)
 
 

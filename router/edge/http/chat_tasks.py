@@ -1,7 +1,7 @@
-"""Tasks that chat tools set in the background, such as titles, tags and follow-up questions.
+"""Background tasks of chat tools, such as titles, tags and follow-up questions.
 
-They come as if a user had asked: from Open WebUI, LibreChat, LobeChat, NextChat, Cherry Studio,
-big-AGI and others.
+Open WebUI, LibreChat, LobeChat, NextChat, Cherry Studio, big-AGI and others send them like
+questions of a user.
 """
 
 import re
@@ -11,9 +11,7 @@ ChatTasks = Literal["answer", "refuse", "search"]
 _MAX_CHARS = 4000
 _HEAD_CHARS = 400
 _TEMPLATE = re.compile(r"#{1,4} *Task:(?!\s*Respond to the user)", re.IGNORECASE)
-"""The beginning of Open WebUI's templates, but for the one that holds a question and files to
-answer it from.
-"""
+"""Start of Open WebUI's templates, except the one that has a question with files to answer from."""
 _ASKED = re.compile(
     r"Your task is to reflect the speaker's likely facial expression"
     r"|(?:Please )?(?:generate|provide) a [\w ,-]{0,50}title (?:\(.{0,30}\) )?(?:for|"
@@ -30,12 +28,12 @@ _SYSTEM = re.compile(
 
 
 def is_chat_task(system: str, asked: str) -> bool:
-    """Tell a task from a question, by the system message and the last message of the user."""
+    """Return whether the system message and the last user message make a task, not a question."""
     head = asked.lstrip()[:_HEAD_CHARS]
     templated = _TEMPLATE.match(head) and "</chat_history>" in asked
     return bool(templated or _ASKED.match(head) or _SYSTEM.match(system))
 
 
 def cut(text: str) -> str:
-    """Return the beginning and the end of a long text."""
+    """Return the start and the end of a long text."""
     return text if len(text) <= 2 * _MAX_CHARS else f"{text[:_MAX_CHARS]}\n…\n{text[-_MAX_CHARS:]}"

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server, for chat tools and agents that speak nothing else.
+"""The OpenAI-compatible server, for chat tools and agents.
 
 `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`. The model
 `rolegate` answers questions; `rolegate-table` fills the table whose columns the question names
@@ -50,37 +50,33 @@ _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OPTION = re.compile(
     "no.?cach|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body", re.IGNORECASE
 )
-"""Fields that mean an option of this gateway; all others may be meant for other servers, and
-are ignored.
-"""
+"""Fields that mean an option of this gateway, if misspelt; other unknown ones are ignored."""
 Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of a message; only those of type `text` have one."""
+    """Part of a message; only the type `text` is supported."""
 
     type: str
     text: str = ""
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """A turn."""
+    """Message of a conversation."""
 
     role: str
     content: str | tuple[Part, ...] | None = None
 
     @property
     def text(self) -> str:
-        """The text of its parts."""
-        return (
-            self.content
-            if isinstance(self.content, str)
-            else "\n".join(part.text for part in self.content or ())
-        )
+        """Text of all parts."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content or ())
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """The wishes for the end of a stream."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
@@ -94,7 +90,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """The fields that are read of a request; further ones are ignored."""
+    """Chat completion request; other fields are ignored."""
 
     model: str
     messages: tuple[ChatMessage, ...]
@@ -102,7 +98,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     tool_choice: msgspec.Raw = msgspec.Raw(b"null")
-    """As it was sent: an object of a megabyte takes long to make."""
+    """Raw JSON, as decoding an object of a megabyte takes long."""
     no_cache: bool | None = None
     """Search for every sub-query again, like the gRPC field of that name; not part of OpenAI's
     API.
@@ -111,25 +107,23 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     @property
     def question(self) -> str:
-        """The text of the last user message; nothing else is used. Raises `BadRequest` for what
-        cannot be done.
-        """
+        """Text of the last user message. Raises `BadRequest` for unsupported requests."""
         if self.n not in (None, 1):
-            raise BadRequest(f"n is {self.n}; there is one answer to a question.")
+            raise BadRequest(f"n must be 1, got {self.n}; a question has one answer.")
         if bytes(self.tool_choice) not in (b"null", b'"auto"', b'"none"'):
             raise BadRequest("tool_choice demands a tool, but this model calls none; leave it out.")
-        asked = [number for number, message in enumerate(self.messages) if message.role == "user"]
-        if not asked:
+        numbers = [at for at, message in enumerate(self.messages) if message.role == "user"]
+        if not numbers:
             raise BadRequest(
                 "messages has no message of role `user`; the last one is the question."
             )
-        last = self.messages[asked[-1]]
+        last = self.messages[numbers[-1]]
         parts = () if isinstance(last.content, str) else last.content or ()
         for number, part in enumerate(parts):
             if part.type != "text":
                 raise BadRequest(
-                    f"messages[{asked[-1]}].content[{number}] is of type {part.type!r}; "
-                    "send text alone."
+                    f"messages[{numbers[-1]}].content[{number}] is of type {part.type!r}; "
+                    "send text only."
                 )
         return last.text
 
@@ -141,9 +135,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     @property
     def task(self) -> str:
-        """A task of the chat tool itself, such as a title, with what it is about; empty where a
-        question is asked.
-        """
+        """Text of all messages if this is a task of the chat tool, such as a title; else ""."""
         first = self.messages[0]
         if not is_chat_task("" if first.role == "user" else first.text, self.question):
             return ""
@@ -160,19 +152,18 @@ def openai_app(
     pages: Frame | None = None,
     chat_tasks: ChatTasks = "answer",
 ) -> web.Application:
-    """The application; `HTTPServer` runs it. Errors have OpenAI's shape, and `code` is the reason
-    of the status table.
+    """Return the application, for `HTTPServer`. Errors have OpenAI's shape; `code` is the reason of
+    the status table.
 
-    Bodies must be `application/json` and from no web page of another host, so that none can post
-    here unasked, and at most 1 MiB. `access`: without it, everybody may ask. `readiness`: what is
-    down, for `GET /health`, which says 503 then. `limits`: None for the defaults. `pages`: served
-    at all other paths, and guarded by themselves. `chat_tasks`: what becomes of titles and the
-    like.
+    Bodies must be `application/json` of at most 1 MiB, and not from web pages of other hosts.
+    `access`: None admits every caller. `readiness`: state of dependencies; `GET /health` returns
+    503 if one is down. `limits`: None for the defaults. `pages`: serves all other paths, with its
+    own access control. `chat_tasks`: handling of titles and the like.
     """
     limits = limits or Limits()
 
     async def complete(request: web.Request) -> web.StreamResponse:
-        asked = await _asked(request, limits.opening_s)
+        asked = await _read(request, limits.opening_s)
         if asked.model not in _MODELS:
             return _unknown(asked.model)
         question = asked.question
@@ -180,15 +171,16 @@ def openai_app(
         task = "" if chat_tasks == "search" else asked.task
         if task and chat_tasks == "refuse":
             raise BadRequest(
-                "Titles, tags and follow-ups are not written here; set a task model in "
-                "the chat tool."
+                "This gateway writes no titles, tags and follow-ups; set a task model in the chat "
+                "tool."
             )
 
         async def work(emit: OnEvent) -> Run:
             with access.serving(caller()) if access else nullcontext():
                 if task:
-                    told = CompletionRequest("answer", (Message("user", task),), (), _TASK_TOKENS)
-                    return await gateway.complete(told, options)
+                    prompt = (Message("user", task),)
+                    completion = CompletionRequest("answer", prompt, (), _TASK_TOKENS)
+                    return await gateway.complete(completion, options)
                 if asked.model == EXECUTING:
                     return await gateway.execute(question, options)
                 if asked.wants_table:
@@ -234,7 +226,8 @@ def openai_app(
     return app
 
 
-async def _asked(request: web.Request, within_s: float) -> ChatRequest:
+async def _read(request: web.Request, within_s: float) -> ChatRequest:
+    """Read the request's body."""
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="Send the body as application/json.")
     try:
@@ -243,21 +236,21 @@ async def _asked(request: web.Request, within_s: float) -> ChatRequest:
         for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
             if name != "no_cache" and _OPTION.match(name):
                 raise BadRequest(
-                    f"{name}: is no option here; did you mean no_cache? Others need gRPC "
-                    "or the client."
+                    f"{name} is not an option here; did you mean no_cache? Other options need gRPC "
+                    "or the Python client."
                 )
         return msgspec.json.decode(body, type=ChatRequest)
     except TimeoutError:
-        raise web.HTTPRequestTimeout(text="The body did not come in time.") from None
+        raise web.HTTPRequestTimeout(text="The body took too long.") from None
     except JSON_ERRORS as error:
-        raise BadRequest(f"The body is no chat completion request: {error}.") from None
+        raise BadRequest(f"The body is not a chat completion request: {error}.") from None
 
 
 async def _streamed(
     request: web.Request, asked: ChatRequest, work: Work, reading_s: float
 ) -> web.StreamResponse:
-    """Tell what happens as reasoning, then the answer; nothing is sent before anything has
-    happened. A client that takes nothing for `reading_s` seconds is left.
+    """Stream progress as reasoning, then the answer. The response starts with the first event, so
+    earlier errors have a status. A client that reads nothing for `reading_s` seconds is dropped.
     """
     response = web.StreamResponse(headers=_SSE)
     stream = _reply(asked.model, "chat.completion.chunk")
@@ -313,17 +306,17 @@ def _details(cited: CitedAnswer, spent: list[RoleTotal]) -> dict[str, Any]:
 
 
 def _usage(spent: list[RoleTotal]) -> dict[str, Any]:
-    """The sum over roles; nothing where no engine told anything. A detail that no engine told
-    is null.
+    """Return the usage summed over roles; empty if no engine reported any. Details that no engine
+    reported are null.
     """
     if spent and all(role.attempts == role.attempts_without_usage for role in spent):
         return {}
-    read = sum(role.prompt_tokens for role in spent)
-    written = sum(role.completion_tokens for role in spent)
+    prompt = sum(role.prompt_tokens for role in spent)
+    completion = sum(role.completion_tokens for role in spent)
     usage = {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
         "prompt_tokens_details": {
             "cached_tokens": sum_known([role.cached_tokens for role in spent])
         },
@@ -335,9 +328,7 @@ def _usage(spent: list[RoleTotal]) -> dict[str, Any]:
 
 
 def _failure(status: int, message: str, code: str, param: str | None = None) -> dict[str, Any]:
-    """The body that goes with an HTTP status. `param`: the field of the request that is wrong,
-    where one is known.
-    """
+    """Return the body of an error response. `param`: the invalid field of the request, if known."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -352,7 +343,7 @@ def _json(status: int, content: object, headers: dict[str, str] | None = None) -
 
 
 def _guarding(access: Access | None, pages: Frame | None) -> Middleware:
-    """Let in by key, and answer in OpenAI's shape whatever goes wrong."""
+    """Return a middleware that admits callers by key and turns errors into OpenAI's shape."""
 
     @web.middleware
     async def guarding(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -361,15 +352,14 @@ def _guarding(access: Access | None, pages: Frame | None) -> Middleware:
         try:
             _check_origin(request.headers.get("Origin", ""))
             if access and request.path != "/health":
-                # aiohttp serves each request in a context of its own, so that this reaches its
-                # handler and no other.
+                # aiohttp serves each request in its own context, so only its handler sees this.
                 CALLER.set(await access.identify(request.headers.get("Authorization")))
                 check_scope(caller(), "ask")
             return await handler(request)
         except web.HTTPException as error:
             code = error.reason.lower().replace(" ", "_")
             return _json(error.status, _failure(error.status, error.text or error.reason, code))
-        except ClientConnectionResetError:  # the client is gone
+        except ClientConnectionResetError:  # the client has disconnected
             raise
         except Exception as error:
             failure = logged_failure(error)
@@ -388,13 +378,11 @@ def _guarding(access: Access | None, pages: Frame | None) -> Middleware:
 
 
 def _check_origin(origin: str) -> None:
-    """Refuse what a browser sends for a page of elsewhere, also one whose name was made to lead
-    here.
-    """
+    """Refuse requests that a browser sends for pages of other hosts, DNS rebinding included."""
     if origin == "null" or (
         origin.startswith("http") and not is_loopback(origin.partition("://")[2])
     ):
-        raise web.HTTPForbidden(text="Web pages of other hosts cannot ask here.")
+        raise web.HTTPForbidden(text="Web pages of other hosts cannot use this server.")
 
 
 def _model(name: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""An HTTP application at an address."""
+"""The HTTP server, its limits on connections, and observation of requests."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from router.edge.listening import (
 from router.errors import BadConfig
 from router.runs import Observer
 
-_AT_ONCE_S = 0.01
+_NO_GRACE_S = 0.01
 _TOO_MANY = (
     b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 1\r\n"
     b"Content-Type: text/plain\r\n\r\n"
@@ -33,9 +33,9 @@ _TOO_MANY = (
 
 
 class HTTPServer:
-    """Serves an application until drained. A client that leaves cancels its request. One that asks
-    for a host by a name that is not this server's is refused: it may be a web page of elsewhere
-    that has had its name made to lead here.
+    """Serves an application until drained. A client that disconnects cancels its request.
+
+    Requests with an unknown `Host` name are refused, to prevent DNS rebinding.
     """
 
     def __init__(
@@ -48,22 +48,21 @@ class HTTPServer:
         limits: Limits | None = None,
         hosts: Iterable[str] = (),
     ) -> None:
-        """`grace_s`: how long running requests may take to finish once it is drained. `access`: the
-        application lets in by keys; without it, any address will do. `limits`: None for the
-        defaults. `hosts`: names of this server, beside that in its address.
+        """`grace_s`: max time for running requests to finish when draining. `access`: keys of the
+        application; None allows any address. `limits`: None for the defaults. `hosts`: names of
+        this server, in addition to the one in its address.
         """
         self._access = access
         self._tls = tls
         self._limits = limits or Limits()
-        # aiohttp waits this long twice, for the request and then for its task, and for ever if it
-        # is 0.
-        timeout_s = max(grace_s / 2, _AT_ONCE_S)
+        # aiohttp waits this long twice, for the request and for its task; 0 would wait forever.
+        timeout_s = max(grace_s / 2, _NO_GRACE_S)
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
             shutdown_timeout=timeout_s,
             keepalive_timeout=self._limits.opening_s,
-            # Which would go on after a request is refused, on the event loop, without a bound
+            # Decompression would continue on the event loop after a request is refused, unbounded.
             auto_decompress=False,
         )
         app.middlewares.append(self._check_head)
@@ -71,10 +70,10 @@ class HTTPServer:
         self._listening: asyncio.Server | None = None
 
     async def start(self, address: str, setting: str) -> str:
-        """Listen on `host:port` (port 0: any free one); where it listens.
+        """Listen on `host:port` (port 0: any free one). Return the actual address.
 
-        Raises `BadConfig`, naming `setting`, also for an address beyond the loopback while there
-        are no keys, and `StoreFailed`.
+        Raises `BadConfig`, naming `setting`, also for an address beyond the loopback if no key is
+        required, and `StoreFailed`.
         """
         if self._access:
             await check_listening(address, setting, self._access)
@@ -98,37 +97,31 @@ class HTTPServer:
         return f"{host}:{self._listening.sockets[0].getsockname()[1]}"
 
     async def drain(self) -> None:
-        """Take nothing new, let running requests finish, and cancel those that do not."""
+        """Refuse new requests, let running ones finish, and cancel those that do not."""
         if self._listening is not None:
             self._listening.close()
         try:
             await self._runner.cleanup()
-        except asyncio.CancelledError:  # whoever waits has lost patience
+        except asyncio.CancelledError:  # the caller waits no longer
             if self._runner.server is not None:
-                await self._runner.server.shutdown(_AT_ONCE_S)
+                await self._runner.server.shutdown(_NO_GRACE_S)
             raise
 
     @web.middleware
     async def _check_head(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        for host in request.headers.getall("Host", []):  # none in HTTP/1.0, which no browser speaks
+        for host in request.headers.getall("Host", []):  # absent in HTTP/1.0, which no browser uses
             if not is_named(host, self._hosts):
                 raise web.HTTPMisdirectedRequest(
-                    text=f"This server does not go by the name of {host[:100]!r}; use its IP "
-                    "address, or have its "
-                    "operator add the name to server.http_hosts (rolegate retrieve "
-                    "serve: --http-host)."
+                    text=f"{host[:100]!r} is not a name of this server; use its IP address, or add "
+                    "the name to server.http_hosts (rolegate retrieve serve: --http-host)."
                 )
         if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise web.HTTPUnsupportedMediaType(
-                text="Send the body as it is, without a Content-Encoding."
-            )
+            raise web.HTTPUnsupportedMediaType(text="Send the body without a Content-Encoding.")
         return await handler(request)
 
 
 class _Door(asyncio.Protocol):
-    """Lets a connection in, or turns it away where there are too many, in all or from its
-    address.
-    """
+    """Accepts a connection, or refuses it if there are too many, in total or from its address."""
 
     def __init__(self, server: Any, limits: Limits) -> None:
         self._server = server
@@ -136,7 +129,9 @@ class _Door(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         addresses = [
-            _address(each.transport) for each in self._server.connections if each.transport
+            _address(connection.transport)
+            for connection in self._server.connections
+            if connection.transport
         ]
         if len(addresses) >= self._limits.connections:
             transport.close()
@@ -150,9 +145,7 @@ class _Door(asyncio.Protocol):
 
 
 def _address(transport: Any) -> bytes:
-    """Return the address that a connection comes from; of IPv6, where hosts have many, the
-    network.
-    """
+    """Return the packed address of a connection's client; for IPv6 the /64 network."""
     return _packed((transport.get_extra_info("peername") or ["::"])[0])
 
 
@@ -162,7 +155,7 @@ def _packed(host: str) -> bytes:
 
 
 def observing(observer: Observer) -> Middleware:
-    """Tell of every request; it stands outside of whoever translates errors."""
+    """Return a middleware that notifies the observer of every request, with its final status."""
 
     @web.middleware
     async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:

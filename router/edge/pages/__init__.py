@@ -1,4 +1,4 @@
-"""Pages for people: runs, usage and versions, served beside the OpenAI-compatible server."""
+"""Web pages: runs, usage and versions, served by the OpenAI-compatible server."""
 
 from router.edge.pages.frame import Frame, identity
 

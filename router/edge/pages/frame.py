@@ -1,6 +1,4 @@
-"""The frame of all pages: who looks, what a page may load, its templates, and how an error
-looks.
-"""
+"""The frame of all pages: sign-in, security headers, forms, templates and error pages."""
 
 import asyncio
 import hashlib
@@ -42,32 +40,31 @@ _FORM = web.RequestKey("form", dict[str, str])
 _ENCODING = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 16
 _MOST_BYTES = 1 << 17
-"""Of forms: they are read before anybody has shown a key."""
+"""Limits of forms, which are read before the caller has shown a key."""
 _SENT = web.RequestKey("sent", web.StreamResponse)
-_EXPIRED = "This form is of another session; go back, load the page anew, and try again."
+_EXPIRED = "This form belongs to another session; go back, reload the page and try again."
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def identity(request: web.Request) -> Identity:
-    """The identity of whoever looks at a page."""
+    """Return the identity of the user of a page."""
     return request[_IDENTITY]
 
 
 def field(request: web.Request, name: str) -> str:
-    """Return a field of the form that was sent; empty where there is none."""
+    """Return a field of the submitted form; empty if absent."""
     return request[_FORM].get(name, "")
 
 
 class Frame:
-    """Pages are added to it, and `openai_app` serves them at every path that is not its own.
+    """Collects the pages; `openai_app` serves them at all paths that it does not use itself.
 
-    Whatever changes anything is a POST, and each of those must bring the session's token: `csrf` of
-    a form, which templates have under that name, or the header `X-CSRF-Token`, which htmx sends by
-    itself.
+    Every change is a POST with the session's CSRF token, in the form field `csrf` (templates have
+    the token under that name) or in the header `X-CSRF-Token`, which htmx sends.
     """
 
     def __init__(self, access: Access | None = None, limits: Limits | None = None) -> None:
-        """`access`: without it, everybody may look."""
+        """`access`: None admits everybody."""
         self._access = access
         self._limits = limits or Limits()
         self._sessions = Sessions(access)
@@ -99,38 +96,35 @@ class Frame:
         self._route("POST", "/sign-out", self._sign_out)
 
     def get(self, path: str, page: Page, *, scope: KeyScope = "ask", section: str = "") -> None:
-        """Serve a page at `path` to keys of `scope`. `section`: its name among those that every
-        page leads to.
-        """
+        """Serve a page at `path` to keys of `scope`. `section`: its name in the navigation."""
         self._route("GET", path, self._admitting(page, scope))
         if section:
             self._sections.append((path, section, scope))
 
     def post(self, path: str, page: Page, *, scope: KeyScope = "ask") -> None:
-        """Serve what changes something, to forms of ours alone."""
+        """Serve a form that changes something, at `path` to keys of `scope`."""
         self._route("POST", path, self._admitting(page, scope))
 
     async def render(
         self, request: web.Request, template: str, status: int = 200, **values: Any
     ) -> web.Response:
-        """A page. Templates have `values`, `request`, who looks (`identity`; None where that is not
-        known) and the token for forms (`csrf`).
+        """Render a page. Templates have `values`, `request`, `identity` (None before sign-in) and
+        the CSRF token (`csrf`).
         """
-        found = request.get(_IDENTITY)
-        shown = [
-            (path, name) for path, name, scope in self._sections if found and _opens(found, scope)
+        user = request.get(_IDENTITY)
+        sections = [
+            (path, name) for path, name, scope in self._sections if user and _opens(user, scope)
         ]
         name = request.cookies.get(COOKIE, "")
-        known = {"identity": found, "csrf": self._sessions.token(name), "sections": shown}
+        common = {"identity": user, "csrf": self._sessions.token(name), "sections": sections}
         page = self._templates.get_template(template)
-        # In a thread, as a large page takes longer than others should have to wait for the event
-        # loop.
-        text = await self._rendering(partial(page.render, **known, request=request, **values))
+        # In a thread, as rendering a large page would block the event loop.
+        text = await self._rendering(partial(page.render, **common, request=request, **values))
         return web.Response(status=status, text=text, content_type="text/html")
 
     async def part(self, request: web.Request, template: str, **values: Any) -> web.Response:
-        """A part of a page for htmx, or else a page of its own, with the `title` and the `run`
-        among its values.
+        """Render a fragment for htmx, or a whole page around it; `values` include its `title` and
+        `run`.
         """
         alone = "HX-Request" in request.headers
         return await self.render(
@@ -138,21 +132,21 @@ class Frame:
         )
 
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Serve a request for a page, and show what goes wrong as one."""
+        """Serve a request for a page; errors become error pages."""
         try:
             return await handler(request)
         except web.HTTPException as error:
             return await self._failed(request, error.status, error.text or error.reason)
-        except ClientConnectionResetError:  # the client is gone
+        except ClientConnectionResetError:  # the client has disconnected
             raise
         except Exception as error:
             sent: web.StreamResponse | None = request.get(_SENT)
-            if sent is not None:  # a stream, in which another response would only be text
+            if sent is not None:  # a stream has begun; abort it
                 if request.transport is not None:
                     request.transport.abort()
                 return sent
             if isinstance(error, NoKey) and request.path != "/sign-in":
-                if "HX-Request" in request.headers:  # a part of a page that is still open
+                if "HX-Request" in request.headers:  # a fragment of an open page
                     return web.Response(status=401, headers={"HX-Refresh": "true"})
                 back = f"?next={quote(request.path_qs, safe='')}" if request.method == "GET" else ""
                 return redirect(f"/sign-in{back}")
@@ -164,9 +158,7 @@ class Frame:
 
     @staticmethod
     async def protect(request: web.Request, response: web.StreamResponse) -> None:
-        """Set what browsers must keep to, whatever answers; to be called before a response is
-        sent.
-        """
+        """Set the security headers of a response before it is sent."""
         request[_SENT] = response
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
@@ -187,21 +179,18 @@ class Frame:
 
     def _admitting(self, page: Page, scope: KeyScope) -> Page:
         async def admitted(request: web.Request) -> web.StreamResponse:
-            found = await self._sessions.identify(request.cookies.get(COOKIE, ""))
-            # aiohttp serves each request in a context of its own, so that this reaches its page and
-            # no other.
-            CALLER.set(found)
-            request[_IDENTITY] = found
-            check_scope(found, scope)
-            with self._access.serving(found) if self._access else nullcontext():
+            user = await self._sessions.identify(request.cookies.get(COOKIE, ""))
+            # aiohttp serves each request in its own context, so only its page sees this.
+            CALLER.set(user)
+            request[_IDENTITY] = user
+            check_scope(user, scope)
+            with self._access.serving(user) if self._access else nullcontext():
                 return await page(request)
 
         return admitted
 
     async def _check_form(self, request: web.Request) -> None:
-        """Read the form, and see that a page of ours sends it. Raises `AccessDenied` and
-        `BadRequest`.
-        """
+        """Read the form; check CSRF token and origin. Raises `AccessDenied` and `BadRequest`."""
         if request.can_read_body and request.content_type != _ENCODING:
             raise web.HTTPUnsupportedMediaType(text=f"Send the form as {_ENCODING}.")
         origin = request.headers.get("Origin")
@@ -212,7 +201,7 @@ class Frame:
                 body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS
             )
         except TimeoutError:
-            raise web.HTTPRequestTimeout(text="The form did not come in time.") from None
+            raise web.HTTPRequestTimeout(text="The form took too long.") from None
         except ValueError:
             raise BadRequest(f"The form has more than {_MOST_FIELDS} fields.") from None
         request[_FORM] = dict(fields)
@@ -229,7 +218,7 @@ class Frame:
     async def _signed_in(self, request: web.Request) -> web.Response:
         name = await self._sessions.open(field(request, "key"), request.remote or "")
         response = redirect(_local(request.query.get("next", "")))
-        # Behind a proxy that ends TLS, the browser's origin alone says that the cookie may be so.
+        # Behind a proxy that terminates TLS, only the browser's origin shows that HTTPS is used.
         secure = request.secure or request.headers.get("Origin", "").startswith("https:")
         response.set_cookie(
             COOKIE, name, max_age=LASTS_S, httponly=True, samesite="Strict", secure=secure
@@ -245,30 +234,27 @@ class Frame:
     async def _asset(self, request: web.Request) -> web.Response:
         if (content := self._static.get(name := request.match_info["name"])) is None:
             raise web.HTTPNotFound(text="There is no such file.")
-        # Its address changes with it
+        # The URL contains a hash of the content.
         headers = {"Cache-Control": "public, max-age=31536000, immutable"}
         return web.Response(
             body=content, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=headers
         )
 
 
-def _opens(found: Identity, scope: KeyScope) -> bool:
+def _opens(user: Identity, scope: KeyScope) -> bool:
     try:
-        check_scope(found, scope)
+        check_scope(user, scope)
     except AccessDenied:
         return False
     return True
 
 
 def _local(path: str) -> str:
-    """The path, where it leads to a page of ours; else the first page."""
-    return (
-        path
-        if path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable()
-        else "/"
-    )
+    """Return the path if it is one of this server, else the home page."""
+    is_local = path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable()
+    return path if is_local else "/"
 
 
 def redirect(path: str) -> web.Response:
-    """Lead to another page of ours, with a GET."""
+    """Redirect to another page of this server, with a GET."""
     return web.Response(status=303, headers={"Location": path})

@@ -175,7 +175,7 @@ async def test_an_option_that_is_not_read_is_refused(name: str) -> None:
     delegator = ScriptedModel([])
     async with served(Deployment(delegator).gateway()) as session:
         status, reply = await posted(session, **{name: 10})
-    assert (status, f"{name}: is no option here" in reply["error"]["message"]) == (400, True)
+    assert (status, f"{name} is not an option here" in reply["error"]["message"]) == (400, True)
     assert not delegator.prompts
 
 
@@ -383,7 +383,7 @@ async def test_unknown_tokens_are_null() -> None:
         ({"messages": [{"role": "user", "content": 3}]}, "`$.messages[0].content`"),
         ({"messages": "Who?"}, "`$.messages`"),
         ({"model": None}, "`$.model`"),
-        ({"n": 2}, "n is 2"),
+        ({"n": 2}, "n must be 1, got 2"),
         ({"tool_choice": "required"}, "tool_choice demands a tool"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "f"}}},

@@ -59,9 +59,8 @@ def delegates(prompt: Prompt) -> str:
 
 
 def retry_s(error: grpc.aio.AioRpcError) -> float | None:
-    """When a status says to come back."""
-    # type: ignore[arg-type]
-    status = rpc_status.from_call(error)
+    """Return the retry delay of a status, in seconds."""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type] # has what it reads of a call
     delay = error_details_pb2.RetryInfo()
     assert status is not None
     return next(
