@@ -1,10 +1,9 @@
-"""Tokens and money by role over logged traffic, and the cost that it would have had with other
-models.
+"""Tokens and money of logged traffic by role, and its estimated cost with other models.
 
-`--instead execution=MODEL` gives the same tokens another price; `--instead execution=MODEL*0.628`
-takes into account that a distilled executor needs fewer (0.628 of a frontier model's, 4,758 of
-7,577, in TBSS Fig. 3). The others spend what they spent, and the other models are taken to answer
-as well; machines that stand idle, and training, cost nothing here.
+`--instead execution=MODEL` prices the same tokens with another model; `--instead
+execution=MODEL*0.628` also scales them, because a distilled executor needs fewer (0.628 of a
+frontier model's, 4,758 of 7,577, in TBSS Fig. 3). Other roles spend the same, and the other model
+is assumed to answer as well; idle machines and training are not counted.
 """
 
 from collections.abc import Mapping
@@ -38,31 +37,32 @@ _SHOWN = (
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the command."""
 
-    store: Annotated[str, Meta(description="a gateway's, such as sqlite:///rolegate.db")]
+    store: Annotated[str, Meta(description="store of a gateway, such as sqlite:///rolegate.db")]
     prices: (
         Annotated[
-            Path, Meta(description="TOML: of each model prompt, completion, cached; $ a million")
+            Path, Meta(description="TOML file: prompt, completion, cached by model; $ per million")
         ]
         | None
     ) = None
     instead: Annotated[
-        tuple[str, ...], Meta(description="ROLE=MODEL[*SHARE]: what if this model had that role")
+        tuple[str, ...],
+        Meta(description="ROLE=MODEL[*SHARE]: estimate with this model in that role"),
     ] = ()
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """The cost by role and model."""
+    """Cost by role and model."""
 
     rows: list[RoleTotal]
     dollars: float | None
-    """None where the price or the usage of any call is unknown, which is not zero."""
+    """None if price or usage of any call is unknown."""
     execution_token_share: float
 
 
 class CostReport(msgspec.Struct, frozen=True):
-    """Costs as booked, and with other models."""
+    """Booked cost, and the estimate with other models."""
 
     runs: int
     booked: Costs
@@ -71,13 +71,11 @@ class CostReport(msgspec.Struct, frozen=True):
 
 
 async def measure(options: Options) -> CostReport:
-    """Sum up. Raises `BadConfig` and `StoreFailed`."""
-    advice = "write a table for each model, with prompt and completion"
-    prices = (
-        read_json(options.prices, dict[str, Price], advice, msgspec.toml.decode)
-        if options.prices
-        else {}
-    )
+    """Compute the cost. Raises `BadConfig` and `StoreFailed`."""
+    prices: dict[str, Price] = {}
+    if options.prices:
+        advice = "write a table for each model, with prompt and completion"
+        prices = read_json(options.prices, dict[str, Price], advice, msgspec.toml.decode)
     instead = dict(map(_instead, options.instead))
     known = {**prices, **{other.model: _price(other.model, prices) for other in instead.values()}}
     runs, totals = await _booked(options.store)
@@ -85,16 +83,14 @@ async def measure(options: Options) -> CostReport:
     if not instead:
         return CostReport(runs, booked, None, None)
     what_if = _costs(with_other_models(totals, known, instead))
-    saved = (
-        1 - what_if.dollars / booked.dollars
-        if booked.dollars and what_if.dollars is not None
-        else None
-    )
+    saved = None
+    if booked.dollars and what_if.dollars is not None:
+        saved = 1 - what_if.dollars / booked.dollars
     return CostReport(runs, booked, what_if, saved)
 
 
 def shown(figures: dict[str, Any]) -> None:
-    """Print the costs, with dollars of each row."""
+    """Print the cost, with dollars in each row."""
     for name in ("booked", "what_if"):
         if costs := figures.pop(name):
             rows = [
@@ -114,10 +110,10 @@ def _costs(rows: list[RoleTotal]) -> Costs:
 
 
 async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
-    """The runs of a store and their totals, sums of deleted runs included."""
+    """Return the number of runs of a store and their totals, deleted runs included."""
     file = url.removeprefix("sqlite:///")
     if file != url and not Path(file).expanduser().exists():
-        raise BadConfig(f"--store {url}: there is no such file; name the store of a gateway.")
+        raise BadConfig(f"--store {url}: no such file; name the store of a gateway.")
     async with opened(url) as database:
         report = await SQLUsages(database).usage(UsageQuery(by=("role", "model", "manager")))
     return report.runs, msgspec.convert(report.rows, list[RoleTotal], from_attributes=True)
@@ -126,22 +122,19 @@ async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
 def _price(model: str, prices: Mapping[str, Price]) -> Price:
     price = prices.get(model) or listed_price(model)
     if price is None:
-        where = (
-            "give it in a file with --prices, or install the extra litellm, which brings a "
-            "table of prices"
+        raise BadConfig(
+            f"{model}: unknown price; give it with --prices, or install the extra litellm, "
+            "which has a price table."
         )
-        raise BadConfig(f"{model}: nobody knows its price; {where}.")
     return price
 
 
 def _instead(text: str) -> tuple[RoleName, Instead]:
-    role, _, rest = text.partition("=")
+    role, _, model = text.partition("=")
     try:
-        return next(name for name in get_args(RoleName) if name == role), Instead.parse(rest)
-    except (StopIteration, ValueError):
-        roles = ", ".join(get_args(RoleName))
+        return msgspec.convert(role, RoleName), Instead.parse(model)
+    except (msgspec.ValidationError, ValueError):
         raise BadConfig(
             f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE, with a role of "
-            f"{roles} and a share of the tokens "
-            "above 0."
+            f"{', '.join(get_args(RoleName))} and a share of the tokens above 0."
         ) from None

@@ -1,9 +1,8 @@
-"""The paper's study in miniature: models of three sizes as backbones, as executors and alone, on
-two mini worlds whose names none of them has seen, through real vLLM and real retrieval (TBSS 4.2 to
-4.4).
+"""The paper's study in miniature: models of three sizes as backbones, as executors and as single
+agents, on two unseen mini worlds, with real vLLM and real retrieval (TBSS 4.2 to 4.4).
 
-The models come with the project; docs/LOG.md says how they were trained. A study that was stopped
-goes on in its folder where it was.
+The models are part of the project; docs/LOG.md describes their training. The same command resumes a
+study in its folder.
 """
 
 from pathlib import Path
@@ -27,48 +26,39 @@ SIZES = ("small", "medium", "large")
 MODELS = Path(__file__).resolve().parent / "models"
 _WEIGHTS = "model.safetensors"
 _BYTES = 2
-"""Of a parameter in a file."""
+"""Bytes per parameter in a file."""
 
 
-class StudyOptions(harness.Options, frozen=True, kw_only=True):
-    """Options of a sweep over mini worlds."""
+class Options(harness.Options, frozen=True, kw_only=True):
+    """Options of the study."""
 
-    work: Annotated[Path, Meta(description="where everything is kept")]
-    worlds: Annotated[tuple[int, ...], Meta(description="seeds")] = (21, 22)
-    questions: Annotated[int, Meta(ge=1, description="of each world")] = 75
-    rollouts: Annotated[int, Meta(ge=1, description="of each question")] = 4
-
-
-class Options(StudyOptions, frozen=True, kw_only=True):
-    """Its options."""
-
-    world: Annotated[Kind, Meta(description="of questions; the shipped models speak mini")] = "mini"
-    models: Annotated[Path, Meta(description="holds small, medium and large")] = MODELS
+    work: Annotated[Path, Meta(description="folder of the study")]
+    worlds: Annotated[tuple[int, ...], Meta(description="seeds of the worlds")] = (21, 22)
+    questions: Annotated[int, Meta(ge=1, description="questions per world")] = 75
+    rollouts: Annotated[int, Meta(ge=1, description="rollouts per question")] = 4
+    world: Annotated[Kind, Meta(description="kind of world; shipped models know mini")] = "mini"
+    models: Annotated[Path, Meta(description="folder with small, medium and large")] = MODELS
 
 
 def measure(options: Options) -> sweep.Figures:
-    """Write worlds and plan, sweep, and report."""
-    return study(write_study(options))
-
-
-def study(plan: Path) -> sweep.Figures:
-    """Sweep, without asking what may be spent, and report, both beside the plan."""
+    """Write worlds and plan, run the sweep without asking for its cost, and write the report."""
+    plan = write_study(options)
     results = plan.parent / "results"
     figures = sweep.measure(sweep.Options(plan=plan, out=results, yes=True))
     report.measure(report.Options(results=results, out=plan.parent / "report"))
     return figures
 
 
-def write_sweep(config: Config, options: StudyOptions, plan: Plan, kind: Kind = "mini") -> Path:
-    """Write the worlds of a kind, the config over them and the sweep over both; the sweep's file.
-    All worlds share one index: no name is in two of them.
+def _write_sweep(config: Config, options: Options, plan: Plan) -> Path:
+    """Write the worlds, the config over them and the plan; return the plan's file. All worlds share
+    one index, because their names differ.
     """
     work = options.work.resolve()
     folders = [work / f"world-{seed}" for seed in options.worlds]
-    # An index knows files by their names
+    # Files of one index need different names
     corpora = [folder / f"{folder.name}.jsonl" for folder in folders]
     for seed, folder, corpus in zip(options.worlds, folders, corpora, strict=True):
-        if kind == "compositional":
+        if options.world == "compositional":
             world = CompositionalWorld(seed, "test", options.questions, folder.name)
             write_corpus(folder, world.passages, questions=world.questions)
         else:
@@ -99,8 +89,8 @@ def write_sweep(config: Config, options: StudyOptions, plan: Plan, kind: Kind = 
 
 
 def write_study(options: Options) -> Path:
-    """Write the worlds, their config and the sweep; the sweep's file. Raises `BadConfig` where
-    a model is missing.
+    """Write worlds, config and plan; return the plan's file. Raises `BadConfig` if a model is
+    missing.
     """
     config = load_config(preset("mini"))
     models = options.models.resolve()
@@ -134,12 +124,12 @@ def write_study(options: Options) -> Path:
             Pairs(backbone=SIZES, topology="single_agent"),
         ),
     )
-    return write_sweep(config, options, plan, options.world)
+    return _write_sweep(config, options, plan)
 
 
 def _parameters(model: Path) -> float:
     try:
         return float((model / _WEIGHTS).stat().st_size // _BYTES)
     except OSError as error:
-        how = f"`rolegate sft mini-model generalist --size {model.name}` trains one"
-        raise BadConfig(f"--models: {model / _WEIGHTS}: {error.strerror}; {how}.") from error
+        train = f"train it with `rolegate sft mini-model generalist --size {model.name}`"
+        raise BadConfig(f"--models: {model / _WEIGHTS}: {error.strerror}; {train}.") from error

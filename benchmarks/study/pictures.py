@@ -1,6 +1,7 @@
-"""The pictures of a report: Fig. 2 and Fig. 3 of the paper (TBSS 4.5), of our own rows."""
+"""Figures of a report: Fig. 2 and Fig. 3 of the paper (TBSS 4.5), from our own rows."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -17,52 +18,49 @@ from serving.files import replacing
 _EXECUTION = "#2166ac"
 _DELEGATION = "#b2182b"
 _INTERVAL = 1.96
-"""Standard errors to each side."""
+"""Half-width of a 95 % interval, in standard errors."""
 Picture = tuple[Path, str]
-"""A PNG file and its caption."""
+"""PNG file and its caption."""
 
 
 def pictures(study: Study, folder: Path) -> list[Picture]:
-    """Draw those for which there are rows, into `folder`."""
+    """Draw all figures that have rows, into `folder`."""
     return [*_sensitivity(study, folder), *_frontiers(study, folder)]
 
 
 def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
-    """Fig. 2: how much a score moves when one role grows and the other stays: the smallest executor
-    stays while backbones grow, the largest backbone while executors do.
+    """Draw Fig. 2: scores while one role grows and the other is fixed. Backbones grow with the
+    smallest executor, executors with the largest backbone.
     """
-    delegations = study.sweeps(backbones=True)
-    executions = study.sweeps(backbones=False)
     both = (
-        (one, other)
-        for one in executions
-        for other in delegations
-        if one.max_turns == other.max_turns
+        (execution, delegation)
+        for execution, delegation in product(
+            study.sweeps(backbones=False), study.sweeps(backbones=True)
+        )
+        if execution.max_turns == delegation.max_turns
     )
     if (first := next(both, None)) is None:
         return
+    execution, delegation = first
     lines = [
-        (role, color, sweep.fixed, sweep.cells)
-        for role, color, sweep in zip(
-            ("execution", "delegation"), (_EXECUTION, _DELEGATION), first, strict=True
-        )
+        ("execution", _EXECUTION, execution.fixed, execution.cells),
+        ("delegation", _DELEGATION, delegation.fixed, delegation.cells),
     ]
     models = [name for name in study.plan.parameters if any(name in cells for *_, cells in lines)]
     sizes = [study.plan.parameters[name] for name in models]
     places = {
         name: size or float(at) for at, (name, size) in enumerate(zip(models, sizes, strict=True))
     }
-    metrics = metrics_of(
-        row for *_, cells in lines for cell in cells.values() for row in cell.rows[:1]
-    )
+    drawn = [cell for *_, cells in lines for cell in cells.values()]
+    metrics = metrics_of(cell.rows[0] for cell in drawn)
     figure = new_figure(4.2 * len(metrics), 3.8)
     for number, metric in enumerate(metrics, 1):
         axes = figure.add_subplot(1, len(metrics), number, ylabel=f"{metric} (points)")
         for role, color, fixed, cells in lines:
             means = [micro(cell.rows, metric).mean for cell in cells.values()]
-            label = f"{role} grows, beside {fixed}: {100 * (means[-1] - means[0]):+.1f}"
-            own = [places[name] for name in cells]
-            _plot(axes, own, [*cells.values()], metric, fmt="o-", color=color, label=label)
+            label = f"{role} grows, with {fixed}: {100 * (means[-1] - means[0]):+.1f}"
+            own_places = [places[name] for name in cells]
+            _plot(axes, own_places, [*cells.values()], metric, fmt="o-", color=color, label=label)
         if all(sizes):
             axes.set_xscale("log")
         axes.set_xticks([*places.values()], models, rotation=30, ha="right", fontsize=8)
@@ -76,9 +74,8 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
 
 
 def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
-    """Fig. 3, under each backbone that has several executors: scores against tokens, and the
-    executors that no other one beats in both, of those that score at all, as nobody wants one that
-    is cheap and never right.
+    """Draw Fig. 3 for each backbone with several executors: scores against tokens, with the Pareto
+    front. Executors that score zero are not on the front, however cheap.
     """
     metric = "Judge" if all("Judge" in metrics_of(cell.rows) for cell in study.cells) else "EM"
     for number, sweep in enumerate(study.sweeps(backbones=False), 1):
@@ -103,12 +100,13 @@ def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
         figure.legend(
             loc="outside right upper", fontsize=7, title="red: Pareto front", title_fontsize=7
         )
-        path = saved(figure, folder / (f"figure-3-{number}.png" if number > 1 else "figure-3.png"))
+        name = f"figure-3-{number}.png" if number > 1 else "figure-3.png"
+        path = saved(figure, folder / name)
         yield path, f"Fig. 3: {metric} against executor tokens, backbone {backbone}; ours"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, which needs no display."""
+    """Return an empty figure, sized in inches, which needs no display."""
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -117,7 +115,7 @@ def new_figure(width: float, height: float) -> Figure:
 def _plot(
     axes: Axes, places: Sequence[float], cells: Sequence[CellRows], metric: str, **style: Any
 ) -> None:
-    """With 95 % intervals; no score is below 0 or above 100."""
+    """Plot scores with 95 % intervals, clipped to 0 and 100."""
     scores = [micro(cell.rows, metric) for cell in cells]
     means = [100 * score.mean for score in scores]
     errors = [nan if score.error is None else 100 * _INTERVAL * score.error for score in scores]
@@ -128,7 +126,7 @@ def _plot(
 
 
 def saved(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG, whole or not at all; its path."""
+    """Write a figure as PNG, atomically, and return its path."""
     with replacing(path) as unfinished:
         figure.savefig(unfinished, format="png")
     return path

@@ -1,4 +1,4 @@
-"""A sweep, as its TOML file describes it: which models stand in which roles, on which questions."""
+"""Plan of a sweep, read from TOML: models, their roles, and questions."""
 
 from collections import Counter
 from functools import partial
@@ -19,34 +19,31 @@ ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 
 
 class StudyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A model that can stand in several roles. What is not said is as in the config's role, but for
-    where it is served: a model of another name says that itself, by `engine` or `base_url`, or is a
-    hosted one.
+    """Model that can work in several roles. Missing keys are those of the config's role, except for
+    the endpoint: a model with another name is hosted, or gives `engine` or `base_url`.
     """
 
     settings: dict[str, Any] = {}
-    """Keys of `[roles.*]`, in whichever role it stands."""
+    """Keys of `[roles.*]` in every role."""
     delegation: dict[str, Any] = {}
-    """Further ones, as a backbone or single agent."""
+    """More keys as backbone or single agent."""
     execution: dict[str, Any] = {}
-    """The same, as an executor."""
+    """More keys as executor."""
     adapter: str | None = None
-    """The folder of a LoRA adapter, which is loaded beside the model of the config's
-    `[roles.execution]`.
-    """
+    """Folder of a LoRA adapter on the model of the config's `[roles.execution]`."""
     parameters: float | None = None
-    """Its number of them, for the axis of Fig. 2; without it, models stand there as the file
-    orders them.
+    """Number of parameters, for the axis of Fig. 2; without it, models are in the order of the
+    file.
     """
 
 
 class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Every backbone with every executor."""
+    """All combinations of backbones and executors."""
 
     backbone: Annotated[tuple[str, ...], Meta(min_length=1)]
     executor: tuple[str, ...] = ()
-    """None in topologies without one, and in `homogeneous`, where the backbone's model executes
-    too.
+    """Empty in topologies without executor, and in `homogeneous`, where the backbone's model
+    executes.
     """
     topology: Literal["factorized", "host", "homogeneous", "single_agent", "no_retrieval"] = (
         "factorized"
@@ -54,43 +51,41 @@ class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`sweep.toml`. Paths are relative to it."""
+    """Content of `sweep.toml`. Paths are relative to the file."""
 
     questions: tuple[str, ...]
-    """Files of questions, in any form that `rolegate bench datasets` reads."""
+    """Files of questions, in any format that `rolegate bench datasets` reads."""
     models: dict[ModelName, StudyModel]
     pairs: Annotated[tuple[Pairs, ...], Meta(min_length=1)]
     config: str | None = None
-    """The config of everything that does not vary: answerer, judge, retrieval, budgets,
-    engines, prices.
+    """Config of everything that does not vary: answerer, judge, retrieval, budgets, engines,
+    prices.
     """
     preset: str | None = None
-    """A shipped config instead."""
+    """Name of a shipped config, instead of `config`."""
     title: str = ""
     rollouts: Count = 4
-    """Of each question (mean@k)."""
+    """Rollouts per question (mean@k)."""
     limit: Count | None = None
-    """The first questions of each data set only."""
+    """Max questions of each data set; the first ones are taken."""
     seed: int = 0
-    """Of the first rollout; the next one has the next."""
+    """Seed of the first rollout; each next rollout adds 1."""
     temperature: float | None = None
-    """Of all roles but the judge; absent for the config's."""
+    """Temperature of all roles but the judge; None for the config's."""
     max_turns: tuple[Count, ...] = ()
-    """Limits of executor turns; every pair is run with each. Absent for the config's."""
+    """Limits of executor turns; each pair runs with each limit. Empty for the config's."""
     attribution: bool = False
     """Trace wrong answers to the role that lost them, where a question has a gold decomposition."""
     pilot: Annotated[int, Meta(ge=0)] = 5
-    """Questions that each pair answers before the cost of the whole is estimated."""
+    """Questions that each pair answers before the cost of the sweep is estimated."""
     concurrency: Count = 8
-    """Questions in flight."""
+    """Concurrent questions."""
     engines_at_once: Count = 3
-    """Engines of ours that may run side by side."""
+    """Max engines that run at the same time."""
 
 
 def read_plan(path: Path) -> Plan:
-    """Read and check a file; its paths come back absolute. Raises `BadConfig`, saying what,
-    where and what to do.
-    """
+    """Read and check a plan; return it with absolute paths. Raises `BadConfig`."""
     try:
         plan = msgspec.toml.decode(path.read_bytes(), type=Plan)
     except OSError as error:
@@ -104,8 +99,10 @@ def read_plan(path: Path) -> Plan:
         raise BadConfig(f"{path}: config: give either config or preset.")
     for name, model in plan.models.items():
         if model.adapter and (model.settings or model.execution or model.delegation):
-            beside = "an adapter stands beside the model of [roles.execution]"
-            raise BadConfig(f"{path}: models.{name}: {beside}; give nothing else.")
+            raise BadConfig(
+                f"{path}: models.{name}: an adapter uses the model of [roles.execution]; "
+                "remove its other keys."
+            )
     for number, pairs in enumerate(plan.pairs):
         if problem := _problem(pairs, plan):
             raise BadConfig(f"{path}: pairs[{number}].{problem}")
@@ -116,24 +113,21 @@ def _problem(pairs: Pairs, plan: Plan) -> str | None:
     for role, names in (("backbone", pairs.backbone), ("executor", pairs.executor)):
         for name in names:
             if name not in plan.models:
-                return f"{role}: there is no model {name!r}; add [models.{name}]."
+                return f"{role}: unknown model {name!r}; add [models.{name}]."
     if any(plan.models[name].adapter for name in pairs.backbone):
         return "backbone: an adapter cannot delegate; name a model."
     if (pairs.topology in ("factorized", "host")) == bool(pairs.executor):
         return None
-    return (
-        f"executor: topology {pairs.topology!r} "
-        f"{'has none of its own' if pairs.executor else 'needs one'}."
-    )
+    remedy = "has no executors; remove them" if pairs.executor else "needs executors; name some"
+    return f"executor: topology {pairs.topology!r} {remedy}."
 
 
 def _resolved(plan: Plan, base: Path) -> Plan:
     absolute = partial(located, base)
 
     def settings(given: dict[str, Any]) -> dict[str, Any]:
-        return given | (
-            {"prompt": absolute(given["prompt"])} if isinstance(given.get("prompt"), str) else {}
-        )
+        prompt = given.get("prompt")
+        return given | {"prompt": absolute(prompt)} if isinstance(prompt, str) else given
 
     models = {
         name: msgspec.structs.replace(
@@ -151,8 +145,8 @@ def _resolved(plan: Plan, base: Path) -> Plan:
 
 
 def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
-    """Read the questions of all files, each once, the first `limit` of each data set; no two have
-    the same id. Raises `BadCorpus`, naming file and line.
+    """Read the questions of all files, each once, the first `limit` of each data set. Their ids are
+    made unique. Raises `BadCorpus` with file and line.
     """
     seen = set[tuple[str, str]]()
     ids = Counter[str]()
@@ -160,14 +154,15 @@ def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
     chosen: list[BenchmarkQuestion] = []
     for entry in (entry for file in plan.questions for entry in read_entries(Path(file))):
         question = entry.question
-        same = question.dataset, normal_question(question.question)
-        if same in seen:
+        key = question.dataset, normal_question(question.question)
+        if key in seen:
             continue
-        seen.add(same)
-        ids[question.id] += 1  # before the limit, so that a higher one gives no question another id
+        seen.add(key)
+        ids[question.id] += 1  # before the limit, so that ids do not depend on it
         if plan.limit is not None and of_dataset[question.dataset] >= plan.limit:
             continue
         of_dataset[question.dataset] += 1
-        apart = f"{question.id}#{ids[question.id]}" if ids[question.id] > 1 else question.id
-        chosen.append(msgspec.structs.replace(question, id=apart))
+        if ids[question.id] > 1:
+            question = msgspec.structs.replace(question, id=f"{question.id}#{ids[question.id]}")
+        chosen.append(question)
     return chosen

@@ -1,8 +1,7 @@
-"""The paper's tables and figures (TBSS 4) from a sweep, with what answers cost and which role loses
-them.
+"""The paper's tables and figures (TBSS 4) from a sweep, with costs and losses by role.
 
-Written as Markdown and HTML with PNG, and as JSON; the paper's own figures stand beside ours, in
-tables of their own.
+The report is written as Markdown and HTML with PNG figures, and as JSON. The paper's own figures
+follow ours, in separate tables.
 """
 
 from pathlib import Path
@@ -19,8 +18,8 @@ from serving.cli.command import POSITIONAL
 from serving.files import write_atomically
 
 _FEW = 50
-"""Questions below which a report warns: the 95 % interval of a share is then more than 28
-points wide.
+"""Questions below which the report warns: the 95 % interval of a share is then wider than 28
+points.
 """
 _PUBLISHED = (
     'From the paper "Think Big, Search Small" (TBSS). Other models, other questions and '
@@ -36,21 +35,21 @@ _HEAD = (
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the report."""
 
-    results: Annotated[Path, POSITIONAL, Meta(description="the folder of a sweep, finished or not")]
-    out: Annotated[Path, Meta(description="where the report goes")]
+    results: Annotated[Path, POSITIONAL, Meta(description="folder of a sweep, finished or not")]
+    out: Annotated[Path, Meta(description="folder of the report")]
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """The place of the report."""
+    """Path of the report."""
 
     report: str
 
 
 def measure(options: Options) -> Figures:
     """Write the report."""
-    from benchmarks.study.pictures import pictures  # they need matplotlib
+    from benchmarks.study.pictures import pictures  # needs matplotlib
     from benchmarks.study.tables import published_tables, tables_of
 
     study = read_study(options.results)
@@ -87,7 +86,7 @@ def _lead(study: Study) -> str:
     )
     text = [f"{configurations}: {rows:,} rollouts in all."]
     if not any(row.judged for cell in study.cells for row in cell.rows[:1]):
-        text.append("No judge was asked: right is what exact match says.")
+        text.append("No judge was asked: exact match decides what is right.")
     if not study.complete:
         text.append(
             "**This sweep is not finished: rows are missing, and not the same ones everywhere.**"

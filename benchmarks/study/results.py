@@ -1,6 +1,4 @@
-"""The results of a sweep: rows in a file that a kill at any time leaves usable, and what a
-report reads of them.
-"""
+"""Results of a sweep: rows in a file that survives kills, and what a report reads of them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -20,104 +18,102 @@ from router.trace.call import RoleTotal
 
 RESULTS = "results.jsonl"
 PLAN = "plan.json"
-_ADVICE = "remove this line, and the same sweep makes it again"
+_ADVICE = "remove this line; the same sweep makes it again"
 Loss = Literal["delegation", "retrieval", "reading", "answering"]
 
 
 class Attribution(msgspec.Struct, frozen=True):
-    """The role that lost a wrong answer: the first one whose right work would have saved it.
+    """Role that lost a wrong answer: the first one whose correct work would have saved it.
 
-    With gold sub-queries, the answer is right: delegation. With gold reports, it is: the executor's
-    work on the gold sub-queries; retrieval where no passage that it was shown holds the first
-    answer that it missed, or else reading. If not even that helps: answering.
+    Delegation, if the answer is right with gold sub-queries. If it is right with gold reports, the
+    executor lost it: retrieval, if no passage shown has the first answer that it missed, else
+    reading. Otherwise answering.
     """
 
     lost_by: Loss
     with_gold_sub_queries: str
-    """The answer then."""
+    """Answer from the executor's reports on gold sub-queries."""
     with_gold_reports: str
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `results.jsonl`."""
+    """Line of `results.jsonl`."""
 
     cell: str
     topology: str
     backbone: str
     executor: str | None
     max_turns: int
-    """Its executor's limit (K in TBSS 4.1)."""
+    """Turn limit of the executor (K in TBSS 4.1)."""
     dataset: str
     question_id: str
     question: str
     golds: tuple[str, ...]
     rollout: int
-    """From 0."""
+    """Number of the rollout, from 0."""
     answer: str
     outcome: str
     exact_match: bool
     f1: float
     judged: bool
     accepted: bool | None
-    """The judge's verdict; None where it was not asked, or its reply could not be read."""
+    """Verdict of the judge; None if it was not asked or its reply was unreadable."""
     searches: tuple[int, ...]
-    """Of each executor run."""
+    """Searches of each executor run."""
     spent: tuple[RoleTotal, ...]
-    """On the answer, by role and model."""
+    """Cost of the answer, by role and model."""
     checking: tuple[RoleTotal, ...]
-    """On judging and attributing it; calls remembered from elsewhere were paid for there."""
+    """Cost of judging and attributing it, without calls that another row paid for."""
     checked: tuple[str, ...]
-    """Keys of the calls in `checking`, each of which stands in one row only."""
+    """Keys of the calls in `checking`; each is in one row only."""
     latency_s: float | None
-    """Of the whole run, with as many others beside it as the sweep allows; None where calls of it
-    had been made before, by a sweep that was killed or for the same sub-query, so that they took no
-    time again.
+    """Latency of the whole run, at the sweep's concurrency; None if any of its calls came from the
+    call cache.
     """
     attribution: Attribution | None
-    """None where it was right, where nobody asked, and where no gold decomposition is known."""
+    """None for right answers, without attribution, and without a gold decomposition."""
     seed: int
     index: str | None
-    """The retriever's own name of it; None where that is not known."""
+    """Id of the retriever's index; None if unknown."""
 
     @property
     def right(self) -> bool:
-        """By the judge, where its reply could be read, or else by exact match."""
+        """Return the judge's verdict, or exact match without one."""
         return self.exact_match if self.accepted is None else self.accepted
 
 
 class RowFile:
-    """The rows that are done, and more of them."""
+    """File of finished rows, to which rows are appended."""
 
     def __init__(self, file: JsonlFile[Row]) -> None:
-        """Raises `BadConfig` for a line that is not a row."""
+        """Read the rows. Raises `BadConfig` for a line that is not a row."""
         self._file = file
         self._indexes = set[str | None]()
         self.done: set[tuple[str, str, int]] = set()
-        """Cell, question and rollout of each."""
+        """Cell, question id and rollout of each row."""
         self.booked: set[str] = set()
-        """Keys of all calls that rows have under `checking`."""
+        """Keys of all calls in `checking` of the rows."""
         for row in file:
             self._note(row)
 
     @classmethod
     @contextmanager
     def open(cls, folder: Path) -> Iterator["RowFile"]:
-        """Open that of a folder; a line that was torn is cut off. Raises `BadConfig`."""
+        """Open the file of a folder; a torn last line is removed. Raises `BadConfig`."""
         with closing(JsonlFile(folder / RESULTS, Row, _ADVICE)) as file:
             yield cls(file)
 
     def append(self, row: Row) -> None:
-        """Keep a row. Raises `StoreFailed`."""
+        """Append a row. Raises `StoreFailed`."""
         self._file.append(row)
         self._note(row)
 
     def check_index(self, index: str | None) -> None:
-        """Raise `BadConfig` where rows were made with another index."""
+        """Raise `BadConfig` if rows were made with another index."""
         if others := self._indexes - {index}:
             raise BadConfig(
-                f"{self._file.path}: rows were made with the index {others.pop()!r}, and "
-                f"now it is {index!r}; go on "
-                "with that one, or begin in a new folder."
+                f"{self._file.path}: its rows come from index {others.pop()!r}, but the index is "
+                f"now {index!r}; use the former index, or start in a new folder."
             )
 
     def _note(self, row: Row) -> None:
@@ -127,27 +123,27 @@ class RowFile:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Read a file row by row, without a last line that is still being written, or was torn. Raises
-    `BadConfig`, naming file and line.
+    """Yield the rows of a file, without an incomplete last line. Raises `BadConfig` with file and
+    line.
     """
     return (row for _, row in read_jsonl(path, Row, _ADVICE, growing=True))
 
 
 class KeptPlan(msgspec.Struct, frozen=True):
-    """`plan.json`: the part of the plan that a report needs."""
+    """Content of `plan.json`: the part of the plan that a report needs."""
 
     title: str
     question_ids: tuple[str, ...]
     rollouts: int
     cells: tuple[str, ...]
     parameters: dict[str, float | None]
-    """By model, in the order of the plan, which goes from the smallest to the largest."""
+    """Parameters by model, in the order of the plan, from the smallest to the largest."""
 
 
 def write_plan(
     folder: Path, plan: Plan, cells: Sequence[str], questions: Sequence[BenchmarkQuestion]
 ) -> None:
-    """Write it into the folder of a sweep."""
+    """Write `plan.json` into the folder of a sweep."""
     parameters = {name: model.parameters for name, model in plan.models.items()}
     kept = KeptPlan(
         plan.title,
@@ -160,48 +156,48 @@ def write_plan(
 
 
 class CellRows(msgspec.Struct, frozen=True, dict=True):
-    """The rows of one cell."""
+    """Rows of one cell."""
 
     name: str
     topology: str
     backbone: str
     executor: str
-    """In a homogeneous pair the backbone's model; empty where there is none."""
+    """Executor; the backbone's model in a homogeneous pair, empty without an executor."""
     max_turns: int
     rows: tuple[Row, ...]
 
     @property
     def pair(self) -> bool:
-        """True where a backbone delegates to an executor that goes by our protocol."""
+        """Return whether a backbone delegates to an executor of our protocol."""
         return self.topology in ("factorized", "homogeneous")
 
     @cached_property
     def spent(self) -> list[RoleTotal]:
-        """The totals of all its rows, without judging and attributing."""
+        """Return the totals of all rows, without judging and attributing."""
         return merged(one for row in self.rows for one in row.spent)
 
 
 class RoleSweep(msgspec.Struct, frozen=True):
-    """A model that stays in its role, with the pairs in which the other role varies."""
+    """Pairs with one model fixed in its role while the other role varies."""
 
     fixed: str
     max_turns: int
     cells: dict[str, CellRows]
-    """By the model of the other role, in the order of the plan: at least two, of one limit of
-    turns.
+    """Cells by the model of the varied role, in the order of the plan: at least two, all with
+    `max_turns`.
     """
 
 
 class Study(msgspec.Struct, frozen=True):
-    """All results."""
+    """All results of a sweep."""
 
     plan: KeptPlan
     cells: tuple[CellRows, ...]
-    """Those with rows, in the order of the plan."""
+    """Cells with rows, in the order of the plan."""
 
     @property
     def complete(self) -> bool:
-        """True where every cell has answered everything."""
+        """Return whether every cell has all rollouts."""
         wanted = len(self.plan.question_ids) * self.plan.rollouts
         return len(self.cells) == len(self.plan.cells) and all(
             len(cell.rows) == wanted for cell in self.cells
@@ -209,58 +205,55 @@ class Study(msgspec.Struct, frozen=True):
 
     @property
     def places(self) -> dict[str, int]:
-        """Each model's place in the sweep's file."""
+        """Return the position of each model in the plan."""
         return {name: number for number, name in enumerate(self.plan.parameters)}
 
     def labelled(self, model: str, max_turns: int) -> str:
-        """A model's name, with its limit of turns where the plan has several."""
+        """Return a model's name, with its turn limit if the sweep has several."""
         several = len({cell.max_turns for cell in self.cells}) > 1
         return f"{model}, K={max_turns}" if several else model
 
     def sweeps(self, *, backbones: bool) -> list[RoleSweep]:
-        """With each executor its backbones, or else with each backbone its executors. Two limits of
-        turns are two sweeps. Those of the most models come first, and of these the smallest
-        executor, or else the largest backbone.
+        """Return the backbones of each executor, or else the executors of each backbone. Each turn
+        limit is a separate sweep. Sweeps with the most models come first; among equals, the
+        smallest executor or the largest backbone.
         """
         places = self.places
         groups: dict[tuple[str, int], dict[str, CellRows]] = {}
         for cell in filter(lambda cell: cell.pair, self.cells):
-            fixed, varied = (
-                (cell.executor, cell.backbone) if backbones else (cell.backbone, cell.executor)
-            )
+            fixed = cell.executor if backbones else cell.backbone
+            varied = cell.backbone if backbones else cell.executor
             group = groups.setdefault((fixed, cell.max_turns), {})
             if varied not in group or cell.topology == "factorized":
                 group[varied] = cell
-        ordered = sorted(
-            groups, key=lambda key: (-len(groups[key]), places[key[0]] * (1 if backbones else -1))
-        )
+
+        sign = 1 if backbones else -1
         return [
-            RoleSweep(
-                *key,
-                {name: groups[key][name] for name in sorted(groups[key], key=places.__getitem__)},
+            RoleSweep(*key, dict(sorted(group.items(), key=lambda item: places[item[0]])))
+            for key, group in sorted(
+                groups.items(), key=lambda item: (-len(item[1]), sign * places[item[0][0]])
             )
-            for key in ordered
-            if len(groups[key]) > 1
+            if len(group) > 1
         ]
 
 
 def read_study(folder: Path) -> Study:
     """Read the sweep in a folder. Raises `BadConfig`."""
-    plan = read_json(folder / PLAN, KeptPlan, "name the folder of a sweep, made by this release")
+    plan = read_json(folder / PLAN, KeptPlan, "name the folder of a sweep made by this release")
     asked = frozenset(plan.question_ids)
     rows: dict[str, list[Row]] = {name: [] for name in plan.cells}
     for row in read_rows(folder / RESULTS):
-        # A plan may have been cut
+        # The plan may have become smaller
         if row.cell in rows and row.rollout < plan.rollouts and row.question_id in asked:
             rows[row.cell].append(row)
-    cells = tuple(_cell(name, found) for name, found in rows.items() if found)
+    cells = tuple(_cell(name, own) for name, own in rows.items() if own)
     if not cells:
-        raise BadConfig(f"{folder / RESULTS}: holds no row yet; finish the sweep first.")
+        raise BadConfig(f"{folder / RESULTS}: has no rows yet; run the sweep first.")
     return Study(plan, cells)
 
 
 def _cell(name: str, rows: list[Row]) -> CellRows:
-    """In an order that does not tell which was quicker."""
+    """Return the rows of a cell, in an order that does not depend on their speed."""
     first = rows[0]
     executor = first.executor or (first.backbone if first.topology == "homogeneous" else "")
     ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))

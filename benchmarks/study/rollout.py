@@ -1,10 +1,9 @@
-"""One rollout of a question by a cell: asked, judged, and a wrong answer traced to the role
-that lost it.
-"""
+"""One rollout of a question by a cell: ask, judge, and attribute a wrong answer to a role."""
 
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.cells import Cell
@@ -22,28 +21,28 @@ from router.trace import Conversation, Execution, Trajectory
 from router.trace.values import by_executors
 
 _TRACED = ("factorized", "homogeneous")
-"""Topologies in which a loss can be told from another."""
+"""Topologies in which losses can be attributed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Asks a cell any number of questions at once."""
+    """Asks a cell any number of questions concurrently."""
 
     cell: Cell
     bench: Runtime
-    """With the cell's config, and a memory of its own: a cell's calls are not another's."""
+    """Runtime with the cell's config and its own call cache."""
     judge: Judge | None
     prices: Prices
     temperature: float | None
     attributes: bool
     judgements: CallCache
-    """The judge's, which all cells share."""
+    """Call cache of the judge, shared by all cells."""
     booked: Container[str]
-    """Keys of calls that rows have booked under `checking`."""
+    """Keys of calls that rows have in `checking`."""
 
     async def ask(self, question: BenchmarkQuestion, rollout: int, seed: int) -> Row:
-        """Ask once, and judge the answer. Raises `UpstreamError`, `OutOfTime` and `StoreFailed`: an
-        endpoint that fails says nothing of a model.
+        """Ask once and judge the answer. Raises `UpstreamError`, `OutOfTime` and `StoreFailed`,
+        because a failing endpoint is no fault of the model.
         """
         seeded = self.bench.sampled(seed, self.temperature)
         cell = self.cell
@@ -53,21 +52,18 @@ class Asker:
         result = await seeded.topology(cell.topology, executor).loop.run(question.question, context)
         latency_s = time.monotonic() - begun
         check_failures(result, 0, context)
+
         judging = seeded.context()
         tracing = seeded.context()
         attribution = None
         accepted = await self._accepted(question, result.answer, judging.ledger)
         matched = exact_match(result.answer, question.answers)
-        calls = context.ledger.calls
         right = matched if accepted is None else accepted
-        if (
-            self.attributes
-            and not right
-            and question.decomposition
-            and executor
-            and cell.topology in _TRACED
-        ):
+        traced = self.attributes and question.decomposition and cell.topology in _TRACED
+        if traced and not right and executor:
             attribution = await self._attributed(question, seeded, executor, tracing)
+
+        calls = context.ledger.calls
         memories = {"judge": self.judgements} | ({cell.name: seeded.cache} if seeded.cache else {})
         checks = first_calls(
             (*judging.ledger.calls, *tracing.ledger.calls), memories, self.booked, calls
@@ -100,7 +96,7 @@ class Asker:
         )
 
     def _executor(self, seeded: Runtime) -> Executor | None:
-        """The executor; None where there is none, whose engine then need not be there."""
+        """Return the executor; None in cells without one, whose engine may be absent."""
         if (config := self.cell.roles.get("execution")) is None:
             return None
         return seeded.executor(seeded.role("execution", config, version=self.cell.version))
@@ -124,9 +120,11 @@ class Asker:
 
 
 def _searches(result: Trajectory) -> tuple[int, ...]:
-    """The searches of each executor run; a single agent is its own executor."""
-    alone = (result,) if result.topology == "single_agent" else ()
-    return tuple(len(one.searches) for one in (*by_executors(result.executions), *alone))
+    """Return the searches of each executor run; a single agent counts as one run."""
+    runs = [execution.searches for execution in by_executors(result.executions)]
+    if result.topology == "single_agent":
+        runs.append(result.searches)
+    return tuple(map(len, runs))
 
 
 async def attribute(
@@ -136,26 +134,23 @@ async def attribute(
     right: Callable[[str], Awaitable[bool]],
     context: RunContext,
 ) -> Attribution:
-    """Tell which role lost `question`, which was answered wrong and has a gold decomposition, by
-    doing the work of one role after another right. Its steps are asked with what the executor
-    itself found before, as a faultless delegator would. Raises `UpstreamError` and `OutOfTime`.
+    """Find the role that lost a wrongly answered question with a gold decomposition, by replacing
+    the work of one role after another by gold. Sub-queries are filled with the executor's own
+    earlier answers, as a perfect delegator would do. Raises `UpstreamError` and `OutOfTime`.
     """
     executed: list[Execution] = []
     for index, step in enumerate(question.decomposition):
-        asked = step.filled([execution.report.answer for execution in executed])
-        execution = await executor.run(asked, index, context)
+        sub_query = step.filled([execution.report.answer for execution in executed])
+        execution = await executor.run(sub_query, index, context)
         check_execution(execution, index, context)
         executed.append(execution)
-    gold = [  # reports that could not be better; their evidence is the sub-question with its answer
-        Execution(
-            asked,
-            Report(step.answer, (f"{asked} {step.answer}",)),
-            "reported",
-            (),
-            Conversation(()),
-        )
-        for asked, step in zip(question.sub_questions, question.decomposition, strict=True)
-    ]
+
+    gold: list[Execution] = []
+    for sub_query, step in zip(question.sub_questions, question.decomposition, strict=True):
+        # The evidence is the sub-question with its answer
+        report = Report(step.answer, (f"{sub_query} {step.answer}",))
+        gold.append(Execution(sub_query, report, "reported", (), Conversation(())))
+
     from_found, _ = await answerer.answer(question.question, executed, context.ledger)
     from_gold, _ = await answerer.answer(question.question, gold, context.ledger)
     lost_by: Loss = "delegation"
@@ -165,13 +160,13 @@ async def attribute(
 
 
 def lost_in_execution(question: BenchmarkQuestion, executed: Sequence[Execution]) -> Loss:
-    """Tell by the first report that misses what its gold sub-query asks for: `reading` where a
-    passage that was shown holds it, or else `retrieval`. Where none does, their findings were not
-    said clearly enough: `reading` too.
+    """Return the loss for the first report that misses its gold answer: `reading` if a passage
+    shown has that answer, else `retrieval`. If no report misses its answer, they were unclear:
+    `reading`.
     """
     for step, execution in zip(question.decomposition, executed, strict=True):
         if not holds([execution.report.answer], step.answer):
-            shown = [passage for search in execution.searches for passage in search.shown]
+            shown = list(chain.from_iterable(search.shown for search in execution.searches))
             known = step.supporting_doc_id in [
                 passage.document.partition("#")[2] or passage.id for passage in shown
             ]

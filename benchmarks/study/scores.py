@@ -1,6 +1,4 @@
-"""Scores of a cell: means over questions of means over rollouts (mean@k), each with its
-standard error.
-"""
+"""Scores of a cell: means over questions of means over rollouts (mean@k), with standard errors."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,59 +13,56 @@ METRICS: Mapping[str, Callable[[Row], float]] = {
     "F1": lambda row: row.f1,
     "Judge": lambda row: row.accepted is True,
 }
-"""Those that the paper gives: EM and F1 as the official SQuAD and HotpotQA scripts compute them;
-the judge's with its unreadable replies in the denominator.
+"""Metrics of the paper. EM and F1 are computed as by the official SQuAD and HotpotQA scripts;
+unreadable replies of the judge count as wrong.
 """
 
 
 class Score(NamedTuple):
-    """A mean with its standard error, shares of 1."""
+    """Mean and standard error, as shares of 1."""
 
     mean: float
     error: float | None
-    """Clustered by question: rollouts of one question are no independent samples. None for a
-    single question.
+    """Standard error clustered by question, as rollouts of one question are not independent. None
+    for a single question.
     """
 
 
 def metrics_of(rows: Iterable[Row]) -> list[str]:
-    """Name those that the rows have: without a judge there is no such score."""
+    """Return the metrics of rows; `Judge` only if a judge was asked."""
     judged = any(row.judged for row in rows)
     return [name for name in METRICS if judged or name != "Judge"]
 
 
 def micro(rows: Iterable[Row], metric: str) -> Score:
-    """Average over all questions alike, as the paper does."""
+    """Return the mean over all questions, equally weighted as in the paper."""
     means = list(_by_question(rows, metric).values())
     error = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
     return Score(fmean(means), error)
 
 
 def compared(new: Iterable[Row], old: Iterable[Row], metric: str) -> Difference | None:
-    """Compare two cells over the questions that both have answered; None where there are none."""
-    one = _by_question(new, metric)
-    other = _by_question(old, metric)
-    both = [question for question in one if question in other]
+    """Compare two cells over the questions that both have answered; None without any."""
+    new_scores = _by_question(new, metric)
+    old_scores = _by_question(old, metric)
+    both = [question for question in new_scores if question in old_scores]
     if not both:
         return None
     return paired_difference(
-        [one[question] for question in both], [other[question] for question in both]
+        [new_scores[question] for question in both], [old_scores[question] for question in both]
     )
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Choose the `(cost, score)` that no other beats at the same cost or less with a higher score,
-    or at the same score with less; in the order of their cost. Of equal ones, all.
+    """Return the indexes of the Pareto-optimal `(cost, score)` points, in the order of cost. Of
+    equal points, all are returned.
     """
     front: list[int] = []
-    for index in sorted(
-        range(len(points)), key=lambda index: (points[index][0], -points[index][1])
+    for index, (cost, score) in sorted(
+        enumerate(points), key=lambda item: (item[1][0], -item[1][1])
     ):
-        if (
-            not front
-            or points[index][1] > points[front[-1]][1]
-            or points[index] == points[front[-1]]
-        ):
+        best = points[front[-1]] if front else None
+        if best is None or score > best[1] or (cost, score) == best:
             front.append(index)
     return front
 

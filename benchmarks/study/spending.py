@@ -15,24 +15,22 @@ _DIGITS = 16
 
 
 def prices_in(cell: Cell) -> Prices:
-    """Return the prices of all roles and the judge; None where nobody knows it. May block for
-    seconds, by an import.
+    """Return the prices of all roles and the judge; None if unknown. May block for seconds, by an
+    import.
     """
     return {name: price_of(role, cell.config.prices) for name, role in cell.roles_and_judge.items()}
 
 
 def spent(calls: Iterable[Call], prices: Prices) -> tuple[RoleTotal, ...]:
-    """Sum up calls by role, model and manager, at these prices: the calls of a workbench carry
-    none.
+    """Sum up calls by role, model and manager, at these prices, as the calls have no costs
+    yet.
     """
 
     def priced(call: Call) -> Call:
-        price = prices.get(
-            f"managers.{call.manager}" if layer_of(call) == "management" else call.role
-        )
-        return msgspec.structs.replace(
-            call, nano_usd=price.cost(call.usage) if price and call.usage else None
-        )
+        manages = layer_of(call) == "management"
+        price = prices.get(f"managers.{call.manager}" if manages else call.role)
+        nano_usd = price.cost(call.usage) if price and call.usage else None
+        return msgspec.structs.replace(call, nano_usd=nano_usd)
 
     return tuple(totals(map(priced, calls)))
 
@@ -41,35 +39,38 @@ def first_calls(
     calls: Iterable[Call],
     memories: Mapping[str, CallCache],
     booked: Container[str],
-    beside: Iterable[Call],
+    others: Iterable[Call],
 ) -> dict[str, Call]:
-    """Those of `calls` that were paid for, each once, by a key that is the same in every run of a
-    sweep: not those whose keys are `booked`, nor those that one of `beside` asked too. `memories`:
-    by a name, as a call that two of them keep was paid for twice.
+    """Return the calls that were paid for, each once, by a key that is stable across runs of a
+    sweep. Calls are left out if their key is in `booked` or if one of `others` made the same call.
+    `memories`: call caches by name; a call in two caches was paid for twice.
     """
 
     def key(call: Call) -> str:
-        known = ((name, memory.key(call)) for name, memory in memories.items())
-        return next(
-            (f"{name} {found[:_DIGITS]}" for name, found in known if found), call.request_id
-        )
+        for name, memory in memories.items():
+            if cached := memory.key(call):
+                return f"{name} {cached[:_DIGITS]}"
+        return call.request_id
 
-    others = set(map(key, beside))
+    other_keys = set(map(key, others))
+    keyed = {key(call): call for call in calls}
     return {
-        name: call for call in calls if (name := key(call)) not in others and name not in booked
+        name: call for name, call in keyed.items() if name not in other_keys and name not in booked
     }
 
 
-def merged(many: Iterable[RoleTotal]) -> list[RoleTotal]:
-    """Sum up by role, model and manager, in the order of their first appearance."""
+def merged(totals_of_rows: Iterable[RoleTotal]) -> list[RoleTotal]:
+    """Sum up totals by role, model and manager, in the order of their first appearance."""
     groups: dict[tuple[RoleName, str, str], list[RoleTotal]] = {}
-    for one in many:
-        groups.setdefault((one.role, one.model, one.manager), []).append(one)
+    for total in totals_of_rows:
+        groups.setdefault((total.role, total.model, total.manager), []).append(total)
     return [msgspec.structs.replace(group[0], **added(group)) for group in groups.values()]
 
 
-def tokens(many: Iterable[RoleTotal], role: RoleName | None = None) -> int:
-    """Count what was read and written, in one role or in all."""
+def tokens(spent_totals: Iterable[RoleTotal], role: RoleName | None = None) -> int:
+    """Return the prompt and completion tokens of one role or of all."""
     return sum(
-        one.prompt_tokens + one.completion_tokens for one in many if role in (None, one.role)
+        total.prompt_tokens + total.completion_tokens
+        for total in spent_totals
+        if role in (None, total.role)
     )

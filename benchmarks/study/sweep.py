@@ -1,10 +1,9 @@
-"""A grid of backbones, executors and topologies on the same questions, as often as it takes (TBSS
-4.1).
+"""Sweep over a grid of backbones, executors and topologies on the same questions (TBSS 4.1).
 
-First, each pair answers a few questions, and what the whole will cost is estimated from that; these
-answers count. Killed or interrupted, the same command goes on where it was: no rollout is done
-twice, and no call that has ended is paid for again. A sweep may grow: with more rollouts, a higher
-limit or further pairs in its file, it does what is missing.
+First a pilot: each pair answers a few questions, from which the total cost is estimated; these
+answers count. After a kill or an interruption the same command resumes: no rollout runs twice, and
+no completed call is paid for again. A sweep may grow: with more rollouts, a higher limit or more
+pairs in the plan, it runs what is missing.
 """
 
 import asyncio
@@ -12,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from math import isnan, nan
 from pathlib import Path
 from typing import Annotated
@@ -38,26 +38,28 @@ from serving.config.config import RoleConfig
 from serving.engines.engine import Log
 from serving.terminal import complain, progress_bar
 
-_NOTHING = 0.0, 0.0, 0.0
+_ZERO = 0.0, 0.0, 0.0
 CELLS = "cells"
 CALLS = "calls.jsonl"
 JUDGEMENTS = "judgements.jsonl"
 Settings = Mapping[str, Mapping[str, object]]
-"""By cell, everything that makes its calls what they are."""
+"""Everything that the calls of a cell depend on, by cell."""
 Task = tuple[BenchmarkQuestion, int]
-"""A question and the number of its rollout."""
+"""Question and number of the rollout."""
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the sweep."""
 
-    plan: Annotated[Path, Meta(description="the sweep, as TOML")] = msgspec.field(name="config")
-    out: Annotated[Path, Meta(description="where its results go")]
-    yes: Annotated[bool, Meta(description="do not ask whether that may be spent")] = False
+    plan: Annotated[Path, Meta(description="plan of the sweep (TOML)")] = msgspec.field(
+        name="config"
+    )
+    out: Annotated[Path, Meta(description="folder of the results")]
+    yes: Annotated[bool, Meta(description="do not ask to confirm the cost")] = False
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Fails where rollouts failed; the same command tries them again."""
+    """Check that no rollout failed; the same command retries failed ones."""
 
     checks: list[Check]
 
@@ -76,8 +78,8 @@ def measure(options: Options) -> Figures:
 async def _swept(
     plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, yes: bool
 ) -> dict[str, str]:
-    """Run pilot and sweep; reasons of rollouts that failed. Raises `BadRequest` where it is not
-    agreed to.
+    """Run pilot and sweep; return the errors of failed rollouts. Raises `BadRequest` if the cost is
+    not confirmed.
     """
     questions = questions_of(plan)
     with RowFile.open(step.folder) as rows, progress_bar() as bar:
@@ -104,7 +106,7 @@ async def _swept(
             _show_estimates(step.folder, {name: len(left) for name, left in tasks.items()})
             kept = " The pilot's answers are kept."
             if not yes and not await asyncio.to_thread(agreed, "Go on?", kept):
-                raise BadRequest(f"not agreed to.{kept}")
+                raise BadRequest(f"not confirmed.{kept}")
             bar.update(task, description="sweep", completed=0, total=sum(map(len, tasks.values())))
             bar.start()
             failed = await sweep.run(tasks)
@@ -117,12 +119,12 @@ def _show_estimates(folder: Path, left: dict[str, int]) -> None:
     done: dict[str, list[Row]] = {}
     for row in read_rows(folder / RESULTS):
         done.setdefault(row.cell, []).append(row)
-    found = msgspec.to_builtins(estimates(done, left))
-    show({"rollouts left": sum(left.values()), "they will cost about": found}, stderr=True)
+    rows = msgspec.to_builtins(estimates(done, left))
+    show({"rollouts left": sum(left.values()), "they will cost about": rows}, stderr=True)
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """The cost of the work that is left; None is unknown."""
+    """Estimated cost of the remaining rollouts; None is unknown."""
 
     role: str
     model: str
@@ -132,41 +134,40 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def estimates(done: Mapping[str, Sequence[Row]], left: Mapping[str, int]) -> list[Estimate]:
-    """Estimate by role and model, then in all. `done`, `left`: rows and rollouts to be done, by
-    cell; each takes what those of its cell took on average, and nobody knows what where there was
-    none.
+    """Estimate the cost by role and model, and in all. `done`: rows by cell. `left`: number of
+    remaining rollouts by cell; each is assumed to cost the mean of its cell's rows, and an unknown
+    amount without rows.
     """
-    found: dict[tuple[str, str], tuple[float, ...]] = {}
+    by_model: dict[tuple[str, str], tuple[float, ...]] = {}
     for cell, count in left.items():
-        rows = done.get(cell, ())
-        for one in (
-            merged(one for row in rows for one in (*row.spent, *row.checking)) if count else ()
-        ):
-            key = (one.role, one.model)
-            known = one.attempts - one.attempts_without_usage
-            cost = dollars([one])
+        rows = done.get(cell, ()) if count else ()
+        for total in merged(chain.from_iterable((*row.spent, *row.checking) for row in rows)):
+            key = (total.role, total.model)
+            known = total.attempts - total.attempts_without_usage
+            cost = dollars([total])
             scale = count / len(rows)
-            counted = scale * one.attempts / known if known else nan
+            counted = scale * total.attempts / known if known else nan
             money = nan if cost is None else scale * cost
-            amounts = counted * one.prompt_tokens, counted * one.completion_tokens, money
-            found[key] = _sum([found.get(key, _NOTHING), amounts])
+            amounts = counted * total.prompt_tokens, counted * total.completion_tokens, money
+            by_model[key] = _sum([by_model.get(key, _ZERO), amounts])
+
     if blind := sum(bool(count) and not done.get(cell) for cell, count in left.items()):
-        found["all", f"of {blind:,} pairs without a pilot"] = nan, nan, nan
-    found["all", ""] = _sum([_NOTHING, *found.values()])
+        by_model["all", f"of {blind:,} pairs without a pilot"] = nan, nan, nan
+    by_model["all", ""] = _sum([_ZERO, *by_model.values()])
     return [
-        Estimate(*key, *(None if isnan(one) else one for one in amounts))
-        for key, amounts in found.items()
+        Estimate(*key, *(None if isnan(amount) else amount for amount in amounts))
+        for key, amounts in by_model.items()
     ]
 
 
 def _sum(amounts: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
-    """Sum up column by column; of what nobody knows, which is NaN, nobody knows the sum."""
+    """Return the sums of the columns; NaN, which is unknown, makes a sum NaN."""
     return tuple(map(sum, zip(*amounts, strict=True)))
 
 
 def begin(folder: Path, plan: Plan, cells: Sequence[Cell]) -> tuple[Step, Settings]:
-    """Begin a sweep, or go on. Rollouts, questions and pairs may be added later. Raises `BadConfig`
-    where the folder holds another sweep, or where a cell has begun as something else.
+    """Start or resume a sweep, to which rollouts, questions and pairs may have been added. Raises
+    `BadConfig` if the folder holds another sweep, or if a cell has changed.
     """
     inputs = {f"questions {number}": Path(path) for number, path in enumerate(plan.questions, 1)}
     own = {"seed": plan.seed, "temperature": plan.temperature, "attribution": plan.attribution}
@@ -180,20 +181,20 @@ def begin(folder: Path, plan: Plan, cells: Sequence[Cell]) -> tuple[Step, Settin
 
 
 def begin_cell(folder: Path, cell: Cell, settings: Settings) -> Path:
-    """The cell's folder in that of the sweep. Raises `BadConfig` where the cell was something
-    else when it began.
+    """Start or resume a cell and return its folder. Raises `BadConfig` if the cell has changed
+    since it was started.
     """
     try:
         return Step.begin(folder / CELLS / cell.folder, cell.name, {}, settings[cell.name]).folder
     except BadConfig as error:
         raise BadConfig(
-            f"{cell.name} is not what it was, so its rows would not go together: {error}"
+            f"{cell.name} has changed, so its rows cannot be combined: {error}"
         ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The rest of a plan, in a folder."""
+    """Runs the remaining rollouts of a plan, with results in a folder."""
 
     plan: Plan
     cells: Sequence[Cell]
@@ -202,11 +203,11 @@ class Sweep:
     rows: RowFile
     log: Log
     on_rollout: Callable[[], None]
-    """Called whenever a rollout is done, or has failed."""
+    """Called after each rollout, also a failed one."""
     settings: Settings
 
     def left(self, cell: Cell) -> list[Task]:
-        """List the cell's rollouts that are still to be done."""
+        """Return the remaining rollouts of a cell."""
         return [
             (question, rollout)
             for rollout in range(self.plan.rollouts)
@@ -215,23 +216,22 @@ class Sweep:
         ]
 
     def pilot(self, cell: Cell) -> list[Task]:
-        """Choose some of them, to estimate the whole by; none where the cell has done something
-        already. More than one only while they are no more than a quarter of the work.
+        """Choose the rollouts of the pilot: none if the cell has rows, else at most a quarter of
+        the work, but at least one.
         """
         left = self.left(cell)
         if len(left) < len(self.questions) * self.plan.rollouts:
             return []
         count = min(self.plan.pilot, max(1, len(left) // 4), len(self.questions))
-        return [
-            (one, 0) for one in random.Random(self.plan.seed).sample(list(self.questions), count)
-        ]
+        questions = random.Random(self.plan.seed).sample(list(self.questions), count)
+        return [(question, 0) for question in questions]
 
     async def run(self, tasks: Mapping[str, list[Task]]) -> dict[str, str]:
-        """Do these tasks, by cell; return why rollouts failed, by cell, question and rollout: their
-        rows are missing, and the same command tries them again.
+        """Run tasks by cell. Return the errors of failed rollouts by cell, question and rollout;
+        the same command retries them.
 
-        Raises `BadConfig` and `BadIndex`, `UpstreamUnavailable` once an endpoint is gone,
-        `UpstreamError` or `OutOfTime` where every question fails, and `StoreFailed`.
+        Raises `BadConfig` and `BadIndex`, `UpstreamUnavailable` if an endpoint is gone,
+        `UpstreamError` or `OutOfTime` if every question fails, and `StoreFailed`.
         """
         failed: dict[str, str] = {}
         for group in engine_groups(self.cells, self.plan.engines_at_once):
@@ -242,8 +242,7 @@ class Sweep:
     async def _run_group(
         self, cells: Sequence[Cell], tasks: Mapping[str, list[Task]], failed: dict[str, str]
     ) -> None:
-        # Adapters are loaded into the executor's engine, and only cells that use one are sure to
-        # have that.
+        # Adapters are loaded into the executor's engine, which only cells with adapters surely have
         first = next((cell for cell in cells if cell.adapter), cells[0])
         roles: dict[str, RoleConfig] = {
             f"{cell.name}: roles.{name}": role
@@ -254,16 +253,15 @@ class Sweep:
         async with open_runtime(
             first.config, self.log, adapters=adapters, extra_roles=roles
         ) as bench:
-            # Only then does a retriever elsewhere tell its index
+            # A remote retriever reports its index only after a search
             await bench.retriever.search(["warm up"], 1)
             self.rows.check_index(bench.retriever.index_id)
             with CallCache.open(self.folder / JUDGEMENTS) as judgements:
                 judge = replace(bench, cache=judgements).judge
                 for cell in cells:
                     self.log(f"{cell.name}: {len(tasks[cell.name]):,} rollouts")
-                    with CallCache.open(
-                        begin_cell(self.folder, cell, self.settings) / CALLS
-                    ) as memory:
+                    folder = begin_cell(self.folder, cell, self.settings)
+                    with CallCache.open(folder / CALLS) as memory:
                         asker = Asker(
                             cell,
                             replace(bench, config=cell.config, cache=memory),
@@ -279,12 +277,12 @@ class Sweep:
     async def _run_cell(self, asker: Asker, tasks: Sequence[Task]) -> dict[str, str]:
         name = asker.cell.name
 
-        async def one(task: Task) -> None:
+        async def roll_out(task: Task) -> None:
             question, rollout = task
             self.rows.append(await asker.ask(question, rollout, self.plan.seed + rollout))
 
         return await failures(
-            one,
+            roll_out,
             tasks,
             self.plan.concurrency,
             self.on_rollout,

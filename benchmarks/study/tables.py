@@ -1,10 +1,10 @@
-"""The tables of a report: the paper's Tables 1 to 5 from our own rows (TBSS 4), with scores, costs,
-losses, how sure differences are; published figures stand in tables of their own.
+"""Tables of a report: the paper's Tables 1 to 5 from our own rows (TBSS 4), with scores, costs,
+losses and intervals of differences. Published figures are in separate tables.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from statistics import quantiles
 from typing import get_args
@@ -20,25 +20,20 @@ from router.ledger.usage import dollars
 from router.trace.call import layer_of
 
 _SCORES = (
-    "Ours. EM and F1 as the official SQuAD and HotpotQA scripts compute them. Micro: over "
-    "all questions alike."
+    "Ours. EM and F1 as the official SQuAD and HotpotQA scripts compute them. Micro: all "
+    "questions weigh the same."
 )
 _COSTS = (
-    "Ours, for each question, without judging. Wasted: of all tokens, in calls that came "
-    "to nothing. A dash is "
-    "unknown: nothing is taken for zero. Latency with the sweep's concurrency; rollouts "
-    "that found calls made "
-    "already are left out of it."
+    "Ours, per question, without judging. Wasted: share of all tokens in calls without a "
+    "used result. A dash is unknown, not zero. Latency at the sweep's concurrency, without "
+    "rollouts that used the call cache."
 )
-_TOKENS = "Ours, for each question. Judging and attributing stand apart, and in no other table."
+_TOKENS = "Ours, per question. Judging and attributing are separate, and in no other table."
 _LOSSES = (
-    "Ours. A wrong answer is asked for again with gold sub-queries, and with gold "
-    "reports: one that comes right "
-    "then was lost by the role that was helped; by retrieval where no passage that was "
-    "shown holds the first "
-    "answer that the executor missed, or else by reading. Shares are of the wrong "
-    "answers whose question has a "
-    "gold decomposition."
+    "Ours. A wrongly answered question is asked again with gold sub-queries, then with gold "
+    "reports. If the answer is then right, the replaced role lost it: with gold reports, "
+    "retrieval if no passage shown has the first answer that the executor missed, else reading. "
+    "Shares are of the wrong answers whose question has a gold decomposition."
 )
 _DIFFERENCES = (
     "Ours, in points of 100; intervals from a bootstrap over questions, paired by question."
@@ -51,15 +46,13 @@ class _Published(msgspec.Struct, frozen=True):
 
 
 def published_tables() -> tuple[ReportTable, ...]:
-    """Read the paper's own figures."""
+    """Return the paper's own figures."""
     content = Path(__file__).with_name("published.toml").read_bytes()
     return msgspec.toml.decode(content, type=_Published).tables
 
 
 def tables_of(study: Study) -> list[ReportTable]:
-    """Make all of our own, those that most readers look for first; those that have nothing to
-    show are left out.
-    """
+    """Return all tables with rows, the most important ones first."""
     of = ReportTable.of
     tables = (
         of("scores", "Scores by data set", _scores(study), note=_SCORES),
@@ -80,29 +73,36 @@ def tables_of(study: Study) -> list[ReportTable]:
         of("table-5", "Table 5: the same executors under several backbones", _table_5(study)),
         of("tokens", "Tokens and money by layer", _tokens(study), note=_TOKENS, digits=3),
         of("losses", "Which role loses wrong answers", _losses(study), note=_LOSSES, digits=1),
-        of("differences", "How sure differences are", _differences(study), note=_DIFFERENCES),
+        of(
+            "differences",
+            "Differences with their intervals",
+            _differences(study),
+            note=_DIFFERENCES,
+        ),
     )
     return [table for table in tables if table.rows]
 
 
 def executor_tokens(cell: CellRows) -> float:
-    """The mean of a question."""
+    """Return the mean executor tokens per question."""
     return tokens(cell.spent, "execution") / len(cell.rows)
 
 
 def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
-    """First a score for each data set of any of `cells`, where there are several, by the judge, as
-    the paper's are, or else by exact match; then micro averages over all.
+    """Return a score for each data set of `cells` if there are several, by the judge, as in the
+    paper, or else by exact match; then micro averages.
     """
-    rows = [row for one in cells for row in one.rows]
+    rows = [row for other in cells for row in other.rows]
     names = metrics_of(rows)
     datasets = sorted({row.dataset for row in rows})
-    by = "Judge" if "Judge" in names else "EM"
-    each = _Row()
+    metric = "Judge" if "Judge" in names else "EM"
+    columns = _Row()
     for dataset in datasets if len(datasets) > 1 else ():
         own = [row for row in cell.rows if row.dataset == dataset]
-        each[f"{dataset} {by.replace('Judge', 'judge')}"] = micro(own, by) if own else None
-    return each | {name: micro(cell.rows, name) for name in names}
+        columns[f"{dataset} {metric.replace('Judge', 'judge')}"] = (
+            micro(own, metric) if own else None
+        )
+    return columns | {name: micro(cell.rows, name) for name in names}
 
 
 def _scores(study: Study) -> Iterator[_Row]:
@@ -111,9 +111,9 @@ def _scores(study: Study) -> Iterator[_Row]:
         groups: dict[str, list[Row]] = {}
         for row in cell.rows:
             groups.setdefault(row.dataset, []).append(row)
-        for dataset, own in (
-            groups | ({"all, micro": [*cell.rows]} if len(groups) > 1 else {})
-        ).items():
+        if len(groups) > 1:
+            groups["all, micro"] = [*cell.rows]
+        for dataset, own in groups.items():
             known: _Row = {
                 "pair": cell.name,
                 "data set": dataset,
@@ -123,10 +123,11 @@ def _scores(study: Study) -> Iterator[_Row]:
 
 
 def _costs(study: Study) -> Iterator[_Row]:
-    """In money, tokens and time, for each question."""
+    """Yield money, tokens and time per question."""
     for cell in study.cells:
         money = dollars(cell.spent)
         spent = tokens(cell.spent)
+        wasted = sum(total.wasted_tokens for total in cell.spent)
         right = sum(row.right for row in cell.rows)
         known_s = [row.latency_s for row in cell.rows if row.latency_s is not None]
         cuts = quantiles(known_s, n=20, method="inclusive") if len(known_s) > 1 else [None] * 19
@@ -136,16 +137,14 @@ def _costs(study: Study) -> Iterator[_Row]:
             "dollars a right answer": money / right if money is not None and right else None,
             "executor tokens": executor_tokens(cell),
             "tokens": spent / len(cell.rows),
-            "wasted, %": 100 * sum(one.wasted_tokens for one in cell.spent) / spent
-            if spent
-            else None,
+            "wasted, %": 100 * wasted / spent if spent else None,
             "median latency, s": cuts[9],
             "95th percentile, s": cuts[18],
         }
 
 
 def _table_1(study: Study) -> Iterator[_Row]:
-    """From a single agent to a factorized pair of the same model."""
+    """Yield a single agent and a factorized pair of the same model."""
     alone = {
         (cell.backbone, cell.max_turns): cell
         for cell in study.cells
@@ -165,8 +164,8 @@ def _table_1(study: Study) -> Iterator[_Row]:
             **{f"single {name}": before for name, (before, _) in scores.items()},
             **{f"factorized {name}": after for name, (_, after) in scores.items()},
             **{
-                f"gain {name}": f"{100 * (new.mean - old.mean):+.2f}"
-                for name, (old, new) in scores.items()
+                f"gain {name}": f"{100 * (after.mean - before.mean):+.2f}"
+                for name, (before, after) in scores.items()
             },
         }
 
@@ -177,9 +176,9 @@ def _tables_2_and_3(study: Study) -> Iterator[ReportTable]:
         (3, "execution", "executor", "backbone"),
     ):
         for number, sweep in enumerate(study.sweeps(backbones=table == 2), 1):
-            every = sweep.cells.values()
+            cells = sweep.cells.values()
             rows = (
-                {varied: model, **_score_columns(cell, every)}
+                {varied: model, **_score_columns(cell, cells)}
                 for model, cell in sweep.cells.items()
             )
             label = study.labelled(sweep.fixed, sweep.max_turns)
@@ -204,7 +203,7 @@ def _table_4(study: Study) -> Iterator[_Row]:
 
 
 def _table_5(study: Study) -> Iterator[_Row]:
-    """Executors that stand under several backbones."""
+    """Yield executors that have several backbones."""
     pairs = [cell for cell in study.cells if cell.pair]
     places = study.places
     under: dict[tuple[str, int], set[str]] = {}
@@ -222,20 +221,25 @@ def _table_5(study: Study) -> Iterator[_Row]:
 
 def _tokens(study: Study) -> Iterator[_Row]:
     for cell in study.cells:
-        checking = merged(one for row in cell.rows for one in row.checking)
+        checking = merged(chain.from_iterable(row.checking for row in cell.rows))
         count = len(cell.rows)
-        spent = [(", ".join(filter(None, (layer_of(one), one.manager))), one) for one in cell.spent]
-        for role, one in [*spent, *((f"{one.role}, to check", one) for one in checking)]:
-            money = dollars([one])
+        totals = [
+            (", ".join(filter(None, (layer_of(total), total.manager))), total)
+            for total in cell.spent
+        ]
+        totals += [(f"{total.role}, to check", total) for total in checking]
+        for role, total in totals:
+            money = dollars([total])
+            cached = total.cached_tokens
             yield {
                 "pair": cell.name,
                 "role": role,
-                "model": one.model,
-                "calls": one.attempts / count,
-                "prompt tokens": one.prompt_tokens / count,
-                "of them cached": None if one.cached_tokens is None else one.cached_tokens / count,
-                "written": one.completion_tokens / count,
-                "wasted": one.wasted_tokens / count,
+                "model": total.model,
+                "calls": total.attempts / count,
+                "prompt tokens": total.prompt_tokens / count,
+                "of them cached": None if cached is None else cached / count,
+                "written": total.completion_tokens / count,
+                "wasted": total.wasted_tokens / count,
                 "dollars": None if money is None else f"{money / count:.7f}",
             }
 
@@ -258,15 +262,15 @@ def _differences(study: Study) -> Iterator[_Row]:
     for old, new in combinations(study.cells, 2):
         for metric in ("EM", "Judge"):
             both = all(metric in metrics_of(cell.rows) for cell in (old, new))
-            if both and (found := compared(new.rows, old.rows, metric)):
+            if both and (difference := compared(new.rows, old.rows, metric)):
                 points: _Row = {
-                    "difference": 100 * found.mean,
-                    "from": 100 * found.low,
-                    "to (95 %)": 100 * found.high,
+                    "difference": 100 * difference.mean,
+                    "from": 100 * difference.low,
+                    "to (95 %)": 100 * difference.high,
                 }
-                yield {"pair": new.name, "beside": old.name, "score": metric, **points}
+                yield {"pair": new.name, "compared with": old.name, "score": metric, **points}
 
 
 def _executor(pair: CellRows) -> str:
-    """A homogeneous pair may stand beside a factorized one of the same models."""
+    """Return the executor's name, which tells homogeneous pairs from factorized ones."""
     return f"{pair.executor} (homogeneous)" if pair.topology == "homogeneous" else pair.executor

@@ -1,5 +1,5 @@
-"""Rules for cells: WideSearch's own preprocessing and metrics, and stricter ones that know what
-a column holds.
+"""Rules for cells: WideSearch's own preprocessing and metrics, and stricter ones that depend on the
+type of the column.
 """
 
 import re
@@ -13,15 +13,15 @@ from urllib.parse import urlparse
 Preprocess = Literal["norm_str", "extract_number", "norm_date"]
 Metric = Literal["exact_match", "number_near", "date_near", "url_match", "in_match", "llm_judge"]
 Criterion = float | str | None
-"""The distance of `number_near`, a share of the gold value; the judge's instruction."""
+"""Tolerance of `number_near`, as a share of the gold value, or instruction of the judge."""
 Value = str | float | int | date | frozenset[str]
-"""Of a cell: a text, a number, a year, a day, or the hosts of its URLs."""
+"""Value of a cell: a text, a number, a year, a day, or the hosts of its URLs."""
 _NUMBERS = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?\d*)%?")
 _URL = re.compile(r"https?://[!$-_a-z]+")
 _HOST = re.compile(r"https?://(?:www\.)?([^\s/?#]+)", re.IGNORECASE)
 _YEAR = re.compile(r"\s*(\d{4}) ?年?\s*")
 _LONGEST_DATE = 100
-"""Characters; the parser takes time in proportion to them."""
+"""Max characters of a date; the parser's time grows with them."""
 _MOST_DAYS = 31
 
 
@@ -29,11 +29,11 @@ _MOST_DAYS = 31
 def _parsed(text: str) -> datetime | None:
     import dateparser  # takes seconds
 
-    found: datetime | None = None
-    with suppress(Exception):  # of all kinds, for texts that are no dates
+    day: datetime | None = None
+    with suppress(Exception):  # the parser raises many kinds for texts that are no dates
         if len(text) <= _LONGEST_DATE:
-            found = dateparser.parse(text, settings={"PREFER_DAY_OF_MONTH": "first"})
-    return found
+            day = dateparser.parse(text, settings={"PREFER_DAY_OF_MONTH": "first"})
+    return day
 
 
 def _number(text: str) -> float | None:
@@ -50,22 +50,23 @@ PREPROCESS: dict[Preprocess, Callable[[str], str]] = {
 
 
 def official_score(metric: Metric, response: str, target: str, criterion: Criterion) -> float:
-    """Score two prepared cells by WideSearch's metric. Raises `ValueError` and `TypeError`
-    where the original does.
+    """Score two prepared cells by WideSearch's metric. Raises `ValueError` and `TypeError` like the
+    original.
     """
     match metric:
         case "number_near":
-            found = _number(response)
-            wanted = _number(target)
-            if found is None or wanted is None:
-                return float(found is wanted and response == target)
-            return float(abs(found - wanted) <= abs(wanted) * float(criterion or 0))
+            number = _number(response)
+            gold_number = _number(target)
+            if number is None or gold_number is None:
+                return float(number is gold_number and response == target)
+            return float(abs(number - gold_number) <= abs(gold_number) * float(criterion or 0))
         case "date_near":
             day = _parsed(response)
-            gold = _parsed(target)
-            return float(
-                day is gold if day is None or gold is None else abs((day - gold).days) <= _MOST_DAYS
-            )
+            gold_day = _parsed(target)
+            same = day is gold_day
+            if day and gold_day:
+                same = abs((day - gold_day).days) <= _MOST_DAYS
+            return float(same)
         case "url_match":
             hosts = [
                 {urlparse(url).netloc for url in _URL.findall(text)} for text in (response, target)
@@ -77,40 +78,37 @@ def official_score(metric: Metric, response: str, target: str, criterion: Criter
 
 
 def normal_text(text: str) -> str:
-    """A text without its case, blanks and asterisks."""
+    """Return a text without case, blanks and asterisks."""
     return "".join(text.casefold().split()).replace("*", "")
 
 
 def strict_value(metric: Metric, text: str) -> Value:
-    """The value of a cell, by what its column holds; its normal text where it is not that."""
+    """Return the value of a cell by the type of its column; its normal text if it has another
+    type.
+    """
     value: Value | None = None
     if metric == "number_near":
         value = _number(PREPROCESS["extract_number"](text))
     elif metric == "date_near":
-        value = (
-            int(year[1])
-            if (year := _YEAR.fullmatch(text))
-            else day.date()
-            if (day := _parsed(text))
-            else None
-        )
+        if year := _YEAR.fullmatch(text):
+            value = int(year[1])
+        elif day := _parsed(text):
+            value = day.date()
     elif metric == "url_match":
         value = frozenset(host.lower() for host in _HOST.findall(text)) or None
     return normal_text(text) if value is None else value
 
 
 def strict_same(metric: Metric, response: str, target: str, criterion: Criterion) -> bool:
-    """Compare two cells by their values: days with the year, where one of them is no more than
-    that.
-    """
+    """Compare two cells by their values; a day equals its year if the other cell is only a year."""
     match strict_value(metric, response), strict_value(metric, target):
-        case float(found), float(wanted):
-            return abs(found - wanted) <= abs(wanted) * float(criterion or 0)
+        case float(number), float(gold_number):
+            return abs(number - gold_number) <= abs(gold_number) * float(criterion or 0)
         case date() as day, date() as gold:
             return abs((day - gold).days) <= _MOST_DAYS
         case (date() as day, int(year)) | (int(year), date() as day):
             return day.year == year
-        case str(found), str(wanted) if metric == "in_match" and found:
-            return found in wanted
-        case one, other:
-            return one == other
+        case str(text), str(gold_text) if metric == "in_match" and text:
+            return text in gold_text
+        case value, gold_value:
+            return value == gold_value

@@ -1,5 +1,5 @@
-"""Tables in text, as columns of cells: as WideSearch's evaluator reads them, pandas' ways
-included, and plainly.
+"""Readers of tables in text, as columns of cells: one like WideSearch's evaluator, with pandas'
+behaviour, and a plain one.
 """
 
 import csv
@@ -8,26 +8,26 @@ from io import StringIO
 from itertools import takewhile
 
 Table = dict[str, list[str]]
-"""Cells by column; all columns are equally long."""
+"""Cells by column; all columns have the same length."""
 _MOST_CELLS = 1_000_000
 _MOST_COLUMNS = 1_000
-"""Of a table with its missing cells filled in: a megabyte may name many columns, and begin as
-many rows.
+"""Limits of a table with missing cells filled in: a megabyte of text can name many columns and
+start as many rows.
 """
 
 
 class Unreadable(ValueError):
-    """There is no table to be scored; says why."""
+    """No table can be scored; the message says why."""
 
 
 def norm_column(name: str) -> str:
-    """A column's name as WideSearch compares it."""
+    """Return a column's name as WideSearch compares it."""
     return name.strip().lower().replace(" ", "")
 
 
 def read_csv(text: str, delimiter: str) -> Table:
-    """Read delimited text as pandas does, without its types. A first row with more fields than the
-    header moves all columns to the right; a field without a name is `Unnamed`. Raises `Unreadable`.
+    """Read delimited text like pandas, without types. A first row with more fields than the header
+    shifts all columns to the right; a field without a name is `Unnamed`. Raises `Unreadable`.
     """
     import pandas  # takes a second
 
@@ -43,12 +43,12 @@ def read_csv(text: str, delimiter: str) -> Table:
 def _check_size(rows: int, columns: int) -> None:
     if columns > _MOST_COLUMNS or rows * columns > _MOST_CELLS:
         raise Unreadable(
-            f"it would have more than {_MOST_COLUMNS:,} columns, or more than {_MOST_CELLS:,} cells"
+            f"its table has more than {_MOST_COLUMNS:,} columns or more than {_MOST_CELLS:,} cells"
         )
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """The columns of rows, whose missing cells at the end are empty."""
+    """Return the columns of rows; missing cells at the end are empty."""
     _check_size(1 + len(rows), len(names))
     return {
         name: [row[at] if at < len(row) else "" for row in rows] for at, name in enumerate(names)
@@ -56,7 +56,7 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def typed(values: Sequence[str]) -> list[str]:
-    """A column as pandas infers its type, turned back into text."""
+    """Return a column with the type that pandas infers, converted back to text."""
     import pandas
 
     file = StringIO(newline="")
@@ -66,7 +66,7 @@ def typed(values: Sequence[str]) -> list[str]:
 
 
 def official_table(response: str) -> Table:
-    """The table of a response as WideSearch's evaluator reads it. Raises `Unreadable`."""
+    """Return the table of a response as WideSearch's evaluator reads it. Raises `Unreadable`."""
     block, closed, _ = response.partition("```markdown")[2].partition("```")
     if not closed:
         if response.count("|") < 4:
@@ -79,12 +79,12 @@ def official_table(response: str) -> Table:
     first, *rest = block.strip().split("\n")
     stripped = [line.strip() for line in (first.replace(" ", "").lower(), *rest)]
     lines = [line for line in stripped if "|" in line and not set(line) <= set("|- :")]
-    found = read_csv(
+    table = read_csv(
         "\n".join("|".join(cell.strip() for cell in line.split("|")) for line in lines), "|"
     )
     columns = [
         (norm_column(name), cells)
-        for name, cells in found.items()
+        for name, cells in table.items()
         if not name.startswith("Unnamed")
     ]
     if len(named := dict(columns)) < len(columns):
@@ -93,8 +93,8 @@ def official_table(response: str) -> Table:
 
 
 def plain_table(response: str) -> Table:
-    r"""The first Markdown table of a response, in its fence or anywhere; `\|` is no border, and
-    `<br>` a line break. Of columns with the same name, the last. Raises `Unreadable`.
+    r"""Return the first Markdown table of a response, in its fence or anywhere. `\|` is no border,
+    `<br>` is a line break. Of columns with the same name, the last is taken. Raises `Unreadable`.
     """
     lines = (response.partition("```markdown")[2].partition("```")[0] or response).split("\n")
     for header, border, at in zip(lines, lines[1:], range(2, len(lines) + 1), strict=False):
@@ -112,10 +112,10 @@ def plain_table(response: str) -> Table:
 
 
 def _cells(line: str) -> list[str]:
-    inside = line.strip().replace("\\|", "\0").removeprefix("|").removesuffix("|")
-    return [plain(cell.replace("\0", "|")) for cell in inside.split("|")]
+    inner = line.strip().replace("\\|", "\0").removeprefix("|").removesuffix("|")
+    return [plain(cell.replace("\0", "|")) for cell in inner.split("|")]
 
 
 def plain(cell: str) -> str:
-    """A cell of Markdown or CSV as it is meant, with its line breaks."""
+    """Return the text of a Markdown or CSV cell, with line breaks."""
     return cell.replace("<br/>", "\n").replace("<br>", "\n").strip()

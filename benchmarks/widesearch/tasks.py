@@ -1,6 +1,4 @@
-"""Tasks in WideSearch's form with their gold tables, and responses to them, as they stand in
-files.
-"""
+"""Tasks in WideSearch's format with their gold tables, and responses to them, read from files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from executor_sft.jsonl import read_jsonl
 from router.errors import BadCorpus
 
 RESPONSE = 'write {"instance_id": …, "response": …} on each line'
-_TASK = "a task has instance_id, query, language and evaluation, which is JSON as text"
+_TASK = "a task has instance_id, query, language and evaluation, which is JSON in a string"
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -25,7 +23,7 @@ class Rule(msgspec.Struct, frozen=True):
     criterion: Criterion = None
 
     def prepared(self, cell: str) -> str:
-        """The cell after all preprocessing."""
+        """Return the cell after all preprocessing."""
         for name in self.preprocess:
             cell = PREPROCESS[name](cell)
         return cell
@@ -38,7 +36,7 @@ class _Evaluation(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A line of `tasks.jsonl`, and with it what its evaluation and its gold file say."""
+    """Line of `tasks.jsonl`, with its parsed evaluation and its gold table."""
 
     instance_id: str
     query: str
@@ -46,55 +44,52 @@ class Task(msgspec.Struct, frozen=True):
     evaluation: str
     keys: tuple[str, ...] = ()
     rules: dict[str, Rule] = {}
-    """By column, in the order of the gold table, keys included."""
+    """Rules by column, in the order of the gold table, keys included."""
     gold: Table = {}
 
     @property
     def rows(self) -> int:
-        """Rows of the gold table."""
+        """Return the number of rows of the gold table."""
         return len(self.gold[self.keys[0]])
 
     @property
     def size(self) -> str:
-        """Its class of sizes."""
-        return (
-            "up to 12 rows"
-            if self.rows <= 12
-            else "13 to 40 rows"
-            if self.rows <= 40
-            else "over 40 rows"
-        )
+        """Return the size class of the task."""
+        if self.rows <= 12:
+            return "up to 12 rows"
+        return "13 to 40 rows" if self.rows <= 40 else "over 40 rows"
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A line of a file of responses; the first ones to a task are its runs."""
+    """Line of a file of responses; the first N responses to a task are its runs."""
 
     instance_id: str
     response: str | None
-    """A text in which a table is looked for; None where there was none."""
+    """Text with a table; None if there was no response."""
     tokens: dict[str, int] = {}
-    """Prompt and completion tokens by role; empty where they are not known."""
+    """Prompt and completion tokens by role; empty if unknown."""
 
 
 def read_tasks(folder: Path) -> list[Task]:
-    """The tasks of a folder. Raises `BadConfig` and `BadCorpus`, with the file and what to do."""
+    """Read the tasks of a folder. Raises `BadConfig` and `BadCorpus`."""
     path = folder / "tasks.jsonl"
     tasks = {
-        line.instance_id: _whole(line, f"{path}:{at}", folder)
-        for at, line in read_jsonl(path, Task, _TASK)
+        line.instance_id: _with_gold(line, f"{path}:{number}", folder)
+        for number, line in read_jsonl(path, Task, _TASK)
     }
     if not tasks:
         raise BadCorpus(f"{path}: has no tasks; {_TASK}.")
     return [*tasks.values()]
 
 
-def _whole(task: Task, where: str, folder: Path) -> Task:
+def _with_gold(task: Task, where: str, folder: Path) -> Task:
+    """Add the parsed evaluation and the gold table to a task. Raises `BadCorpus`."""
     try:
-        told = msgspec.json.decode(task.evaluation, type=_Evaluation)
+        evaluation = msgspec.json.decode(task.evaluation, type=_Evaluation)
     except msgspec.DecodeError as error:
         raise BadCorpus(f"{where}: evaluation: {error}; {_TASK}.") from None
-    rules = {name: Rule() for name in told.unique_columns} | told.eval_pipeline
-    if not told.unique_columns or set(rules) != set(told.required):
+    rules = {name: Rule() for name in evaluation.unique_columns} | evaluation.eval_pipeline
+    if not evaluation.unique_columns or set(rules) != set(evaluation.required):
         raise BadCorpus(
             f"{where}: required and eval_pipeline differ, or unique_columns is empty; "
             "name every column."
@@ -109,13 +104,13 @@ def _whole(task: Task, where: str, folder: Path) -> Task:
         raise BadCorpus(
             f"{path}: cannot be read ({error}); write the gold table of {where} there."
         ) from None
-    if missing := [name for name in told.required if not gold.get(name)]:
+    if missing := [name for name in evaluation.required if not gold.get(name)]:
         raise BadCorpus(
             f"{path}: has no rows under {', '.join(missing)}; add them, as {where} requires them."
         )
-    rules = {name: rules[name] for name in told.required}
-    gold = {name: gold[name] for name in told.required}
-    return msgspec.structs.replace(task, keys=told.unique_columns, rules=rules, gold=gold)
+    rules = {name: rules[name] for name in evaluation.required}
+    gold = {name: gold[name] for name in evaluation.required}
+    return msgspec.structs.replace(task, keys=evaluation.unique_columns, rules=rules, gold=gold)
 
 
 _TYPES: dict[tuple[Metric, ...], str] = {
@@ -126,8 +121,8 @@ _TYPES: dict[tuple[Metric, ...], str] = {
 
 
 def columns_of(task: Task) -> list[Column]:
-    """The columns that a gateway is asked for: with the type that the only metric tells, and
-    text where in doubt.
+    """Return the columns to ask a gateway for. A column with a single metric has the type of that
+    metric; others are text.
     """
     return [
         Column(
@@ -138,16 +133,16 @@ def columns_of(task: Task) -> list[Column]:
 
 
 def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> dict[str, list[Response]]:
-    """The responses of a file by task. Raises `BadCorpus` where a task has fewer than `runs`,
-    and `BadConfig`.
+    """Read the responses of a file by task. Raises `BadConfig`, and `BadCorpus` if a task has fewer
+    than `runs`.
     """
-    found: dict[str, list[Response]] = {task.instance_id: [] for task in tasks}
+    responses: dict[str, list[Response]] = {task.instance_id: [] for task in tasks}
     for _, line in read_jsonl(path, Response, RESPONSE):
-        found.setdefault(line.instance_id, []).append(line)
-    if missing := [task.instance_id for task in tasks if len(found[task.instance_id]) < runs]:
+        responses.setdefault(line.instance_id, []).append(line)
+    if missing := [task.instance_id for task in tasks if len(responses[task.instance_id]) < runs]:
         raise BadCorpus(
             f"{path}: {len(missing):,} tasks have fewer than {runs} responses, {missing[0]} has "
-            f"{len(found[missing[0]])}; add them, with null where nothing was answered, "
+            f"{len(responses[missing[0]])}; add them, with null where nothing was answered, "
             "or give fewer --runs."
         )
-    return found
+    return responses

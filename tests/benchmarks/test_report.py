@@ -123,7 +123,7 @@ def test_an_unfinished_sweep_is_called_so(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=r"results\.jsonl:2: .*remove this line"):
         read_study(made)
     file.write_bytes(b"")
-    with pytest.raises(BadConfig, match="holds no row yet"):
+    with pytest.raises(BadConfig, match="has no rows yet"):
         read_study(made)
     with pytest.raises(BadConfig, match=r"plan\.json: cannot be read"):
         read_study(tmp_path)

@@ -74,9 +74,9 @@ def test_limits_of_turns_are_cells(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pairs", "models", "head", "why"),
     [
-        (PAIRS.replace("small", "tiny"), MODELS, HEAD, r"pairs\[0\].backbone: there is no model"),
-        ('[[pairs]]\nbackbone = ["big"]\n', MODELS, HEAD, "topology 'factorized' needs one"),
-        (f'{PAIRS}topology = "single_agent"\n', MODELS, HEAD, "has none of its own"),
+        (PAIRS.replace("small", "tiny"), MODELS, HEAD, r"pairs\[0\].backbone: unknown model"),
+        ('[[pairs]]\nbackbone = ["big"]\n', MODELS, HEAD, "topology 'factorized' needs executors"),
+        (f'{PAIRS}topology = "single_agent"\n', MODELS, HEAD, "has no executors"),
         (f'{PAIRS}topology = "alone"\n', MODELS, HEAD, r"pairs\[0\].topology: Invalid enum"),
         ("", MODELS, f"{HEAD}pairs = []\n", "pairs: Expected `array` of length >= 1"),
         (PAIRS, MODELS, f"{HEAD}rollout = 3\n", "unknown field `rollout`"),

@@ -270,5 +270,5 @@ async def test_another_index(ran: Ran, sweep: Path, tmp_path: Path) -> None:
     (index,) = {row.index for row in rows(tmp_path / "out")}
     with RowFile.open(tmp_path / "out") as results:
         results.check_index(index)
-        with pytest.raises(BadConfig, match="were made with the index "):
+        with pytest.raises(BadConfig, match="its rows come from index "):
             results.check_index("other")
