@@ -1,10 +1,11 @@
-"""Read data sets as they are handed out, say what is in them, and write the plain form that all
-else reads.
+"""Read published data sets, describe their content, and write it in the plain format of all other
+commands.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,76 +26,74 @@ _SHOWN = ("dataset", "question", "answers")
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the command."""
 
     paths: Annotated[
         tuple[Path, ...], POSITIONAL, Meta(description="files, or folders with questions.jsonl")
     ]
     format: (
-        Annotated[Format, Meta(description="of all files, instead of what each looks like")] | None
+        Annotated[Format, Meta(description="format of all files (default: detected)")] | None
     ) = None
-    dataset: Annotated[str, Meta(description="name of rows that do not say it")] | None = None
+    dataset: Annotated[str, Meta(description="data set of rows that do not name it")] | None = None
     split: (
-        Annotated[str, Meta(description="of rows that do not say it, nor the file's name")] | None
+        Annotated[str, Meta(description="split of rows that neither they nor the file name")] | None
     ) = None
     sample: (
         Annotated[int, Meta(ge=1, description="draw up to N questions of each data set")] | None
     ) = None
-    seed: Annotated[int, Meta(description="of that")] = 42
+    seed: Annotated[int, Meta(description="seed of the sample")] = 42
     exclude: (
         Annotated[
             Path,
             Meta(
-                description="a file of what is left out: positions from 0, or a run's rows, where "
-                "no_search"
+                description="file of questions to leave out: positions from 0, or rows of a run, "
+                "whose no_search rows are left out"
             ),
         ]
         | None
     ) = None
-    out: Annotated[Path, Meta(description="write what is kept, as questions.jsonl")] | None = None
-    corpus: (
-        Annotated[Path, Meta(description="write the questions' paragraphs, as corpus.jsonl")] | None
-    ) = None
+    out: Annotated[Path, Meta(description="write the kept questions to this file")] | None = None
+    corpus: Annotated[Path, Meta(description="write the paragraphs to this file")] | None = None
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """A data set's questions on their way (TBSS, Table 8)."""
+    """Number of questions of a data set after each step (TBSS, Table 8)."""
 
     dataset: str
     split: str
     read: int
     sampled: int
     excluded: int
-    """Of the sampled ones."""
+    """Excluded questions of the sample."""
     kept: int
     evidence: int
-    """Those read that name the passages that they take."""
+    """Questions with supporting passages."""
     steps: int
-    """Those read that have a gold decomposition."""
+    """Questions with a gold decomposition."""
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """The figures of the command."""
+    """Figures of the command."""
 
     files: dict[str, int]
-    """Rows."""
+    """Rows by file."""
     counts: list[Counts]
     census: Census
-    """Of all that was read."""
+    """Findings in all questions."""
     passages: dict[str, int]
-    """Of the corpora beside the questions."""
+    """Passages of `corpus.jsonl`, by folder."""
     missing: dict[str, int]
-    """Passages that questions name and the corpus beside them lacks."""
+    """Supporting passages that are not in `corpus.jsonl`, by folder."""
 
 
 def measure(options: Options) -> Overview:
     """Read, count, draw and write. Raises `RolegateError`."""
     with _corpus(options.corpus) as pool:
         read = {path: list(_questions(path, options, pool)) for path in options.paths}
-    questions = [question for each in read.values() for question in each]
-    drawn = set(
-        sample(questions, options.sample, options.seed) if options.sample else range(len(questions))
-    )
+    questions = list(chain.from_iterable(read.values()))
+    drawn = set(range(len(questions)))
+    if options.sample:
+        drawn = set(sample(questions, options.sample, options.seed))
     left_out = excluded(options.exclude, questions) if options.exclude else set()
     corpora = {path: corpus for path in read if (corpus := path / "corpus.jsonl").is_file()}
     checked = {str(path): _checked(corpus, read[path]) for path, corpus in corpora.items()}
@@ -102,7 +101,7 @@ def measure(options: Options) -> Overview:
         kept = [questions[position] for position in sorted(drawn - left_out)]
         write_atomically(options.out, msgspec.json.Encoder().encode_lines(kept))
     return Overview(
-        files={str(path): len(each) for path, each in read.items()},
+        files={str(path): len(rows) for path, rows in read.items()},
         counts=count(questions, drawn, left_out),
         census=take_census(questions),
         passages={path: passages for path, (passages, _) in checked.items()},
@@ -111,10 +110,10 @@ def measure(options: Options) -> Overview:
 
 
 def shown(figures: dict[str, Any]) -> None:
-    """Print the counts, and the first questions whose answers conflict."""
+    """Print the counts, and the first questions with conflicting answers."""
     ids, repeated = (figures["census"][name] for name in ("repeated_ids", "repeated_questions"))
-    conflicts = [one for one in repeated if one["conflicting"]]
-    found = {
+    conflicts = [question for question in repeated if question["conflicting"]]
+    census = {
         "repeated ids": len(ids),
         "repeated questions": len(repeated),
         "with conflicting answers": len(conflicts),
@@ -122,8 +121,8 @@ def shown(figures: dict[str, Any]) -> None:
     show(
         {
             **figures,
-            "census": found,
-            "conflicts": [{name: one[name] for name in _SHOWN} for one in conflicts[:5]],
+            "census": census,
+            "conflicts": [{name: question[name] for name in _SHOWN} for question in conflicts[:5]],
         }
     )
 
@@ -131,7 +130,7 @@ def shown(figures: dict[str, Any]) -> None:
 def count(
     questions: Sequence[BenchmarkQuestion], drawn: set[int], left_out: set[int]
 ) -> list[Counts]:
-    """Count by data set and split, in the order of the list; the sets hold positions."""
+    """Count by data set and split, in the order of the questions. The sets hold positions."""
     origins = [(question.dataset, question.split) for question in questions]
     positions = set(range(len(questions)))
     columns = [
@@ -153,8 +152,8 @@ def count(
 
 @contextmanager
 def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
-    """Yield a function that writes a passage to the file, each once; 8 bytes or so of each are
-    kept to tell.
+    """Yield a function that writes each passage to the file once; it remembers about 8 bytes of
+    each.
     """
     if path is None:
         yield lambda _passage: None
@@ -181,7 +180,7 @@ def _questions(
 
 
 def _checked(corpus: Path, questions: Sequence[BenchmarkQuestion]) -> tuple[int, int]:
-    """The number of passages, and of those that questions name and are not there."""
+    """Return the number of passages, and of supporting passages that are missing."""
     wanted = {passage for question in questions for passage in question.supporting}
     passages = 0
     for _, passage in read_rows(corpus):

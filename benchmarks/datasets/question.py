@@ -1,4 +1,4 @@
-"""Questions of a benchmark, whatever data set they are from."""
+"""Questions of any data set."""
 
 import re
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ _EARLIER = re.compile(r"#(\d+)")
 
 
 class SubQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A step of a gold decomposition."""
+    """Step of a gold decomposition."""
 
     question: str
     """`#1` stands for the answer to the first step."""
     answer: str
     supporting_doc_id: str = ""
-    """The passage that answers it; empty where the data set does not say."""
+    """Passage that answers it; empty if unknown."""
 
     def filled(self, answers: Sequence[str]) -> str:
-        """Return the question with the answers to earlier steps filled in; a number without a step
-        stays, as in "reached #1".
+        """Return the question with the answers to earlier steps filled in; numbers without a step
+        stay, as in "reached #1".
         """
 
         def answer(mark: re.Match[str]) -> str:
@@ -30,24 +30,24 @@ class SubQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BenchmarkQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A question with its right answers; encoded, a line of the plain form `questions.jsonl`."""
+    """Question with its right answers; encoded, a line of `questions.jsonl` in the plain format."""
 
     id: str
     question: str
     answers: tuple[str, ...]
-    """Any of them is right; there is at least one."""
+    """Right answers, at least one."""
     dataset: str
     split: str
     supporting: tuple[str, ...] = msgspec.field(default=(), name="supporting_doc_ids")
-    """The ids of the passages that it takes to answer; none where the data set does not say."""
+    """Ids of the passages needed for the answer; empty if unknown."""
     decomposition: tuple[SubQuestion, ...] = ()
     type: str = ""
-    """The data set's name of its kind, such as `bridge` or `comparison`."""
+    """Type in the data set, such as `bridge` or `comparison`."""
 
     @property
     def sub_questions(self) -> tuple[str, ...]:
-        """The steps of the decomposition, the answers to earlier ones filled in: what a
-        faultless delegator asks.
+        """Return the steps of the decomposition with earlier answers filled in: the sub-queries of
+        a perfect delegator.
         """
         answers = [step.answer for step in self.decomposition]
         return tuple(

@@ -1,5 +1,5 @@
-"""Files of questions, in the forms in which data sets are handed out: a JSON array or JSON lines,
-or `.gz` of these. Fields that are not read are ignored.
+"""Reader of question files in the formats of published data sets: a JSON array or JSON lines, also
+with `.gz`. Unknown fields are ignored.
 """
 
 import codecs
@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from io import BufferedIOBase
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from router.errors import BadCorpus
 from router.protocol import Passage
 from serving.documents.document import open_content
 
-_FETCH = "it was cut off or damaged, so fetch it again"
+_FETCH = "the file is incomplete or damaged; fetch it again"
 _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
 
 
@@ -38,24 +39,23 @@ Format = Literal[
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A row that was read."""
+    """Row of a question file."""
 
     where: str
     """`file:line`, or `file, item 7`."""
     question: BenchmarkQuestion
     passages: tuple[Passage, ...]
-    """The paragraphs that the row brings along, as HotpotQA's do; mostly none."""
+    """Paragraphs in the row, as in HotpotQA; mostly none."""
 
 
 def read_entries(
     path: Path, form: Format | None = None, *, dataset: str | None = None, split: str | None = None
 ) -> Iterator[Entry]:
     """Read the rows of a file, or of `questions.jsonl` in a folder, one at a time. `form`: one of
-    `FORMATS`, None for what a row looks like. `dataset`, `split`: for rows that do not say them,
-    instead of what form, file and folder say.
+    `FORMATS`; None detects the format of each row. `dataset`, `split`: for rows that do not name
+    them, instead of those given by format, file and folder.
 
-    Raises `BadCorpus` with file and line at the first row that cannot be used, and where there is
-    none.
+    Raises `BadCorpus` with file and line for the first unusable row, and for a file without rows.
     """
     file = path / "questions.jsonl" if path.is_dir() else path
     named = {
@@ -69,7 +69,7 @@ def read_entries(
             plain, passages = FORMATS[known][1](row)
         except msgspec.DecodeError as error:
             raise BadCorpus(
-                f"{where}: {error}; this was read as {known}; name its form with --format."
+                f"{where}: {error}; the row was read as {known}; give another --format."
             ) from None
         name = dataset or (file.absolute().parent.name if known in ("flashrag", "plain") else known)
         question = BenchmarkQuestion(
@@ -84,20 +84,17 @@ def read_entries(
         )
         if not question.answers:
             raise BadCorpus(
-                f"{where}: no answer, so that nothing can be scored; remove it, or take "
-                "another split."
+                f"{where}: no answer, so it cannot be scored; remove it or use another split."
             )
         if not question.question:
-            raise BadCorpus(f"{where}: no question; fill it in or remove the row.")
+            raise BadCorpus(f"{where}: no question; add one or remove the row.")
         yield Entry(where, question, passages)
     if not number:
-        raise BadCorpus(f"{file}: holds no question; write one JSON object a line.")
+        raise BadCorpus(f"{file}: has no questions; write one JSON object per line.")
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """The common fields of all forms; an answer may stand alone, and what a file does not say
-    may be left out.
-    """
+    """Fields common to all formats."""
 
     question: str
     id: str | int | None = None
@@ -145,17 +142,15 @@ _Read = tuple[_Row, tuple[Passage, ...]]
 
 
 def _flat(row: Mapping[str, Any], **renamed: str) -> _Read:
-    """A row without paragraphs; `renamed`: fields of the plain form by the form's own names of
-    them.
-    """
+    """Read a row without paragraphs. `renamed`: fields of the plain format by the row's names."""
     return msgspec.convert(
         {renamed.get(name, name): value for name, value in row.items()}, _Row
     ), ()
 
 
 def _by_row(field: Any) -> Any:
-    """Return the rows of a field that hubs hand out by column, as `{"title": […], "sentences":
-    […]}`; any other field as it is.
+    """Return the rows of a field that hubs publish by column, as in `{"title": […], "sentences":
+    […]}`; other fields unchanged.
     """
     if not isinstance(field, dict):
         return field
@@ -168,14 +163,14 @@ def _pairs(field: Any) -> Any:
 
 
 def _hotpotqa(row: Mapping[str, Any]) -> _Read:
-    """HotpotQA (Yang et al., 2018), and 2WikiMultihopQA (Ho et al., 2020) without the aliases of
-    its version 1.1, as published or in the form of hubs; a paragraph is its sentences.
+    """Read HotpotQA (Yang et al., 2018), or 2WikiMultihopQA (Ho et al., 2020) without the aliases
+    of its version 1.1, as published or by hubs. A paragraph is its sentences.
     """
     fields = {name: _pairs(row[name]) for name in ("supporting_facts", "context") if name in row}
-    said = msgspec.convert(fields, _Paragraphs)
-    gold = {title for title, _ in said.supporting_facts}
+    paragraphs = msgspec.convert(fields, _Paragraphs)
+    gold = {title for title, _ in paragraphs.supporting_facts}
     passages = tuple(
-        _paragraph(title, " ".join(map(str.strip, text))) for title, text in said.context
+        _paragraph(title, " ".join(map(str.strip, text))) for title, text in paragraphs.context
     )
     supporting = dict.fromkeys(passage.id for passage in passages if passage.title in gold)
     plain, _ = _flat(row, _id="id")
@@ -183,54 +178,59 @@ def _hotpotqa(row: Mapping[str, Any]) -> _Read:
 
 
 def _musique(row: Mapping[str, Any]) -> _Read:
-    """MuSiQue (Trivedi et al., 2022). Of MuSiQue-Full, rows that have no answer say so."""
-    said = msgspec.convert({name: _by_row(field) for name, field in row.items()}, _Musique)
-    passages = {each.idx: _paragraph(each.title, each.paragraph_text) for each in said.paragraphs}
+    """Read MuSiQue (Trivedi et al., 2022). Unanswerable rows of MuSiQue-Full have no answers."""
+    fields = msgspec.convert({name: _by_row(field) for name, field in row.items()}, _Musique)
+    passages = {
+        paragraph.idx: _paragraph(paragraph.title, paragraph.paragraph_text)
+        for paragraph in fields.paragraphs
+    }
     ids: dict[int | None, str] = {number: passage.id for number, passage in passages.items()}
     plain = msgspec.structs.replace(
         _flat(row)[0],
-        answers=(said.answer, *said.answer_aliases) if said.answerable else (),
+        answers=(fields.answer, *fields.answer_aliases) if fields.answerable else (),
         answer="",
         supporting_doc_ids=(
-            *dict.fromkeys(ids[each.idx] for each in said.paragraphs if each.is_supporting),
+            *dict.fromkeys(
+                ids[paragraph.idx] for paragraph in fields.paragraphs if paragraph.is_supporting
+            ),
         ),
         decomposition=tuple(
             SubQuestion(step.question, step.answer, ids.get(step.support, ""))
-            for step in said.question_decomposition
+            for step in fields.question_decomposition
         ),
     )
     return plain, (*passages.values(),)
 
 
 def _popqa(row: Mapping[str, Any]) -> _Read:
-    """PopQA (Mallen et al., 2023), whose answers are JSON in a string."""
+    """Read PopQA (Mallen et al., 2023), whose answers are JSON in a string."""
     return _flat(
         {**row, "answers": msgspec.json.decode(msgspec.convert(row.get("possible_answers"), str))}
     )
 
 
 def _mini_world(row: Mapping[str, Any]) -> _Read:
-    """A question of the mini world as it is exported; rounds ask about what steps before them
-    found, most often the last one, and of a sub-query's passages the last one answers it.
+    """Read an exported question of the mini world. Sub-queries repeat the answers of earlier
+    rounds, most often the latest. The last passage of a sub-query answers it.
     """
-    said = msgspec.convert(row, _MiniWorld)
+    rounds = msgspec.convert(row, _MiniWorld).rounds
     steps: list[SubQuestion] = []
-    for block in said.rounds:
-        found = [*enumerate((step.answer for step in steps), 1)][::-1]
-        for each in block:
-            text = each.text
-            for number, answer in found:
+    for block in rounds:
+        earlier = [*enumerate((step.answer for step in steps), 1)][::-1]
+        for sub_query in block:
+            text = sub_query.text
+            for number, answer in earlier:
                 text = text.replace(answer, f"#{number}")
-            steps.append(SubQuestion(text, each.report.answer, each.gold_passages[-1]))
-    gold = dict.fromkeys(
-        passage for block in said.rounds for each in block for passage in each.gold_passages
-    )
+            answer = sub_query.report.answer
+            steps.append(SubQuestion(text, answer, sub_query.gold_passages[-1]))
+    sub_queries = chain.from_iterable(rounds)
+    gold = dict.fromkeys(chain.from_iterable(sub_query.gold_passages for sub_query in sub_queries))
     plain, _ = _flat(row, text="question")
     return msgspec.structs.replace(plain, supporting_doc_ids=(*gold,), decomposition=(*steps,)), ()
 
 
 def _paragraph(title: str, text: str) -> Passage:
-    """A passage; paragraphs have no identifiers, so that equal ones are told by their text."""
+    """Return a passage with an id from its text, as paragraphs have no ids."""
     name = hashlib.sha1(f"{title}\n{text}".encode(), usedforsecurity=False).hexdigest()[:16]
     return Passage(name, title, text, document=name)
 
@@ -248,7 +248,7 @@ FORMATS: dict[Format, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
     "miniworld": ("rounds", _mini_world),
     "plain": ("", _flat),
 }
-"""Each form with a field that no form further down has, which tells it, and its reader."""
+"""Reader of each format, and a field that no later format has, which detects it."""
 
 
 def _form_of(row: Mapping[str, Any]) -> Format:
@@ -256,7 +256,7 @@ def _form_of(row: Mapping[str, Any]) -> Format:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each row and where it stands, one in memory at a time. Raises `BadCorpus`."""
+    """Yield each row with its place in the file, one at a time. Raises `BadCorpus`."""
     try:
         with open_content(path) as file:
             if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
@@ -279,10 +279,10 @@ def _array(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, An
             number += 1
             yield f"{path}, item {number}", _object(row, f"{path}, item {number}")
     except ijson.JSONError as error:
-        said = error.args[0] if error.args else ""
-        reason = (
-            said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-        ).partition("\n")[0]
+        text = error.args[0] if error.args else ""
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "replace")
+        reason = str(text).partition("\n")[0]
         raise BadCorpus(f"{path}: after item {number}: {reason}; {_FETCH}.") from None
 
 
@@ -293,11 +293,11 @@ def _lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, An
                 yield f"{path}:{number}", _object(msgspec.json.decode(line), f"{path}:{number}")
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise BadCorpus(
-                    f"{path}:{number}: {error}; {_FETCH}, or write one JSON object a line."
+                    f"{path}:{number}: {error}; {_FETCH}, or write one JSON object per line."
                 ) from None
 
 
 def _object(row: Any, where: str) -> dict[str, Any]:
     if isinstance(row, dict):
         return row
-    raise BadCorpus(f"{where}: not an object; each question is one.")
+    raise BadCorpus(f"{where}: must be a JSON object.")

@@ -1,14 +1,14 @@
-"""Tables that answer WideSearch's tasks, or any in their form, by the benchmark's own rules and by
-stricter ones.
+"""Scores of tables on WideSearch tasks, or tasks in their format, by the benchmark's own rules and
+by stricter ones.
 
-Responses come from a file, or from a gateway, which is asked for the tables that the file lacks. Of
-several responses to a task, Avg@N is the mean, Max@N the best one, and Pass@N whether any is wholly
-right.
+Responses come from a file; with --address, a gateway is asked for those that the file lacks. Over N
+responses to a task, Avg@N is the mean, Max@N the best score, and Pass@N whether any is fully right.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, closing, nullcontext
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, get_args
@@ -44,48 +44,42 @@ from serving.files import write_atomically
 from serving.terminal import complain
 
 _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
-"""Reasons of a gateway that say something of what was asked: no table came of it, and another
-try would be unfair.
-"""
+"""Reasons of gateway errors that count as a response without a table; a retry would be unfair."""
 PAGE = "report.md"
 PICTURE = "report.png"
 _METRICS = [name for name in Scores.__struct_fields__ if name != "why"]
 _DRAWN = {"success": "#1b7837", "row_f1": "#b2182b", "item_f1": "#2166ac"}
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
-_BAR = 0.27
-_NOTE = "Means over tasks, in points of 100, with their 95 % intervals by a bootstrap over tasks."
+_BAR_WIDTH = 0.27
+_NOTE = "Means over tasks, in points of 100, with 95 % intervals by a bootstrap over tasks."
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    """Its options."""
+    """Options of the benchmark."""
 
-    tasks: Annotated[Path, Meta(description="a folder with tasks.jsonl and gold/*.csv")]
+    tasks: Annotated[Path, Meta(description="folder with tasks.jsonl and gold/*.csv")]
     responses: (
-        Annotated[Path, Meta(description="JSON lines; with --address, to be made, or added to")]
+        Annotated[Path, Meta(description="file of responses (JSON lines); --address adds to it")]
         | None
     ) = None
-    address: Annotated[str, Meta(description="HOST:PORT of a gateway to be asked")] | None = None
-    topology: Annotated[TableTopologyName, Meta(description="who finds and writes the tables")] = (
-        "wide"
-    )
-    against: Annotated[Path, Meta(description="other responses, to be compared with")] | None = None
-    runs: Annotated[int, Meta(ge=1, description="responses to each task")]
+    address: Annotated[str, Meta(description="HOST:PORT of a gateway to ask")] | None = None
+    topology: Annotated[TableTopologyName, Meta(description="topology of the tables")] = "wide"
+    against: Annotated[Path, Meta(description="other responses to compare with")] | None = None
+    runs: Annotated[int, Meta(ge=1, description="responses per task")]
     judge: Annotated[bool, Meta(description="ask distillation.judge of --config")] = False
-    no_judge: Annotated[
-        bool, Meta(description="what a judge would judge is right where it is equal")
-    ] = False
-    judge_of: Annotated[Path, Meta(description="names the judge")] | None = msgspec.field(
+    no_judge: Annotated[bool, Meta(description="compare by equality what a judge would judge")] = (
+        False
+    )
+    judge_of: Annotated[Path, Meta(description="config of the judge")] | None = msgspec.field(
         name="config", default=None
     )
     out: Annotated[Path, Meta(description="folder of the report")] = Path("widesearch")
-    in_flight: Annotated[
-        int, Meta(ge=1, description="tables, or responses to be judged, at once")
-    ] = 4
-    timeout: Annotated[float, Meta(gt=0, description="of a table, in seconds")] = TABLE_S
+    in_flight: Annotated[int, Meta(ge=1, description="concurrent tables or judged responses")] = 4
+    timeout: Annotated[float, Meta(gt=0, description="max seconds per table")] = TABLE_S
 
 
 class ScoredResponse(msgspec.Struct, frozen=True):
-    """One response, scored by each set of rules."""
+    """Response with its scores by each set of rules."""
 
     task: Task
     run: int
@@ -94,12 +88,12 @@ class ScoredResponse(msgspec.Struct, frozen=True):
 
     @property
     def right_cells(self) -> float:
-        """About the cells of the gold table that it has, keys included, by strict rules."""
+        """Return the approximate number of right cells by strict rules, keys included."""
         return self.scores["strict"].item_recall * self.task.rows * len(self.task.rules)
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """The report, and the file in which it stands."""
+    """Tables of the report, and its file."""
 
     page: str
     tables: list[ReportTable]
@@ -109,7 +103,7 @@ async def measure(options: Options) -> Figures:
     """Ask, score, and write the report. Raises `RolegateError` and `GatewayError`."""
     if options.judge == options.no_judge or options.judge != bool(options.judge_of):
         raise BadRequest(
-            "give --no-judge, or --judge with the --config whose distillation.judge is asked."
+            "give --no-judge, or --judge with --config, whose distillation.judge is asked."
         )
     if not (options.address or options.responses):
         raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
@@ -124,13 +118,13 @@ async def measure(options: Options) -> Figures:
     compared = read_responses(options.against, tasks, options.runs) if options.against else {}
 
     async def score(asked: tuple[Task, int, Mapping[str, Sequence[Response]]]) -> ScoredResponse:
-        task, run, said = asked
-        found = said[task.instance_id][run]
+        task, run, by_task = asked
+        response = by_task[task.instance_id][run]
         scores = {
-            one: await scores_of(task, found.response or "", judge, one)
-            for one in get_args(RuleSet)
+            rules: await scores_of(task, response.response or "", judge, rules)
+            for rules in get_args(RuleSet)
         }
-        return ScoredResponse(task, run, scores, found.tokens)
+        return ScoredResponse(task, run, scores, response.tokens)
 
     opened: AbstractAsyncContextManager[Runtime | None] = nullcontext()
     if options.judge_of:
@@ -143,23 +137,19 @@ async def measure(options: Options) -> Figures:
             raise BadRequest(
                 f"{options.judge_of}: has no [distillation.judge]; add it, or give --no-judge."
             )
-        every = [(task, run) for task in tasks for run in range(options.runs)]
+        runs = list(product(tasks, range(options.runs)))
         scored = await in_flight(
-            score, [(*one, responses) for one in every], options.in_flight, "scoring"
+            score, [(*run, responses) for run in runs], options.in_flight, "scoring"
         )
         others = await in_flight(
-            score, [(*one, compared) for one in every if compared], options.in_flight, "scoring"
+            score, [(*run, compared) for run in runs if compared], options.in_flight, "scoring"
         )
     if judge.unreadable:
         complain(
-            f"{judge.unreadable:,} replies of the judge could not be read; what they "
-            "were about counts as wrong."
+            f"{judge.unreadable:,} replies of the judge could not be read; "
+            "their cells count as wrong."
         )
-    how = (
-        "with a judge"
-        if options.judge
-        else "without a judge: its cells are right where they are equal"
-    )
+    how = "with a judge" if options.judge else "without a judge: equal cells are right"
     tables = [*tables_of(scored, options.runs, others), *token_tables(scored)]
     asked = f" by {options.topology}" if options.address else ""
     write_report(
@@ -174,30 +164,27 @@ def shown(figures: dict[str, Any]) -> None:
 
 
 async def _ask(address: str, tasks: Sequence[Task], file: Path, options: Options) -> None:
-    """Ask for the responses that the file lacks, and keep them there. Raises `BadRequest` where
-    questions failed, and `GatewayError` where no gateway answers.
+    """Ask for the responses that the file lacks, and append them. Raises `BadRequest` if questions
+    failed, and `GatewayError` if no gateway answers.
     """
     failed: list[str] = []
 
     async def ask(task: Task) -> None:
-        found = Response(task.instance_id, None)
         try:
             table = await client.table(
                 task.query, columns_of(task), (), options.timeout, topology=options.topology
-            )
-            found = Response(
-                task.instance_id,
-                "```markdown\n"
-                f"{to_markdown([Column(name) for name in table.columns], table.rows)}```",
-                _tokens(table),
             )
         except GatewayError as error:
             if error.connection_broke:
                 raise
             if error.reason not in _NO_TABLE:
                 complain(f"{task.instance_id}: {error}")
-                return failed.append(task.instance_id)
-        kept.append(found)
+                failed.append(task.instance_id)
+                return
+            kept.append(Response(task.instance_id, None))
+        else:
+            text = to_markdown([Column(name) for name in table.columns], table.rows)
+            kept.append(Response(task.instance_id, f"```markdown\n{text}```", _tokens(table)))
 
     with closing(JsonlFile(file, Response, RESPONSE)) as kept:
         done = Counter(line.instance_id for line in kept)
@@ -208,12 +195,13 @@ async def _ask(address: str, tasks: Sequence[Task], file: Path, options: Options
             await in_flight(ask, left, options.in_flight, "asking")
     if failed:
         raise BadRequest(
-            f"{len(failed):,} of {len(left):,} questions failed; the same command asks them again."
+            f"{len(failed):,} of {len(left):,} questions failed; "
+            "run the same command to ask them again."
         )
 
 
 def _tokens(table: Table) -> dict[str, int]:
-    """Prompt and completion tokens of all models, by role."""
+    """Return the prompt and completion tokens of all models, by role."""
     spent = Counter[str]()
     for usage in table.message.usage:
         spent[Role.Name(usage.role).removeprefix("ROLE_").lower()] += (
@@ -225,12 +213,12 @@ def _tokens(table: Table) -> dict[str, int]:
 def tables_of(
     scored: Sequence[ScoredResponse], runs: int, others: Sequence[ScoredResponse] = ()
 ) -> list[ReportTable]:
-    """A table for each set of rules and each way to fold the runs of a task: means over tasks, with
-    their intervals. With `others`, to the same tasks, one more for each set of rules: how much
-    better they are than these.
+    """Return a table for each set of rules and each fold over the runs of a task, with means over
+    tasks and their intervals. With `others`, responses to the same tasks, add a table for each set
+    of rules with the differences to their scores.
     """
-    nothing: _Group = {}
-    folds = [(name, name, fold, nothing) for name, fold in _FOLDS.items()]
+    none: _Group = {}
+    folds = [(name, name, fold, none) for name, fold in _FOLDS.items()]
     if others:
         folds.append(("Avg", "difference", fmean, _grouped(others)["all"]))
     return [
@@ -246,16 +234,16 @@ def tables_of(
 
 
 _Group = Mapping[str, Sequence[ScoredResponse]]
-"""The responses to each task, by its id."""
+"""Responses to tasks, by task id."""
 
 
 def _grouped(scored: Sequence[ScoredResponse]) -> dict[str, dict[str, list[ScoredResponse]]]:
-    """All tasks, those of each language and those of each size, small ones first."""
+    """Group responses: all tasks, tasks by language, and tasks by size, from small to large."""
     groups: dict[str, dict[str, list[ScoredResponse]]] = {}
     for kind in ("", "language", "size"):
-        for one in sorted(scored, key=lambda one: one.task.rows):
-            group = groups.setdefault(getattr(one.task, kind, "all"), {})
-            group.setdefault(one.task.instance_id, []).append(one)
+        for response in sorted(scored, key=lambda response: response.task.rows):
+            group = groups.setdefault(getattr(response.task, kind, "all"), {})
+            group.setdefault(response.task.instance_id, []).append(response)
     return groups
 
 
@@ -266,29 +254,39 @@ def _line(
     fold: Callable[[Sequence[float]], float],
     less: _Group,
 ) -> dict[str, ReportValue]:
+    """Return the means of a group of tasks; with `less`, of the differences to its scores."""
     line: dict[str, ReportValue] = {"tasks": group, "number": len(tasks)}
     for metric in _METRICS:
-        new, old = (
-            [fold([getattr(one.scores[rules], metric) for one in each[name]]) for name in tasks]
-            for each in (tasks, less or tasks)
-        )
-        line[metric] = paired_difference(new, old if less else [0.0] * len(new))
+        new = [_folded(responses, rules, metric, fold) for responses in tasks.values()]
+        old = [0.0] * len(new)
+        if less:
+            old = [_folded(less[name], rules, metric, fold) for name in tasks]
+        line[metric] = paired_difference(new, old)
     return line
 
 
+def _folded(
+    responses: Sequence[ScoredResponse],
+    rules: RuleSet,
+    metric: str,
+    fold: Callable[[Sequence[float]], float],
+) -> float:
+    return fold([getattr(response.scores[rules], metric) for response in responses])
+
+
 def token_tables(scored: Sequence[ScoredResponse]) -> list[ReportTable]:
-    """A table of what responses took, by role, and what a right cell did; none where that is
-    known of none.
+    """Return a table of tokens per response, by role, and per right cell; none if all tokens are
+    unknown.
     """
-    known = [one for one in scored if one.tokens]
-    roles = sorted({role for one in known for role in one.tokens})
+    known = [response for response in scored if response.tokens]
+    roles = sorted(set[str]().union(*(response.tokens for response in known)))
     lines = list[dict[str, ReportValue]]()
     for group, tasks in _grouped(known).items():
-        own = [one for each in tasks.values() for one in each]
+        own = list(chain.from_iterable(tasks.values()))
+        right = sum(response.right_cells for response in own)
         spent = Counter[str]()
-        right = sum(one.right_cells for one in own)
-        for one in own:
-            spent.update(one.tokens)
+        for response in own:
+            spent.update(response.tokens)
         line: dict[str, ReportValue] = {"tasks": group, "responses": len(own)}
         line |= {role: spent[role] / len(own) for role in roles} | {"all": spent.total() / len(own)}
         lines.append(line | {"of a right cell": spent.total() / right if right else None})
@@ -299,7 +297,7 @@ def token_tables(scored: Sequence[ScoredResponse]) -> list[ReportTable]:
 def write_report(
     folder: Path, title: str, tables: Sequence[ReportTable], scored: Sequence[ScoredResponse]
 ) -> None:
-    """Write the tables as Markdown, with a picture, and the scores of each response as CSV."""
+    """Write the tables as Markdown, a figure, and the scores of each response as CSV."""
     _draw(folder / PICTURE, title, {table.key: table for table in tables})
     page = [
         f"# {title}",
@@ -310,16 +308,18 @@ def write_report(
     lines: list[Sequence[object]] = [
         ["instance_id", "language", "size", "rows", "run", "rules", *Scores.__struct_fields__]
     ]
-    for one in scored:
-        known = one.task.instance_id, one.task.language, one.task.size, one.task.rows, one.run
+    for response in scored:
+        task = response.task
+        known = task.instance_id, task.language, task.size, task.rows, response.run
         lines += (
-            [*known, rules, *msgspec.structs.astuple(found)] for rules, found in one.scores.items()
+            [*known, rules, *msgspec.structs.astuple(scores)]
+            for rules, scores in response.scores.items()
         )
     write_atomically(folder / "scores.csv", csv_text(lines).encode())
 
 
 def _draw(path: Path, title: str, tables: Mapping[str, ReportTable]) -> None:
-    from benchmarks.study.pictures import new_figure, saved  # they need matplotlib
+    from benchmarks.study.pictures import new_figure, saved  # needs matplotlib
 
     figure = new_figure(11, 4.2)
     for panel, rules in enumerate(get_args(RuleSet), 1):
@@ -328,17 +328,18 @@ def _draw(path: Path, title: str, tables: Mapping[str, ReportTable]) -> None:
         axes = figure.add_subplot(1, 2, panel, title=average.title, ylabel="points")
         for place, (metric, color) in enumerate(_DRAWN.items()):
             column = average.columns.index(metric)
-            at = [_BAR * place + group for group in range(len(average.rows))]
+            at = [_BAR_WIDTH * place + group for group in range(len(average.rows))]
             axes.bar(
                 at,
                 [100 * row[column].mean for row in average.rows],
-                _BAR,
+                _BAR_WIDTH,
                 color=color,
                 label=metric,
             )
             axes.plot(at, [100 * row[column].mean for row in best.rows], "_", color="black")
         axes.set_xticks(
-            [_BAR + group for group in range(len(average.rows))], [row[0] for row in average.rows]
+            [_BAR_WIDTH + group for group in range(len(average.rows))],
+            [row[0] for row in average.rows],
         )
         axes.tick_params(axis="x", labelrotation=30)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=7)

@@ -1,18 +1,26 @@
-"""Scores of one response: `official`, as WideSearch's evaluator computes them, its bugs
-included, and `strict`.
+"""Scores of one response: `official`, as WideSearch's evaluator computes them, bugs included, and
+`strict`.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from benchmarks.widesearch.cell_rules import normal_text, official_score, strict_same, strict_value
-from benchmarks.widesearch.table_text import Unreadable, official_table, plain, plain_table, typed
+from benchmarks.widesearch.table_text import (
+    Table,
+    Unreadable,
+    official_table,
+    plain,
+    plain_table,
+    typed,
+)
 from benchmarks.widesearch.tasks import Rule, Task
 from router.calls import Role
 from router.errors import JSON_ERRORS, ContextTooLong
@@ -27,46 +35,45 @@ _SHOWN = 500
 
 @dataclass(slots=True)
 class Judge:
-    """Asks a model about a whole column at a time; methods raise `UpstreamError`. Without a role
-    nobody is asked: only what is equal, once normalised, is the same.
+    """Asks a model about a whole column at a time. Without a role no model is asked: only cells
+    with equal normal texts are the same. Methods raise `UpstreamError`.
     """
 
     role: Role | None = None
     unreadable: int = 0
-    """Replies without a block of JSON: nothing was aligned then, or all of a column was wrong."""
+    """Number of replies without a JSON block; these align nothing, or make a whole column wrong."""
     _ledger: Ledger = field(default_factory=lambda: Ledger("widesearch"))
 
     async def aligned(self, values: Sequence[str], references: Sequence[str]) -> Mapping[str, str]:
-        """References by the values that mean the same."""
-        found = await self._asked("align.txt", {"values": values, "references": references})
-        return {value: str(reference) for value, reference in found.items()}
+        """Return the reference that means the same, by value."""
+        reply = await self._asked("align.txt", {"values": values, "references": references})
+        return {value: str(reference) for value, reference in reply.items()}
 
     async def scores(self, pairs: Sequence[tuple[str, str]], criterion: str) -> list[float]:
-        """A score, 0 or 1, for each response and target."""
+        """Return a score, 0 or 1, for each pair of response and target."""
         if self.role is None or not pairs:
             return [
                 float(normal_text(response) == normal_text(target)) for response, target in pairs
             ]
         shown = {
-            f"idx_{at}": {"response": one, "target": other} for at, (one, other) in enumerate(pairs)
+            f"idx_{at}": {"response": response, "target": target}
+            for at, (response, target) in enumerate(pairs)
         }
-        found = await self._asked("score.txt", {"criterion": criterion, "pairs": shown})
+        reply = await self._asked("score.txt", {"criterion": criterion, "pairs": shown})
         return [
-            float(score) if isinstance(score := found.get(name), int | float) else 0.0
+            float(score) if isinstance(score := reply.get(name), int | float) else 0.0
             for name in shown
         ]
 
     async def _asked(self, prompt: str, shown: object) -> dict[str, object]:
         if self.role is None:
             return {}
-        role = replace(
-            self.role, system=Path(__file__).with_name(prompt).read_text("utf-8").strip()
-        )
+        system = Path(__file__).with_name(prompt).read_text("utf-8").strip()
+        role = replace(self.role, system=system)
+        messages = role.opening(msgspec.json.encode(shown).decode())
         text = ""
-        with suppress(ContextTooLong):  # the response is
-            text = (
-                await role.ask(role.opening(msgspec.json.encode(shown).decode()), (), self._ledger)
-            ).text
+        with suppress(ContextTooLong):  # because of the response
+            text = (await role.ask(messages, (), self._ledger)).text
         with suppress(*JSON_ERRORS, IndexError):
             return msgspec.json.decode(
                 text.split("```json")[1:][-1].partition("```")[0], type=dict[str, object]
@@ -86,90 +93,121 @@ class Scores(msgspec.Struct, frozen=True):
     item_recall: float = 0.0
     item_f1: float = 0.0
     why: str = ""
-    """The reason why it scores nothing; empty otherwise."""
+    """Reason why the response scores nothing; empty otherwise."""
 
 
 async def scores_of(task: Task, response: str, judge: Judge, rules: RuleSet) -> Scores:
-    """Score a response; one that cannot be read has zeros. Strictly, rows of one key count once,
-    columns that were not asked for not at all, and cells of missing columns are wrong. Raises
+    """Score a response; an unreadable one scores zero. Under strict rules, rows with the same key
+    count once, extra columns are ignored, and cells of missing columns are wrong. Raises
     `UpstreamError`.
     """
     try:
         return await _scores_of(task, response, judge, strict=rules == "strict")
-    except (TypeError, ValueError) as error:  # metrics of the original end so, too
+    except (TypeError, ValueError) as error:  # as in the original
         return Scores(why=str(error) or type(error).__name__)
 
 
 async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -> Scores:
-    keys = {name: task.rules[name] for name in task.keys}
+    """Score a response: read both tables, align columns and keys, pair rows by key, then score the
+    cells of the paired rows column by column. Raises `Unreadable` and errors of the metrics.
+    """
+    table, gold = await _tables(task, response, judge, strict=strict)
+    ours, theirs = await _keyed_rows(task, table, gold, judge, strict=strict)
 
-    def key(row: Row) -> Hashable:
-        by_metric = (
-            strict_value((*rule.metric, "exact_match")[0], row[name]) for name, rule in keys.items()
-        )
-        return tuple(
-            by_metric if strict else (rule.prepared(row[name]) for name, rule in keys.items())
-        )
+    by_key: dict[Hashable, list[Row]] = defaultdict(list)
+    for row in theirs:
+        by_key[_key(task, row, strict=strict)].append(row)
+    pairs = [
+        (row, other) for row in ours for other in by_key.get(_key(task, row, strict=strict), ())
+    ]
 
-    found = (plain_table if strict else official_table)(response)
+    columns = [[1.0] * len(pairs) for _ in task.keys]
+    for name in [name for name in gold if name not in task.keys]:
+        if pairs and name in table:
+            cells = [(row[name], other[name]) for row, other in pairs]
+            columns += await _column(task.rules[name], cells, judge, strict=strict)
+        else:
+            columns.append([0.0] * len(pairs))
+
+    by_row = _ratios(sum(map(min, zip(*columns, strict=True))), len(ours), len(theirs))
+    width = len(gold.keys() & table.keys())
+    by_item = _ratios(sum(map(sum, columns)), len(ours) * width, len(theirs) * len(gold))
+    success = {*by_row, *by_item} == {1.0}
+    if not (success or strict or _aligned_keys(task)) and [*table] == [*gold]:
+        success = _equal_when_sorted(task, ours, theirs)
+    scores = Scores(float(success), *by_row, *by_item)
+    if scores.item_f1:
+        return scores
+    why = _nothing_scored([_key(task, row, strict=strict) for row in ours])
+    return msgspec.structs.replace(scores, why=why)
+
+
+async def _tables(task: Task, response: str, judge: Judge, *, strict: bool) -> tuple[Table, Table]:
+    """Return the table of a response, with its columns renamed to those of the task, and the gold
+    table. Raises `Unreadable`.
+    """
+    table = (plain_table if strict else official_table)(response)
     gold = {
         name: [*map(plain, cells)] if strict else typed(cells) for name, cells in task.gold.items()
     }
-    if gold.keys() - found.keys() if strict else gold.keys() ^ found.keys():
-        names = await judge.aligned([*found], [*gold])
-        renamed = [names.get(name, name) for name in found]
-        if keys.keys() - {*renamed} if strict else sorted(renamed) != sorted(gold):
-            ours_are = ", ".join(found)[:_SHOWN]
-            raise Unreadable(
-                f"its columns are {ours_are}, and those of the task are {', '.join(gold)[:_SHOWN]}"
-            )
-        found = dict(zip(renamed, found.values(), strict=True))
+    different = gold.keys() - table.keys() if strict else gold.keys() ^ table.keys()
+    if not different:
+        return table, gold
+
+    names = await judge.aligned([*table], [*gold])
+    renamed = [names.get(name, name) for name in table]
+    if {*task.keys} - {*renamed} if strict else sorted(renamed) != sorted(gold):
+        raise Unreadable(
+            f"its columns are {', '.join(table)[:_SHOWN]}, and those of the task are "
+            f"{', '.join(gold)[:_SHOWN]}"
+        )
+    return dict(zip(renamed, table.values(), strict=True)), gold
+
+
+async def _keyed_rows(
+    task: Task, table: Table, gold: Table, judge: Judge, *, strict: bool
+) -> tuple[list[Row], list[Row]]:
+    """Return the rows of both tables, each key once; keys of the response that mean the same as
+    gold keys are replaced by these.
+    """
     tables = (
-        [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-        for table in (found, gold)
+        [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        for columns in (table, gold)
     )
-    ours, theirs = (_unique(rows, lambda row: tuple(map(row.get, keys))) for rows in tables)
-    aligned = [name for name, rule in keys.items() if {"llm_judge", "exact_match"} & {*rule.metric}]
-    for name in aligned:
+    ours, theirs = (_unique(rows, lambda row: tuple(map(row.get, task.keys))) for rows in tables)
+    for name in _aligned_keys(task):
         same = await judge.aligned([row[name] for row in ours], [row[name] for row in theirs])
         ours = [row | {name: same.get(row[name], row[name])} for row in ours]
+    if not strict:
+        return ours, theirs
+    key = partial(_key, task, strict=True)
+    return _unique(ours, key), _unique(theirs, key)
+
+
+def _key(task: Task, row: Row, *, strict: bool) -> Hashable:
+    """Return the key of a row, as it is compared."""
+    rules = [(task.rules[name], row[name]) for name in task.keys]
     if strict:
-        ours = _unique(ours, key)
-        theirs = _unique(theirs, key)
-    by_key: dict[Hashable, list[Row]] = defaultdict(list)
-    for row in theirs:
-        by_key[key(row)].append(row)
-    pairs = [(row, other) for row in ours for other in by_key.get(key(row), ())]
-    columns = [[1.0] * len(pairs) for _ in keys]
-    for name in [name for name in gold if name not in keys]:
-        cells = [(row[name], other[name]) for row, other in pairs] if name in found else []
-        columns += (
-            await _column(task.rules[name], cells, judge, strict=strict)
-            if cells
-            else [[0.0] * len(pairs)]
-        )
-    by_row = _ratios(sum(map(min, zip(*columns, strict=True))), len(ours), len(theirs))
-    width = len(gold.keys() & found.keys())
-    by_item = _ratios(sum(map(sum, columns)), len(ours) * width, len(theirs) * len(gold))
-    whole = {*by_row, *by_item} == {1.0}
-    # The original's second way to success
-    if not (whole or strict or aligned) and [*found] == [*gold]:
-        rules = task.rules.items()
-        both = [
-            sorted([rule.prepared(row[name]) for name, rule in rules] for row in rows)
-            for rows in (ours, theirs)
-        ]
-        whole = both[0] == both[1]
-    scores = Scores(float(whole), *by_row, *by_item)
-    return (
-        scores
-        if scores.item_f1
-        else msgspec.structs.replace(scores, why=_nothing_scored([*map(key, ours)]))
-    )
+        return tuple(strict_value((*rule.metric, "exact_match")[0], cell) for rule, cell in rules)
+    return tuple(rule.prepared(cell) for rule, cell in rules)
+
+
+def _aligned_keys(task: Task) -> list[str]:
+    """Return the key columns in which a judge aligns values."""
+    return [name for name in task.keys if {"llm_judge", "exact_match"} & {*task.rules[name].metric}]
+
+
+def _equal_when_sorted(task: Task, ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
+    """Compare all prepared rows in sorted order, which is the original's second way to success."""
+    prepared = [
+        sorted([rule.prepared(row[name]) for name, rule in task.rules.items()] for row in rows)
+        for rows in (ours, theirs)
+    ]
+    return prepared[0] == prepared[1]
 
 
 def _nothing_scored(ours: Sequence[Hashable]) -> str:
-    """Return the reason why a table that was read scores nothing, from the keys of its rows."""
+    """Return why a readable table scores nothing, from the keys of its rows."""
     if not ours:
         return "its table has no rows"
     return f"none of its {len(ours)} rows has the key of a right one; its first is {ours[0]}"[
@@ -180,7 +218,7 @@ def _nothing_scored(ours: Sequence[Hashable]) -> str:
 async def _column(
     rule: Rule, cells: Sequence[tuple[str, str]], judge: Judge, *, strict: bool
 ) -> list[list[float]]:
-    """Scores of the cells of one column by each metric; strictly, by all of them together."""
+    """Return the scores of a column's cells by each metric; under strict rules, by all together."""
     prepared = [(rule.prepared(response), rule.prepared(target)) for response, target in cells]
     judged = (
         await judge.scores(prepared, str(rule.criterion))
@@ -202,12 +240,12 @@ async def _column(
 
 
 def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[Row]:
-    """The first row of each key."""
+    """Return the first row of each key."""
     return [*reversed({key(row): row for row in reversed(rows)}.values())]
 
 
 def _ratios(right: float, ours: int, theirs: int) -> tuple[float, float, float]:
-    """Precision, recall and F1."""
+    """Return precision, recall and F1."""
     precision = right / ours if ours else 0.0
     recall = right / theirs if theirs else 0.0
     both = precision + recall

@@ -135,5 +135,5 @@ def test_a_store_that_is_not_there_is_not_made(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert store.report() is None
-    assert "there is no such file" in capsys.readouterr().err
+    assert "no such file" in capsys.readouterr().err
     assert not (tmp_path / "runs.db").exists()

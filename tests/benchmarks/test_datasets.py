@@ -280,10 +280,10 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
             "q.jsonl:2: Expected `array`",
         ),
         ("q.jsonl", GOOD + '{"id": "2", "question": "Wh', "q.jsonl:2: .*truncated"),
-        ("q.jsonl", GOOD + '["Who?"]', "q.jsonl:2: not an object"),
+        ("q.jsonl", GOOD + '["Who?"]', "q.jsonl:2: must be a JSON object"),
         ("q.jsonl", GOOD.encode("utf-16"), "q.jsonl:1: "),
         ("q.jsonl", GOOD.encode() + GOOD.replace("Ana", "Anä").encode("latin-1"), "q.jsonl:2: "),
-        ("q.jsonl", "", "q.jsonl: holds no question"),
+        ("q.jsonl", "", "q.jsonl: has no questions"),
         ("q.jsonl.gz", gzip.compress(GOOD.encode(), mtime=0)[:-12], "q.jsonl.gz: cannot be read"),
         ("q.json", json.dumps([HOTPOT, HOTPOT])[:-9], "q.json: after item 1: .*premature EOF"),
         (
@@ -296,7 +296,7 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
             json.dumps([HOTPOT, HOTPOT | {"question": 1}]),
             "q.json, item 2: Expected `str`, got `int`",
         ),
-        ("q.json", json.dumps([HOTPOT, 1]), "q.json, item 2: not an object"),
+        ("q.json", json.dumps([HOTPOT, 1]), "q.json, item 2: must be a JSON object"),
         ("q.jsonl", json.dumps(MUSIQUE | {"answerable": False}), "q.jsonl:1: no answer"),
         (
             "q.jsonl",
@@ -320,7 +320,7 @@ def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
     assert [next(entries).where for _ in range(3)][-1].endswith("item 3")
     with pytest.raises(BadCorpus, match="after item 499"):
         list(entries)
-    with pytest.raises(BadCorpus, match=r"q.jsonl:1: .*this was read as hotpotqa"):
+    with pytest.raises(BadCorpus, match=r"q.jsonl:1: .*the row was read as hotpotqa"):
         list(read_entries(written(tmp_path / "q.jsonl", GOOD), "hotpotqa"))
 
 
@@ -441,10 +441,10 @@ def test_sample_then_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("listed", "why"),
     [
-        ("1\n3\n", "1 of what it leaves out is not among the 3 questions (3, …)"),
+        ("1\n3\n", "1 of its entries (3, …) are not among the 3 questions"),
         ("1\nx\n", "exclude.txt:2: not a position"),
-        ('{"outcome": "no_search", "id": "b-1"}\n', "not among the 3 questions (b-1, …)"),
-        ('{"outcome": "no_search"}\n', "exclude.txt:1: does not say which question"),
+        ('{"outcome": "no_search", "id": "b-1"}\n', "entries (b-1, …) are not among the 3 questions"),
+        ('{"outcome": "no_search"}\n', "exclude.txt:1: names no question"),
         ('{"outcome": "no_search", "id": "a-1"}\n{"outc', "exclude.txt:2: "),
         ('{"run_id": "r", "request": "A 1", "outcome": "no_search"}', ""),
     ],

@@ -134,7 +134,7 @@ def test_an_adapter_is_loaded_under_a_name_that_no_other_one_has(tmp_path: Path)
         (["--executors", "base", "base"], "names the same one twice"),
         (["--executors", "base", "trained"], "adapter_model.safetensors: is missing"),
         (["--delegators", "base", "teacher"], "adapter_model.safetensors: is missing"),
-        ([], "holds no question"),
+        ([], "has no questions"),
     ],
 )
 def test_what_cannot_be_evaluated(tmp_path: Path, options: list[str], why: str) -> None:
