@@ -73,7 +73,7 @@ async def litellm_proxy(
     with (folder / "litellm.log").open("wb") as log:
         command = f"--config {config.name} --host 127.0.0.1 --port {port} --num_workers 1"
         process = await asyncio.create_subprocess_exec(
-            *(python.with_name("litellm"), *command.split(), "--telemetry", "False"),
+            *(str(python.with_name("litellm")), *command.split(), "--telemetry", "False"),
             cwd=folder,
             env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"},
             stdout=log,

@@ -1,4 +1,4 @@
-"""Rows of a sweep, made up."""
+"""Made-up rows of a sweep."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}
 
 
 def total(role: str = "execution", tokens: int = 100, **fields: object) -> RoleTotal:
-    """What a role has spent on one answer."""
+    """Return the spending of a role on one answer."""
     known: dict[str, object] = dict.fromkeys(RoleTotal.__struct_fields__, 0)
     known |= {
         "role": role,
@@ -26,7 +26,7 @@ def total(role: str = "execution", tokens: int = 100, **fields: object) -> RoleT
 
 
 def row(question: str = "q1", **fields: object) -> Row:
-    """A rollout whose answer is right, but for `fields`."""
+    """Return a rollout with a right answer, changed by `fields`."""
     known: dict[str, object] = {
         "cell": "large + small",
         "topology": "factorized",
@@ -57,8 +57,8 @@ def row(question: str = "q1", **fields: object) -> Row:
 
 
 def grid(folder: Path) -> Path:
-    """The folder of a sweep over 8 questions, twice each, in which larger backbones answer more,
-    and larger executors a little more.
+    """Write a sweep over 8 questions with two rollouts each and return its folder. Larger backbones
+    answer more, and larger executors a little more.
     """
     pairs = [("large", executor) for executor in reversed(MODELS)]
     pairs += [("small", "large"), ("small", "small"), ("middle", "small")]
@@ -75,7 +75,7 @@ def grid(folder: Path) -> Path:
 
 
 def written(folder: Path, rows: Sequence[Row], questions: int = 8, rollouts: int = 2) -> Path:
-    """The folder of a sweep with these rows."""
+    """Write a sweep with these rows and return its folder."""
     folder.mkdir(exist_ok=True)
     asked = sorted({one.question_id for one in rows})
     others = [f"not asked yet {number}" for number in range(questions - len(asked))]

@@ -1,4 +1,4 @@
-"""What logged traffic cost, and what it would have cost: each figure worked out by hand."""
+"""Booked and estimated cost of logged traffic; each figure was computed by hand."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ PRICES = "[tiny]\nprompt = 0.1\ncompletion = 1.0\n[fixed]\nprompt = 2.0\ncomplet
 
 
 class Store:
-    """A store in a folder, with its prices beside it."""
+    """Store in a folder, with a file of prices."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder}/runs.db"
@@ -89,9 +89,7 @@ def test_what_if(store: Store) -> None:
 
 
 def test_one_unknown_makes_the_sum_unknown(store: Store) -> None:
-    """And not lower: a call without a price, and one that nobody counted, whatever the price of
-    its model is.
-    """
+    """A call without a price, and one without usage, make the sum unknown instead of lower."""
     uncounted = call(
         "r", 4, role="answer", model="fixed", usage=None, nano_usd=None, outcome="unavailable"
     )

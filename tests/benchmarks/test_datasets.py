@@ -335,7 +335,7 @@ def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_a_split_is_told_by_the_start_of_a_word(tmp_path: Path, name: str, split: str) -> None:
-    """Of the file's name; where it says several, or none, the questions are for testing."""
+    """The split is read from the file's name; with several splits or none it is `test`."""
     assert only(written(tmp_path / name, FLASHRAG)).split == split
 
 
@@ -399,9 +399,7 @@ def test_repeated_and_conflicting() -> None:
 
 
 def test_a_sample_is_the_same_again() -> None:
-    """The seed decides it; another data set beside does not change it; a small one is taken
-    whole.
-    """
+    """The seed decides the sample; other data sets do not change it; a small one is taken whole."""
     popqa = [question(str(n), f"{n}?", "x") for n in range(50)]
     others = [question(str(n), f"other {n}?", "x", dataset="nq") for n in range(5)]
     drawn = sample(popqa, 10, 1)
@@ -443,7 +441,10 @@ def test_sample_then_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         ("1\n3\n", "1 of its entries (3, …) are not among the 3 questions"),
         ("1\nx\n", "exclude.txt:2: not a position"),
-        ('{"outcome": "no_search", "id": "b-1"}\n', "entries (b-1, …) are not among the 3 questions"),
+        (
+            '{"outcome": "no_search", "id": "b-1"}\n',
+            "entries (b-1, …) are not among the 3 questions",
+        ),
         ('{"outcome": "no_search"}\n', "exclude.txt:1: names no question"),
         ('{"outcome": "no_search", "id": "a-1"}\n{"outc', "exclude.txt:2: "),
         ('{"run_id": "r", "request": "A 1", "outcome": "no_search"}', ""),

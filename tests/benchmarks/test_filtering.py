@@ -1,6 +1,4 @@
-"""A noisy teacher has the flaws it is said to have, and what the filter keeps is compared with
-gold.
-"""
+"""A noisy teacher has the given flaws, and the filter is compared with gold."""
 
 from itertools import islice
 
@@ -22,7 +20,7 @@ PAGES = [
 
 
 async def turn(teacher: NoisyTeacher, seed: int, searches: int = 1, *, last: bool = False) -> str:
-    """What it writes after so many searches."""
+    """Return the turn of a teacher after `searches` searches."""
     shown = (Message("assistant", search("Heat")), Message("user", prompts.documents(PAGES, last)))
     messages = (Message("system", ""), Message("user", "Who made Heat?"), *shown * searches)
     return (await teacher.complete(Prompt(messages, Sampling(seed=seed)))).text
@@ -77,7 +75,7 @@ def test_precision_and_recall() -> None:
 
 
 def test_gold_knows_every_sub_query_of_a_world() -> None:
-    """Those of all its questions, with their reports and searches."""
+    """Gold has the sub-queries of all questions, with their reports and searches."""
     world = World(3, "test")
     known = {question_key(one.text): one for one in _every_sub_query(world)}
     examiner = Examiner(world, Library(world))

@@ -1,4 +1,4 @@
-"""Ways to ask many times."""
+"""Load generators."""
 
 import asyncio
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from benchmarks.load import Ended, Outcomes, ask_until, at_rate, in_flight, quan
 
 
 async def test_so_many_at_once() -> None:
-    """Never more than asked for; results come in the order of what was asked."""
+    """No more than `concurrency` items are in flight; results have the order of the items."""
     now = 0
     most = 0
 
@@ -29,9 +29,7 @@ async def test_so_many_at_once() -> None:
 
 
 async def test_at_a_rate() -> None:
-    """Slow answers do not hold back what comes after them; the pace is the same for the same
-    seed.
-    """
+    """Slow answers do not delay later questions; the same seed gives the same pace."""
     loop = asyncio.get_running_loop()
 
     async def ask(_number: int) -> float:
@@ -46,13 +44,13 @@ async def test_at_a_rate() -> None:
 
 
 def test_quantiles() -> None:
-    """Of nothing, too."""
+    """Quantiles are values of the sample; without values they are 0."""
     assert [quantile(range(100), share) for share in (0.0, 0.5, 0.99, 1.0)] == [0, 50, 99, 99]
     assert quantile([], 0.5) == 0.0
 
 
 class Gateway:
-    """Answers, or fails."""
+    """Client of a gateway that answers or fails."""
 
     def __init__(self, error: GatewayError | None = None) -> None:
         self.error = error
@@ -76,9 +74,7 @@ class Gateway:
 async def test_questions_that_fail(
     reason: str, code: grpc.StatusCode, outcome: str, typed: bool
 ) -> None:
-    """An error of the gateway's own, or the client's own deadline, is typed; anything else is
-    not.
-    """
+    """Errors of the gateway and the client's own deadline are typed; other errors are not."""
     ended = await ask_until(
         cast(AsyncClient, Gateway(GatewayError("no", code, reason))), "Who?", 5.0
     )
@@ -87,7 +83,7 @@ async def test_questions_that_fail(
 
 
 async def test_questions_that_are_answered() -> None:
-    """With what the answer says that it took."""
+    """The result has attempts and tokens of the answer."""
     ended = await ask_until(cast(AsyncClient, Gateway()), "Who?", 5.0)
     assert (ended.outcome, ended.run_id, ended.attempts, ended.tokens) == (
         "answered",

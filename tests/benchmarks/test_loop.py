@@ -1,4 +1,4 @@
-"""The clients of the loop."""
+"""Clients of the training loop."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +15,7 @@ VERSION = "executor-000001"
 
 
 class Gateway:
-    """Knows every second answer, and fails where it is told to."""
+    """Gateway that knows every second answer and fails on given questions."""
 
     def __init__(self, fails: tuple[str, ...] = (), decides_at: int = 0, reason: str = "") -> None:
         self.asked: list[str] = []
@@ -25,7 +25,7 @@ class Gateway:
         self._reason = reason
 
     async def ask(self, question: str) -> Any:
-        """An answer, where there is one."""
+        """Answer, or fail."""
         self.asked.append(question)
         if question in self._fails:
             raise GatewayError("away", grpc.StatusCode.UNAVAILABLE, self._reason)
@@ -34,11 +34,11 @@ class Gateway:
         )
 
     async def feedback(self, run_id: str, *, right_answer: str) -> None:
-        """Take it."""
+        """Keep the right answer."""
         self.gold.append(right_answer)
 
     async def versions(self) -> list[ExecutorVersion]:
-        """One, which becomes active after some answers."""
+        """Return one version, which becomes active after some answers."""
         active = self._decides_at and len(self.asked) >= self._decides_at
         state = "EXECUTOR_VERSION_STATE_ACTIVE" if active else "EXECUTOR_VERSION_STATE_CANARY"
         return [ExecutorVersion(version=VERSION, state=state)]
@@ -51,13 +51,13 @@ QUESTIONS = [
 
 
 async def asked(gateway: Gateway, *, feedback: bool = True) -> tuple[int, int, int]:
-    """Sums of the logged questions."""
+    """Return the counts of the logged questions."""
     found = await Asking(cast(AsyncClient, gateway), 2).all("logged", QUESTIONS, feedback=feedback)
     return found.questions, found.right, found.failed
 
 
 async def test_every_question_once() -> None:
-    """Right answers are told, and requests that fail are counted."""
+    """Right answers are sent as feedback, and failed requests are counted."""
     gateway = Gateway(fails=("3",))
     assert await asked(gateway) == (9, 3, 1)
     assert sorted(gateway.asked) == [str(number) for number in range(9)]
@@ -65,12 +65,12 @@ async def test_every_question_once() -> None:
 
 
 async def test_a_model_that_cannot_be_understood_is_wrong() -> None:
-    """Which is no request that fails: nothing but the model is to blame."""
+    """Malformed output is a wrong answer, not a failed request."""
     assert await asked(Gateway(fails=("3",), reason="MALFORMED_OUTPUT")) == (9, 3, 0)
 
 
 async def test_held_out_answers_are_not_told() -> None:
-    """Nobody may learn from them."""
+    """Held-out answers are not sent as feedback, so that no training sees them."""
     gateway = Gateway()
     assert await asked(gateway, feedback=False) == (9, 4, 0)
     assert gateway.gold == []
@@ -80,7 +80,7 @@ async def test_held_out_answers_are_not_told() -> None:
 async def test_asking_until_there_is_a_decision(
     decides_at: int, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or until nothing is left to ask."""
+    """Clients ask until the gate has decided or no question is left."""
     monkeypatch.setattr("benchmarks.loop._LAST_TRIALS_S", 0.01)
     gateway = Gateway(decides_at=decides_at)
     found, sums = await Asking(cast(AsyncClient, gateway), 2).until_decided(

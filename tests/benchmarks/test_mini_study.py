@@ -1,4 +1,4 @@
-"""The study in miniature, up to where models work."""
+"""The study in miniature, without running models."""
 
 import json
 import re
@@ -16,8 +16,8 @@ from serving.documents.source import find_sources
 
 
 def test_the_plan_can_be_read(tmp_path: Path) -> None:
-    """Both sweeps, each model alone, and with itself; no more engines for a pair than may run
-    side by side.
+    """The plan has both sweeps, each model as single agent and with itself; no pair needs more
+    engines than may run.
     """
     assert tuple(LADDER) == SIZES
     for number, size in enumerate(SIZES, 1):
@@ -55,9 +55,7 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
 
 
 def test_a_compositional_study(tmp_path: Path) -> None:
-    """The large model answers, whichever delegates and executes; its questions are of the other
-    language.
-    """
+    """The large model always answers; the questions are compositional."""
     for size in SIZES:
         (tmp_path / "models" / size).mkdir(parents=True)
         (tmp_path / "models" / size / "model.safetensors").write_bytes(bytes(2000))
@@ -70,7 +68,7 @@ def test_a_compositional_study(tmp_path: Path) -> None:
 
 
 def test_the_models_that_come_with_it(tmp_path: Path) -> None:
-    """Are of the sizes that are told of them, and read what the answerer reads."""
+    """Shipped models have the documented sizes and the tokenizer of the answerer."""
     plan = read_plan(write_study(Options(work=tmp_path, worlds=(21,), questions=1)))
     sizes = [round((model.parameters or 0.0) / 1e6, 2) for model in plan.models.values()]
     assert sizes == pytest.approx([0.25, 0.5, 1.8], rel=0.1)
@@ -82,7 +80,7 @@ def test_the_models_that_come_with_it(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    """Is named, before anything is asked."""
+    """A missing model is named before anything is written."""
     missing = re.escape(str(tmp_path / "small" / "model.safetensors"))
     with pytest.raises(BadConfig, match=f"--models: {missing}: No such file"):
         write_study(Options(work=tmp_path / "work", models=tmp_path))

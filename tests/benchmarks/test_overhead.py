@@ -1,4 +1,4 @@
-"""The benchmark of the gateway's own costs, and the bare pipelines beside it."""
+"""The benchmark of the gateway's own cost, and its bare pipelines."""
 
 import json
 from collections.abc import AsyncIterator
@@ -53,7 +53,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("part", VARIANTS)
 def test_parts(part: str, tmp_path: Path) -> None:
-    """Each measures all of its variants; calls take the time that they take."""
+    """Each part measures all of its variants."""
     out = tmp_path / "out.json"
     assert (
         main(
@@ -75,7 +75,7 @@ def test_parts(part: str, tmp_path: Path) -> None:
 
 
 class Seen:
-    """Calls, as the models saw them."""
+    """Calls that the models received."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ class Seen:
         self._write = writes(at_once)
 
     async def play(self, request: web.Request) -> web.StreamResponse:
-        """Answer, and note who asked for what."""
+        """Answer, and keep body and connection."""
         body = await request.json()
         self.bodies.append(
             {name: value for name, value in body.items() if name != "structured_outputs"}
@@ -94,14 +94,14 @@ class Seen:
 
 @pytest.fixture
 async def seen() -> AsyncIterator[tuple[Seen, str, str]]:
-    """Calls so far, the models' base URL, and the address of a retrieval."""
+    """Yield the received calls, the models' base URL, and a retrieval address."""
     calls = Seen()
     async with played(calls.play) as (models, address):
         yield calls, models.base_url, address
 
 
 async def asked_at(opened: AbstractAsyncContextManager[Child]) -> AnswerResponse:
-    """The answer of a gateway or a pipeline."""
+    """Ask a gateway or a pipeline."""
     async with opened as process, AsyncClient(process.words[0]) as client:
         return await client.ask(QUESTION)
 
@@ -110,7 +110,7 @@ async def asked_at(opened: AbstractAsyncContextManager[Child]) -> AnswerResponse
 async def test_pipelines_ask_what_the_gateway_asks(
     name: str, seen: tuple[Seen, str, str], tmp_path: Path
 ) -> None:
-    """The same eight calls, word for word, over connections that are kept, and the same answer."""
+    """Pipelines make the same eight calls, over one connection, and give the same answer."""
     models, base_url, address = seen
     expected = await asked_at(gateway(canned_config(tmp_path / "config", [base_url], address)))
     asked = models.bodies
@@ -135,20 +135,20 @@ async def test_pipelines_ask_what_the_gateway_asks(
 
 @pytest.mark.parametrize("name", ["P1", "P2"])
 async def test_pipelines_fail(name: str) -> None:
-    """They do not take an error for an answer."""
+    """Pipelines raise if a model call fails."""
     async with played(fails(500, "no")) as (models, _), calls(name, models.base_url) as call:
         with pytest.raises((RolegateError, aiohttp.ClientError)):
             await Pipeline(call, in_process).answer(QUESTION)
 
 
 def test_work_that_overlaps_counts_once() -> None:
-    """Models are at work from the first of several calls to the last."""
+    """Overlapping calls count once."""
     assert together_s([]) == 0.0
     assert together_s([(1.0, 4.0), (6.0, 8.0), (2.0, 3.0), (3.5, 5.0)]) == 6.0
 
 
 async def test_log(tmp_path: Path) -> None:
-    """What was written is there in order, and a sync is waited for."""
+    """Records are in the file in order after a sync."""
     log = RunLog(tmp_path / "log")
     for number in range(3):
         log.write("run", number)
@@ -157,7 +157,7 @@ async def test_log(tmp_path: Path) -> None:
 
 
 async def test_turns() -> None:
-    """All variants in each round, there and back, after one that does not count."""
+    """All variants run in each round, in alternating order, after a warm-up round."""
     order: list[tuple[str, int]] = []
 
     def variant(name: str) -> Any:
@@ -173,9 +173,7 @@ async def test_turns() -> None:
 
 
 def test_figures_with_their_spread() -> None:
-    """Rounds are drawn alike for both sides of a ratio, so that what all variants of a round
-    suffer falls out.
-    """
+    """Both sides of a ratio use the same rounds, so that a slow round cancels out."""
     slow = [Round([4.0 * weather], 2.0 * weather) for weather in (1, 5, 9)]
     found = {"slow": slow, "quick": [Round([2.0 * weather], weather) for weather in (1, 5, 9)]}
     half = figure(Wanted("half", cpu, "quick", "slow", most=0.6), found)

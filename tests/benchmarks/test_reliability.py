@@ -1,4 +1,4 @@
-"""The benchmark of kills and of failing upstreams."""
+"""The benchmark of kills and failing upstreams."""
 
 import json
 import sqlite3
@@ -39,7 +39,7 @@ def failed(ones: Sequence[Ended], late: Sequence[Ended] = (), found: Accounts = 
 
 
 def test_what_did_not_hold_is_named() -> None:
-    """One check fails for each fault."""
+    """Each fault fails one check."""
     assert failed([ended(), ended("OUT_OF_TIME")]) == []
     assert failed([ended()], [ended()]) == [LATE]
     assert failed([ended(), ended("INTERNAL", typed=False)]) == [
@@ -62,7 +62,7 @@ def test_what_did_not_hold_is_named() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], int]:
-    """A few questions, some of whose calls fail: the store, the figures, and the exit status."""
+    """Run a few questions with failing calls; return store, figures and exit status."""
     folder = tmp_path_factory.mktemp("reliability")
     options = [
         "--parts",
@@ -83,9 +83,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any],
 
 
 def test_questions_through_faults_end_well(run: tuple[Path, dict[str, Any], int]) -> None:
-    """All of them end, and every attempt is booked; whether memory stays as it is cannot be
-    seen in so few.
-    """
+    """All questions end and every attempt is booked. So few questions say nothing of memory."""
     _, figures, _ = run
     wrong = {check["check"] for check in figures["checks"] if not check["held"]}
     assert wrong <= {
@@ -115,7 +113,7 @@ def test_questions_through_faults_end_well(run: tuple[Path, dict[str, Any], int]
 def test_accounts_tell_what_is_missing(
     run: tuple[Path, dict[str, Any], int], tmp_path: Path, change: str, differs: str
 ) -> None:
-    """Whatever is taken from a store, or changed in it, is told."""
+    """Each removed or changed row of the store is reported."""
     (copy := tmp_path / "runs.db").write_bytes(run[0].read_bytes())
     with sqlite3.connect(copy) as database:
         rows = database.execute(
@@ -150,7 +148,7 @@ def test_accounts_tell_what_is_missing(
 
 
 async def test_runs_that_go_on(tmp_path: Path) -> None:
-    """Through any number of kills, what was completed once is not to be shown to a model again."""
+    """A call that completed before any number of kills and is made again is reported."""
     database = await Database.open(f"sqlite:///{tmp_path}/runs.db")
     cut = stored.run(
         "run-1",
@@ -197,9 +195,7 @@ async def test_runs_that_go_on(tmp_path: Path) -> None:
     ],
 )
 def test_kills_lose_nothing(tmp_path: Path, part: str, store: str) -> None:
-    """A gateway that is killed again and again has all that was acknowledged, and books what
-    its upstreams count.
-    """
+    """A repeatedly killed gateway keeps every acknowledged run and books its upstreams' counts."""
     out = tmp_path / "out.json"
     options = [
         "--kills",
@@ -221,7 +217,7 @@ def test_kills_lose_nothing(tmp_path: Path, part: str, store: str) -> None:
 
 @pytest.mark.postgres
 def test_gateways_that_share_a_quota(tmp_path: Path) -> None:
-    """They come and go, and spend no more than it is; what is left in the end is told."""
+    """Gateways that are killed and paused spend no more than the quota, and report the rest."""
     out = tmp_path / "out.json"
     main(["reliability", "--parts", "gateways", "--quick", "--gateways", "2", "--json", str(out)])
     figures = json.loads(out.read_bytes())

@@ -1,4 +1,4 @@
-"""A report: what is in its tables and files, and what never stands together."""
+"""Tables and files of a report."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.benchmarks.study_rows import grid, row, total, written
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of a sweep that was made up."""
+    """Write a report of a made-up sweep."""
     made = tmp_path_factory.mktemp("study")
     measure(Options(results=grid(made / "results"), out=made / "report"))
     return made
@@ -32,9 +32,7 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_the_papers_tables(folder: Path) -> None:
-    """Each has the models that the paper's has: those of one role, beside a fixed one in the
-    other.
-    """
+    """Each table has the models of the paper's: one role varies while the other is fixed."""
     assert {path.suffix for path in (folder / "report").iterdir()} == {
         ".md",
         ".html",
@@ -96,7 +94,7 @@ def test_published_figures_stand_apart(folder: Path) -> None:
 
 
 def test_the_same_rows_make_the_same_report(folder: Path, tmp_path: Path) -> None:
-    """In whatever order they were written: who was quicker shows nowhere."""
+    """The order of the rows in the file does not change the report."""
     again = grid(tmp_path / "results")
     lines = (again / "results.jsonl").read_bytes().splitlines(keepends=True)
     (again / "results.jsonl").write_bytes(b"".join(reversed(lines)))
@@ -165,9 +163,7 @@ def tables(folder: Path, rows: list[Row], questions: int = 1) -> dict[str, Repor
 
 
 def test_a_data_set_that_a_pair_has_not_reached(tmp_path: Path) -> None:
-    """Has its column, with a dash there: every score stands under its own heading, in whatever
-    order pairs got on.
-    """
+    """An unreached data set has a column with dashes, and the order of rows moves no score."""
     models = [("small", "small"), ("large", "small"), ("large", "large"), ("small", "large")]
     films = [pair(*both, dataset="films", accepted=False) for both in models]
     books = [pair(*both, question="b", dataset="books") for both in models[::2]]
@@ -202,7 +198,7 @@ def test_limits_of_turns_stand_apart(tmp_path: Path) -> None:
 
 
 def test_a_homogeneous_pair_beside_a_factorized_one(tmp_path: Path) -> None:
-    """Of the same model: neither hides the other."""
+    """A homogeneous and a factorized pair of the same models both have rows."""
     models = ("small", "large")
     made = [pair(backbone, executor) for backbone in models for executor in models]
     found = tables(

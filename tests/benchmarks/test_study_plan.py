@@ -32,8 +32,8 @@ def write(folder: Path, pairs: str = PAIRS, models: str = MODELS, head: str = HE
 
 
 def test_models_stand_in_their_roles(tmp_path: Path) -> None:
-    """What a model does not say is the role's; a model of another name does not inherit where
-    the role's is served.
+    """Missing keys of a model are the role's, but a model with another name has its own
+    endpoint.
     """
     more = (
         '[[pairs]]\nbackbone = ["big"]\ntopology = "homogeneous"\n[[pairs]]\nbackbone = ["small"]\n'
@@ -56,9 +56,7 @@ def test_models_stand_in_their_roles(tmp_path: Path) -> None:
 
 
 def test_limits_of_turns_are_cells(tmp_path: Path) -> None:
-    """Every pair once for each; names tell those that are not the config's, whatever stands
-    beside them.
-    """
+    """Each pair has a cell for each turn limit; names show limits other than the config's."""
     cells = cells_of(read_plan(write(tmp_path, head=f"{HEAD}max_turns = [3, 4]\n")))
     limits = [
         (cell.name, cell.config.search.max_turns, cell.config.search.max_searches) for cell in cells
@@ -140,7 +138,7 @@ def test_engines_that_run_together(tmp_path: Path) -> None:
 
 
 def test_other_weights_under_the_same_name_are_another_sweep(tmp_path: Path) -> None:
-    """From another folder or trained anew in the same one; the same ones may move."""
+    """Other weights are refused, also in the same folder; the same weights may move."""
     models = '[models.own]\nsettings = { model = "own", engine = "own" }\n'
     file = write(tmp_path, '[[pairs]]\nbackbone = ["own"]\nexecutor = ["own"]\n', models)
     (tmp_path / "q.jsonl").write_text('{"id": "1", "question": "Who?", "answer": "me"}\n')

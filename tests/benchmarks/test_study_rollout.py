@@ -127,7 +127,7 @@ def test_the_first_report_that_misses_tells(
 
 
 def test_the_supporting_passage_counts_as_shown() -> None:
-    """Whatever words it has for the answer; elsewhere, whole words count, once normalised."""
+    """The supporting passage counts with any words; in others, whole normalised words count."""
     question = msgspec.structs.replace(QUESTION, decomposition=(SubQuestion("?", "II", "p"),))
     assert lost_in_execution(question, [executed("the second", "I")]) == "reading"
     assert holds(["It is by Michael Mann, of course."], "the Michael Mann")

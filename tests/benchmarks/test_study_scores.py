@@ -58,12 +58,14 @@ def test_compared_by_question() -> None:
     ],
 )
 def test_the_pareto_front(points: list[tuple[float, float]], front: list[int]) -> None:
-    """What nothing beats in one without losing in the other."""
+    """A point is on the front if no other is better in one value and at least equal in the
+    other.
+    """
     assert pareto_front(points) == front
 
 
 def test_sums_of_roles() -> None:
-    """What is unknown of one stays out of the sum; the cost is then unknown, and not lower."""
+    """Unknown values are left out of sums; the cost is then unknown, not lower."""
     one = total(tokens=100, cached_tokens=40)
     other = total(tokens=50, attempts_without_cost=1, nano_usd=None)
     (both,) = merged([one, other])

@@ -94,7 +94,7 @@ topology = "no_retrieval"
 
 @pytest.fixture
 def ran(rolegate: Rolegate) -> Ran:
-    """Runs a command beside the servers of this process: its exit status, and what it printed."""
+    """Run a command in a thread; return its exit status and its output."""
 
     async def run(*arguments: object) -> tuple[int, str]:
         ended = await asyncio.to_thread(rolegate, "bench", *arguments)
@@ -104,7 +104,7 @@ def ran(rolegate: Rolegate) -> Ran:
 
 
 def rows(folder: Path) -> list[Row]:
-    """What was found, but for the time that it took, in an order of its own."""
+    """Return the rows without latencies, sorted."""
     untimed = (
         msgspec.structs.replace(row, latency_s=None) for row in read_rows(folder / "results.jsonl")
     )
@@ -112,12 +112,12 @@ def rows(folder: Path) -> list[Row]:
 
 
 def unchecked(found: list[Row]) -> list[Row]:
-    """The same but for who has paid for a verdict that several rows share: whoever was first."""
+    """Return the rows without checking costs, which the first row with a shared verdict has."""
     return [msgspec.structs.replace(row, checking=(), checked=()) for row in found]
 
 
 def checking(found: list[Row]) -> dict[str, RoleTotal]:
-    """What judging and attributing took in all, by role."""
+    """Return the total cost of judging and attributing by role."""
     return {one.role: one for one in merged(one for row in found for one in row.checking)}
 
 

@@ -33,7 +33,7 @@ from benchmarks.widesearch.cell_rules import (
     ],
 )
 def test_the_first_number(text: str, number: str) -> None:
-    """Without commas, with its sign and a percent sign that follows at once."""
+    """The number has no commas, its sign, and a directly following percent sign."""
     assert PREPROCESS["extract_number"](text) == number
 
 
@@ -134,7 +134,7 @@ def test_each_text_is_its_own_equal(text: str, criterion: float) -> None:
     "piece", ["1", "1.", "-", ".", "http://", "https://a.org ", "1,", "%", " ", "<br>", "年"]
 )
 def test_rules_end(piece: str) -> None:
-    """A megabyte of anything is compared at once."""
+    """A megabyte of anything is compared quickly."""
     begun = time.process_time()
     text = piece * (1_000_000 // len(piece))
     metrics: tuple[Metric, ...] = (

@@ -95,7 +95,7 @@ class GoldTable:
         )
 
     def register(self, number: int) -> str:
-        """The title of a part of the register: a word of its own, by which the index finds it."""
+        """Return the title of a part of the register, a unique word that the index finds."""
         return f"{self.id}part{number}".replace("_", "")
 
     def scored(self, *, blank: bool) -> Task:
@@ -264,9 +264,7 @@ class Filled:
         return f"```markdown\n{shown}```"
 
     def supports(self, made_up: Collection[str] = ()) -> dict[str, Counter[Support]]:
-        """Of the claims of right rows' cells, keys apart: those that are true, made up and
-        copied, by their support.
-        """
+        """Count the true, made-up and copied claims of right rows, without keys, by support."""
         gold = {self.table.title(row): row for row in self.table.rows}
         found: dict[str, Counter[Support]] = {
             "true": Counter(),
@@ -409,9 +407,8 @@ def _sizes(name: str, group: Sequence[Filled]) -> dict[str, object]:
 
 
 async def test_fabrication(tmp_path: Path) -> None:
-    """Of cells that are made up, no passage holds the value. Those copied from another row may
-    stand in a passage about that one, but are hardly ever stated: where they are, this row has the
-    value in another column.
+    """No passage holds a made-up value. A copied value may be in a passage about its own row, but
+    is hardly ever stated; if it is, this row has the value in another column.
     """
     tables = [GoldTable(task) for task in read_tasks(DATA) if task.rows <= 60]
     reader = Reader(tables, invents=0.1)

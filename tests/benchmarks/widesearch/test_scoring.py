@@ -283,7 +283,7 @@ def gold_tables(draw: st.DrawFn) -> Task:
 
 @given(gold_tables(), st.randoms(use_true_random=False))
 async def test_the_gold_table_is_right(asked: Task, random: Random) -> None:
-    """Strictly, whatever stands in its cells; the order of rows and of columns changes nothing."""
+    """The gold table is right under strict rules, in any order of rows and columns."""
     rows = list(zip(*asked.gold.values(), strict=True))
     random.shuffle(rows)
     shuffled: Table = dict(zip(asked.gold, map(list, zip(*rows, strict=True)), strict=True))
@@ -293,7 +293,7 @@ async def test_the_gold_table_is_right(asked: Task, random: Random) -> None:
 
 @given(gold_tables(), gold_tables())
 async def test_strict_scores_are_shares(asked: Task, other: Task) -> None:
-    """Of 1, whatever is answered."""
+    """Strict scores of any answer are between 0 and 1."""
     assert all(
         0 <= value <= 1 for value in values(await scored(asked, markdown(other.gold), "strict"))
     )

@@ -107,7 +107,7 @@ def test_types(column: str, text: str) -> None:
     ],
 )
 def test_the_plain_reader(response: str, found: Table) -> None:
-    """What stands in the cells stays as it is; cells too many are dropped, missing ones empty."""
+    """Cells keep their text; extra cells are dropped, missing ones are empty."""
     assert plain_table(response) == found
 
 

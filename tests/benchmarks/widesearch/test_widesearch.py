@@ -170,8 +170,8 @@ def test_tasks_that_cannot_be_read(folder: Path) -> None:
 
 
 async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
-    """Each run of each task once, whatever is asked again; what fails is asked for by the same
-    command. The figures say what it took.
+    """Each run of each task is asked once; the same command asks failed ones again. The figures
+    have the tokens.
     """
     names = [f"t{number}" for number in range(3)]
     world = World(4)
@@ -273,7 +273,7 @@ async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_two_files(folder: Path, tmp_path: Path) -> None:
-    """Of the same tasks: how much better the first is, with an interval that pairs them by task."""
+    """Two files of responses are compared with an interval that pairs them by task."""
     file = responses(folder, ("t1", RIGHT), ("t2", RIGHT))
     told = tmp_path / "figures.json"
     other = responses(tmp_path, ("t1", HALF), ("t2", HALF))
