@@ -38,7 +38,10 @@ class Adapters:
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, base_url: str, api_key: str | None = None
+        self,
+        session: aiohttp.ClientSession,
+        base_url: str,
+        api_key: str | None = None,
     ) -> None:
         """`base_url`: as for `OpenAIHTTP`."""
         self._session = session
@@ -77,7 +80,12 @@ class Adapters:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._post(self._base_url, "unload", {"lora_name": name})
 
-    async def _post(self, base_url: str, action: str, fields: dict[str, str]) -> tuple[int, bytes]:
+    async def _post(
+        self,
+        base_url: str,
+        action: str,
+        fields: dict[str, str],
+    ) -> tuple[int, bytes]:
         url = f"{base_url}/{action}_lora_adapter"
         async with self._session.post(url, json=fields, headers=self._headers) as reply:
             return reply.status, await read_body(reply)

@@ -113,7 +113,12 @@ class ConnectionPool:
                 connection.close()
         await asyncio.sleep(0)  # which closes their sockets
 
-    async def post(self, target: Target, request: Callable[[], bytes], reader: Reader) -> None:
+    async def post(
+        self,
+        target: Target,
+        request: Callable[[], bytes],
+        reader: Reader,
+    ) -> None:
         """Send one request, and return once its reply has ended or its reader wants no more.
 
         `request` builds the request when it can leave, so that it takes no memory before or after.

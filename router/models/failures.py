@@ -37,7 +37,10 @@ class Secrets:
     """Strings to hide in texts: a key, and the strings in a table of settings."""
 
     def __init__(
-        self, key: str | None, settings: Mapping[str, object] | None = None, address: str = ""
+        self,
+        key: str | None,
+        settings: Mapping[str, object] | None = None,
+        address: str = "",
     ) -> None:
         """`address`: the endpoint's, perhaps with user and password."""
         nested = (text for text in _strings(settings or {}) if len(text) >= _SHORTEST_NESTED)
@@ -177,7 +180,10 @@ class Upstream:
         self._secrets = Secrets(api_key, extra_body, address)
 
     def from_status(
-        self, status: int, said: str, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        said: str,
+        headers: Mapping[str, str] | None = None,
     ) -> UpstreamError:
         """Return the error for an HTTP status. `said`: the server's words. `headers`: the reply's,
         with names in lower case or case-insensitive.
@@ -206,7 +212,10 @@ class Upstream:
         return UpstreamRefused(f"{message}; {hint}", endpoint=self._endpoint, lasting=lasting)
 
     def from_report(
-        self, code: str | int | None, said: str, kind: str | None = None
+        self,
+        code: str | int | None,
+        said: str,
+        kind: str | None = None,
     ) -> UpstreamError:
         """Return the error that a reply with status 200 reports, by its code or kind; an unknown
         one counts as the server's failure.

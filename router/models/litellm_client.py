@@ -69,7 +69,13 @@ class LiteLLMModel:
         streamed.take_whole(reply)
         return self._completion(streamed)
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+    async def stream(
+        self,
+        prompt: Prompt,
+        on_delta: OnDelta,
+        *,
+        live: bool = True,
+    ) -> Completion:
         """See `Model`."""
         chunks = await self._call(prompt, stream=True, options={"include_usage": True})
         try:
@@ -101,7 +107,11 @@ class LiteLLMModel:
         return output
 
     async def _call(
-        self, prompt: Prompt, *, stream: bool = False, options: Mapping[str, bool] | None = None
+        self,
+        prompt: Prompt,
+        *,
+        stream: bool = False,
+        options: Mapping[str, bool] | None = None,
     ) -> Any:
         """Return LiteLLM's reply, or its iterator of chunks."""
         if self._litellm is None:
@@ -181,7 +191,12 @@ def _cause(error: BaseException, before: BaseException | None) -> aiohttp.Client
     return None
 
 
-def _count(litellm: Any, name: str, prompt: Prompt, text: str) -> Usage | None:
+def _count(
+    litellm: Any,
+    name: str,
+    prompt: Prompt,
+    text: str,
+) -> Usage | None:
     """Estimate the tokens; None for a model that is not OpenAI's or unknown to tiktoken."""
     try:
         importlib.import_module("tiktoken").encoding_name_for_model(name)

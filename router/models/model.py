@@ -168,7 +168,13 @@ class Model(Protocol):
     async def complete(self, prompt: Prompt) -> Completion:
         """Return the whole output."""
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+    async def stream(
+        self,
+        prompt: Prompt,
+        on_delta: OnDelta,
+        *,
+        live: bool = True,
+    ) -> Completion:
         """Return the whole output, and pass it on as it is written. `live`: pass each piece on
         immediately; otherwise pieces after the first may be grouped.
         """
@@ -191,7 +197,10 @@ def largest(earlier: Usage | None, later: Usage | None) -> Usage | None:
 
 
 def end_at_stop(
-    text: str, stop: tuple[str, ...], finish_reason: str, matched: str | None
+    text: str,
+    stop: tuple[str, ...],
+    finish_reason: str,
+    matched: str | None,
 ) -> tuple[str, str]:
     """Return `text` up to the end of its first stop string, and its finish reason.
 
@@ -239,7 +248,13 @@ class ScriptedModel:
         read = sum(len(message.content.split()) for message in prompt.messages)
         return Usage(read, len(text.split()))
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+    async def stream(
+        self,
+        prompt: Prompt,
+        on_delta: OnDelta,
+        *,
+        live: bool = True,
+    ) -> Completion:
         """Return the next answer, and pass it on word by word."""
         completion = await self.complete(prompt)
         if completion.reasoning:

@@ -153,7 +153,13 @@ class OpenAIHTTP:
         """See `Model`."""
         return await self._ask(prompt, None)
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+    async def stream(
+        self,
+        prompt: Prompt,
+        on_delta: OnDelta,
+        *,
+        live: bool = True,
+    ) -> Completion:
         """See `Model`."""
         return await self._ask(prompt, on_delta, live=live)
 
@@ -186,7 +192,11 @@ class OpenAIHTTP:
         return None
 
     async def _ask(
-        self, prompt: Prompt, on_delta: OnDelta | None, *, live: bool = True
+        self,
+        prompt: Prompt,
+        on_delta: OnDelta | None,
+        *,
+        live: bool = True,
     ) -> Completion:
         """Return the output, streamed if `on_delta` is given.
 
@@ -237,7 +247,10 @@ class OpenAIHTTP:
         return output
 
     async def _post(
-        self, prompt: Prompt, body: Callable[[], dict[str, Any]], reply: "_Reply"
+        self,
+        prompt: Prompt,
+        body: Callable[[], dict[str, Any]],
+        reply: "_Reply",
     ) -> None:
         """Send a request and feed its reply to `reply`. Raises for every status but 200."""
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
@@ -311,7 +324,12 @@ class _Reply:
     """
 
     def __init__(
-        self, upstream: Upstream, streamed: StreamedReply, max_tokens: int = 0, *, live: bool = True
+        self,
+        upstream: Upstream,
+        streamed: StreamedReply,
+        max_tokens: int = 0,
+        *,
+        live: bool = True,
     ) -> None:
         self._upstream = upstream
         self.streamed = streamed

@@ -189,7 +189,12 @@ class StreamedReply:
         if kept_text or kept_thought:
             self._add(kept_text, kept_thought)
 
-    def _separated(self, thoughts: Thoughts, text: str, reasons: bool) -> tuple[str, str]:
+    def _separated(
+        self,
+        thoughts: Thoughts,
+        text: str,
+        reasons: bool,
+    ) -> tuple[str, str]:
         """Return a piece's text and the thoughts marked in it; `reasons`: whether the engine
         separates reasoning itself.
         """

@@ -63,7 +63,10 @@ class Reading(NamedTuple):
 
 
 def read_report(
-    schema: Schema, ask: Ask, execution: Execution, max_rows: int = sys.maxsize
+    schema: Schema,
+    ask: Ask,
+    execution: Execution,
+    max_rows: int = sys.maxsize,
 ) -> Reading:
     """Return the rows and values in the report of an ask, each with its support.
 
@@ -252,7 +255,11 @@ class Assembly:
                 self._changed.setdefault(home, set())
 
     def _row(
-        self, home: RowKey, members: Sequence[Found], before: Row | None, columns: Collection[str]
+        self,
+        home: RowKey,
+        members: Sequence[Found],
+        before: Row | None,
+        columns: Collection[str],
     ) -> Row:
         """Make a row. `before`: its last state, which new reports change in `columns` only."""
         given = self._given.get(home)
@@ -296,7 +303,12 @@ def _is_about(tie: Tie, parts: set[str]) -> bool:
     return not parts.isdisjoint(tie.before + tie.after)
 
 
-def _cell(column: Column, given: str, claims: Sequence[Claim], exhausted: bool) -> Cell:
+def _cell(
+    column: Column,
+    given: str,
+    claims: Sequence[Claim],
+    exhausted: bool,
+) -> Cell:
     """Return the cell of claims, which come the best supported first, then by rank."""
     finer = _finer({claim.canonical for claim in claims}) if column.type == "date" else {}
     groups: dict[str, list[Claim]] = {}

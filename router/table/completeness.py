@@ -52,7 +52,11 @@ def completeness(table: Table, occasions: Collection[Ask]) -> Completeness:
     )
 
 
-def chao1(seen: int, once: int, twice: int) -> tuple[float, float]:
+def chao1(
+    seen: int,
+    once: int,
+    twice: int,
+) -> tuple[float, float]:
     """Estimate the number of rows and its upper bound from the rows seen by any, by exactly one and
     by exactly two discoveries. The variance is equation 6 of EstimateS.
     """

@@ -26,7 +26,11 @@ class TableCost(NamedTuple):
     """
 
 
-def table_cost(table: Table, asks: Sequence[Ask], calls: Iterable[Call]) -> TableCost:
+def table_cost(
+    table: Table,
+    asks: Sequence[Ask],
+    calls: Iterable[Call],
+) -> TableCost:
     """Split the cost of calls in whole numbers: that of a discovery over the rows that it names
     first, that of other asks over their cells. `asks`: by sub-query number.
     """

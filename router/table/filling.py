@@ -222,7 +222,12 @@ class WideSearch:
 class _Filling:
     """The filling of one table."""
 
-    def __init__(self, search: WideSearch, request: TableRequest, context: RunContext) -> None:
+    def __init__(
+        self,
+        search: WideSearch,
+        request: TableRequest,
+        context: RunContext,
+    ) -> None:
         self._search = search
         self._request = request
         self._limits = search.limits
@@ -504,7 +509,12 @@ class _Filling:
         ]
         self._ask(ask.row, lacking, execution.report.escalate_to)
 
-    def _take_rows(self, ask: Ask, execution: Execution, reading: Reading) -> None:
+    def _take_rows(
+        self,
+        ask: Ask,
+        execution: Execution,
+        reading: Reading,
+    ) -> None:
         """Note the rows that a discovery names, and repeat it if there may be more."""
         listed = self._listed.setdefault(ask.discovery, {})
         new = [found.key for found in reading.found if found.key not in listed]
@@ -537,7 +547,12 @@ class _Filling:
             return ""
         return wanted if wanted in managers else managers[(attempt - 1) % len(managers)]
 
-    def _ask(self, key: RowKey, columns: Iterable[str], wanted: str = "") -> None:
+    def _ask(
+        self,
+        key: RowKey,
+        columns: Iterable[str],
+        wanted: str = "",
+    ) -> None:
         """Queue asks for cells of a row, except those that were asked for often enough.
 
         `wanted`: the manager that the last report named.

@@ -44,7 +44,11 @@ def reply_rows(text: str, columns: Sequence[Column]) -> list[list[str]]:
     return [[_cell(record.get(name)) for name in names] for record in records]
 
 
-def _line_records(text: str, names: Sequence[str], key: str) -> list[dict[str, Any]]:
+def _line_records(
+    text: str,
+    names: Sequence[str],
+    key: str,
+) -> list[dict[str, Any]]:
     """Return the rows of lines such as `- **City:** Bel`; a repeated name begins the next row."""
     records: list[dict[str, Any]] = [{}]
     for line in text.split("\n"):
@@ -56,7 +60,11 @@ def _line_records(text: str, names: Sequence[str], key: str) -> list[dict[str, A
     return records if key in records[0] else []
 
 
-def _json_records(text: str, names: Sequence[str], key: str) -> Iterator[dict[str, Any]]:
+def _json_records(
+    text: str,
+    names: Sequence[str],
+    key: str,
+) -> Iterator[dict[str, Any]]:
     text = re.sub(r",(?=\s*[\]}])", "", text)
     end = 0
     failures = 0
@@ -70,7 +78,10 @@ def _json_records(text: str, names: Sequence[str], key: str) -> Iterator[dict[st
 
 
 def _records(
-    value: Any, names: Sequence[str], key: str, depth: int = _MOST_DEPTH
+    value: Any,
+    names: Sequence[str],
+    key: str,
+    depth: int = _MOST_DEPTH,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a JSON value: objects, perhaps by key or in columns; arrays; or keys."""
     match value:

@@ -96,7 +96,11 @@ def meaning(column: Column) -> str:
 
 
 def question(
-    schema: Schema, row: Sequence[str], columns: Sequence[str], *, reworded: bool = False
+    schema: Schema,
+    row: Sequence[str],
+    columns: Sequence[str],
+    *,
+    reworded: bool = False,
 ) -> str:
     """Return the sub-query for some cells of a row: one question, or a list of several.
 
@@ -113,7 +117,12 @@ def question(
     return f"{', '.join(row)}:\n{listed}"
 
 
-def _question(column: Column, key: dict[str, str], *, reworded: bool) -> str:
+def _question(
+    column: Column,
+    key: dict[str, str],
+    *,
+    reworded: bool,
+) -> str:
     if column.ask and not reworded:
         return _PLACEHOLDER.sub(lambda place: key[normal_name(place[1])], column.ask)
     about = meaning(column)

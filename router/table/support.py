@@ -63,7 +63,9 @@ def ties(sentence: str, document: str = "") -> Iterator[Tie]:
 
 
 def tied(
-    found: Iterable[Tie], known: Collection[str], documents: int = 2
+    found: Iterable[Tie],
+    known: Collection[str],
+    documents: int = 2,
 ) -> Iterator[tuple[str, str]]:
     """Yield the pairs of known names that so many documents tie, in different sentences.
 
@@ -114,7 +116,11 @@ class Shown:
         return also
 
     def support(
-        self, column: Column, value: str, form: str, names: Collection[str]
+        self,
+        column: Column,
+        value: str,
+        form: str,
+        names: Collection[str],
     ) -> tuple[Support, tuple[Citation, ...]]:
         """Return the support of a value, with a sentence of each passage that holds it. `form`: its
         canonical form; `names`: folded names of its row.

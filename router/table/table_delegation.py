@@ -60,7 +60,11 @@ def planned(schema: Schema, text: str) -> Schema:
     return schema
 
 
-def status(table: Table, occasions: Collection[Ask], not_dispatched: Sequence[str] = ()) -> str:
+def status(
+    table: Table,
+    occasions: Collection[Ask],
+    not_dispatched: Sequence[str] = (),
+) -> str:
     """Return a table's status for the delegator. `occasions`: as for `completeness`.
     `not_dispatched`: questions of its last turn that were over the limit.
     """

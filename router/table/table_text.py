@@ -72,7 +72,12 @@ class TableText(NamedTuple):
     """Rows that are missing: cut off, left out, or without a key."""
 
 
-def read_rows(text: str, columns: Sequence[Column], *, cut: bool = False) -> TableText:
+def read_rows(
+    text: str,
+    columns: Sequence[Column],
+    *,
+    cut: bool = False,
+) -> TableText:
     """Read JSON, HTML or Markdown tables, fenced or not, with prose around them; else CSV, or a
     list of keys, one in a line.
 
@@ -168,7 +173,11 @@ def _order(header: Sequence[str], columns: Sequence[Column]) -> list[int]:
     return order
 
 
-def _ordered(rows: Iterable[list[str]], width: int, order: Sequence[int]) -> Iterable[list[str]]:
+def _ordered(
+    rows: Iterable[list[str]],
+    width: int,
+    order: Sequence[int],
+) -> Iterable[list[str]]:
     """Yield the cells of rows in the order of the columns; surplus cells join the last one."""
     for row in rows:
         cells = row
@@ -182,7 +191,11 @@ def _text(cell: str) -> str:
     return _ESCAPE.sub(lambda escape: escape[1] or "\n", cell).strip()
 
 
-def _usable(rows: Iterable[Sequence[str]], columns: Sequence[Column], lost: int) -> TableText:
+def _usable(
+    rows: Iterable[Sequence[str]],
+    columns: Sequence[Column],
+    lost: int,
+) -> TableText:
     """Return the rows that have a key. A ditto mark, and an empty part of a key, stand for the cell
     above.
     """
@@ -239,7 +252,11 @@ def _items(lines: Sequence[str]) -> list[str]:
     return items
 
 
-def read_csv(text: str, columns: Sequence[Column], delimiter: str = ",") -> list[tuple[str, ...]]:
+def read_csv(
+    text: str,
+    columns: Sequence[Column],
+    delimiter: str = ",",
+) -> list[tuple[str, ...]]:
     """Return the rows of CSV under a header that names any of the columns, up to an error."""
     rows: list[list[str]] = []
     file = io.StringIO(text.removeprefix("\ufeff"), newline="")
@@ -271,7 +288,10 @@ def _written(value: str) -> str:
 
 
 def read_values(
-    text: str, schema: Schema, wanted: Sequence[Column], row: RowKey
+    text: str,
+    schema: Schema,
+    wanted: Sequence[Column],
+    row: RowKey,
 ) -> tuple[str, ...]:
     """Return the values of some columns for one row, empty where there is none: from lines such as
     `founder: Ana`, from the row of a table, or, if one value is wanted, the whole text.

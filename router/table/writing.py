@@ -37,7 +37,11 @@ class WrittenTables:
     """
 
     def __init__(
-        self, loop: Loop, writer: Role, topology: TableTopologyName, max_tasks: int = 1
+        self,
+        loop: Loop,
+        writer: Role,
+        topology: TableTopologyName,
+        max_tasks: int = 1,
     ) -> None:
         """`writer`: the role that answers. `max_tasks`: max executors that the loop dispatches."""
         self._loop = loop
@@ -96,7 +100,12 @@ class WrittenTables:
             context.on_event(RowChanged(row.key, row))
         return made
 
-    def _made(self, request: TableRequest, result: Result | None, ended: str) -> TableRun:
+    def _made(
+        self,
+        request: TableRequest,
+        result: Result | None,
+        ended: str,
+    ) -> TableRun:
         """Return the table's run: all executions, and the written table as the last one."""
         found = result if isinstance(result, Trajectory) else Trajectory("", "answered")
         executions = found.executions

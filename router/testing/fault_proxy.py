@@ -110,7 +110,11 @@ class FaultPlan:
         return fault
 
 
-def corrupted(line: bytes, fault: Fault | None, chance: random.Random) -> Iterator[bytes]:
+def corrupted(
+    line: bytes,
+    fault: Fault | None,
+    chance: random.Random,
+) -> Iterator[bytes]:
     """Yield a line of an event stream with a fault that does not end the stream."""
     match fault if line.startswith(_DATA) else None:
         case "lying_usage":
@@ -153,7 +157,12 @@ class _Asked(msgspec.Struct):
 class FaultProxy:
     """Proxy of one upstream that passes requests on unless its plan draws a fault."""
 
-    def __init__(self, upstream: str, session: aiohttp.ClientSession, plan: FaultPlan) -> None:
+    def __init__(
+        self,
+        upstream: str,
+        session: aiohttp.ClientSession,
+        plan: FaultPlan,
+    ) -> None:
         """`upstream`: base URL of the upstream."""
         self._root = upstream.removesuffix("/v1")
         self._session = session
@@ -225,7 +234,10 @@ class FaultProxy:
             return _broken(request)
 
     async def _passed_on(
-        self, request: web.Request, reply: aiohttp.ClientResponse, fault: Fault | None
+        self,
+        request: web.Request,
+        reply: aiohttp.ClientResponse,
+        fault: Fault | None,
     ) -> web.StreamResponse:
         response = web.StreamResponse(
             status=reply.status, headers={"Content-Type": reply.content_type}
@@ -288,7 +300,10 @@ class FaultyRetriever:
         self._plan = plan
 
     async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
     ) -> list[list[Passage]]:
         """See `Retriever.search`."""
         match self._plan.next():
@@ -305,7 +320,9 @@ class FaultyRetriever:
 
 @asynccontextmanager
 async def fault_proxies(
-    upstreams: Sequence[str], seed: int, faults: Iterable[Fault] = FAULTS
+    upstreams: Sequence[str],
+    seed: int,
+    faults: Iterable[Fault] = FAULTS,
 ) -> AsyncIterator[list[FaultProxy]]:
     """Run a proxy for each upstream, without faults yet, on free ports of the loopback."""
     async with AsyncExitStack() as stack:
@@ -327,7 +344,11 @@ def _broken(request: web.Request) -> web.Response:
     return web.Response()
 
 
-async def _drip(response: web.StreamResponse, line: bytes, pause_s: float) -> None:
+async def _drip(
+    response: web.StreamResponse,
+    line: bytes,
+    pause_s: float,
+) -> None:
     for at in range(0, len(line), _DRIP_BYTES):
         await response.write(line[at : at + _DRIP_BYTES])
         await asyncio.sleep(pause_s)

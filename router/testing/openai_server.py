@@ -326,7 +326,11 @@ def replies(
     return play
 
 
-def fails(status: int, message: str, retry_after: str | None = None) -> Behaviour:
+def fails(
+    status: int,
+    message: str,
+    retry_after: str | None = None,
+) -> Behaviour:
     """Refuse with an HTTP status and an error in OpenAI's shape."""
     headers = {"Retry-After": retry_after} if retry_after else {}
 

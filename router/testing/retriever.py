@@ -15,7 +15,10 @@ class FixedRetriever:
         """All queries, in order."""
 
     async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
     ) -> list[list[Passage]]:
         """Look the queries up."""
         await asyncio.sleep(0)
