@@ -182,15 +182,15 @@ class Upstream:
     def from_status(
         self,
         status: int,
-        said: str,
+        text: str,
         headers: Mapping[str, str] | None = None,
     ) -> UpstreamError:
-        """Return the error for an HTTP status. `said`: the server's words. `headers`: the reply's,
+        """Return the error for an HTTP status. `text`: the server's words. `headers`: the reply's,
         with names in lower case or case-insensitive.
         """
-        said = said[:_MOST_READ]
-        message = f"model {self._model!r}: HTTP {status}: {self._short(said)}"
-        if status == _TOO_LARGE or _TOO_LONG.search(said):
+        text = text[:_MOST_READ]
+        message = f"model {self._model!r}: HTTP {status}: {self._short(text)}"
+        if status == _TOO_LARGE or _TOO_LONG.search(text):
             hint = "show the model fewer or shorter passages, or serve it with a longer context"
             return ContextTooLong(f"{message}; {hint}", endpoint=self._endpoint)
         if status in _UNAVAILABLE:
@@ -203,18 +203,18 @@ class Upstream:
                 throttled=status == _THROTTLED,
             )
         if status not in _REFUSED:
-            return self.protocol_error(f"HTTP {status}: {said}")
-        if _DECLINED.search(said):
-            return self.declined(said)
+            return self.protocol_error(f"HTTP {status}: {text}")
+        if _DECLINED.search(text):
+            return self.declined(text)
         lasting = status in _LASTING
-        parameter = None if lasting else _PARAMETER.search(said)
+        parameter = None if lasting else _PARAMETER.search(text)
         hint = _hint(parameter) if parameter else _REFUSED[status]
         return UpstreamRefused(f"{message}; {hint}", endpoint=self._endpoint, lasting=lasting)
 
     def from_report(
         self,
         code: str | int | None,
-        said: str,
+        text: str,
         kind: str | None = None,
     ) -> UpstreamError:
         """Return the error that a reply with status 200 reports, by its code or kind; an unknown
@@ -226,7 +226,7 @@ class Upstream:
             number = int(code)
             if number == _TOO_LARGE or number in _UNAVAILABLE or number in _REFUSED:
                 status = number
-        return self.from_status(status, said)
+        return self.from_status(status, text)
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
         """Return the error for a redirect; the prompt and key are not sent elsewhere."""
@@ -234,44 +234,44 @@ class Upstream:
             f"HTTP {status}: the endpoint sends callers to {target}; name that in base_url"
         )
 
-    def declined(self, said: str) -> ContentRefused:
+    def declined(self, text: str) -> ContentRefused:
         """Return the error for a prompt that the model or a content filter declines."""
-        words = self._short(said)
+        words = self._short(text)
         return ContentRefused(
             f"model {self._model!r} declines: {words}", endpoint=self._endpoint, said=words
         )
 
     def from_transport(self, error: ForeignError) -> UpstreamError:
         """Return the error for an exception of aiohttp or the socket."""
-        said = f"{type(error).__name__}: {_SSL.sub('', str(error))}"
+        text = f"{type(error).__name__}: {_SSL.sub('', str(error))}"
         if isinstance(error, _WRONG_ADDRESS):
-            return self._refused(f"{said}; check its address")
+            return self._refused(f"{text}; check its address")
         if isinstance(error, _WRONG_CERTIFICATE):
-            return self._refused(f"{said}; check its certificate")
+            return self._refused(f"{text}; check its certificate")
         proxied = isinstance(error, aiohttp.ClientHttpProxyError)
         if isinstance(error, _BROKEN_PROTOCOL) and not proxied:
-            return self.protocol_error(said)
+            return self.protocol_error(text)
         unspent = isinstance(error, aiohttp.ClientConnectorError | ConnectError)
-        return self.unavailable(said, unspent=unspent)
+        return self.unavailable(text, unspent=unspent)
 
-    def unavailable(self, said: str, *, unspent: bool = False) -> UpstreamUnavailable:
+    def unavailable(self, text: str, *, unspent: bool = False) -> UpstreamUnavailable:
         """Return the error for an endpoint that is unreachable or broken for now."""
-        return UpstreamUnavailable(self._named(said), endpoint=self._endpoint, unspent=unspent)
+        return UpstreamUnavailable(self._named(text), endpoint=self._endpoint, unspent=unspent)
 
-    def protocol_error(self, said: str) -> UpstreamProtocolError:
+    def protocol_error(self, text: str) -> UpstreamProtocolError:
         """Return the error for a reply that breaks the protocol."""
-        return UpstreamProtocolError(self._named(said), endpoint=self._endpoint)
+        return UpstreamProtocolError(self._named(text), endpoint=self._endpoint)
 
-    def _refused(self, said: str) -> UpstreamRefused:
-        return UpstreamRefused(self._named(said), endpoint=self._endpoint, lasting=True)
+    def _refused(self, text: str) -> UpstreamRefused:
+        return UpstreamRefused(self._named(text), endpoint=self._endpoint, lasting=True)
 
-    def _named(self, said: str) -> str:
-        return f"model {self._model!r}: {self._short(said)}"
+    def _named(self, text: str) -> str:
+        return f"model {self._model!r}: {self._short(text)}"
 
-    def _short(self, said: str) -> str:
+    def _short(self, text: str) -> str:
         """Return a server's words on one line, cut and without secrets."""
-        said = self._secrets.hidden(" ".join(said[:_MOST_READ].split())) or "(no message)"
-        return said if len(said) <= MAX_SAID_CHARS else f"{said[: MAX_SAID_CHARS - 1]}…"
+        text = self._secrets.hidden(" ".join(text[:_MOST_READ].split())) or "(no message)"
+        return text if len(text) <= MAX_SAID_CHARS else f"{text[: MAX_SAID_CHARS - 1]}…"
 
 
 def _hint(parameter: re.Match[str]) -> str:

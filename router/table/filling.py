@@ -557,11 +557,11 @@ class _Filling:
 
         `wanted`: the manager that the last report named.
         """
-        most = self._limits.asks_per_cell
+        limit = self._limits.asks_per_cell
         holes = [
             name
             for name in columns
-            if self._looked[key, name] < most and self._asked[key, name] < 2 * most
+            if self._looked[key, name] < limit and self._asked[key, name] < 2 * limit
         ]
         attempt = 1 + max((self._asked[key, name] for name in holes), default=0)
         manager = self._manager(attempt, wanted)

@@ -209,11 +209,11 @@ _DIGIT = re.compile(r"(?<![a-z\d])\d")
 """A digit that is not part of a unit such as km2."""
 
 
-def only(found: Iterable[tuple[str, str]], text: str) -> str | None:
+def only(matches: Iterable[tuple[str, str]], text: str) -> str | None:
     """Return the canonical form of the only number or date in a text; None if the text has others,
     or further digits.
     """
-    pairs = list(found)
+    pairs = list(matches)
     if len(pairs) != 1 or _OTHER_ERA.search(text):
         return None
     rest = _TIME.sub(" ", text.replace(pairs[0][0], " ", 1))

@@ -63,7 +63,7 @@ def ties(sentence: str, document: str = "") -> Iterator[Tie]:
 
 
 def tied(
-    found: Iterable[Tie],
+    candidates: Iterable[Tie],
     known: Collection[str],
     documents: int = 2,
 ) -> Iterator[tuple[str, str]]:
@@ -72,7 +72,7 @@ def tied(
     A sentence that two documents share counts once, as one of them is a copy.
     """
     ties_of_pairs: dict[tuple[str, str], list[Tie]] = {}
-    for tie in found:
+    for tie in candidates:
         before = next((name for name in tie.before if name in known), None)
         after = next((name for name in tie.after if name in known), None)
         if before and after and before != after:

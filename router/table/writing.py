@@ -67,10 +67,11 @@ class WrittenTables:
             reporting=TABLE_REPORTING,
         )
         try:
-            context.draft.result = found = await self._loop.run(_question(request), inner)
-            asked = found.answering or any(search.passages for search in found.searches)
-            cut = found.outcome in ("time_exhausted", "budget_exhausted")
-            if asked and not cut and _written(request, found).failed:
+            context.draft.result = trajectory = await self._loop.run(_question(request), inner)
+            passages = any(search.passages for search in trajectory.searches)
+            cut = trajectory.outcome in ("time_exhausted", "budget_exhausted")
+            should_write = not cut and (passages or trajectory.answering)
+            if should_write and _written(request, trajectory).failed:
                 raise self._writer.malformed()
         except OutOfTime:
             ended = "time_exhausted"
@@ -82,23 +83,23 @@ class WrittenTables:
             ended = "delegation_failed"
             context.failures[None] = error
         finally:
-            context.draft.result = made = self._made(request, context.draft.result, ended)
+            context.draft.result = run = self._made(request, context.draft.result, ended)
 
-        table = await asyncio.to_thread(table_of, replace(made, max_rows=sys.maxsize))
-        index = len(made.asks) - 1
-        ask = made.asks[-1]
-        written = made.executions[-1]
+        table = await asyncio.to_thread(table_of, replace(run, max_rows=sys.maxsize))
+        index = len(run.asks) - 1
+        ask = run.asks[-1]
+        written = run.executions[-1]
         unsupported = replace(written, searches=())
-        reading = await asyncio.to_thread(read_report, made.schema, ask, unsupported)
-        overflows = len(table.rows) > made.max_rows and not request.closed
-        if made.outcome == "filled" and (reading.lost or overflows):
-            context.draft.result = made = replace(made, outcome="rows_exhausted")
+        reading = await asyncio.to_thread(read_report, run.schema, ask, unsupported)
+        overflows = len(table.rows) > run.max_rows and not request.closed
+        if run.outcome == "filled" and (reading.lost or overflows):
+            context.draft.result = run = replace(run, outcome="rows_exhausted")
 
         context.on_event(SubQueryDispatched(index, 1, written.sub_query, ask))
         context.on_event(Reported(index, written))
-        for row in table.rows[: made.max_rows]:
+        for row in table.rows[: run.max_rows]:
             context.on_event(RowChanged(row.key, row))
-        return made
+        return run
 
     def _made(
         self,
@@ -107,11 +108,11 @@ class WrittenTables:
         ended: str,
     ) -> TableRun:
         """Return the table's run: all executions, and the written table as the last one."""
-        found = result if isinstance(result, Trajectory) else Trajectory("", "answered")
-        executions = found.executions
+        trajectory = result if isinstance(result, Trajectory) else Trajectory("", "answered")
+        executions = trajectory.executions
         columns = tuple(column.name for column in request.columns)
         asks = (Ask("fill", (), attempt=number) for number in range(1, len(executions) + 1))
-        outcome: Any = ended or found.outcome
+        outcome: Any = ended or trajectory.outcome
         if outcome in ("answered", "not_found"):
             outcome = "filled"
         elif outcome == "rounds_exhausted" and len(executions) >= self._max_tasks:
@@ -120,8 +121,8 @@ class WrittenTables:
             Schema(request.columns),
             request.rows,
             (*asks, Ask("discover", columns)),
-            (*executions, _written(request, found)),
-            found.delegation,
+            (*executions, _written(request, trajectory)),
+            trajectory.delegation,
             outcome,
             self._topology,
             max_rows=len(request.rows) if request.closed else request.max_rows,
@@ -141,13 +142,16 @@ def _question(request: TableRequest) -> str:
     return f"{text}\n\nKnown rows, to be kept, with their empty cells filled. {others}.\n{known}"
 
 
-def _written(request: TableRequest, found: Trajectory) -> Execution:
+def _written(request: TableRequest, trajectory: Trajectory) -> Execution:
     """Return the table in the last turn as a report."""
-    conversation = found.answering or Conversation(())
+    conversation = trajectory.answering or Conversation(())
     turn = None
-    wrote = found.delegation if found.topology == "single_agent" else found.answering
-    if wrote and wrote.outputs:
-        turn = parse_table_turn(wrote.outputs[-1].text, wrote.outputs[-1].finish_reason == "length")
+    alone = trajectory.topology == "single_agent"
+    writer = trajectory.delegation if alone else trajectory.answering
+    if writer and writer.outputs:
+        output = writer.outputs[-1]
+        turn = parse_table_turn(output.text, output.finish_reason == "length")
+    searches = trajectory.searches
     if isinstance(turn, ReportTurn):
-        return Execution(request.question, turn.report, "reported", found.searches, conversation)
-    return Execution(request.question, NO_EVIDENCE, "no_report", found.searches, conversation)
+        return Execution(request.question, turn.report, "reported", searches, conversation)
+    return Execution(request.question, NO_EVIDENCE, "no_report", searches, conversation)

@@ -106,7 +106,8 @@ class OpenAIServer:
         self.counted.append(body := await request.json())
         if not self.tokenizes:
             raise web.HTTPNotFound
-        texts = [body.get("prompt", ""), *(each["content"] for each in body.get("messages", ()))]
+        messages = body.get("messages", ())
+        texts = [body.get("prompt", ""), *(message["content"] for message in messages)]
         return web.json_response({"count": sum(len(text.split()) for text in texts)})
 
     async def embeddings(self, request: web.Request) -> web.Response:

@@ -51,7 +51,7 @@ def running_postgres(*, durable: bool = True) -> Iterator[Server]:
         )
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
     # Python would have to fork to change the user, which gRPC's threads do not allow.
-    as_user: tuple[str, ...] = ()
+    as_user: tuple[str | Path, ...] = ()
     if user:
         ids = (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}")
         as_user = ("setpriv", *ids, "--clear-groups")
