@@ -1,4 +1,4 @@
-"""What is stored, in SQLite or PostgreSQL."""
+"""Storage of runs, accounts, usage and versions, in SQLite or PostgreSQL."""
 
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive

@@ -17,7 +17,7 @@ class SQLAccounts:
         self._database = database
 
     async def keys(self) -> list[Key]:
-        """See `Accounts.keys`: one query of one small table."""
+        """See `Accounts.keys`."""
         return await self._database.read(_keys, behind=True)
 
     async def add_key(self, key: Key) -> bool:
@@ -37,11 +37,11 @@ class SQLAccounts:
         return await self._database.write(add)
 
     async def revoke_key(self, key_id: str) -> Key | None:
-        """See `Accounts.revoke_key`; one that was revoked before stays as it is."""
+        """See `Accounts.revoke_key`. A key that is revoked already is not changed."""
 
         def revoke(connection: Connection) -> Key | None:
-            good = (KEYS.c.key_id == key_id) & KEYS.c.revoked_at.is_(None)
-            connection.execute(KEYS.update().where(good).values(revoked_at=time.time()))
+            valid = (KEYS.c.key_id == key_id) & KEYS.c.revoked_at.is_(None)
+            connection.execute(KEYS.update().where(valid).values(revoked_at=time.time()))
             return next((key for key in _keys(connection) if key.key_id == key_id), None)
 
         return await self._database.write(revoke)

@@ -1,4 +1,4 @@
-"""Stored runs, in a database: read, judged, and deleted when they are old."""
+"""Stored runs in a database: reading, feedback, cancellation and retention."""
 
 import base64
 import math
@@ -35,9 +35,9 @@ from router.trace.run import MAX_A_RUN, Feedback
 _log = structlog.get_logger("store")
 _SEARCHED = 5_000
 _PIECE = 32
-"""Runs that an export reads at once."""
+"""Number of runs that an export reads at a time."""
 _DELETED = 100
-"""Runs deleted at once, so that nobody who writes waits for long."""
+"""Number of runs deleted per transaction, so that other writers do not wait long."""
 _SUMMARY = (
     "run_id tenant kind request_id status outcome topology unsupported answer nano_usd "
     "started_at duration_s"
@@ -47,7 +47,7 @@ _LISTED = (
     func.substr(RUNS.c.request, 1, MAX_LISTED_CHARS + 1).label("request"),
 )
 _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
-"""The position of a run among all."""
+"""Position of a run in the order of time."""
 
 
 class SQLArchive:
@@ -59,40 +59,38 @@ class SQLArchive:
         calls: Callable[[str], tuple[Call, ...] | None] = lambda _run_id: None,
         searched: int = _SEARCHED,
     ) -> None:
-        """`calls`: those that have ended of a run under way here, by its identifier; None of any
-        other. `searched`: the runs that one page is looked for in, where no index finds those that
-        are wanted; there may be a next page then, however few are found.
+        """`calls`: returns the ended calls of a run that runs here, by its identifier; None for any
+        other run. `searched`: max runs that are read for one page of a search without an index; a
+        page may then have few runs and a next page.
         """
         self._database = database
         self._calls = calls
         self._searched = searched
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
-        """A run; one that runs here has the calls that have ended by then. Raises `NotFound`."""
+        """Return a run. A run that runs here has its ended calls. Raises `NotFound`."""
         read = partial(_load, run_id=run_id, tenant=tenant)
-        # Its row stays as it is, so that nobody has to wait for later ones
+
+        # The row of a running run does not change, so there is no need to wait for the database.
         if self._calls(run_id) is not None:
-            with suppress(NotFound):  # it has none yet
+            with suppress(NotFound):  # the database does not have it yet
                 run = await self._database.read(read, behind=True)
                 if run.status == "running" and (calls := self._calls(run_id)) is not None:
                     return msgspec.structs.replace(run, calls=calls)
+
         run = await self._database.read(read)
-        return (
-            msgspec.structs.replace(run, calls=self._calls(run_id) or ())
-            if run.status == "running"
-            else run
-        )
+        if run.status != "running":
+            return run
+        return msgspec.structs.replace(run, calls=self._calls(run_id) or ())
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
-        """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
+        """Return at most `size` runs, newest first. Raises `BadRequest` for an invalid `page`."""
         before = _place(page) if page else (math.inf, "")
         read = partial(_list, wanted=wanted, size=size, before=before, searched=self._searched)
         return await self._database.read(read)
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
-        """All runs that have ended, with their feedback, oldest first, read in pieces; redacted
-        ones too.
-        """
+        """Yield all ended runs with their feedback, oldest first, including redacted ones."""
         after = -math.inf, ""
         while piece := await self._database.read(partial(_piece, wanted=wanted, after=after)):
             for exported in piece:
@@ -101,9 +99,9 @@ class SQLArchive:
             after = last.started_at, last.id
 
     async def add_feedback(self, feedback: Feedback) -> str:
-        """Keep feedback, without its texts where its tenant's are not kept; its identifier.
+        """Store feedback, without texts for redacted tenants. Return its identifier.
 
-        Raises `NotFound`, and `BadRequest` where the run has `MAX_A_RUN` already.
+        Raises `NotFound`, and `BadRequest` if the run has `MAX_A_RUN` entries already.
         """
         feedback_id = f"feedback-{secrets.token_hex(8)}"
         await self._database.write(
@@ -112,14 +110,13 @@ class SQLArchive:
         return feedback_id
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        """The feedback on a run, oldest first; none of one that is not there."""
+        """Return the feedback on a run, oldest first; empty for an unknown run."""
         run_id = storable(run_id)
-        return (await self._database.read(partial(_feedback, run_ids=[run_id]), behind=True)).get(
-            run_id, ()
-        )
+        read = partial(_feedback, run_ids=[run_id])
+        return (await self._database.read(read, behind=True)).get(run_id, ())
 
     async def request_cancel(self, run_id: str) -> None:
-        """Ask the process that works on it to cancel a run; of no effect on one that has ended."""
+        """Ask the gateway of a run to cancel it. No effect on a run that has ended."""
         running = RUNS.update().where(RUNS.c.run_id == storable(run_id), RUNS.c.status == "running")
         await self._database.write(
             lambda connection: connection.execute(running.values(cancel_requested=True))
@@ -138,6 +135,7 @@ def _list(
 ) -> RunPage:
     newest_first = RUNS.c.started_at.desc(), RUNS.c.run_id.desc()
     conditions = [*_conditions(wanted), before > _POSITION]
+
     last = None
     if _search(wanted):
         window = select(RUNS.c.started_at, RUNS.c.run_id).where(
@@ -146,10 +144,11 @@ def _list(
         window = window.order_by(*newest_first).offset(searched - 1).limit(1)
         last = connection.execute(window).one_or_none()
         conditions += [tuple(last) <= _POSITION] if last else []
+
     query = select(*_LISTED).where(*conditions).order_by(*newest_first).limit(size + 1)
     rows = connection.execute(query).all()
-    said = _feedback(connection, [row.run_id for row in rows]) if rows else {}
-    runs = tuple(_summary(row, said.get(row.run_id, ())) for row in rows[:size])
+    feedback = _feedback(connection, [row.run_id for row in rows]) if rows else {}
+    runs = tuple(_summary(row, feedback.get(row.run_id, ())) for row in rows[:size])
     if len(rows) > size:
         last = rows[size - 1]
     return RunPage(runs, _token(last.started_at, last.run_id) if last else "")
@@ -160,12 +159,12 @@ def _piece(
 ) -> list[ExportedRun]:
     query = select(RUNS).where(RUNS.c.status != "running", *_conditions(wanted), after < _POSITION)
     rows = connection.execute(query.order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_PIECE)).all()
-    said = _feedback(connection, [row.run_id for row in rows])
-    return [ExportedRun(run_of(row), said.get(row.run_id, ())) for row in rows]
+    feedback = _feedback(connection, [row.run_id for row in rows])
+    return [ExportedRun(run_of(row), feedback.get(row.run_id, ())) for row in rows]
 
 
 def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) -> None:
-    # The run is locked, so that others, in other gateways too, count what is added here.
+    # The lock on the run makes concurrent requests, in all gateways, count this entry.
     visible = _visible(feedback.run_id, feedback.tenant)
     owner = connection.scalar(select(RUNS.c.tenant).where(*visible).with_for_update())
     if owner is None:
@@ -173,8 +172,9 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) 
     given = select(func.count()).where(FEEDBACK.c.run_id == feedback.run_id)
     if connection.execute(given).scalar_one() >= MAX_A_RUN:
         raise BadRequest(
-            f"run_id {feedback.run_id!r}: has feedback {MAX_A_RUN} times, and no more is kept."
+            f"run_id {feedback.run_id!r}: has feedback {MAX_A_RUN} times, which is the maximum."
         )
+
     texts = {"right_answer": storable(feedback.right_answer), "comment": storable(feedback.comment)}
     if connection.scalar(select(TENANTS.c.redact).where(TENANTS.c.name == owner)):
         texts = dict.fromkeys(texts, "")
@@ -188,27 +188,26 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) 
 
 
 def _feedback(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple[Feedback, ...]]:
-    """The feedback on runs, oldest first; runs without any are left out."""
-    said = defaultdict[str, list[Feedback]](list)
+    """Return feedback by run, oldest first. Runs without feedback are left out."""
+    by_run = defaultdict[str, list[Feedback]](list)
     wanted = select(FEEDBACK).where(FEEDBACK.c.run_id.in_(run_ids)).order_by(FEEDBACK.c.given_at)
     for row in connection.execute(wanted):
-        said[row.run_id].append(msgspec.convert(row, Feedback, from_attributes=True))
-    return {run_id: tuple(each) for run_id, each in said.items()}
+        by_run[row.run_id].append(msgspec.convert(row, Feedback, from_attributes=True))
+    return {run_id: tuple(feedback) for run_id, feedback in by_run.items()}
 
 
 def _visible(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
-    return [
-        RUNS.c.run_id == storable(run_id),
-        *([] if tenant is None else [RUNS.c.tenant == tenant]),
-    ]
+    conditions = [RUNS.c.run_id == storable(run_id)]
+    if tenant is not None:
+        conditions.append(RUNS.c.tenant == tenant)
+    return conditions
 
 
 def _not_found(run_id: str) -> NotFound:
     return NotFound(f"run_id {run_id!r}: no such run is stored here.")
 
 
-# Pages ask with the same few filters every few seconds, and to build conditions takes longer than
-# to read the runs.
+# Pages repeat the same few filters, and building conditions takes longer than reading the runs.
 @lru_cache(maxsize=256)
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
@@ -225,7 +224,7 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 
 def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
-    """Conditions that leave a span of an index."""
+    """Return the conditions that an index can serve."""
     columns = RUNS.c
     conditions = (
         (wanted.tenant is not None, columns.tenant == storable(wanted.tenant or "")),
@@ -238,25 +237,22 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 @lru_cache(maxsize=256)
 def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
-    """Conditions that runs are looked through for."""
+    """Return the conditions that need a search through the runs."""
     columns = RUNS.c
     text = storable(wanted.text)
-    said = columns.request.icontains(text, autoescape=True) | columns.answer.icontains(
-        text, autoescape=True
-    )
+    in_request = columns.request.icontains(text, autoescape=True)
+    in_answer = columns.answer.icontains(text, autoescape=True)
     worked = exists().where(
         CALLS.c.run_id == columns.run_id, CALLS.c.executor_version == wanted.executor_version
     )
     accepted = func.coalesce(FEEDBACK.c.accepted, FEEDBACK.c.score >= 0.5)  # as `Feedback.good`
-    verdict = (
-        true()
-        if wanted.feedback == "any"
-        else accepted == (true() if wanted.feedback == "good" else false())
-    )
-    # Only those that run are found by the index of statuses: others are too many to be sorted.
+    verdict = true()
+    if wanted.feedback != "any":
+        verdict = accepted == (true() if wanted.feedback == "good" else false())
+    # The concatenation avoids the index of statuses: other runs than running ones are too many.
     status = columns.status.concat("")
     conditions = (
-        (bool(text), said),
+        (bool(text), in_request | in_answer),
         (wanted.kind is not None, columns.kind == wanted.kind),
         (wanted.status not in (None, "running"), status == wanted.status),
         (wanted.outcome is not None, and_(columns.outcome == wanted.outcome, status == "finished")),
@@ -279,7 +275,7 @@ def _summary(row: Row[tuple[object, ...]], feedback: Sequence[Feedback]) -> RunS
         "request_id": row.request_id or "",
         "outcome": outcome,
     }
-    good = next((said.good for said in reversed(feedback) if said.good is not None), None)
+    good = next((entry.good for entry in reversed(feedback) if entry.good is not None), None)
     return RunSummary(id=fields.pop("run_id"), good=good, **fields)
 
 
@@ -288,7 +284,7 @@ def _token(*position: object) -> str:
 
 
 def _place(page: str) -> tuple[float, str]:
-    """The position at which the page before ended. Raises `BadRequest`."""
+    """Return the position at which the previous page ended. Raises `BadRequest`."""
     try:
         started_at, run_id = msgspec.msgpack.decode(
             base64.urlsafe_b64decode(page), type=tuple[float, str]
@@ -297,18 +293,20 @@ def _place(page: str) -> tuple[float, str]:
         started_at = math.nan
         run_id = ""
     if not math.isfinite(started_at):
-        raise BadRequest("page_token: no list gave this; leave it empty for the first page.")
+        raise BadRequest(
+            "page_token: is invalid; use the token of a list, or leave it empty for the first page."
+        )
     return started_at, storable(run_id)
 
 
 def runs_to_cancel(connection: Connection, log: str) -> list[str]:
-    """The runs of a gateway, by its log, that are to be cancelled."""
+    """Return the runs of a gateway, by its log, that shall be cancelled."""
     running = RUNS.c.status == "running", RUNS.c.log == log, RUNS.c.cancel_requested
     return list(connection.scalars(select(RUNS.c.run_id).where(*running)))
 
 
 async def delete_old(database: Database, keep_days: float) -> None:
-    """Delete the runs that started longer ago, with all that belongs to them; those under way stay.
+    """Delete ended runs that started more than `keep_days` ago, with all their rows.
 
     Raises `StoreFailed`.
     """

@@ -1,7 +1,7 @@
-"""The check of a store: is it whole, and do its traces say what its rows say?
+"""Check of a store: is it complete, and do traces and rows agree?
 
-Everything is read in one snapshot, so that a gateway may write meanwhile. Sums are not looked at:
-each was written in one transaction with the calls that it counts.
+Everything is read in one snapshot, so that a gateway may write meanwhile. Sums are not checked,
+because each is written in one transaction with its calls.
 """
 
 from collections import defaultdict
@@ -18,33 +18,33 @@ from router.store.database import Database, begin_snapshot
 from router.store.schema import CALLS, METADATA, RUNS, SCHEMA_NUMBER, call_row, run_of
 
 _PIECE = 100
-"""Runs that are read at once."""
+"""Number of runs that are read at a time."""
 _OF_RUN = "id", "tenant", "kind", "status", "started_at", "duration_s"
 Progress = Callable[[int, int], None]
-"""Gets how many runs have been read, and of how many."""
+"""Called with the number of runs checked so far, and of all runs."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is not as it must be."""
+    """A problem in a store."""
 
     where: str
-    """A table, or a row of it."""
+    """The table or the row."""
     what: str
-    """In plain words."""
+    """The problem in words."""
 
 
 class Checked(msgspec.Struct):
-    """The outcome of a check."""
+    """Result of a check."""
 
     schema: str = str(SCHEMA_NUMBER)
-    """The number of its tables."""
+    """Number of the schema."""
     runs: int = 0
     calls: int = 0
     problems: list[Problem] = []
 
 
 async def check(database: Database, progress: Progress = lambda _done, _total: None) -> Checked:
-    """Look at everything. Raises `StoreFailed` where there is nothing to be seen at all."""
+    """Check a store. Raises `StoreFailed` if nothing can be read."""
     return await database.read(partial(_check, progress=progress))
 
 
@@ -75,7 +75,7 @@ def _check(connection: Connection, progress: Progress) -> Checked:
 
 
 def _check_file(connection: Connection) -> Iterator[Problem]:
-    """PostgreSQL has nothing of the kind that a client could ask for."""
+    """Check SQLite's file; PostgreSQL has no such check for clients."""
     if connection.dialect.name == "sqlite":
         for line in connection.exec_driver_sql("PRAGMA integrity_check").scalars():
             if line != "ok":
@@ -83,18 +83,15 @@ def _check_file(connection: Connection) -> Iterator[Problem]:
 
 
 def _check_tables(connection: Connection) -> Iterator[Problem]:
-    found = inspect(connection)
+    inspector = inspect(connection)
     for table in METADATA.sorted_tables:
-        if not found.has_table(table.name):
+        if not inspector.has_table(table.name):
             yield Problem(f"table {table.name}", "is missing")
             continue
-        there = {
-            item["name"]
-            for item in (*found.get_columns(table.name), *found.get_indexes(table.name))
-        }
-        for name in sorted(
-            {*table.c.keys(), *(str(index.name) for index in table.indexes)} - there
-        ):
+
+        items = (*inspector.get_columns(table.name), *inspector.get_indexes(table.name))
+        expected = {*table.c.keys(), *(str(index.name) for index in table.indexes)}
+        for name in sorted(expected - {item["name"] for item in items}):
             yield Problem(f"table {table.name}", f"has no {name}")
 
 
@@ -106,7 +103,7 @@ def _check_references(connection: Connection) -> Iterator[Problem]:
             if count := connection.execute(lost).scalar_one():
                 yield Problem(
                     f"table {table.name}",
-                    f"{count} rows are of {key.column.table.name} that are not there",
+                    f"{count} rows refer to missing rows of {key.column.table.name}",
                 )
 
 
@@ -121,14 +118,15 @@ def _check_run(row: Row[Any], booked: dict[int, RowMapping]) -> Iterator[str]:
     except StoreFailed:
         yield "its trace cannot be decoded"
         return
+
     recorded = {"id": row.run_id, **row._mapping}
     if wrong := [name for name in _OF_RUN if getattr(run, name) != recorded[name]]:
         yield f"its trace and its row differ in {', '.join(wrong)}"
     traced = {call.number: call_row(call) for call in run.calls}
     for number, call in sorted(traced.items()):
         if number not in booked:
-            yield f"call {number} of its trace is not booked"
+            yield f"call {number} is in its trace, but not booked"
         elif wrong := [name for name, value in call.items() if booked[number][name] != value]:
-            yield f"call {number} is booked otherwise than its trace says: {', '.join(wrong)}"
+            yield f"call {number} differs between its row and the trace in {', '.join(wrong)}"
     for number in sorted(booked.keys() - traced):
         yield f"call {number} is booked, but not in its trace"

@@ -22,10 +22,10 @@ from router.store.schema import METADATA, SCHEMA, SCHEMA_NUMBER
 
 _log = structlog.get_logger("store")
 WRITES: dict[str, Any] = {"writes": True}
-"""Execution options of a transaction that writes, and is on disk when it has been committed."""
+"""Execution options of a transaction that writes, and is on disk once committed."""
 NOTES: dict[str, Any] = {**WRITES, "notes": True}
-"""Those of one that outlasts this process, but perhaps not the machine; a later one that does
-takes it with it.
+"""Execution options of a transaction that survives a kill, but perhaps not a power cut. A later
+transaction that is on disk takes it along.
 """
 _CONNECT_S = 10
 _ALIVE = {
@@ -34,22 +34,20 @@ _ALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-"""When a connection counts as lost that nobody answers on: in seconds, and the last in
-milliseconds.
-"""
+"""Keepalive of connections to PostgreSQL: in seconds, and `tcp_user_timeout` in milliseconds."""
 _STOPPED = "SET LOCAL idle_in_transaction_session_timeout = 2000"
 _WAIT_S = 10.0
 _OWNER_ALONE = 0o600
-"""The mode of files that hold questions and answers."""
+"""File mode of databases, which hold questions and answers."""
 COPY = "copy"
-"""Name, among the logs of a copied database, of the place that its log had when it was copied."""
+"""Name, in a copied database, of its log's place at the time of the copy."""
 _ON_DISK = "PRAGMA synchronous=FULL"
 _NOTED = "PRAGMA synchronous=NORMAL"
 _SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
 
 
 def engine_of(url: str) -> Engine:
-    """An engine for `url`, not yet connected. Raises what SQLAlchemy raises, or `ImportError`."""
+    """Return an engine for `url`. Raises SQLAlchemy's errors and `ImportError`."""
     address = make_url(url)
     match address.get_backend_name():
         case "postgresql":
@@ -60,38 +58,36 @@ def engine_of(url: str) -> Engine:
 
 
 def _files_of(engine: Engine) -> tuple[Path, ...]:
-    """The files that an open SQLite database consists of; none of PostgreSQL."""
+    """Return the files of an open SQLite database; none for PostgreSQL."""
     if engine.dialect.name != "sqlite":
         return ()
     file = Path(str(engine.url.database)).absolute()
-    # They stand where links lead
+    # SQLite puts them next to the target of a link.
     return file, *(Path(f"{file.resolve()}{end}") for end in ("-wal", "-shm"))
 
 
 def _cannot_open(url: str, error: Exception) -> BadConfig:
-    """The error for a `server.store` that cannot be opened, with what to do, and without the
-    password in `url`.
-    """
+    """Return the error for a store that cannot be opened, without the password in `url`."""
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
         return BadConfig(
-            "server.store: cannot open: this is no address; write sqlite:///FILE or postgresql://…"
+            "server.store: cannot open: not an address; write sqlite:///FILE or postgresql://…"
         )
-    said = str(getattr(error, "orig", None) or error).strip()
+    reason = str(getattr(error, "orig", None) or error).strip()
     if address.password:
-        said = said.replace(str(address.password), "***")
+        reason = reason.replace(str(address.password), "***")
     if not isinstance(error, BadConfig):
-        said += "; is it there, may it be written, and is its disk full?"
+        reason += "; check that it exists, that it can be written, and that its disk is not full"
     return BadConfig(
-        f"server.store: cannot open {address.render_as_string(hide_password=True)}: {said}"
+        f"server.store: cannot open {address.render_as_string(hide_password=True)}: {reason}"
     )
 
 
 def _postgresql(address: URL) -> Engine:
     engine = create_engine(
         address.set(drivername="postgresql+psycopg"),
-        isolation_level="READ COMMITTED",  # what a lock has let through must be seen
+        isolation_level="READ COMMITTED",  # sees what the last holder of a lock wrote
         connect_args={"connect_timeout": _CONNECT_S, **_ALIVE},
         hide_parameters=True,
         pool_pre_ping=True,
@@ -101,13 +97,12 @@ def _postgresql(address: URL) -> Engine:
 
 
 def _sqlite(address: URL) -> Engine:
-    with suppress(OSError, RuntimeError):  # then it cannot be opened either
-        # Where presets keep their stores; nobody else makes it
+    with suppress(OSError, RuntimeError):  # opening it fails later, with a better error
+        # Presets keep their stores in this folder.
         own = Path("~/.cache/rolegate").expanduser()
         if Path(address.database or "").parent == own:
             own.mkdir(parents=True, exist_ok=True)
-        # A file that is there is not opened: closing it would take away the locks that SQLite has
-        # on it.
+        # An existing file is not opened, because closing it would drop SQLite's locks on it.
         os.close(
             os.open(address.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWNER_ALONE)
         )
@@ -117,7 +112,7 @@ def _sqlite(address: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # Python's driver would begin by itself, and too late
+        connection.isolation_level = None  # or the driver begins transactions itself, too late
         for setting in _SETTINGS:
             connection.execute(setting)
 
@@ -130,33 +125,33 @@ def _begin(connection: Connection) -> None:
     writes = options.get("writes")
     notes = options.get("notes")
     if connection.dialect.name == "postgresql":
-        # Others wait for a writer's locks, though its process may be stopped.
-        statements = [
-            *[_STOPPED] * bool(writes),
-            *["SET LOCAL synchronous_commit TO off"] * bool(notes),
-        ]
+        # Others wait for a writer's locks, so a stopped process must not keep them.
+        statements = [_STOPPED] if writes else []
+        if notes:
+            statements.append("SET LOCAL synchronous_commit TO off")
+    elif not writes:
+        statements = ["BEGIN"]
     else:
-        # Whether commits are synced cannot change within a transaction. A writer locks before it
-        # reads, so that what it read stays true.
-        statements = [_NOTED if notes else _ON_DISK, "BEGIN IMMEDIATE"] if writes else ["BEGIN"]
-        # Where nothing changes, nothing is synced, not even what was noted before
-        if writes and not notes:
-            statements.append("PRAGMA user_version=1")
+        # Syncing is set before the transaction begins. A writer locks before it reads, so that
+        # what it has read stays true.
+        statements = [_NOTED if notes else _ON_DISK, "BEGIN IMMEDIATE"]
+        if not notes:
+            statements.append("PRAGMA user_version=1")  # a commit without changes syncs nothing
     for statement in statements:
         connection.exec_driver_sql(statement)
 
 
 def _keep_journal(connection: Connection) -> None:
-    """Switch a SQLite database to WAL, for good, and begin that; PostgreSQL has its own.
+    """Switch a SQLite database to WAL permanently, and create its files.
 
-    While others write to a new file, SQLite refuses that at once, whatever `busy_timeout` says.
+    SQLite ignores `busy_timeout` here, and fails while others write to a new file.
     """
     driver = connection.connection.dbapi_connection
     until = time.monotonic() + _WAIT_S
     while isinstance(driver, sqlite3.Connection):
         try:
             driver.execute("PRAGMA journal_mode=WAL")
-            driver.execute("SELECT 1 FROM runs LIMIT 1").close()  # its files are there from now on
+            driver.execute("SELECT 1 FROM runs LIMIT 1").close()  # creates the files
             return
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
@@ -165,23 +160,19 @@ def _keep_journal(connection: Connection) -> None:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """Return the file of a SQLite address; None for other databases, and for text that is no
-    address.
-    """
+    """Return the file of a SQLite address; None for other databases and invalid addresses."""
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
         return None
-    return (
-        Path(address.database)
-        if address.get_backend_name() == "sqlite" and address.database
-        else None
-    )
+    if address.get_backend_name() != "sqlite" or not address.database:
+        return None
+    return Path(address.database)
 
 
 def store_problem(url: str) -> str | None:
-    """Return the reason why the tables of an existing store cannot be used; None where they can, or
-    there are none yet. Blocks, creates nothing, and does not wait for a database that is away.
+    """Return the reason why the tables of a store cannot be used; None if they can, or do not exist
+    yet. Blocks, creates nothing, and does not wait for an unreachable database.
     """
     engine = engine_of(url)
     try:
@@ -198,10 +189,8 @@ _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 0)"
 
 
 def _create_tables(connection: Connection) -> None:
-    """Create the tables of an empty database, in the transaction of `connection`, one process at a
-    time.
-
-    Raises `BadConfig` where another program has been here, or a rolegate with other tables.
+    """Create the tables of an empty database, one process at a time. Raises `BadConfig` if it has
+    other tables.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_LOCK)
@@ -212,32 +201,30 @@ def _create_tables(connection: Connection) -> None:
 
 def _has_tables(connection: Connection) -> bool:
     """Return whether the database has the tables of this release; False for an empty one. Raises
-    `BadConfig` where another program has been here, or a rolegate with other tables.
+    `BadConfig` for the tables of another release or program.
     """
     names = inspect(connection).get_table_names()
     if not names:
         return False
-    known = SCHEMA.name in names
-    number = connection.execute(select(SCHEMA.c.number)).scalar() if known else None
-    if number == SCHEMA_NUMBER:
-        return True
-    found = (
-        f"schema {number}"
-        if known
-        else f"the tables {', '.join(sorted(names)[:3])} and no number of a schema"
-    )
+
+    contents = f"the tables {', '.join(sorted(names)[:3])} and no number of a schema"
+    if SCHEMA.name in names:
+        number = connection.execute(select(SCHEMA.c.number)).scalar()
+        if number == SCHEMA_NUMBER:
+            return True
+        contents = f"schema {number}"
     raise BadConfig(
-        f"it has {found}, and this rolegate needs schema {SCHEMA_NUMBER}: another "
-        "release wrote it, or another "
-        "program. Nothing was changed; name another file, or an empty database."
+        f"it has {contents}, and this rolegate needs schema {SCHEMA_NUMBER}: another release "
+        "wrote it, or another program. Nothing was changed; name another file, or an empty "
+        "database."
     )
 
 
 _READERS = 4
 _ATTEMPTS = 5
 _LOST_TO_OTHERS = ("40001", "40P01", "23505")
-"""PostgreSQL's codes for a transaction that others were in the way of: it has done nothing, and
-can be repeated.
+"""PostgreSQL's codes of transactions that lost to others: nothing was changed, and they can be
+repeated.
 """
 FAILED = "The store does not work for now; try again."
 _LOST = (
@@ -248,9 +235,7 @@ Value = TypeVar("Value")
 
 
 class Database:
-    """Runs queries in threads: any number of readers, one writer, so that nothing blocks the
-    event loop.
-    """
+    """Runs queries in threads, to keep the event loop free: four readers and one writer."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -261,26 +246,22 @@ class Database:
         self._files = {file: identity(file) for file in _files_of(engine)}
         self._lost = False
         self.caught_up: Callable[[], Awaitable[None]] | None = None
-        """Waits until all that was acknowledged is in the database; None where nothing is
-        written to it from a log.
-        """
+        """Waits until everything acknowledged is in the database; None if no log is written."""
 
     @classmethod
     async def open(cls, url: str) -> "Database":
-        """Connect, and create the tables of an empty database. Raises `BadConfig`, saying what
-        to do.
-        """
+        """Connect, and create the tables of an empty database. Raises `BadConfig`."""
         return cls(await asyncio.to_thread(_opened, url))
 
     @property
     def shared(self) -> bool:
-        """Whether several gateways may write to it; PostgreSQL."""
+        """True if several gateways may share the database: PostgreSQL."""
         return not self._files
 
     @property
     def log_folder(self) -> Path:
-        """The folder of the log of a SQLite file, beside it; for PostgreSQL, that of the
-        folders of its gateways'.
+        """Folder of a SQLite file's log, next to it; for PostgreSQL, the parent of all logs'
+        folders.
         """
         if self._files:
             return Path(f"{next(iter(self._files)).resolve()}.log")
@@ -290,8 +271,9 @@ class Database:
         )
 
     async def read(self, query: Callable[[Connection], Value], *, behind: bool = False) -> Value:
-        """Run `query` in one transaction; return what it reads: all that was acknowledged, unless
-        it may be `behind`. Raises `StoreFailed`.
+        """Run `query` in a transaction and return its result. Raises `StoreFailed`.
+
+        `behind`: do not wait until everything acknowledged is in the database.
         """
         if self.caught_up and not behind:
             await self.caught_up()
@@ -300,14 +282,12 @@ class Database:
     async def write(
         self, change: Callable[[Connection], Value], *, on_disk: bool = True, behind: bool = False
     ) -> Value:
-        """Run `change` in one transaction; return what it returns, once that is on disk. Raises
-        `StoreFailed`; then nothing has changed.
+        """Run `change` in a transaction and return its result. Raises `StoreFailed`; then nothing
+        has changed. `change` may be called again if other processes interfere.
 
-        Where a file of the database was deleted or replaced, this fails too, and so does everything
-        from then on. `change` may be called again, where other processes were in its way. Without
-        `on_disk`, it is once the transaction is committed: it outlasts this process, and the
-        machine only if a later one is waited for on disk, which takes all earlier ones with it.
-        `behind`: as for `read`.
+        `on_disk`: return once the transaction is on disk. Otherwise it survives a kill, and a power
+        cut only with a later transaction on disk. `behind`: see `read`. If a file of the database
+        was deleted or replaced, this and all later calls fail.
         """
         if self.caught_up and not behind:
             await self.caught_up()
@@ -334,11 +314,11 @@ class Database:
                 (COPY, COPY),
             )
             target.commit()
-            target.execute("PRAGMA journal_mode=DELETE")  # no file beside it
+            target.execute("PRAGMA journal_mode=DELETE")  # a single file
 
     def session(self) -> Any:
-        """A connection of the driver of PostgreSQL for one thread, which closes it; each
-        statement is a transaction.
+        """Open a connection of PostgreSQL's driver, for use in one thread; it commits every
+        statement.
         """
         pooled = self._engine.raw_connection()
         session: Any = pooled.driver_connection
@@ -347,7 +327,7 @@ class Database:
         return session
 
     async def close(self) -> None:
-        """Finish what is being written, and disconnect."""
+        """Finish running transactions, and disconnect."""
         await asyncio.to_thread(self._writer.shutdown)
         await asyncio.to_thread(self._readers.shutdown)
         self._engine.dispose()
@@ -374,9 +354,8 @@ class Database:
         return value
 
     def _see_files(self) -> None:
-        """Raise `StoreFailed` where a file has been deleted or replaced since it was opened: SQLite
-        goes on with the one that nobody will find. Its number is not given to another one while it
-        is open.
+        """Raise `StoreFailed` if a file was deleted or replaced since it was opened: SQLite would
+        continue with a file that has no name. Its inode is not reused while it is open.
         """
         if not self._lost and (
             missing := [file for file, known in self._files.items() if identity(file) != known]
@@ -394,15 +373,15 @@ class Database:
         try:
             return await asyncio.get_running_loop().run_in_executor(threads, work)
         except (SQLAlchemyError, OverflowError) as error:
-            # SQLite raises OverflowError for a number that it cannot hold.
-            # Not the error's text: SQLAlchemy puts the row into it, and the row holds the answer.
+            # SQLite raises OverflowError for a number that it cannot hold. The text of SQLAlchemy's
+            # error is not logged, because it holds the row, and so the answer.
             _log.error("store.failed", error=str(getattr(error, "orig", error)))
             raise StoreFailed(FAILED) from error
 
 
 @contextmanager
 def _driver_errors(engine: Engine) -> Iterator[None]:
-    """Translate what the driver raises into what SQLAlchemy would make of it."""
+    """Translate the driver's errors to SQLAlchemy's."""
     driver: Any = engine.dialect.loaded_dbapi
     try:
         yield
@@ -435,18 +414,16 @@ def _opened(url: str) -> Engine:
 
 
 def unwritable(error: BaseException) -> bool:
-    """Whether something of a transaction cannot be written at all."""
+    """Return whether a transaction failed because of its data, which can never be written."""
     return isinstance(error.__cause__, DataError | IntegrityError | OverflowError)
 
 
 def storable(text: str) -> str:
-    """The same without NUL, which PostgreSQL refuses."""
+    """Replace NUL, which PostgreSQL refuses."""
     return text.replace("\0", "\ufffd")
 
 
 def begin_snapshot(connection: Connection) -> None:
-    """Let all that is read from here on see one state, whatever is written meanwhile; the first
-    thing to be done.
-    """
-    if connection.dialect.name == "postgresql":  # SQLite's transactions are that by themselves
+    """Read from one snapshot until the transaction ends. Must be its first statement."""
+    if connection.dialect.name == "postgresql":  # SQLite's transactions are snapshots
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")

@@ -1,4 +1,4 @@
-"""The tables, and structs as their rows. Columns that hold a struct follow from its fields."""
+"""Tables, and conversion of structs to rows. The columns of a struct follow from its fields."""
 
 import zlib
 from collections.abc import Iterator
@@ -40,24 +40,22 @@ from router.versions.book import Judgement, Side, Trial
 
 Value = TypeVar("Value", bound=msgspec.Struct)
 _TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float, bool: Boolean}
-"""Types of columns, by those of fields; all others are strings."""
+"""Column types by field types; all others are strings."""
 
 
 def _columns(
     struct: type[msgspec.Struct], *keys: str, without: tuple[str, ...] = ()
 ) -> Iterator[Column[Any]]:
-    """A column for each field but some; null where that may be None. `keys`: fields of the
-    primary key.
+    """Yield a column for each field, nullable if it may be None. `keys`: fields of the primary key.
+    `without`: fields to leave out.
     """
     for field in msgspec.structs.fields(struct):
-        kinds = (
-            get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
-        )
-        column_type = _TYPES.get(kinds[0], String)
+        union = get_origin(field.type) in (Union, UnionType)
+        kinds = get_args(field.type) if union else (field.type,)
         if field.name not in without:
             yield Column(
                 field.name,
-                column_type,
+                _TYPES.get(kinds[0], String),
                 primary_key=field.name in keys,
                 autoincrement=False,
                 nullable=NoneType in kinds,
@@ -72,8 +70,8 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 METADATA = MetaData()
 SCHEMA_NUMBER = 6
-"""The number of these tables: counted up with each change, here and in the name of the demo's
-file (`mini.toml`).
+"""Number of this schema. Every change increments it, here and in the demo's file name
+(`mini.toml`).
 """
 SCHEMA = Table(
     "rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False)
@@ -85,22 +83,22 @@ RUNS = Table(
     Column("tenant", String, nullable=False),
     Column("key_id", String, nullable=False),
     Column("kind", String, nullable=False),
-    # Of the client; null where there is none, or where another run has taken it over
+    # The client's name; null if there is none, or another run has taken it over
     Column("request_id", String),
     Column("fingerprint", String, nullable=False),
     Column("request", String, nullable=False),
     Column("status", String, nullable=False),
-    Column("outcome", String, nullable=False),  # of an answer or a table; empty for other kinds
+    Column("outcome", String, nullable=False),  # for answers and tables; empty for other kinds
     Column("topology", String, nullable=False),  # likewise
     Column("unsupported", Boolean, nullable=False),
-    # The beginning of its output, to be listed and looked through
+    # Beginning of the output, for lists and text search
     Column("answer", String, nullable=False),
-    Column("nano_usd", BigInteger),  # of its calls whose cost is known; null where that is none
+    Column("nano_usd", BigInteger),  # sum over calls with known cost; null if there are none
     Column("started_at", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
-    Column("log", String, nullable=False),  # of the gateway that runs it, or ran it
+    Column("log", String, nullable=False),  # log of the gateway that runs or ran it
     Column("cancel_requested", Boolean, nullable=False),
-    # Null while it runs; last, as SQLite reads what stands behind it through it
+    # Null while it runs; last, because SQLite reads through it to later columns
     Column("trace", LargeBinary),
     Index("runs_by_time", "started_at", "run_id"),
     Index("runs_by_tenant", "tenant", "started_at", "run_id"),
@@ -108,7 +106,7 @@ RUNS = Table(
     Index("runs_by_status", "status", "tenant"),
 )
 RESERVED = {f"reserved_{name}": name for name in Amount.__struct_fields__}
-"""The columns of `OpenedCall.reserved`, each with its field of `Amount`."""
+"""Columns of `OpenedCall.reserved`, with their fields of `Amount`."""
 CALLS = Table(
     "calls",
     METADATA,
@@ -120,7 +118,7 @@ CALLS = Table(
     ),
     Column("executor_version", String, nullable=False),  # empty for the other roles
     *(Column(column, BigInteger, nullable=name == "nano_usd") for column, name in RESERVED.items()),
-    *(Column(name, BigInteger) for name in TOKEN_COUNTS),  # null where the usage is unknown
+    *(Column(name, BigInteger) for name in TOKEN_COUNTS),  # null if the usage is unknown
     Column("counted", String, nullable=False),  # as `Call.counted`
     Column("wasted_tokens", BigInteger, nullable=False),
     Index("calls_by_tenant", "tenant", "started_at"),
@@ -128,8 +126,8 @@ CALLS = Table(
 )
 """Calls of runs that have ended."""
 GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version", "manager"
-"""The key of `usage_hours`, common to the calls of a row; hours are Unix time / 3600."""
-# Sums of ended calls by the hour in which they started, kept when the calls are deleted
+"""Primary key of `usage_hours`, common to the calls of a row. An hour is Unix time // 3600."""
+# Sums of ended calls by the hour of their start; kept when the calls are deleted
 USAGE_HOURS = Table(
     "usage_hours",
     METADATA,
@@ -140,7 +138,7 @@ USAGE_HOURS = Table(
     *_columns(UsageSums),
     Index("usage_hours_by_time", "hour"),
 )
-# What counts against quotas: a row for each day and each month in which a tenant asked
+# What counts against quotas: a row for each day and each month in which a tenant has requests
 SPENDING = Table(
     "spending", METADATA, Column("tenant", String, primary_key=True), *_columns(Spent, "period")
 )
@@ -159,21 +157,21 @@ KEYS = Table(  # `scopes` are separated by commas
     *_columns(Key, "key_id", without=("tenant",)),
     Column("tenant", ForeignKey("tenants.name")),
 )
-LOGS = Table(  # the logs of gateways, and how far each was read into these tables
+LOGS = Table(  # logs of gateways, and the place up to which each was read into these tables
     "logs",
     METADATA,
     Column("log", String, primary_key=True),
     Column("segment", Integer, nullable=False),
     Column("bytes", BigInteger, nullable=False),
 )
-GATEWAYS = Table(  # those that share a PostgreSQL and have not been fenced
+GATEWAYS = Table(  # gateways that share a PostgreSQL and are not fenced
     "gateways",
     METADATA,
     Column("epoch", BigInteger, Identity(), primary_key=True),
     Column("log", String, nullable=False),
-    Column("session", BigInteger, nullable=False),  # how many it has had that held its lock
+    Column("session", BigInteger, nullable=False),  # number of sessions that have held its lock
 )
-LEASES = Table(  # what the gateways of logs may spend of quotas, beside what is in `spending`
+LEASES = Table(  # parts of quotas that gateways may spend, in addition to `spending`
     "leases",
     METADATA,
     *(Column(name, String, primary_key=True) for name in ("tenant", "period", "log")),
@@ -181,7 +179,7 @@ LEASES = Table(  # what the gateways of logs may spend of quotas, beside what is
 )
 EXECUTOR_VERSIONS = Table("executor_versions", METADATA, *_columns(ExecutorVersion, "version"))
 SIDES = "candidate", "active"
-VERSION_TRIALS = Table(  # runs that two versions have worked on; deleted with the run
+VERSION_TRIALS = Table(  # runs that two versions worked on; deleted with the run
     "version_trials",
     METADATA,
     _of_run(primary_key=True),
@@ -191,11 +189,11 @@ VERSION_TRIALS = Table(  # runs that two versions have worked on; deleted with t
         for side in SIDES
         for column in _columns(Side)
     ),
-    # Null while it is not known who is right
+    # Null until it is known which version is right
     *(Column(column.name, column.type) for column in _columns(Judgement)),
     Index("version_trials_by_candidate", "candidate", "stage", "ended_at"),
 )
-# Numbers are given under a lock, so in the order of commits; figures are JSON
+# Numbers are assigned under a lock, so in the order of commits; figures are JSON
 VERSION_DECISIONS = Table(
     "version_decisions",
     METADATA,
@@ -206,7 +204,7 @@ _CALL = CALLS.c.keys()
 
 
 def call_row(call: Call) -> dict[str, object]:
-    """A call as a row."""
+    """Return a call as a row of `calls`."""
     row = {name: getattr(call, name, None) for name in _CALL}
     row |= {name: getattr(call.usage, name, None) for name in TOKEN_COUNTS}
     row |= {column: getattr(call.reserved, name) for column, name in RESERVED.items()}
@@ -215,18 +213,18 @@ def call_row(call: Call) -> dict[str, object]:
 
 
 def struct_of(struct: type[Value], row: RowMapping, **others: object) -> Value:
-    """A struct whose fields are columns, but for `others`."""
+    """Return a struct from a row. `others`: fields that are no columns."""
     fields = {name: row[name] for name in struct.__struct_fields__ if name in row}
     return msgspec.convert(fields | others, struct)
 
 
 def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> list[Value]:
-    """Read a struct from each row of a query, whose columns are its fields."""
+    """Return a struct from each row of a query, whose columns are its fields."""
     return [struct_of(struct, row) for row in connection.execute(query).mappings()]
 
 
 def found_by(run: Run | None) -> dict[str, object]:
-    """The columns that a run is found by, once it has ended, of what has come of it."""
+    """Return the columns of a run that follow from its end, by which runs are found."""
     result = run.result if run and isinstance(run.result, Trajectory | TableRun) else None
     return {
         "status": run.status if run else "running",
@@ -240,22 +238,22 @@ def found_by(run: Run | None) -> dict[str, object]:
 
 
 _LARGE = 1 << 16
-"""Bytes of a trace that is compressed: executors of a table share their prompt and most of
-their passages.
+"""Bytes from which a trace is compressed. Executors of a table share their prompt and most
+passages.
 """
 
 
 def trace_of(run: Run) -> bytes:
-    """MessagePack, compressed where it is large. Executions are left out of the events, as the
-    result holds them.
+    """Encode a run as MessagePack, compressed if large. Executions are left out of the events,
+    because the result holds them.
     """
     trace = msgspec.msgpack.encode(msgspec.structs.replace(run, events=brief(run.events)))
     return zlib.compress(trace, 1) if len(trace) >= _LARGE else trace
 
 
 def run_of(row: Row[Any]) -> Run:
-    """The run that a row of all columns of `runs` holds; without a trace, one without calls.
-    Raises `StoreFailed`.
+    """Return the run in a whole row of `runs`; without a trace, it has no calls. Raises
+    `StoreFailed`.
     """
     if row.trace is None:
         missing: dict[str, object] = {"error": "", "result": None, "settings": {}}
@@ -264,7 +262,7 @@ def run_of(row: Row[Any]) -> Run:
             Run, row._mapping, id=row.run_id, request_id=request_id, calls=(), **missing
         )
     try:
-        # As no map begins
+        # MessagePack of a map never begins with "x", and zlib's output always does.
         trace = zlib.decompress(row.trace) if row.trace[:1] == b"x" else row.trace
         run = msgspec.msgpack.decode(trace, type=Run)
     except (zlib.error, msgspec.DecodeError) as error:

@@ -1,8 +1,7 @@
-"""Sums over stored calls, by the database: usage, and what reconciliation holds against an engine's
-own counters.
+"""Sums over stored calls, made by the database: usage, and the ledger's side of reconciliation.
 
-Whole hours come from `usage_hours`, which is small and outlives the calls; what a span has of an
-hour more, from the calls of that hour, through their index by tenant and time.
+Whole hours come from `usage_hours`, which is small and outlives the calls. The rest of a span comes
+from the calls of its first and last hour, through their index by tenant and time.
 """
 
 import time
@@ -36,44 +35,42 @@ from router.trace.call import SUMMED_COUNTS, SUMS, WHOLE, OpenedCall, added, sum
 
 _HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
-"""The hours of what sums are grouped by; months are made of days."""
+"""Hours of a bucket; months are summed from days."""
 _UnderWay = Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]]
 _FOREVER = 10**8 * _HOUR_S
 _COLUMNS = "hour", *get_args(Dimension), *SUMS
 
 
 class SQLUsages:
-    """Sums of what `LogJournal` writes: `Usages`, and `LedgerSums`."""
+    """`Usages` and `LedgerSums` over a database."""
 
     def __init__(self, database: Database, under_way: _UnderWay = lambda: ((), ())) -> None:
-        """`under_way`: the calls of runs that have not ended: those that have, and those that
-        have not.
-        """
+        """`under_way`: returns the ended and the open calls of running runs."""
         self._database = database
         self._under_way = under_way
 
     async def usage(self, query: UsageQuery) -> UsageReport:
-        """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and
-        `StoreFailed`.
-        """
+        """See `Usages.usage`."""
         return await self._database.read(partial(usage_in, query=query))
 
     async def since(self, deployment: str, start: float) -> LedgerSum:
-        """The calls of `deployment` that started at the Unix time `start` or later. Raises
-        `StoreFailed`.
-        """
+        """See `LedgerSums.since`."""
         read = partial(_since, deployment=storable(deployment), start=start)
         groups, uncertain, complete = await self._database.read(read)
         ended, opened = self._under_way()
         for call in (*ended, *opened):
             if call.deployment == deployment and call.started_at >= start:
                 groups.append(group := _alone(call))
-                uncertain += [] if group.exact or group.nothing else [call.request_id]
+                if not group.exact and not group.nothing:
+                    uncertain.append(call.request_id)
+
         groups = [group for group in groups if not group.nothing]
-        told = [group for group in groups if group.counted in ("reported", "lower_bound")]
-        least = Tokens(sum(group.read for group in told), sum(group.wrote for group in told))
+        reported = [group for group in groups if group.counted in ("reported", "lower_bound")]
+        least = Tokens(
+            sum(group.read for group in reported), sum(group.wrote for group in reported)
+        )
         most = Tokens(
-            sum(group.read if group in told else group.prompt_bound for group in groups),
+            sum(group.read if group in reported else group.prompt_bound for group in groups),
             sum(group.wrote if group.exact else group.max_tokens for group in groups),
         )
         whole = sum(group.calls for group in groups if group.outcome in WHOLE)
@@ -81,11 +78,10 @@ class SQLUsages:
 
 
 def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
-    """Usage as `SQLUsages.usage` gives it, over one state of the database."""
+    """Return the usage in one snapshot of the database. Raises `BadRequest`."""
     if query.start is not None and query.end is not None and query.start >= query.end:
-        raise BadRequest(
-            "start_time is not before end_time; leave one of them out, or exchange them."
-        )
+        raise BadRequest("start_time must be before end_time; leave one of them out, or swap them.")
+
     begin_snapshot(connection)
     start = query.start or 0.0
     end = _FOREVER if query.end is None else query.end
@@ -116,7 +112,7 @@ def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
 
 
 def _tenants(connection: Connection, hour: int) -> list[str]:
-    """The tenants with calls in that hour: naming them all leads to the calls through the index."""
+    """Return the tenants with calls in an hour; with their names, the index finds the calls."""
     return list(
         connection.scalars(
             select(USAGE_HOURS.c.tenant).where(USAGE_HOURS.c.hour == hour).distinct()
@@ -125,7 +121,7 @@ def _tenants(connection: Connection, hour: int) -> list[str]:
 
 
 def _hourly(hour: int) -> Select[Any]:
-    """Calls of an hour as rows of `usage_hours`, each alone."""
+    """Select the calls of an hour as rows of `usage_hours`, one per call."""
     calls = CALLS.c
     known = {
         name: func.coalesce(calls[name], 0)
@@ -149,17 +145,16 @@ def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[b
 
 
 def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
-    """Raise `BadRequest` where calls of that hour have been deleted, so that a part of it
-    cannot be summed.
+    """Raise `BadRequest` if calls of an hour have been deleted, so that a part of it cannot be
+    summed.
     """
     start = hour * _HOUR_S
     hours = (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
     if not _all_kept(connection, hours, _ended(tenants, start, start + _HOUR_S)):
         begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start))
         raise BadRequest(
-            f"calls of the hour from {begun} on have been deleted (server.keep_days), "
-            "and only its sum "
-            "is left; let the span begin and end with whole hours."
+            f"calls of the hour from {begun} on have been deleted (server.keep_days), and only its "
+            "sum is left; use a span of whole hours."
         )
 
 
@@ -167,19 +162,16 @@ _Conditions = Iterable[ColumnElement[bool]]
 
 
 def _all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) -> bool:
-    """Tell whether all calls that some `hours` have summed are still there, as far as they are
-    `calls`.
-    """
+    """Return whether the stored `calls` are as many as `hours` have summed."""
     summed = connection.scalar(select(func.sum(USAGE_HOURS.c.attempts)).where(*hours)) or 0
-    return connection.execute(
-        select(func.count()).select_from(CALLS).where(*calls)
-    ).scalar_one() >= int(summed)
+    stored = connection.execute(select(func.count()).select_from(CALLS).where(*calls)).scalar_one()
+    return stored >= int(summed)
 
 
 def _summed(
     connection: Connection, query: UsageQuery, parts: list[Select[Any]]
 ) -> dict[tuple[Any, ...], UsageRow]:
-    """The sums of rows as `_COLUMNS`, by time and what they are grouped by."""
+    """Sum rows of `_COLUMNS`. Return the sums by time and dimensions."""
     columns = union_all(*parts).subquery().c
     rows = dict[tuple[Any, ...], UsageRow]()
     groups: list[ColumnElement[Any]] = [columns[name] for name in query.by]
@@ -187,12 +179,12 @@ def _summed(
         length = literal_column(str(_BUCKET_HOURS[query.bucket]), Integer)
         groups.append((columns.hour // length * length).label("at"))
     sums = (func.sum(columns[name]).label(name) for name in SUMS)
-    for found in connection.execute(select(*groups, *sums).group_by(*groups)).mappings():
-        if not found["attempts"]:
-            continue  # of no rows at all
-        counts = {name: None if found[name] is None else int(found[name]) for name in SUMS}
-        at = None if query.bucket is None else _bucket_start(query.bucket, found["at"])
-        by: dict[str, Any] = {name: found[name] for name in query.by}
+    for sum_row in connection.execute(select(*groups, *sums).group_by(*groups)).mappings():
+        if not sum_row["attempts"]:
+            continue  # the sum of no rows
+        counts = {name: None if sum_row[name] is None else int(sum_row[name]) for name in SUMS}
+        at = None if query.bucket is None else _bucket_start(query.bucket, sum_row["at"])
+        by: dict[str, Any] = {name: sum_row[name] for name in query.by}
         row = UsageRow(bucket_start=at, **by, **counts)  # type: ignore[arg-type]
         key = at or 0.0, *by.values()
         rows[key] = msgspec.structs.replace(row, **added([rows[key], row])) if key in rows else row
@@ -200,23 +192,20 @@ def _summed(
 
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
-    """The beginning, in Unix time, of the bucket that an hour, by its number, is in."""
+    """Return the Unix time at which the bucket of an hour begins."""
     begun = hour // _BUCKET_HOURS[bucket] * _BUCKET_HOURS[bucket] * _HOUR_S
-    return (
-        datetime.fromtimestamp(begun, UTC).replace(day=1).timestamp()
-        if bucket == "month"
-        else float(begun)
-    )
+    if bucket == "month":
+        return datetime.fromtimestamp(begun, UTC).replace(day=1).timestamp()
+    return float(begun)
 
 
 def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
-    """Rows of `usage_hours`."""
+    """Sum calls to rows of `usage_hours`."""
     groups: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
         row = msgspec.structs.asdict(call) | {"hour": int(call.started_at // _HOUR_S)}
-        groups.setdefault(
-            tuple("" if row[name] is None else row[name] for name in GROUPS), []
-        ).append(call)
+        key = tuple("" if row[name] is None else row[name] for name in GROUPS)
+        groups.setdefault(key, []).append(call)
     return [
         {**dict(zip(GROUPS, key, strict=True)), **sums_of(members)}
         for key, members in groups.items()
@@ -224,13 +213,13 @@ def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
 
 
 _LISTED = 1000
-"""Uncertain calls that are named, at most."""
+"""Max number of uncertain calls that are named."""
 _ALIKE = CALLS.c.outcome, CALLS.c.counted, CALLS.c.first_token_s.is_(None).label("silent")
 _SUMMED = CALLS.c.prompt_tokens, CALLS.c.completion_tokens, CALLS.c.prompt_bound, CALLS.c.max_tokens
 
 
 class _Calls(NamedTuple):
-    """Calls that ended alike, and their sums; those under way have no outcome."""
+    """Sums of calls with the same kind of end. Open calls have no outcome."""
 
     outcome: str
     counted: str
@@ -243,12 +232,12 @@ class _Calls(NamedTuple):
 
     @property
     def nothing(self) -> bool:
-        """Whether their endpoint did not begin."""
+        """True if the endpoint did no work."""
         return self.outcome in ("refused", "connect_error") and self.counted == "" and self.silent
 
     @property
     def exact(self) -> bool:
-        """Whether all is known that they spent."""
+        """True if the usage of the calls is known exactly."""
         return self.outcome in WHOLE and self.counted == "reported"
 
 
@@ -265,8 +254,8 @@ def _alone(call: OpenedCall) -> _Calls:
 def _since(
     connection: Connection, deployment: str, start: float
 ) -> tuple[list[_Calls], list[str], bool]:
-    """The calls by how they ended, the names of those that are uncertain, and whether none have
-    been deleted.
+    """Return sums of a deployment's calls by their kind of end, the names of uncertain calls, and
+    whether all calls are still stored.
     """
     begin_snapshot(connection)
     wanted = CALLS.c.deployment == deployment, CALLS.c.started_at >= start

@@ -1,4 +1,4 @@
-"""Versions of the executor, their trials, and what was decided, in a database."""
+"""Executor versions, their trials and the decisions about them, in a database."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -26,12 +26,14 @@ _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 1)"
 _TRIALS = VERSION_TRIALS.c
 _DECISIONS = VERSION_DECISIONS.c
 _OF_PAIRS = [
-    each for each in _TRIALS if each.name in Pair.__struct_fields__ + Judgement.__struct_fields__
+    column
+    for column in _TRIALS
+    if column.name in Pair.__struct_fields__ + Judgement.__struct_fields__
 ]
 
 
 class SQLVersionBook:
-    """`VersionBook` over a database, which any number of gateways may share."""
+    """`VersionBook` over a database, which several gateways may share."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -46,9 +48,7 @@ class SQLVersionBook:
         def add(connection: Connection) -> None:
             _lock(connection)
             if any(known.version == version.version for known in _versions(connection)):
-                raise BadRequest(
-                    f"version {version.version!r}: is on record already; names are used once."
-                )
+                raise BadRequest(f"version {version.version!r}: exists already; use another name.")
             connection.execute(EXECUTOR_VERSIONS.insert().values(msgspec.structs.asdict(version)))
             _note(connection, [decision])
 
@@ -60,9 +60,7 @@ class SQLVersionBook:
         changed: Sequence[ExecutorVersion],
         decisions: Sequence[VersionDecision],
     ) -> bool:
-        """See `VersionBook.change`. False, too, where two versions would be active, or two be
-        tried.
-        """
+        """See `VersionBook.change`. Returns False, too, if two would be active or on trial."""
 
         def change(connection: Connection) -> bool:
             _lock(connection)
@@ -83,7 +81,7 @@ class SQLVersionBook:
         return await self._database.write(change, behind=True)
 
     async def wait(self, decision: VersionDecision) -> None:
-        """See `VersionBook.wait`; of no effect where the version has left that state."""
+        """See `VersionBook.wait`. No effect if the version has left that state."""
 
         def wait(connection: Connection) -> None:
             _lock(connection)
@@ -113,9 +111,7 @@ class SQLVersionBook:
         )
 
     async def add_trial(self, trial: Trial) -> None:
-        """See `VersionBook.add_trial`; of no effect where the run is deleted, or its tenant's
-        texts are not kept.
-        """
+        """See `VersionBook.add_trial`. No effect if the run is deleted or its tenant redacted."""
 
         def add(connection: Connection) -> None:
             run = select(RUNS.c.run_id, TENANTS.c.redact).outerjoin(
@@ -133,8 +129,8 @@ class SQLVersionBook:
         return await self._database.read(lambda connection: _trial(connection, run_id), behind=True)
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
-        """See `VersionBook.judge`; of no effect where there is no trial of that run."""
-        # By name, as `Source` says
+        """See `VersionBook.judge`. No effect if the run has no trial."""
+        # Names of sources are in the order of trust, see `Source`.
         less_trusted = or_(_TRIALS.source.is_(None), _TRIALS.source < judgement.source)
         trial = VERSION_TRIALS.update().where(_TRIALS.run_id == storable(run_id), less_trusted)
         judged = trial.values(msgspec.structs.asdict(judgement) | {"judged_at": time.time()})
@@ -161,7 +157,7 @@ class SQLVersionBook:
 
 
 def _lock(connection: Connection) -> None:
-    """Let nobody else change versions, nor number decisions, until this transaction ends."""
+    """Lock versions and the numbers of decisions until the transaction ends."""
     if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
         connection.exec_driver_sql(_LOCK)
 

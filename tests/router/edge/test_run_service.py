@@ -488,7 +488,7 @@ async def test_more_feedback_than_is_kept(tmp_path: Path) -> None:
         assert {(error.code(), error.details()) for error in refused} == {
             (
                 grpc.StatusCode.INVALID_ARGUMENT,
-                "run_id 'run-1': has feedback 50 times, and no more is kept.",
+                "run_id 'run-1': has feedback 50 times, which is the maximum.",
             )
         }
         assert len(refused) == 10

@@ -132,22 +132,22 @@ COPY = (
                 "AND number = 1"
             ),
             "run run-1",
-            "call 1 is booked otherwise than its trace says: deployment, max_tokens",
+            "call 1 differs between its row and the trace in deployment, max_tokens",
         ),
         (
             "UPDATE calls SET counted = 'estimated' WHERE run_id = 'run-1' AND number = 1",
             "run run-1",
-            "call 1 is booked otherwise than its trace says: counted",
+            "call 1 differs between its row and the trace in counted",
         ),
         (
             "UPDATE calls SET wasted_tokens = 5 WHERE run_id = 'run-1' AND number = 1",
             "run run-1",
-            "call 1 is booked otherwise than its trace says: wasted_tokens",
+            "call 1 differs between its row and the trace in wasted_tokens",
         ),
         (
             "DELETE FROM calls WHERE run_id = 'run-1' AND number = 0",
             "run run-1",
-            "call 0 of its trace is not booked",
+            "call 0 is in its trace, but not booked",
         ),
         (
             "UPDATE calls SET number = 7 WHERE run_id = 'run-1' AND number = 0",
@@ -201,8 +201,8 @@ async def test_rows_of_runs_that_are_not_there(
         await change(database, orphan)
 
     assert await found(database) == [
-        Problem("table calls", "1 rows are of runs that are not there"),
-        Problem("run run-1", "call 0 of its trace is not booked"),
+        Problem("table calls", "1 rows refer to missing rows of runs"),
+        Problem("run run-1", "call 0 is in its trace, but not booked"),
     ]
 
 

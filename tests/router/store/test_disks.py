@@ -124,9 +124,12 @@ def read_only(disk: Path) -> Iterator[None]:
     ("what", "said"),
     [
         ("log full", "The disk of the log .* is full; make room there, or move it"),
-        ("database full", "cannot open .*; is it there, may it be written, and is its disk full"),
+        (
+            "database full",
+            "cannot open .*; check .* its disk is not full",
+        ),
         ("log read-only", "The log .* cannot be written: Read-only file system"),
-        ("database read-only", "cannot open .*; is it there, may it be written"),
+        ("database read-only", "cannot open .*; check that it exists, that it can be written"),
     ],
 )
 async def test_a_start_without_room(store: Store, what: str, said: str) -> None:

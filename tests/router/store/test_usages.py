@@ -153,7 +153,7 @@ async def test_nothing(usages: SQLUsages) -> None:
 @pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (2.0, 1.0)])
 async def test_a_span_that_is_none(usages: SQLUsages, start: float, end: float) -> None:
     """Is refused."""
-    with pytest.raises(BadRequest, match="start_time is not before end_time"):
+    with pytest.raises(BadRequest, match="start_time must be before end_time"):
         await usages.usage(UsageQuery(start, end))
 
 
