@@ -1,7 +1,11 @@
-"""The text protocol: what models are shown, and how what they write is read."""
+"""The text protocol: prompts for models, and parsers for their output."""
 
 from router.protocol.decision import parse_decision
-from router.protocol.evidence import NO_EVIDENCE, Passage, Report
+from router.protocol.evidence import (
+    NO_EVIDENCE,
+    Passage,
+    Report,
+)
 from router.protocol.scoring import exact_match, normal_answer
 from router.protocol.turns import parse_turn
 from router.protocol.vocabulary import Vocabulary

@@ -4,12 +4,20 @@ Parsing is total: any text gives a decision, none raises, and the time is linear
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass
 from itertools import takewhile
 
 from router.models.thoughts import Thoughts
-from router.protocol.sub_queries import normal_question, own_text, search_blocks
+from router.protocol.sub_queries import (
+    normal_question,
+    own_text,
+    search_blocks,
+)
 from router.protocol.tags import Malformed
 
 _STOP = re.compile(r"<\s*+/?\s*+stop\s*+/?\s*+>", re.IGNORECASE)

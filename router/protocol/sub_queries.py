@@ -127,18 +127,8 @@ LONGEST_QUESTION = 2000
 """Max characters of a question; longer texts are not read as one."""
 
 _KEYS = frozenset(
-    {
-        "query",
-        "queries",
-        "question",
-        "questions",
-        "subquery",
-        "subqueries",
-        "subquestion",
-        "subquestions",
-        "search",
-    }
-    | {"searches", "searchquery", "searchqueries", "request", "requests", "text", "input", "q"}
+    "query queries question questions subquery subqueries subquestion subquestions "
+    "search searches searchquery searchqueries request requests text input q".split()
 )
 _NOTHING = frozenset({"none", "null", "n/a"})
 _FENCE = re.compile(

@@ -118,7 +118,7 @@ def parse_hands(
     name = one_line(action[3])
     body = visible[action.end() : end.start() if end else None].strip()
     if not action[1]:
-        # Quotes in JSON are not unescaped, which would end its strings.
+        # Do not unescape quotes: they would end the strings of the JSON.
         for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
             body = body.replace(entity, character)
         return CallTurn(name, encodable(body).strip("`").removeprefix("json").strip())
@@ -145,7 +145,7 @@ def _report(own: str, *, cut: bool) -> ReportTurn | Malformed:
         if next(blocks(own, "answer"), None):
             return Malformed("the report has no evidence")
         return Malformed("neither a search block nor a report")
-    # Up to the evidence, so that an answer that was not closed ends there.
+    # Stop at the evidence, which ends an unclosed answer.
     answers = [block.body for block in blocks(own[: evidence[0].start], "answer")]
     answer = next(filter(None, map(one_line, answers)), "")
     if not answer:

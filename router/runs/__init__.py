@@ -1,4 +1,4 @@
-"""Runs: the gateway that leads them, from admission to what is stored."""
+"""Runs: the gateway and the lifecycle of its runs, from admission to storage."""
 
 from router.runs.admission import Admission
 from router.runs.archive import RunFilter

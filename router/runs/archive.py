@@ -55,9 +55,9 @@ class RunFilter(msgspec.Struct, frozen=True):
     """None for all kinds but shadows, which no client asked for."""
     status: RunStatus | None = None
     start: float | None = None
-    """Started at this Unix time or later."""
+    """Select runs that started at this Unix time or later."""
     end: float | None = None
-    """Started before this Unix time."""
+    """Select runs that started before this Unix time."""
     text: str = ""
     """Occurs in the request or in the beginning of the answer, ignoring case; SQLite ignores case
     only for ASCII letters.

@@ -1,4 +1,4 @@
-"""The search: delegator, executors, answerer, and the loop that leads them."""
+"""The search: delegator, executors, answerer, and the loop that connects them."""
 
 from router.search.answerer import Answerer
 from router.search.context import RunContext

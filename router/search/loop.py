@@ -257,7 +257,7 @@ class FactorizedSearch:
 
 
 class Loop(Protocol):
-    """A way to the answer of a question."""
+    """A search that answers questions."""
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
         """Answer `question`. Raises `UpstreamError`, `OutOfTime` and `BudgetExhausted`."""
@@ -265,15 +265,15 @@ class Loop(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A way to answer, with the roles that work on it."""
+    """A loop with the roles that work in it."""
 
     loop: Loop
     roles: Mapping[Any, Role]
-    """By their names, and managers' as `managers.NAME`; without the versions of the executor."""
+    """By name, managers as `managers.NAME`; without the executor's further versions."""
 
 
 def settings_of(roles: Mapping[Any, Role]) -> dict[str, RoleSetting]:
-    """Models and prompts of roles, for the trace."""
+    """Return the models and prompt hashes of roles, for the trace."""
     return {
         name: RoleSetting(role.model.name, hashlib.sha256(role.system.encode()).hexdigest())
         for name, role in roles.items()

@@ -43,7 +43,7 @@ class WatchedRetriever:
     """A retriever that tells `Readiness` whether it can search."""
 
     def __init__(self, retriever: IndexRetriever, readiness: Readiness) -> None:
-        """`readiness`: hears that it is down."""
+        """`readiness`: the registry to report to."""
         self._retriever = retriever
         self._readiness = readiness
         self._doubt = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A run as it is kept: its values, its calls, and how they are exported."""
+"""A stored run: its values, its calls, and its exports."""
 
 from router.trace.call import Call, Price, RoleName
 from router.trace.run import Run

@@ -167,7 +167,7 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
         return []
     first, *words = apart(point).split()
     names = [word for word in words if word[0].isupper()]
-    # The first word may have its capital for its place.
+    # A capital may only mark the beginning of the sentence.
     if (
         len(first) > 3
         and not _GOES_ON.match(first)

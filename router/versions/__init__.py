@@ -1,4 +1,4 @@
-"""Versions of the executor: which one works, trials, the gate."""
+"""Versions of the executor: their traffic, their trials, and the gate."""
 
 from router.versions.book import ExecutorVersion, VersionDecision
 from router.versions.gate import GateRule
