@@ -1,7 +1,8 @@
-"""Charts as figures for templates: all lengths are in the units of their SVG's view box."""
+"""Charts for templates; all lengths are in units of the SVG's view box."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -13,13 +14,13 @@ BOTTOM = 24
 _INNER = HEIGHT - TOP - BOTTOM
 _MOST_LABELS = 8
 _LABEL = 70
-"""Below the axis, and how long one is."""
+"""Max number of labels below the axis, and the width of one."""
 SERIES = 6
-"""Colours; what comes after the first five series stands together."""
+"""Number of colours; further series are summed as the last one."""
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A text at an axis, a bar, or a line at a height; `size` is a bar's height."""
+    """Label of an axis, bar, or horizontal line; `size` is a bar's height."""
 
     x: float
     y: float
@@ -29,41 +30,41 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """Axes, with bars or lines between them."""
+    """Chart with axes, and bars or lines."""
 
     ticks: list[Mark]
-    """At the left, each with its height."""
+    """Labels of the y axis."""
     labels: list[Mark]
-    """Below."""
+    """Labels of the x axis."""
     series: list[str]
     bars: list[Mark] = []
     bar_width: float = 0.0
     lines: list[str] = []
-    """Points of polylines, one for each series."""
+    """Points of a polyline for each series."""
     bound: Mark | None = None
-    """A height to reach."""
+    """Threshold."""
 
 
 def bars(
     values: Mapping[str, Mapping[str, int]], columns: Sequence[str], shown: Callable[[int], str]
 ) -> Chart:
-    """Stacked bars. `values`: by series, which are stacked in this order, and by column."""
+    """Return a chart of stacked bars. `values`: by series, in stacking order, and by column."""
     names = list(values) if len(values) <= SERIES else [*list(values)[: SERIES - 1], "others"]
     sums = {column: [0] * len(names) for column in columns}
     for place, series in enumerate(values.values()):
         for column, value in series.items():
             sums[column][min(place, len(names) - 1)] += value
-    most = max((sum(each) for each in sums.values()), default=0) or 1
+    highest = max(map(sum, sums.values()), default=0) or 1
     step = (WIDTH - LEFT) / max(1, len(columns))
-    found: list[Mark] = []
+    marks: list[Mark] = []
     for number, column in enumerate(columns):
         y = float(HEIGHT - BOTTOM)
         for place, value in enumerate(sums[column]):
             if value:
-                size = value / most * _INNER
+                size = value / highest * _INNER
                 y -= size
                 x = round(LEFT + number * step, 2)
-                found.append(
+                marks.append(
                     Mark(
                         x,
                         round(y, 2),
@@ -73,7 +74,8 @@ def bars(
                     )
                 )
     ticks = [
-        Mark(LEFT, TOP + _INNER * (1 - share), shown(round(most * share))) for share in (0, 0.5, 1)
+        Mark(LEFT, TOP + _INNER * (1 - share), shown(round(highest * share)))
+        for share in (0, 0.5, 1)
     ]
     every = math.ceil(len(columns) / _MOST_LABELS) or 1
     labels = [
@@ -81,7 +83,7 @@ def bars(
         for number in range(0, len(columns), every)
     ]
     labels = [label for label in labels if label.x < WIDTH - _LABEL]
-    return Chart(ticks, labels, names, found, round(max(0.5, step - min(2, step / 5)), 2))
+    return Chart(ticks, labels, names, marks, round(max(0.5, step - min(2, step / 5)), 2))
 
 
 _LEAST = 1e-2
@@ -89,27 +91,23 @@ _MOST = 1e4
 
 
 def lines(points: Mapping[str, Sequence[tuple[int, float]]], bound: float) -> Chart:
-    """Lines over a logarithmic scale from 0.01 to 10,000, beyond which they are cut. `bound`: a
-    height to reach.
-    """
+    """Return a line chart, logarithmic from 0.01 to 10,000. `bound`: a threshold."""
 
     def height(value: float) -> float:
         share = math.log(min(_MOST, max(_LEAST, value)) / _LEAST) / math.log(_MOST / _LEAST)
         return round(TOP + _INNER * (1 - share), 2)
 
-    last = max((at for each in points.values() for at, _ in each), default=0) or 1
-    place = {
-        at: round(LEFT + (WIDTH - LEFT - 40) * at / last, 2)
-        for each in points.values()
-        for at, _ in each
-    }
+    def place(at: int) -> float:
+        return round(LEFT + (WIDTH - LEFT - 40) * at / last, 2)
+
+    last = max((at for at, _ in chain.from_iterable(points.values())), default=0) or 1
     return Chart(
         [Mark(LEFT, height(10.0**power), f"{10.0**power:g}") for power in range(-2, 5, 2)],
         [Mark(LEFT, HEIGHT - 8, "0"), Mark(WIDTH - 40, HEIGHT - 8, f"{last:,}")],
         list(points),
         lines=[
-            " ".join(f"{place[at]},{height(value)}" for at, value in each)
-            for each in points.values()
+            " ".join(f"{place(at)},{height(value)}" for at, value in line)
+            for line in points.values()
         ],
         bound=Mark(LEFT, height(bound), f"{bound:.3g}"),
     )

@@ -1,4 +1,4 @@
-"""The page of a run: its answer, the way to it, what is thought of it; live while it runs."""
+"""The page of a run: answer, agents, feedback; live while it runs."""
 
 import asyncio
 import time
@@ -32,19 +32,17 @@ from router.trace.run import Feedback, right_answers
 from router.trace.turns import tool_sums
 
 _LOOKED_AT = 50
-"""Passages that a search for a right answer finds."""
+"""Passages to retrieve when searching for a right answer."""
 _GOLDS = 3
-"""Right answers that are looked for: those told last."""
+"""Max right answers to search for, the most recent ones."""
 _LANES = 100
-"""Lanes of a page, as that of a run that goes on is made anew each second; without a choice,
-the newest.
-"""
+"""Max lanes on a page, which is rendered every second while the run is running."""
 _FOLLOWED = ("answer", "table")
-"""Kinds of runs that tell what happens."""
+"""Kinds of runs with events."""
 
 
 class RunPages:
-    """A run, its agents, another run beside it, and what is to be done about it."""
+    """Pages of a run and its agents, comparison with another run, and forms."""
 
     def __init__(
         self,
@@ -56,9 +54,8 @@ class RunPages:
         *,
         files_not_read: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
-        """`retriever`: to look whether the documents have an answer that was not found; None to
-        leave it open. `files_not_read`: the number of files that the index does not hold, by
-        suffix; None where that is not known.
+        """`retriever`: searches the documents for a right answer that was not found; None to skip
+        that. `files_not_read`: number of files missing in the index, by suffix; None if unknown.
         """
         self._files_not_read = files_not_read
         self._frame = frame
@@ -71,38 +68,36 @@ class RunPages:
         frame.get("/ask/{run}", partial(self._page, page="asked.html", part="asked.html"))
         frame.get("/runs/{run}/events", self._events)
         frame.get("/runs/{run}/agents/{agent}", self._agent)
-        frame.get("/runs/{run}/beside/{other}", self._beside)
+        frame.get("/runs/{run}/compare/{other}", self._compare)
         frame.post("/runs/{run}/feedback", self._feedback)
         frame.post("/runs/{run}/again", self._again)
         frame.post("/runs/{run}/cancel", self._cancel)
         TablePages(frame, self.run, asking)
 
     async def run(self, request: web.Request, name: str = "run") -> Run:
-        """The run of an address, as whoever looks may see it. Raises `NotFound`."""
-        found = await self._runs.get(request.match_info[name], identity(request))
-        run = await in_viewer(as_seen_by, found, identity(request))
-        return (
-            replace(run, duration_s=time.time() - run.started_at)
-            if run.status == "running"
-            else run
-        )
+        """Return the run of a URL as the user may see it. Raises `NotFound`."""
+        stored = await self._runs.get(request.match_info[name], identity(request))
+        run = await in_viewer(as_seen_by, stored, identity(request))
+        if run.status == "running":
+            return replace(run, duration_s=time.time() - run.started_at)
+        return run
 
     async def _page(self, request: web.Request, *, page: str, part: str) -> web.Response:
-        """The page, or for htmx its part that changes while the run goes on; once it has ended,
-        the page anew.
+        """Render the page, or for htmx the part that changes while the run is running; a full
+        reload once it has ended.
         """
         run = await self.run(request)
         part_alone = "HX-Request" in request.headers
-        running = run.status == "running"  # whose page shows nothing of what is read for others
+        running = run.status == "running"
         if part_alone and not running:
             return web.Response(status=204, headers={"HX-Refresh": "true"})
-        said = () if running else await self._runs.feedback_on(run)
-        golds = right_answers(said)[-_GOLDS:]
+        feedback = () if running else await self._runs.feedback_on(run)
+        golds = right_answers(feedback)[-_GOLDS:]
         return await self._frame.render(
             request,
             part if part_alone else page,
             **await self._view(run, request),
-            feedback=said,
+            feedback=feedback,
             golds=golds,
             attribution=await self._attribution(run, golds) if golds else None,
             files_not_read=self._files_not_read,
@@ -112,31 +107,32 @@ class RunPages:
         )
 
     async def _attribution(self, run: Run, golds: tuple[str, ...]) -> Attribution | None:
-        """The trace of a wrong answer; the documents are searched where nothing in the run
-        tells.
+        """Attribute a wrong answer; searches the documents if the run itself does not show who lost
+        it.
         """
-        found = await in_viewer(attribute, run, golds)
+        attribution = await in_viewer(attribute, run, golds)
         if (
-            found is None
-            or found.lost_by not in (None, "execution")
-            or found.right
+            attribution is None
+            or attribution.lost_by not in (None, "execution")
+            or attribution.right
             or self._retriever is None
         ):
-            return found
+            return attribution
+
         queries = [*golds, *(f"{run.request} {gold}" for gold in golds)]
-        known = list[Passage]()
+        by_id: dict[str, Passage] = {}
         try:
             for passages in await self._retriever.search(queries, _LOOKED_AT):
-                known.extend(passages)
-        except UpstreamError:  # it stays open
-            return found
-        return await in_viewer(attribute, run, golds, list({one.id: one for one in known}.values()))
+                by_id.update((passage.id, passage) for passage in passages)
+        except UpstreamError:  # the question stays open
+            return attribution
+        return await in_viewer(attribute, run, golds, list(by_id.values()))
 
     async def _agent(self, request: web.Request) -> web.Response:
         run = await self.run(request)
         path = request.match_info["agent"]
         lanes = await in_viewer(timeline.lanes, run)
-        lane = next((each for each in lanes if each.agent.path == path), None)
+        lane = next((lane for lane in lanes if lane.agent.path == path), None)
         if lane is None:
             raise web.HTTPNotFound(text="This run has no such agent.")
         execution = lane.execution
@@ -148,20 +144,21 @@ class RunPages:
             title=f"{lane.name}: {lane.sub_query}" if lane.sub_query else lane.name,
             run=run,
             lane=lane,
-            evidence=[timeline.sources(each, passages) for each in cited],
+            evidence=[timeline.sources(citations, passages) for citations in cited],
             turns=timeline.turns(lane.conversation, [bar.call for bar in lane.bars]),
         )
 
-    async def _beside(self, request: web.Request) -> web.Response:
+    async def _compare(self, request: web.Request) -> web.Response:
         run = await self.run(request)
-        pair = [await self._view(each, request) for each in (run, await self.run(request, "other"))]
+        other = await self.run(request, "other")
+        pair = [await self._view(run, request), await self._view(other, request)]
         return await self._frame.part(
-            request, "beside.html", title="Side by side", run=run, pair=pair
+            request, "compare.html", title="Side by side", run=run, pair=pair
         )
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events: `line`, an item of the list of what happened; `changed`, after
-        it; `done`, at the end.
+        """Stream server-sent events: `line`, an item of the progress list; `changed`, after each
+        event; `done`, at the end.
         """
         after = number(request.headers.get("Last-Event-ID", "0"))
         response = web.StreamResponse(
@@ -174,7 +171,7 @@ class RunPages:
                 if not response.prepared:
                     await response.prepare(request)
                 async with asyncio.timeout(self._reading_s):
-                    await response.write(_told(at, item).encode())
+                    await response.write(_server_sent(at, item).encode())
         except Exception as error:
             if not response.prepared or isinstance(
                 error, ClientConnectionResetError | TimeoutError
@@ -184,14 +181,14 @@ class RunPages:
         return response
 
     async def _view(self, run: Run, request: web.Request) -> dict[str, Any]:
-        """A view of the run, for a template, made once for all who see the same."""
+        """Return the template's values for a run, cached for users who see the same."""
         finished = run.status == "finished" and not run.redacted
         cited = (
             await cited_answer(run)
             if finished and isinstance(run.result, Trajectory | Execution)
             else None
         )
-        seen = (
+        key = (
             run.id,
             run.status,
             len(run.events),
@@ -201,9 +198,9 @@ class RunPages:
         )
 
         def view() -> dict[str, Any]:
-            if seen not in self._views:
-                self._views[seen] = _view(run, cited, request.query)
-            return self._views[seen]
+            if key not in self._views:
+                self._views[key] = _view(run, cited, request.query)
+            return self._views[key]
 
         return await in_viewer(view)
 
@@ -218,12 +215,12 @@ class RunPages:
         run = await self.run(request)
         if run.kind != "answer" or run.redacted:
             raise BadRequest(
-                "This run cannot be made again: it is no answer, or its texts are not kept."
+                "This run cannot be repeated: it is not an answer, or its texts are not stored."
             )
         other = await self._asking.again(
             run.request, field(request, "topology"), field(request, "executor")
         )
-        return redirect(f"/runs/{run.id}/beside/{other}")
+        return redirect(f"/runs/{run.id}/compare/{other}")
 
     async def _cancel(self, request: web.Request) -> web.Response:
         run = await self.run(request)
@@ -232,7 +229,7 @@ class RunPages:
 
 
 def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict[str, Any]:
-    """A run with its answer, its lanes, and what it has spent, for a template."""
+    """Return the template's values for a run: answer, lanes and usage."""
     lanes = timeline.lanes(run)
     newest = max(0, len(lanes) - _LANES)
     first = min(number(query.get("lane", str(newest))), newest)
@@ -266,9 +263,10 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
     }
 
 
-def _told(number: int, item: Event | Run) -> str:
+def _server_sent(number: int, item: Event | Run) -> str:
+    """Return the server-sent events for an event of the run, or for its end."""
     if isinstance(item, Run):
         return f"id: {number}\nevent: done\ndata: {item.status}\n\n"
     line = " ".join((progress_line(item) or "").split())
-    told = f"event: line\ndata: <li>{escape(visible(line))}</li>\n\n" if line else ""
-    return f"{told}id: {number}\nevent: changed\ndata: {number}\n\n"
+    item_event = f"event: line\ndata: <li>{escape(visible(line))}</li>\n\n" if line else ""
+    return f"{item_event}id: {number}\nevent: changed\ndata: {number}\n\n"

@@ -1,4 +1,4 @@
-"""Runs, newest first, as a page that follows them; its filters stand in its address."""
+"""The list of runs, newest first, which updates itself; filters are in the URL."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from router.edge.pages.frame import Frame, identity
+from router.edge.pages.frame import Frame, identity, redirect
 from router.errors import BadRequest
 from router.runs import RunFilter, Runs
 from router.trace.run import RunKind, RunStatus
@@ -25,25 +25,25 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "feedback": ("good", "bad", "any"),
 }
 _OTHERS = "unsupported", "text", "tenant", "executor_version", "least", "most", "since", "until"
-"""Fields of the form beside those with choices: costs in dollars, times in UTC."""
+"""Fields of the form without choices: costs in dollars, times in UTC."""
 
 
 def add_runs(frame: Frame, runs: Runs) -> None:
-    """Add the list to the frame, which begins with it."""
+    """Add the list of runs, which is the home page."""
 
     async def first(_request: web.Request) -> web.Response:
-        return web.Response(status=303, headers={"Location": "/runs"})
+        return redirect("/runs")
 
     async def listed(request: web.Request) -> web.Response:
-        """The page, or for htmx its list alone, and nothing where that is what it shows already."""
+        """Render the page, or for htmx only the list, and nothing if the list has not changed."""
         asked = {
             name: value
             for name in (*_CHOICES, *_OTHERS)
             if (value := request.query.get(name, "").strip())
         }
         page = request.query.get("page", "")
-        found = await runs.list(run_filter(asked), _PAGE, page, identity(request))
-        seen = hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:16]
+        listed_runs = await runs.list(run_filter(asked), _PAGE, page, identity(request))
+        seen = hashlib.sha256(msgspec.json.encode(listed_runs)).hexdigest()[:16]
         if seen == request.query.get("seen"):
             return web.Response(status=204)
         part = "HX-Request" in request.headers
@@ -51,7 +51,7 @@ def add_runs(frame: Frame, runs: Runs) -> None:
             request,
             "runs_list.html" if part else "runs.html",
             choices=_CHOICES,
-            found=found,
+            found=listed_runs,
             asked=asked,
             address=urlencode(asked),
             page=page,
@@ -64,7 +64,7 @@ def add_runs(frame: Frame, runs: Runs) -> None:
 
 
 def run_filter(asked: dict[str, str]) -> RunFilter:
-    """The runs that the fields of the form choose. Raises `BadRequest`."""
+    """Convert the fields of the form to a filter. Raises `BadRequest`."""
     fields: dict[str, Any] = {
         name: value for name, value in asked.items() if name in RunFilter.__struct_fields__
     }
@@ -79,20 +79,20 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
         fields |= {field: unix_time(asked[name]) for name, field in spans if name in asked}
         return msgspec.convert(fields, RunFilter)
     except (ValueError, OverflowError, msgspec.ValidationError) as error:
-        raise BadRequest(f"This cannot be looked for: {error}.") from None
+        raise BadRequest(f"Invalid filter: {error}.") from None
 
 
 def _nano_usd(dollars: str) -> int:
-    """Billionths, as far as a store has them. Raises `ValueError` and `OverflowError`."""
+    """Return billionths of a dollar, clipped to 64 bits. Raises `ValueError`, `OverflowError`."""
     return max(-_MOST_NANO_USD, min(round(float(dollars) * 1e9), _MOST_NANO_USD))
 
 
 def unix_time(text: str) -> float:
-    """The Unix time of an ISO date, with or without a time, in UTC unless it says otherwise.
-    Raises `BadRequest`.
+    """Return the Unix time of an ISO date or time, in UTC unless it has an offset. Raises
+    `BadRequest`.
     """
     try:
         at = datetime.fromisoformat(text)
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise BadRequest(f"{text!r} is no time; write it as 2026-11-25T08:00.") from None
+        raise BadRequest(f"{text!r} is not a time; write it as 2026-11-25T08:00.") from None

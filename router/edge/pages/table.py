@@ -1,6 +1,4 @@
-"""A table on the page of its run: cells with their states, their sources and rivals, its holes,
-its export.
-"""
+"""Tables on the page of a run: cells with their sources, search for empty cells, exports."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,12 +33,12 @@ _TYPES = {
 
 
 class TablePages:
-    """Adds to the pages of a frame what there is to do with a table."""
+    """Pages of a cell, exports, and the form that searches for empty cells."""
 
     def __init__(
         self, frame: Frame, run: Callable[[web.Request], Awaitable[Run]], asking: Asking
     ) -> None:
-        """`run`: finds the run of an address for whoever looks."""
+        """`run`: returns the run of a URL as the user may see it."""
         self._frame = frame
         self._run = run
         self._asking = asking
@@ -52,7 +50,7 @@ class TablePages:
 
     @staticmethod
     def view(run: Run, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """A page of the table, for a template."""
+        """Return the template's values for a page of the table."""
         found = found_table(run)
         table = found.table
         known = found.completeness
@@ -69,18 +67,19 @@ class TablePages:
 
     async def _cell(self, request: web.Request) -> web.Response:
         run = await self._run(request)
-        at, place = (number(request.match_info[name]) for name in ("row", "column"))
-        cell = await in_viewer(_cell_of, run, at, place)
+        row = number(request.match_info["row"])
+        column = number(request.match_info["column"])
+        cell = await in_viewer(_cell_of, run, row, column)
         return await self._frame.part(request, "cell.html", run=run, **cell)
 
     async def _export(self, request: web.Request) -> web.Response:
         run = await self._run(request)
         kind = request.match_info["format"]
         if kind not in _TYPES or run.kind != "table" or run.redacted:
-            raise web.HTTPNotFound(text="There is no such export of this run.")
+            raise web.HTTPNotFound(text="This run has no such export.")
         sources = "sources" in request.query
         key = run.id, run.status, len(run.events), len(run.calls), kind, sources
-        async with self._exporting:  # all who wait for one file get the same
+        async with self._exporting:  # requests for the same file share it
             if key not in self._files:
                 table = Table(await table_to_proto(run))
                 self._files[key] = await in_viewer(
@@ -93,27 +92,29 @@ class TablePages:
         )
 
     async def _holes(self, request: web.Request) -> web.Response:
-        """Ask for the cells that have no value, in a run of their own with all others as given."""
+        """Start a run that searches for the empty cells and keeps the others."""
         run = await self._run(request)
         if not isinstance(run.result, TableRun) or run.redacted:
-            raise BadRequest("This run has no table whose holes could be asked for.")
+            raise BadRequest("This run has no table with empty cells to search for.")
         table = (await in_viewer(found_table, run)).table
         rows = tuple(tuple(cell.value for cell in row.cells) for row in table.rows)
         wanted = TableRequest(run.request, table.schema.columns, rows, True, len(rows))
         return redirect(f"/runs/{await self._asking.fill(wanted)}")
 
 
-def _cell_of(run: Run, at: int, place: int) -> dict[str, Any]:
-    """The claims of a cell with their sources, for a template."""
+def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
+    """Return the template's values for a cell: its claims with their sources."""
     found = found_table(run)
     table = found.table
-    if not (at < len(table.rows) and place < len(table.schema.columns)) or run.redacted:
+    exists = row_index < len(table.rows) and column_index < len(table.schema.columns)
+    if not exists or run.redacted:
         raise web.HTTPNotFound(text="This table has no such cell.")
-    row = table.rows[at]
-    column = table.schema.columns[place]
+
+    row = table.rows[row_index]
+    column = table.schema.columns[column_index]
+    cell = row.cells[column_index]
     passages = timeline.passages_of(run)
-    cell = row.cells[place]
-    numbers = {ask: at for at, ask in enumerate(found.asks)}
+    numbers = {ask: number for number, ask in enumerate(found.asks)}
     claims = [
         (
             claim,
@@ -129,7 +130,7 @@ def _cell_of(run: Run, at: int, place: int) -> dict[str, Any]:
 
 
 def number(text: str) -> int:
-    """The number in an address. Raises `BadRequest`."""
+    """Parse a number of a URL. Raises `BadRequest`."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise BadRequest(f"{text[:20]!r} is no number.")
+        raise BadRequest(f"{text[:20]!r} is not a number.")
     return int(text)

@@ -1,6 +1,4 @@
-"""A run as its page shows it: the lanes of its agents in time, and what each was shown and
-wrote.
-"""
+"""View of a run for its page: a lane per agent, with its calls over time and its turns."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +15,7 @@ from router.trace.turns import DELEGATOR, Agent, work_of
 from router.trace.values import SearchRecord, SubQueryDispatched
 
 SCALE = 1000
-"""Of a lane: the units of its length."""
+"""Length of a lane, in its units."""
 _NAMES = {
     "delegation": "Delegator",
     "execution": "Executor",
@@ -25,18 +23,18 @@ _NAMES = {
     "judge": "Judge",
 }
 _LEAST = 3.0
-"""The shortest bar that is seen."""
+"""Min width of a bar, to be visible."""
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A call on its lane."""
+    """Call on a lane."""
 
     call: Call
     start: float
     width: float
-    """Both of `SCALE`."""
+    """Start and width are in units of `SCALE`."""
     early: bool
-    """True where it began before the turn of whoever leads it had ended."""
+    """True if dispatched before the delegator (or manager) finished its turn."""
 
     @property
     def kind(self) -> str:
@@ -45,59 +43,55 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """An agent of the run, with its calls in time."""
+    """Agent of the run, with its calls over time."""
 
     agent: Agent
     bars: tuple[Bar, ...]
     pauses: tuple[tuple[float, float], ...] = ()
-    """Between a turn and the next one: where an agent searched, or waited for its place."""
+    """Start and width between two turns, while the agent searched or waited."""
     sub_query: str = ""
     round: int = 0
-    """The round that dispatched it; 0 for none."""
+    """Round that dispatched it; 0 for none."""
     execution: Execution | None = None
-    """What it came to; None for other agents, and while it works."""
+    """Its execution; None for other roles, and while it works."""
     conversation: Conversation | None = None
     searches: tuple[SearchRecord, ...] = ()
 
     @property
     def name(self) -> str:
-        """Its name for people: `Executor 2`, `Manager 2, browser`, `Worker 2.1, browser`."""
+        """Display name: `Executor 2`, `Manager 2, browser`, `Worker 2.1, browser`."""
         role, number, manager, worker = self.agent
         if number is None:
             return _NAMES[role]
         if not manager:
             return f"{_NAMES[role]} {number + 1}"
-        return (
-            f"Manager {number + 1}, {manager}"
-            if worker is None
-            else f"Worker {number + 1}.{worker + 1}, {manager}"
-        )
+        if worker is None:
+            return f"Manager {number + 1}, {manager}"
+        return f"Worker {number + 1}.{worker + 1}, {manager}"
 
     @property
     def spent(self) -> UsageSums:
-        """Sums over its calls."""
+        """Usage of its calls."""
         return UsageSums(**sums_of([bar.call for bar in self.bars]))
 
     @property
     def retries(self) -> int:
-        """Calls beside the first ones."""
+        """Number of repeated calls."""
         return sum(bar.call.purpose not in ("first", "shadow") for bar in self.bars)
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A turn of an agent: what it was shown since its last one, what it wrote, and the call
-    behind it.
-    """
+    """Turn of an agent: new messages of the prompt, the output, and the call."""
 
     shown: tuple[Message, ...]
     output: Completion | None
-    """None of a call whose output nobody took."""
+    """Output; None if it was discarded."""
     call: Call | None
-    """None where another run paid for it."""
+    """Call; None if another run paid for it."""
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A citation with its passage, cut where the sentence stands."""
+    """Citation with its passage, split at the quoted sentence."""
 
     at: Citation
     before: str
@@ -106,8 +100,8 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def lanes(run: Run) -> tuple[Lane, ...]:
-    """The lanes of a run: the delegator's, those of each sub-query by number, managers before their
-    workers, and then the others'.
+    """Return the lanes of a run: the delegator's, then by sub-query number, managers before their
+    workers, then other roles.
     """
     asked = {event.index: event for event in run.events if isinstance(event, SubQueryDispatched)}
     known = {work.agent: work for work in work_of(run)}
@@ -152,13 +146,13 @@ def lanes(run: Run) -> tuple[Lane, ...]:
 
 
 def ticks(run: Run) -> tuple[float, ...]:
-    """Times along the lanes, in seconds from the beginning."""
+    """Return times along the lanes, in seconds since the start."""
     return tuple(_length(run) * part / 4 for part in range(5))
 
 
 def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[Turn, ...]:
-    """The turns of an agent with their calls, in order; those that another run paid for stand
-    first. Of a run whose texts are not kept, or that goes on, there are calls alone.
+    """Return the turns of an agent with their calls, in order; turns that another run paid for come
+    first. A redacted or running run has only calls.
     """
     outputs = conversation.outputs if conversation else ()
     shown: list[list[Message]] = [[]]
@@ -167,28 +161,27 @@ def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[Tur
             shown.append([])
         else:
             shown[-1].append(message)
-    taken = (
-        [call for call in calls if call.outcome == "completed"][-len(outputs) :] if outputs else []
-    )
+    completed = [call for call in calls if call.outcome == "completed"]
+    taken = completed[-len(outputs) :] if outputs else []
     unpaid = len(outputs) - len(taken)
-    found = list[Turn]()
+    turns_shown = list[Turn]()
     written = zip(shown, outputs, strict=False)
     for _ in range(unpaid):
         messages, output = next(written)
-        found.append(Turn(tuple(messages), output, None))
+        turns_shown.append(Turn(tuple(messages), output, None))
     for call in calls:
-        if any(call is one for one in taken):
+        if any(call is other for other in taken):
             messages, output = next(written)
-            found.append(Turn(tuple(messages), output, call))
+            turns_shown.append(Turn(tuple(messages), output, call))
         else:
-            found.append(Turn((), None, call))
+            turns_shown.append(Turn((), None, call))
     if rest := [message for messages in shown[len(outputs) :] for message in messages]:
-        found.append(Turn(tuple(rest), None, None))
-    return tuple(found)
+        turns_shown.append(Turn(tuple(rest), None, None))
+    return tuple(turns_shown)
 
 
 def passages_of(run: Run) -> Mapping[str, Passage]:
-    """All passages that were found in a run, by their identifiers."""
+    """Return all passages retrieved in a run, by identifier."""
     main = run.result.searches if isinstance(run.result, Trajectory) else ()
     found = (
         search for _, execution, _ in work_of(run) if execution for search in execution.searches
@@ -197,12 +190,12 @@ def passages_of(run: Run) -> Mapping[str, Passage]:
 
 
 def sources(citations: Iterable[Citation], passages: Mapping[str, Passage]) -> tuple[Source, ...]:
-    """Citations with their passages."""
+    """Return citations with their passages."""
     return tuple(source(at, passages.get(at.passage_id)) for at in citations)
 
 
 def source(at: Citation, passage: Passage | None) -> Source:
-    """A citation in its passage; alone where that is not at hand."""
+    """Split a passage at its citation; without the passage, only the quote is shown."""
     if passage is None:
         return Source(at, "", at.quote, "")
     words = at.quote.strip("…").split()
@@ -229,7 +222,8 @@ def _bar(run: Run, call: Call, length: float, decisions: Sequence[Call]) -> Bar:
     start = min(max(0.0, call.started_at - run.started_at) / length * SCALE, SCALE - _LEAST)
     width = min(max(call.duration_s / length * SCALE, _LEAST), SCALE - start)
     early = any(
-        each.started_at < call.started_at < each.started_at + each.duration_s for each in decisions
+        decision.started_at < call.started_at < decision.started_at + decision.duration_s
+        for decision in decisions
     )
     return Bar(call, round(start, 1), round(width, 1), early)
 

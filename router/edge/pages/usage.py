@@ -1,6 +1,4 @@
-"""Usage: tokens and money over time, what other models would have cost, and what is left of
-quotas.
-"""
+"""The usage page: tokens and cost over time, cost with other models, and quotas."""
 
 import asyncio
 import time
@@ -38,13 +36,13 @@ _SPANS: dict[str, tuple[float, Bucket]] = {
     "month": (31 * 24 * _HOUR_S, "day"),
     "year": (366 * 24 * _HOUR_S, "month"),
 }
-"""Choices of time, each with how it is split."""
+"""Time spans, each with its length in seconds and its bucket."""
 _LABELS: dict[Bucket, str] = {"hour": "%d %b %H:00", "day": "%d %b", "month": "%b %Y"}
 PriceOf = Callable[[str], Price | None]
 
 
 class Left(NamedTuple):
-    """A limit of a tenant, and what has been spent of it."""
+    """Limit of a tenant, and what was spent of it."""
 
     tenant: str
     of: str
@@ -53,12 +51,12 @@ class Left(NamedTuple):
 
 
 def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceOf) -> None:
-    """Add the page. `price_of`: the price of a model by its name; may block for seconds."""
+    """Add the page. `price_of`: returns the price of a model; may block for seconds."""
 
     async def usage(request: web.Request) -> web.Response:
         asked = request.query
-        found = identity(request)
-        query, span = _query(asked, found.tenant)
+        user = identity(request)
+        query, span = _query(asked, user.tenant)
         report = await usages.usage(query)
         whole = await usages.usage(
             msgspec.structs.replace(query, by=("role", "model", "manager"), bucket=None)
@@ -73,9 +71,9 @@ def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceO
         problem = ""
         try:
             others = await _with(instead, booked, price_of) if instead else []
-        except BadRequest as error:  # the rest of the page stays as it is
+        except BadRequest as error:  # shown on the page, which is complete otherwise
             problem = str(error)
-        tenants = [each for each in await accounts.tenants() if found.sees(each.name)]
+        tenants = [tenant for tenant in await accounts.tenants() if user.sees(tenant.name)]
         return await frame.render(
             request,
             "usage.html",
@@ -102,21 +100,24 @@ def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceO
 
 
 def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
-    """The calls that are summed, and the choice of time. Raises `BadRequest`."""
+    """Return the query and the time span. Raises `BadRequest`."""
     span = asked.get("span", "day")
     by = asked.get("by", "role")
     if span not in _SPANS or by not in get_args(Dimension):
-        raise BadRequest("There is no such choice of usage.")
+        raise BadRequest(
+            f"span must be one of {', '.join(_SPANS)}, and by must be one of "
+            f"{', '.join(get_args(Dimension))}."
+        )
     length_s, bucket = _SPANS[span]
     end = unix_time(asked["until"]) if asked.get("until") else time.time()
-    # Of an hour that has begun, the calls may be deleted
+    # Whole hours, as older calls are deleted by the hour.
     start = (end - length_s) // _HOUR_S * _HOUR_S
     stop = -(-end // _HOUR_S) * _HOUR_S
     return UsageQuery(start, stop, tenant or asked.get("tenant") or None, (by,), bucket), span
 
 
 def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
-    """The sums over all time, by what they are grouped by."""
+    """Return the sums over the whole span by group."""
     members = defaultdict[str, list[UsageRow]](list)
     for row in rows:
         members[getattr(row, by) or ""].append(row)
@@ -124,13 +125,13 @@ def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
 
 
 def _charts(rows: tuple[UsageRow, ...], query: UsageQuery) -> dict[str, Chart]:
-    """Tokens and money over time, of the same series in the same order: those with most tokens
-    first.
+    """Return charts of tokens and cost over time, with the same series in the same order: most
+    tokens first.
     """
     form = _LABELS[query.bucket or "hour"]
     by = query.by[0]
     columns = list(dict.fromkeys(time.strftime(form, time.gmtime(at)) for at in _times(query)))
-    largest_first = sorted(_groups(rows, by).items(), key=lambda each: -each[1].prompt_tokens)
+    largest_first = sorted(_groups(rows, by).items(), key=lambda group: -group[1].prompt_tokens)
     tokens, spent = (
         {name or "none": dict[str, int]() for name, _ in largest_first} for _ in range(2)
     )
@@ -143,7 +144,7 @@ def _charts(rows: tuple[UsageRow, ...], query: UsageQuery) -> dict[str, Chart]:
 
 
 def _times(query: UsageQuery) -> Iterator[float]:
-    """The beginnings of all hours in the span, or of all days."""
+    """Yield the start of every hour, or day, of the span."""
     step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S
     at = (query.start or 0.0) // step * step
     end = query.end or 0.0
@@ -155,7 +156,7 @@ def _times(query: UsageQuery) -> Iterator[float]:
 async def _with(
     instead: dict[RoleName, str], booked: list[RoleTotal], price_of: PriceOf
 ) -> list[RoleTotal]:
-    """The same traffic with other models. Raises `BadRequest`."""
+    """Return the same traffic with other models. Raises `BadRequest`."""
     try:
         others = {role: Instead.parse(text) for role, text in instead.items()}
     except ValueError as error:
@@ -164,15 +165,14 @@ async def _with(
     for model in {other.model for other in others.values()}:
         if (price := await asyncio.to_thread(price_of, model)) is None:
             raise BadRequest(
-                f"Nobody knows the price of {model!r}; the operator sets it in [prices] "
-                "of the config."
+                f"The price of {model!r} is unknown; the operator sets it in [prices]."
             )
         prices[model] = price
     return with_other_models(booked, prices, others)
 
 
 async def _left(accounts: Accounts, tenant: Tenant) -> list[Left]:
-    """The limits of a tenant."""
+    """Return the limits of a tenant, and what was spent of each."""
     limits = {
         (what, period): limit
         for period in ("day", "month")

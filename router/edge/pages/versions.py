@@ -1,60 +1,54 @@
-"""Versions of the executor: which one works, what its trial has shown, and the operator's
-changes.
-"""
+"""The page of executor versions: the active one, trials, decisions, and the operator's forms."""
 
 from typing import Any
 
 from aiohttp import web
 
 from router.edge.pages.charts import Chart, lines
-from router.edge.pages.frame import Frame, field
+from router.edge.pages.frame import Frame, field, redirect
 from router.versions import ExecutorVersion, VersionDecision, Versions
 
 _DECISIONS = 50
 
 
 def add_versions(frame: Frame, versions: Versions) -> None:
-    """Add the page, and the forms on it, for the operator."""
+    """Add the page and its forms, for operators."""
 
     async def shown(request: web.Request) -> web.Response:
-        known = await versions.list()
+        listed = await versions.list()
         decisions = list[VersionDecision]()
         while more := await versions.decisions(after=decisions[-1].number if decisions else 0):
             decisions += more
-        charts = {version.version: await _charts(versions, version) for version, _ in known}
+        charts = {version.version: await _charts(versions, version) for version, _ in listed}
         return await frame.render(
             request,
             "versions.html",
-            versions=known,
+            versions=listed,
             charts=charts,
             decisions=decisions[: -_DECISIONS - 1 : -1],
         )
 
     async def promote(request: web.Request) -> web.Response:
         await versions.promote(field(request, "version"))
-        return _back()
+        return redirect("/versions")
 
     async def roll_back(request: web.Request) -> web.Response:
         await versions.roll_back(field(request, "version"))
-        return _back()
+        return redirect("/versions")
 
     frame.get("/versions", shown, scope="operate", section="Versions")
     frame.post("/versions/promote", promote, scope="operate")
     frame.post("/versions/roll-back", roll_back, scope="operate")
 
 
-def _back() -> web.Response:
-    return web.Response(status=303, headers={"Location": "/versions"})
-
-
 async def _charts(versions: Versions, version: ExecutorVersion) -> dict[str, Chart]:
-    """Evidence for and against a version on trial, over its trials."""
+    """Return charts of the evidence for and against a version, over its trials."""
     curve: Any = await versions.curve(version)
     if not curve or versions.gate is None:
         return {}
 
     def drawn(side: str, bound: float) -> Chart:
-        measures = [each.measure for each in curve[-1][1]]
+        measures = [evidence.measure for evidence in curve[-1][1]]
         points = {
             name: [(at, getattr(evidence[place], side)) for at, evidence in curve]
             for place, name in enumerate(measures)
@@ -62,6 +56,8 @@ async def _charts(versions: Versions, version: ExecutorVersion) -> dict[str, Cha
         return lines(points, bound)
 
     return {
-        "For it: all three have to reach the line": drawn("in_favour", versions.gate.enough),
-        "Against it: none may reach the line": drawn("against", versions.gate.too_much),
+        "Evidence for promotion: all three must reach the line": drawn(
+            "in_favour", versions.gate.enough
+        ),
+        "Evidence against it: none may reach the line": drawn("against", versions.gate.too_much),
     }

@@ -96,7 +96,7 @@ async def test_of_another_tenant_there_is_nothing() -> None:
                     404,
                     "",
                 )
-        await read(session, "/runs/run-mine/beside/run-right", 404)
+        await read(session, "/runs/run-mine/compare/run-right", 404)
         await read(session, "/runs/run-mine")
         for path in ("/runs", "/ask"):
             assert MARK not in await read(session, path)

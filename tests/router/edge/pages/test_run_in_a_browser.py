@@ -23,7 +23,7 @@ PAGES = (
     "/runs/run-delegation",
     "/runs/run-reading/agents/execution-2",
     "/runs/run-table",
-    "/runs/run-reading/beside/run-right",
+    "/runs/run-reading/compare/run-right",
     "/runs/run-table/cells/1/2",
     "/ask",
     "/ask/run-right",

@@ -399,7 +399,7 @@ async def test_again_side_by_side() -> None:
         browsing(pages) as session,
     ):
         status, path = await posted(session, "/runs/run-1/again", topology="homogeneous")
-        assert (status, path[:18]) == (303, "/runs/run-1/beside")
+        assert (status, path[:19]) == (303, "/runs/run-1/compare")
         made = await pages.store.next()
         start = pages.store.starts[made.id]
         assert (start.request, start.topology, start.no_cache) == (HEAT, "homogeneous", True)
@@ -503,7 +503,7 @@ async def test_a_failed_run(fields: Mapping[str, Any]) -> None:
         "/runs/none",
         "/runs/run-1/agents/execution-9",
         "/runs/run-1/table.md",
-        "/runs/run-1/beside/none",
+        "/runs/run-1/compare/none",
     ],
 )
 async def test_pages_that_are_not_there(path: str) -> None:
