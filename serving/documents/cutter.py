@@ -18,16 +18,7 @@ from msgspec.structs import replace
 from router.errors import BadDocument
 from router.protocol import Passage
 from router.trace.citation import sentences
-from serving.documents.document import (
-    Block,
-    Document,
-    Part,
-    Row,
-    Title,
-    batches,
-    cleaned,
-    kind_of,
-)
+from serving.documents.document import Block, Document, Part, Row, Title, batches, cleaned, kind_of
 from serving.documents.source import Source
 
 _OVERLAP = 0.15

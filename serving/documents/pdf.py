@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import BadDocument
-from serving.documents.document import (
-    Block,
-    Document,
-    Unread,
-    read_content,
-    title_of,
-)
+from serving.documents.document import Block, Document, Unread, read_content, title_of
 
 _PASSWORD = 4
 """PDFium's error code for a missing password."""

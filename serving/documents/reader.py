@@ -21,13 +21,7 @@ from typing import Self
 
 import msgspec
 
-from router.errors import (
-    BadConfig,
-    BadCorpus,
-    BadDocument,
-    DocumentTooLarge,
-    RolegateError,
-)
+from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, RolegateError
 from serving.dependencies import missing_extra
 from serving.documents.document import (
     Block,

@@ -8,12 +8,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from router.errors import (
-    BadConfig,
-    BadVersion,
-    UpstreamError,
-    UpstreamUnavailable,
-)
+from router.errors import BadConfig, BadVersion, UpstreamError, UpstreamUnavailable
 from router.models.adapters import Adapters
 from serving.config.config import Config
 from serving.config.secrets import api_key

@@ -12,7 +12,7 @@ from serving.documents.reader import Reader
 from serving.documents.source import find_sources
 from serving.retrieval.dense import VectorIndex
 from serving.retrieval.embedder import Embedder
-from serving.retrieval.faiss_store import FAISS, VECTORS, FaissIndex
+from serving.retrieval.faiss_index import VECTORS, FaissIndex
 from serving.retrieval.manifest import BUILDING, Manifest, build_lock, publish
 from serving.retrieval.passages import (
     DocumentEntry,
@@ -87,7 +87,7 @@ def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> FaissIndex:
     """Open the vectors, and check that file, corpus and embedder belong together."""
     try:
         passages = PassageStore(folder)
-        dense = FAISS.open(folder)
+        dense = FaissIndex.open(folder)
     except BadIndex:
         raise BadIndex(
             f"{faiss_file}: FAISS cannot read it; name a file that faiss.write_index wrote."

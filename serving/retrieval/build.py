@@ -25,9 +25,9 @@ from serving.documents.cutter import Cutter, read_passages
 from serving.documents.document import Part, Unread, escaped
 from serving.documents.reader import Reader
 from serving.documents.source import Found, Source, find_sources
-from serving.retrieval.dense import VectorIndex, VectorStore
+from serving.retrieval.dense import VectorIndex
 from serving.retrieval.embedder import Embedder, Vectors
-from serving.retrieval.faiss_store import FAISS
+from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.lexical import has_words, write_lexical
 from serving.retrieval.manifest import (
     BUILDING,
@@ -106,7 +106,7 @@ def build_index(
     chunk_tokens: int = 200,
     wait: bool = True,
     progress: Progress = lambda _stage, _done, _total: None,
-    store: VectorStore = FAISS,
+    store: type[VectorIndex] = FaissIndex,
 ) -> Built:
     """Bring the index in the folder `out` up to date with the files and folders `places`. Blocks.
 
@@ -155,7 +155,7 @@ class _Build:
         self,
         out: Path,
         embedder: Embedder,
-        store: VectorStore,
+        store: type[VectorIndex],
         reader: Reader,
         *,
         lexical: bool,

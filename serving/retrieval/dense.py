@@ -1,11 +1,8 @@
-"""The seam of dense search: vector indexes, and the stores that build and open them.
-
-Each store is one file, such as `faiss_store.py`.
-"""
+"""The seam of dense search. Each vector store is one file, such as `faiss_index.py`."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from serving.retrieval.embedder import Vectors
 
@@ -23,6 +20,17 @@ class VectorIndex(Protocol):
 
     Scores are cosines. Equal queries get equal hits, also in different batches.
     """
+
+    @classmethod
+    def build(cls, folder: Path, dimension: int, batches: Iterable[Vectors]) -> None:
+        """Write an index of (batch, dimension) unit vectors, in the order of the passages.
+
+        Raises `OSError`, and what `batches` raises.
+        """
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open what `build` wrote. Raises `BadIndex`."""
 
     @property
     def dimension(self) -> int:
@@ -46,16 +54,3 @@ class VectorIndex(Protocol):
 
         Raises `RuntimeError` if the index does not keep its vectors.
         """
-
-
-class VectorStore(Protocol):
-    """A way to keep vectors in the folder of an index."""
-
-    def build(self, folder: Path, dimension: int, batches: Iterable[Vectors]) -> None:
-        """Write an index of (batch, dimension) unit vectors, in the order of the passages.
-
-        Raises `OSError`, and what `batches` raises.
-        """
-
-    def open(self, folder: Path) -> VectorIndex:
-        """Open what `build` wrote. Raises `BadIndex`."""

@@ -8,9 +8,9 @@ import msgspec
 
 from router.errors import BadIndex
 from router.protocol import Passage
-from serving.retrieval.dense import Hit, VectorIndex, VectorStore
+from serving.retrieval.dense import Hit, VectorIndex
 from serving.retrieval.embedder import Embedder, Vectors
-from serving.retrieval.faiss_store import FAISS
+from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.lexical import LexicalIndex
 from serving.retrieval.manifest import Manifest, check_files, read_manifest
 from serving.retrieval.passages import PassageStore
@@ -53,7 +53,7 @@ class Index:
         embedder: Embedder,
         *,
         verify: bool = False,
-        store: VectorStore = FAISS,
+        store: type[VectorIndex] = FaissIndex,
     ) -> Self:
         """Open a finished index that was built with this embedder and store.
 

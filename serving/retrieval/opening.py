@@ -16,25 +16,14 @@ import structlog
 from msgspec.structs import replace
 
 from router.background import background_tasks, errors_logged
-from router.errors import (
-    BadConfig,
-    BadIndex,
-    RolegateError,
-    UpstreamError,
-    UpstreamRefused,
-)
+from router.errors import BadConfig, BadIndex, RolegateError, UpstreamError, UpstreamRefused
 from router.search.retrieval import IndexRetriever, Retriever
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.secrets import api_key, key_problems
 from serving.engines.engine import engine
 from serving.engines.process import OnChange
 from serving.retrieval.build import build_index
-from serving.retrieval.embedder import (
-    Embedder,
-    EndpointEmbedder,
-    MiniLM,
-    endpoint_identity,
-)
+from serving.retrieval.embedder import Embedder, EndpointEmbedder, MiniLM, endpoint_identity
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import Manifest, read_manifest
 from serving.retrieval.remote import RemoteRetriever

@@ -7,11 +7,7 @@ import msgspec
 import structlog
 from aiohttp import web
 from rolegate.v1 import evidence_pb2
-from rolegate.v1.retrieval_service_pb2 import (
-    QueryPassages,
-    SearchRequest,
-    SearchResponse,
-)
+from rolegate.v1.retrieval_service_pb2 import QueryPassages, SearchRequest, SearchResponse
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
 from router.calls import Readiness

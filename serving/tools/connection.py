@@ -75,7 +75,7 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
 
 
 class MCPConnection:
-    """A `Connection` of the pool over the SDK's client."""
+    """A connection to a running server over the SDK's client."""
 
     def __init__(
         self,
@@ -86,6 +86,7 @@ class MCPConnection:
         secrets: Secrets,
     ) -> None:
         self.stale = stale
+        """Set when the tool list may have changed or the server may be gone; then list again."""
         self._server = server
         self._client = client
         self._max_chars = max_chars

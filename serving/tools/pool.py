@@ -1,15 +1,9 @@
 """One pool of MCP servers for all runs: keep servers running, list their tools, limit calls."""
 
 import asyncio
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Collection,
-    Mapping,
-    Sequence,
-)
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from router.background import background_tasks
 from router.calls import Readiness
@@ -18,6 +12,9 @@ from router.search.tools import Tool, ToolOutput, Tools
 from serving.config.config import ToolServerConfig
 from serving.tools.failures import reason
 
+if TYPE_CHECKING:
+    from serving.tools.connection import MCPConnection
+
 _MAX_PAUSE_S = 60.0
 _STABLE_AFTER_S = 60.0
 """Uptime after which the pause before a restart is reset. Otherwise it doubles with each restart,
@@ -25,34 +22,27 @@ up to `_MAX_PAUSE_S`.
 """
 
 
-class Connection(Protocol):
-    """A connection to a running server."""
-
-    stale: asyncio.Event
-    """Set when the tool list may have changed or the server may be gone; the pool lists again."""
-
-    async def tools(self) -> Sequence[Tool]:
-        """List all tools. Raises any exception."""
-
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool. Raises `ToolFailed`."""
-
-
-Connect = Callable[[str, ToolServerConfig], AbstractAsyncContextManager[Connection]]
-"""Connects to a server, given its name and config section, while the context is open. Raises any
-exception.
-"""
-
-
 class ToolPool:
-    """All MCP servers of a gateway."""
+    """The MCP servers of a gateway, or those that one worker may use."""
 
     def __init__(self, servers: Mapping[str, "_Server"]) -> None:
         self._servers = servers
 
     def view(self, names: Collection[str]) -> Tools:
         """Return the tools of some servers, for one worker."""
-        return _View({name: self._servers[name] for name in names})
+        return ToolPool({name: self._servers[name] for name in names})
+
+    async def available(self) -> Sequence[Tool]:
+        """Return the tools of all servers, in the order of the servers."""
+        return [tool for server in self._servers.values() for tool in await server.available()]
+
+    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
+        """Call a tool of one of the servers. Raises `ToolFailed`."""
+        if (server := self._servers.get(tool.server)) is None:
+            raise ToolFailed(
+                "is not among the servers that may be called here", endpoint=f"tools.{tool.server}"
+            )
+        return await server.call(tool.name, arguments)
 
 
 @asynccontextmanager
@@ -70,10 +60,8 @@ async def tool_pool(
     if not configs:
         yield ToolPool({})
         return
-    from serving.tools.connection import connect  # needs the extra mcp
-
     servers = {name: _Server(name, config, readiness) for name, config in configs.items()}
-    running = (server.keep_running(connect, first_pause_s) for server in servers.values())
+    running = (server.keep_running(first_pause_s) for server in servers.values())
     async with background_tasks(*running):
         try:
             yield ToolPool(servers)
@@ -86,12 +74,15 @@ class _Server:
     """One server: its current connection, its allowed tools, and the limit of its calls."""
 
     def __init__(self, name: str, config: ToolServerConfig, readiness: Readiness) -> None:
+        from serving.tools.connection import connect  # needs the extra mcp
+
+        self._connect = connect
         self._endpoint = f"tools.{name}"
         self._name = name
         self._config = config
         self._readiness = readiness
         self._slots = asyncio.Semaphore(config.max_in_flight)
-        self._connection: Connection | None = None
+        self._connection: MCPConnection | None = None
         self._tools: dict[str, Tool] = {}
         self._started = asyncio.Event()
         """Set once the first start has succeeded or failed."""
@@ -122,7 +113,7 @@ class _Server:
                 message = f"took more than {self._config.timeout_s:g} s"
                 raise ToolFailed(message, endpoint=self._endpoint) from None
 
-    async def keep_running(self, connect: Connect, first_pause_s: float) -> None:
+    async def keep_running(self, first_pause_s: float) -> None:
         """Restart the server when it ends and refresh its tool list, until cancelled."""
         loop = asyncio.get_running_loop()
         pause_s = first_pause_s
@@ -132,7 +123,7 @@ class _Server:
             try:
                 async with (
                     asyncio.timeout(limit_s) as limit,
-                    connect(self._name, self._config) as connection,
+                    self._connect(self._name, self._config) as connection,
                 ):
                     while True:
                         connection.stale.clear()
@@ -155,7 +146,7 @@ class _Server:
 
     def _update(
         self,
-        connection: Connection | None,
+        connection: "MCPConnection | None",
         tools: Sequence[Tool],
         down_reason: str | None = None,
     ) -> None:
@@ -165,23 +156,3 @@ class _Server:
         self._tools = {tool.name: tool for tool in tools if tool.name in self._config.allow}
         self._started.set()
         self._readiness.say(self._endpoint, [], down_reason)
-
-
-class _View:
-    """The servers that one worker may use."""
-
-    def __init__(self, servers: Mapping[str, _Server]) -> None:
-        self._servers = servers
-
-    async def available(self) -> Sequence[Tool]:
-        """Return the tools of all servers, in the order of the servers."""
-        return [tool for server in self._servers.values() for tool in await server.available()]
-
-    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool of one of the servers. Raises `ToolFailed`."""
-        if (server := self._servers.get(tool.server)) is None:
-            raise ToolFailed(
-                "is not among the servers that may be called here",
-                endpoint=f"tools.{tool.server}",
-            )
-        return await server.call(tool.name, arguments)

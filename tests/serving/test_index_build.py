@@ -76,7 +76,7 @@ def test_a_full_disk(docs: Path, room: int, rolegate: Rolegate) -> None:
         ended = rolegate("index", "build", "docs", "--out", "index")
     assert ended.status == 1
     assert (
-        "rolegate: index: cannot be written: File too large; make room there and build it again"
+        "rolegate: index: cannot be written: File too large; free space there and build it again"
         in ended.err
     )
 

@@ -18,6 +18,7 @@ from router.search import Executor
 from router.search.agent import ExecutorLimits
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
+from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.index import Index
 from serving.retrieval.opening import check_access
 from serving.retrieval.searcher import IndexSearcher
@@ -190,7 +191,7 @@ async def test_a_retriever_that_cannot_open_is_refused_at_start(
     lists.train(vectors)
     lists.add(vectors)
     searcher = IndexSearcher(
-        Index(opened.manifest, opened.passages, type(opened.dense)(lists), None), embedder
+        Index(opened.manifest, opened.passages, FaissIndex(lists), None), embedder
     )
     try:
         with pytest.raises(BadConfig, match="no vectors"):

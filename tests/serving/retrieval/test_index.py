@@ -101,7 +101,7 @@ def test_words_without_spaces_are_found(tmp_path: Path) -> None:
 
 def test_words_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
     """A corpus of stop words and a folder without statistics are refused."""
-    with pytest.raises(BadCorpus, match="no words but stop words"):
+    with pytest.raises(BadCorpus, match="only stop words"):
         write_lexical(tmp_path, ["the", "of it"])
     with pytest.raises(
         BadIndex, match=r"of another version of rolegate; run `rolegate index build`"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,38 +21,6 @@ all candidates are scored again in double precision, and scores are rounded to `
 _MAX_DEPTH = 4096
 
 
-class FaissStore:
-    """The `VectorStore` of FAISS."""
-
-    def build(self, folder: Path, dimension: int, batches: Iterable[Vectors]) -> None:
-        """See `VectorStore.build`."""
-        import faiss
-
-        vectors = faiss.IndexFlatIP(dimension)
-        for batch in batches:
-            vectors.add(batch)
-
-        untyped: Any = faiss
-        # Through Python's file, because FAISS itself does not report a full disk as an `OSError`
-        with (folder / VECTORS).open("wb") as file:
-            faiss.write_index(vectors, untyped.PyCallbackIOWriter(file.write))
-
-    def open(self, folder: Path) -> "FaissIndex":
-        """See `VectorStore.open`."""
-        import faiss
-
-        try:
-            # Memory-mapped where FAISS can: processes share the memory, and opening takes no time
-            return FaissIndex(faiss.read_index(str(folder / VECTORS), faiss.IO_FLAG_MMAP_IFC))
-        except RuntimeError as error:
-            raise BadIndex(
-                f"{folder / VECTORS}: FAISS cannot read it; build the index again."
-            ) from error
-
-
-FAISS = FaissStore()
-
-
 class FaissIndex:
     """The `VectorIndex` of FAISS."""
 
@@ -67,6 +35,33 @@ class FaissIndex:
         is_l2 = vectors.metric_type == faiss.METRIC_L2
         self.metric: Literal["inner_product", "l2"] = "l2" if is_l2 else "inner_product"
         self.dimension = int(vectors.d)
+
+    @classmethod
+    def build(cls, folder: Path, dimension: int, batches: Iterable[Vectors]) -> None:
+        """See `VectorIndex.build`."""
+        import faiss
+
+        vectors = faiss.IndexFlatIP(dimension)
+        for batch in batches:
+            vectors.add(batch)
+
+        untyped: Any = faiss
+        # Through Python's file, because FAISS itself does not report a full disk as an `OSError`
+        with (folder / VECTORS).open("wb") as file:
+            faiss.write_index(vectors, untyped.PyCallbackIOWriter(file.write))
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """See `VectorIndex.open`."""
+        import faiss
+
+        try:
+            # Memory-mapped where FAISS can: processes share the memory, and opening takes no time
+            return cls(faiss.read_index(str(folder / VECTORS), faiss.IO_FLAG_MMAP_IFC))
+        except RuntimeError as error:
+            raise BadIndex(
+                f"{folder / VECTORS}: FAISS cannot read it; build the index again."
+            ) from error
 
     def __len__(self) -> int:
         return int(self._vectors.ntotal)
