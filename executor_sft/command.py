@@ -3,18 +3,16 @@ tables or as JSON.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from router.errors import BadRequest
+from serving.cli.grid import new_table
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -70,7 +68,8 @@ def show(figures: Mapping[str, Any], *, as_json: bool = False, stderr: bool = Fa
             continue
         if not isinstance(group, dict):
             console.print(name.replace("_", " "))
-        console.print(_table(rows))
+        names = [name.replace("_", " ") for name in rows[0]]
+        console.print(new_table(names, [row.values() for row in rows]))
 
 
 def _is_rows(value: object) -> bool:
@@ -79,31 +78,3 @@ def _is_rows(value: object) -> bool:
 
 def _columns(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"": value}
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    for number, name in enumerate(rows[0]):
-        table.add_column(
-            name.replace("_", " "), justify="right" if number else "left", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*map(_cell, row.values()))
-    return table
-
-
-def _cell(value: object) -> str:
-    match value:
-        case None | "" | []:
-            return "–"
-        case {"mean": mean, "low": low, "high": high}:
-            return f"{mean:+.4g} ({low:+.4g} to {high:+.4g})"
-        case int():
-            return str(value) if isinstance(value, bool) else f"{value:,}"
-        case float():
-            return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.0f}"
-        case dict():
-            return ", ".join(f"{escape(str(name))}: {_cell(item)}" for name, item in value.items())
-        case list() | tuple():
-            value = ", ".join(map(str, value))
-    return escape(str(value))

@@ -7,7 +7,6 @@ quarter of the questions may rest on the feedback of one tenant. Prints an estim
 asks for confirmation, then works as `rolegate sft rollout`.
 """
 
-import argparse
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -258,7 +257,7 @@ async def _selected(config: Config, options: Options) -> Selection | None:
     held_out = [Path(config.versions.held_out)] if config.versions.held_out else []
     evaluation = HeldOut.read([*options.evaluation, *held_out])
     judge = config.distillation.judge is not None
-    async with opened_store(argparse.Namespace(config=options.config, preset=None)) as database:
+    async with opened_store(options.config) as database:
         with Console(stderr=True).status("reading logged runs"):
             archive = SQLArchive(database)
             selection, calls = await select(

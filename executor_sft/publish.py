@@ -7,7 +7,6 @@ alongside the active one. Without --address, only the folder is written, and `ro
 register` does the rest. With --push, any running vLLM or SGLang loads the adapter.
 """
 
-import argparse
 import asyncio
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from router.errors import BadVersion
 from router.models.adapters import Adapters
 from router.models.session import upstream_session
 from serving.cli.command import POSITIONAL
-from serving.cli.options import with_client
+from serving.cli.options import ConnectionOptions, with_client
 from serving.config.config import Config
 from serving.config.file import load_config
 from serving.engines.versions import MANIFEST, VersionManifest, base_sha256, verified, write_version
@@ -75,8 +74,13 @@ def run(options: Options) -> int:
     if options.address is None:
         print(f"to register it with a running gateway: rolegate versions register {version.name}")
         return 0
-    given = argparse.Namespace(**msgspec.structs.asdict(options))
-    return with_client(given, lambda client: _register(client, version, options))
+    connection = ConnectionOptions(
+        address=options.address,
+        ca=options.ca,
+        certificate=options.certificate,
+        key=options.key,
+    )
+    return with_client(connection, lambda client: _register(client, version, options))
 
 
 def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Path:

@@ -4,31 +4,25 @@ spend.
 
 import argparse
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from router.access import Accounts, Key, Spent, Tenant, new_key
 from router.errors import BadRequest
 from router.store import SQLAccounts
 from router.store.quotas import MOST
 from router.trace import RoleName
-from router.trace.identity import DEFAULT_TENANT, SCOPES
-from serving.cli.options import (
-    Commands,
-    add_command,
-    add_config,
-    chosen_file,
-    json_of,
-    new_parser,
-    tenant_name,
-)
+from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
+from serving.cli.command import POSITIONAL, Command, reads, run_subcommand
+from serving.cli.grid import new_table
+from serving.cli.options import JSONConfigOptions, TenantName, json_of, tenant_name
 from serving.cli.store import opened_store
 from serving.config.config import Config
 from serving.config.file import read_config
@@ -36,91 +30,93 @@ from serving.config.prices import prices_of
 from serving.live_check.estimate import Measured, Use, estimate
 from serving.logs import errors_only
 
-_KEYS = """`rolegate keys`: who may ask a gateway, and for what.
+_KEYS = """Say who may ask a gateway, and for what.
 
-Keys are kept in the store that the config names. A gateway that runs hears of them within a second.
+Keys are kept in the store that the config names. A running gateway applies changes within a second.
 """
-_TENANTS = """`rolegate tenants`: what each tenant may spend, and what is kept of its runs.
+_TENANTS = """Say what each tenant may spend, and what is kept of its runs.
 
-Tenants are kept in the store that the config names. What comes without a key, or with the
-operator's, is booked to the tenant `default`. Days and months are those of UTC.
+Tenants are kept in the store that the config names. Requests without a key, or with an operator's
+key, are booked to the tenant `default`. Days and months are in UTC.
 """
-_CREATE = """\
-Makes a key and prints it, this once: only its hash is kept. Clients send it as
-`authorization: Bearer rg_…`.
+_NANO = 1_000_000_000
 
-A tenant's key sees and spends what is that tenant's, and nothing else. Without --tenant it is a key
-of the operator, who sees all tenants. Scopes: `ask` puts questions and sees what became of them,
-`train` exports traces, `operate` changes the executor's versions and compares the ledger with the
-engines (the operator's keys only).
 
-Before the first key, everybody on this machine may ask for everything, and nobody else can reach
-the gateway. From the first key on, every caller needs one, also when all are revoked: the way back
-in is this command, which needs none."""
+class AccountOptions(JSONConfigOptions, frozen=True):
+    """Options of all commands on keys and tenants."""
+
+
+class CreateKeyOptions(AccountOptions, frozen=True):
+    """Make a key, and print it once.
+
+    Only its hash is kept. Clients send it as `authorization: Bearer rg_…`.
+
+    A tenant's key sees and spends only what belongs to that tenant. Without --tenant it is an
+    operator's key, which sees all tenants. Scopes: `ask` asks questions and reads their runs,
+    `train` exports traces, `operate` changes the executor's versions and compares the ledger with
+    the engines (operators' keys only).
+
+    Before the first key is made, everybody on this machine may do everything, and other machines
+    cannot reach the gateway. From the first key on, every caller needs one, even after all are
+    revoked. This command needs no key, so it always restores access.
+    """
+
+    tenant: TenantName | None = None
+    """Make the key for this tenant (default: for the operator)."""
+    scope: tuple[KeyScope, ...] = ()
+    """Allow this (default: ask; for the operator, everything)."""
+    label: str = ""
+    """Show this text in `keys list`."""
+
+
+class RevokeKeyOptions(AccountOptions, frozen=True, kw_only=True):
+    """Revoke a key permanently; its runs stay."""
+
+    key_id: Annotated[str, POSITIONAL]
+    """Part of the key between `rg_` and the next `_`."""
+
+
+class ListKeysOptions(AccountOptions, frozen=True):
+    """Show all keys, without their secrets."""
 
 
 def keys(arguments: Sequence[str]) -> int:
-    """Create, list or revoke."""
-    parser = new_parser("keys", _KEYS)
-    commands = parser.add_subparsers(dest="command", required=True)
-    create = add_command(commands, "create", "make a key", _CREATE, _create)
-    create.add_argument(
-        "--tenant", type=tenant_name, metavar="NAME", help="whose it is (default: the operator's)"
-    )
-    create.add_argument(
-        "--scope",
-        nargs="+",
-        choices=sorted(SCOPES),
-        metavar="SCOPE",
-        help="ask, train, operate (default: ask; of the operator's, all)",
-    )
-    create.add_argument(
-        "--label", default="", metavar="TEXT", help="what to know it by in `keys list`"
-    )
-    add_command(
-        commands, "list", "show the keys", "Shows all keys, without their secrets.", _list_keys
-    )
-    about = "Makes a key worthless, for good. Its runs stay."
-    revoke = add_command(commands, "revoke", "make a key worthless", about, _revoke)
-    revoke.add_argument(
-        "key_id", metavar="KEY_ID", help="what stands between `rg_` and the next `_`"
-    )
-    return _run(parser, commands, arguments)
+    """Create, list or revoke keys."""
+    commands = {
+        "create": Command(CreateKeyOptions, _create),
+        "list": Command(ListKeysOptions, _list_keys),
+        "revoke": Command(RevokeKeyOptions, _revoke),
+    }
+    return run_subcommand("keys", _KEYS, commands, arguments, _run)
 
 
-def _run(parser: argparse.ArgumentParser, commands: Commands, arguments: Sequence[str]) -> int:
-    """Work on the accounts of the config's store."""
-    for command in commands.choices.values():
-        command.add_argument("--json", action="store_true", help="print JSON")
-        add_config(command)
-    given = parser.parse_args(arguments)
-    given.config = chosen_file(given)  # which is told once
+def _run(work: Callable[[Accounts, Any], Any], options: AccountOptions) -> None:
+    """Call `work` with the accounts of the config's store."""
     errors_only()
 
-    async def work() -> None:
-        async with opened_store(given, make=True) as database:
-            await given.work(SQLAccounts(database), given)
+    async def run() -> None:
+        async with opened_store(options.config, make=True) as database:
+            await work(SQLAccounts(database), options)
 
-    asyncio.run(work())
-    return 0
+    asyncio.run(run())
 
 
-async def _create(accounts: Accounts, given: argparse.Namespace) -> None:
-    scopes = frozenset(given.scope or (SCOPES if given.tenant is None else ["ask"]))
-    if given.tenant is not None and "operate" in scopes:
+async def _create(accounts: Accounts, options: CreateKeyOptions) -> None:
+    default = SCOPES if options.tenant is None else frozenset[KeyScope](["ask"])
+    scopes = frozenset(options.scope) or default
+    if options.tenant is not None and "operate" in scopes:
         raise BadRequest(
-            "--scope operate: is for the operator's keys; leave out --tenant, or that scope."
+            "--scope operate: only for operators' keys; leave out --tenant, or this scope."
         )
-    text, key = new_key(given.tenant, scopes, given.label)
+    text, key = new_key(options.tenant, scopes, options.label)
     first = await accounts.add_key(key)
-    if given.json:
+    if options.json:
         print(json_of({"key": text, **_public(key), "first": first}))
         return
-    whose = (
-        "of the operator, who sees all tenants" if key.tenant is None else f"of tenant {key.tenant}"
-    )
+
+    owner = "the operator, who sees all tenants" if key.tenant is None else f"tenant {key.tenant}"
     progress = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-    progress.print(f"A key {whose}, for {', '.join(sorted(scopes))}. It is shown this once:")
+    progress.print(f"A key of {owner}, for {', '.join(sorted(scopes))}. It is shown only once:")
     print(text, flush=True)
     if first:
         progress.print(
@@ -128,42 +124,47 @@ async def _create(accounts: Accounts, given: argparse.Namespace) -> None:
         )
 
 
-async def _list_keys(accounts: Accounts, given: argparse.Namespace) -> None:
+async def _list_keys(accounts: Accounts, options: AccountOptions) -> None:
     keys = await accounts.keys()
-    if given.json:
+    if options.json:
         print(json_of([_public(key) for key in keys]))
         return
     if not keys:
         print(
-            "There are no keys: everybody on this machine may ask for everything, and "
-            "nobody else gets in."
+            "There are no keys: everybody on this machine may do everything, and other machines "
+            "cannot reach the gateway."
         )
         return
-    table = Table("key", "tenant", "scopes", "label", "made", "revoked")
-    for key in keys:
-        tenant = "(operator)" if key.tenant is None else key.tenant
-        table.add_row(
-            *(key.key_id, tenant, ", ".join(sorted(key.scopes)), escape(key.label)),
-            *(_day(key.created_at), _day(key.revoked_at)),
+    rows = [
+        (
+            key.key_id,
+            key.tenant or "(operator)",
+            sorted(key.scopes),
+            key.label,
+            _minute(key.created_at),
+            _minute(key.revoked_at),
         )
-    Console(highlight=False).print(table)
+        for key in keys
+    ]
+    columns = ("key", "tenant", "scopes", "label", "made", "revoked")
+    Console(highlight=False).print(new_table(columns, rows, texts=len(columns)))
 
 
-async def _revoke(accounts: Accounts, given: argparse.Namespace) -> None:
-    # A whole key will do, and is not repeated
-    key_id = given.key_id.removeprefix("rg_").partition("_")[0]
+async def _revoke(accounts: Accounts, options: RevokeKeyOptions) -> None:
+    # A whole key is accepted too, but not repeated
+    key_id = options.key_id.removeprefix("rg_").partition("_")[0]
     key = await accounts.revoke_key(key_id)
     if key is None:
-        raise BadRequest(f"{key_id!r}: there is no such key; `rolegate keys list` shows them.")
-    if given.json:
+        raise BadRequest(f"{key_id!r}: no such key; `rolegate keys list` shows all keys.")
+    if options.json:
         print(json_of(_public(key)))
-    else:
-        print(f"Key {key.key_id} is revoked; gateways that run refuse it within a second.")
-        if all(one.revoked_at for one in await accounts.keys()):
-            print(
-                "It was the last good key: nobody gets in until `rolegate keys create` "
-                "makes another, without a key."
-            )
+        return
+    print(f"Key {key.key_id} is revoked; running gateways refuse it within a second.")
+    if all(other.revoked_at for other in await accounts.keys()):
+        print(
+            "It was the last valid key: all callers are refused until `rolegate keys create` "
+            "makes another one, which needs no key."
+        )
 
 
 def _public(key: Key) -> dict[str, object]:
@@ -172,66 +173,8 @@ def _public(key: Key) -> dict[str, object]:
     return {**fields, "scopes": sorted(key.scopes)}
 
 
-def _day(moment: float | None) -> str:
-    return "" if moment is None else f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M}"
-
-
-_NANO = 1_000_000_000
-_SET = """\
-Sets what is named, leaves the rest as it is, and makes the tenant where there is none of that name.
-`none` takes a limit away. A gateway that runs keeps to new limits from the next request on.
-
-Before anything is spent, the worst case of the next step is reserved, so that no limit is ever
-exceeded."""
-
-
-def tenants(arguments: Sequence[str]) -> int:
-    """List, set or show."""
-    parser = new_parser("tenants", _TENANTS)
-    commands = parser.add_subparsers(dest="command", required=True)
-    add_command(
-        commands, "list", "show all tenants", "Shows all tenants with their limits.", _list_tenants
-    )
-    setting = add_command(commands, "set", "make or change a tenant", _SET, _set_tenant)
-    about = "Shows a tenant's limits, and what it has spent this day and month."
-    for command in (setting, add_command(commands, "show", "show one tenant", about, _show_tenant)):
-        command.add_argument("name", type=tenant_name, metavar="NAME", help="the tenant")
-    _add_settings(setting)
-    return _run(parser, commands, arguments)
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """An option for each field of `Tenant`; those that are not given are absent from the
-    namespace.
-    """
-    settings = parser.add_argument_group("settings", argument_default=argparse.SUPPRESS)
-    for period in ("day", "month"):
-        settings.add_argument(
-            f"--tokens-per-{period}",
-            type=_count,
-            metavar="N",
-            help="prompt and completion, or none",
-        )
-        settings.add_argument(
-            f"--usd-per-{period}",
-            type=_nano,
-            dest=f"nano_usd_per_{period}",
-            metavar="USD",
-            help="dollars, or none",
-        )
-        settings.add_argument(
-            f"--requests-per-{period}", type=_count, metavar="N", help="requests, or none"
-        )
-    settings.add_argument(
-        "--runs-in-flight", type=_count, metavar="N", help="runs at the same time, or none"
-    )
-    switch = argparse.BooleanOptionalAction
-    settings.add_argument(
-        "--redact", action=switch, help="keep the figures of its runs, and none of their texts"
-    )
-    settings.add_argument(
-        "--training", action=switch, help="whether its runs may train an executor"
-    )
+def _minute(seconds: float | None) -> str:
+    return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
 
 
 def _count(text: str) -> int | None:
@@ -245,7 +188,7 @@ def _count(text: str) -> int | None:
 
 
 def _nano(text: str) -> int | None:
-    """Dollars as billionths of a dollar."""
+    """Return dollars as billionths of a dollar."""
     if text == "none":
         return None
     try:
@@ -257,65 +200,122 @@ def _nano(text: str) -> int | None:
     return int(nano)
 
 
+Limit = Annotated[int, reads(_count, "N")] | None | UnsetType
+USDLimit = Annotated[int, reads(_nano, "USD")] | None | UnsetType
+
+
+class NamedTenantOptions(AccountOptions, frozen=True, kw_only=True):
+    """Options of commands on one tenant."""
+
+    name: Annotated[str, POSITIONAL, reads(tenant_name, "NAME")]
+    """The tenant."""
+
+
+class ShowTenantOptions(NamedTenantOptions, frozen=True):
+    """Show a tenant's limits, and what it has spent this day and month."""
+
+
+class ListTenantsOptions(AccountOptions, frozen=True):
+    """Show all tenants with their limits."""
+
+
+class SetTenantOptions(NamedTenantOptions, frozen=True):
+    """Make a tenant, or change its settings.
+
+    Settings without an option stay as they are; `none` removes a limit. A running gateway applies
+    new limits from the next request on.
+
+    Before anything is spent, the worst case of the next step is reserved, so that no limit is ever
+    exceeded.
+    """
+
+    tokens_per_day: Limit = UNSET
+    """Prompt and completion tokens per day, or none."""
+    nano_usd_per_day: USDLimit = msgspec.field(default=UNSET, name="usd_per_day")
+    """Dollars per day, or none."""
+    requests_per_day: Limit = UNSET
+    """Requests per day, or none."""
+    tokens_per_month: Limit = UNSET
+    """Prompt and completion tokens per month, or none."""
+    nano_usd_per_month: USDLimit = msgspec.field(default=UNSET, name="usd_per_month")
+    """Dollars per month, or none."""
+    requests_per_month: Limit = UNSET
+    """Requests per month, or none."""
+    runs_in_flight: Limit = UNSET
+    """Concurrent runs, or none."""
+    redact: bool | UnsetType = UNSET
+    """Keep the figures of its runs, but none of their texts."""
+    training: bool | UnsetType = UNSET
+    """Allow its runs to train an executor."""
+
+
+def tenants(arguments: Sequence[str]) -> int:
+    """List, set or show tenants."""
+    commands = {
+        "list": Command(ListTenantsOptions, _list_tenants),
+        "set": Command(SetTenantOptions, _set_tenant),
+        "show": Command(ShowTenantOptions, _show_tenant),
+    }
+    return run_subcommand("tenants", _TENANTS, commands, arguments, _run)
+
+
 async def _tenants(accounts: Accounts) -> dict[str, Tenant]:
-    """By name, with the one that is there without being made."""
+    """Return all tenants by name, with the default one, which always exists."""
     return {tenant.name: tenant for tenant in (Tenant(DEFAULT_TENANT), *await accounts.tenants())}
 
 
-async def _set_tenant(accounts: Accounts, given: argparse.Namespace) -> None:
-    named = (await _tenants(accounts)).get(given.name, Tenant(given.name))
+async def _set_tenant(accounts: Accounts, options: SetTenantOptions) -> None:
+    tenant = (await _tenants(accounts)).get(options.name, Tenant(options.name))
     changes = {
         field: value
-        for field, value in vars(given).items()
-        if field in Tenant.__struct_fields__[1:]
+        for field in Tenant.__struct_fields__[1:]
+        if (value := getattr(options, field)) is not UNSET
     }
-    await accounts.set_tenant(msgspec.structs.replace(named, **changes))
-    await _warn(
-        given, {name: limit for name, limit in changes.items() if "usd" in name or "tokens" in name}
-    )
-    await _show_tenant(accounts, given)
+    await accounts.set_tenant(msgspec.structs.replace(tenant, **changes))
+    limits = {
+        name: limit
+        for name, limit in changes.items()
+        if limit is not None and ("usd" in name or "tokens" in name)
+    }
+    if limits:
+        console = Console(stderr=True)
+        for warning in await _warnings(read_config(options.config), options.name, limits):
+            console.print(warning, markup=False, highlight=False, soft_wrap=True)
+    await _show_tenant(accounts, options)
 
 
-async def _warn(given: argparse.Namespace, limits: dict[str, int | None]) -> None:
-    """Name limits that one question may take, and models without a price, whose calls a limit
-    in dollars refuses.
+async def _warnings(config: Config, tenant: str, limits: dict[str, int]) -> list[str]:
+    """Warn of limits that one question may exceed, and of models without a price, whose calls are
+    refused under a limit in dollars.
     """
-    limited = {name: limit for name, limit in limits.items() if limit is not None}
-    if not limited:
-        return
-    config = read_config(chosen_file(given))
+    warnings = []
     roles = config.roles.by_name
-    prices = await prices_of(roles, config.prices) if any("usd" in name for name in limited) else {}
-    said = []
-    if unpriced := list(
-        dict.fromkeys(roles[name].model for name, price in prices.items() if price is None)
-    ):
+    prices = await prices_of(roles, config.prices) if any("usd" in name for name in limits) else {}
+    unpriced = {roles[name].model: None for name, price in prices.items() if price is None}
+    if unpriced:
         tables = ", ".join(f'[prices."{model}"]' for model in unpriced)
-        said.append(
-            f"no price is known for {', '.join(unpriced)}: their calls for tenant "
-            f"{given.name} are refused until the "
-            f"config has {tables}"
+        warnings.append(
+            f"no price is known for {', '.join(unpriced)}: their calls for tenant {tenant} are "
+            f"refused until the config has {tables}"
         )
+
     uses = _uses(config)
     tokens = sum(use.prompt_tokens + use.completion_tokens for use in uses.values())
     nano_usd = sum(
         use.cost(price) * _NANO for name, use in uses.items() if (price := prices.get(name))
     )
-    for name, limit in limited.items():
+    for name, limit in limits.items():
         needed = tokens if "tokens" in name else nano_usd
         if limit < needed:
             shown = f"{tokens:,} tokens" if "tokens" in name else f"{needed / _NANO:.6f} dollars"
             option = f"--{name.replace('nano_', '').replace('_', '-')}"
-            said.append(
-                f"{option}: one question may take {shown}, which is more; it may then be refused"
-            )
-    for line in said:
-        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+            warnings.append(f"{option}: one question may take {shown}, and may then be refused")
+    return warnings
 
 
 def _uses(config: Config) -> dict[RoleName, Use]:
-    """Tokens of a typical question, by 4 characters a token; nothing where the prompts are not
-    to be read.
+    """Estimate a typical question, at 4 characters a token; return nothing if a prompt cannot be
+    read.
     """
     try:
         measured = {
@@ -327,62 +327,56 @@ def _uses(config: Config) -> dict[RoleName, Use]:
     return {name: typical for name, (typical, _) in estimate(config, measured).items()}
 
 
-async def _list_tenants(accounts: Accounts, given: argparse.Namespace) -> None:
+async def _list_tenants(accounts: Accounts, options: AccountOptions) -> None:
     tenants = list((await _tenants(accounts)).values())
-    if given.json:
+    if options.json:
         print(json_of(tenants))
         return
-    table = Table("tenant", "limits", "redact", "training")
-    for tenant in tenants:
-        limits = ", ".join(f"{name} {limit}" for name, limit in _limits(tenant) if limit != "none")
-        table.add_row(tenant.name, limits, _word(tenant.redact), _word(tenant.training))
-    Console(highlight=False).print(table)
+    rows = [
+        (
+            tenant.name,
+            [f"{name} {limit}" for name, limit in _limits(tenant) if limit != "none"],
+            tenant.redact,
+            tenant.training,
+        )
+        for tenant in tenants
+    ]
+    columns = ("tenant", "limits", "redact", "training")
+    Console(highlight=False).print(new_table(columns, rows, texts=len(columns)))
 
 
-async def _show_tenant(accounts: Accounts, given: argparse.Namespace) -> None:
-    """Its limits, and the sums that it has spent this day and this month."""
+async def _show_tenant(accounts: Accounts, options: NamedTenantOptions) -> None:
+    """Print a tenant's limits, and the sums that it has spent this day and this month."""
     tenants = await _tenants(accounts)
-    if (tenant := tenants.get(given.name)) is None:
-        raise BadRequest(f"there is no tenant {given.name!r}; there are: {', '.join(tenants)}.")
+    if (tenant := tenants.get(options.name)) is None:
+        raise BadRequest(f"no tenant {options.name!r}; there are: {', '.join(tenants)}.")
     now = datetime.now(UTC)
-    sums = {entry.period: entry for entry in await accounts.spending(given.name)}
+    sums = {entry.period: entry for entry in await accounts.spending(options.name)}
     spent = [sums.get(period, Spent(period)) for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}")]
-    if given.json:
+    if options.json:
         print(json_of({**msgspec.structs.asdict(tenant), "spent": spent}))
         return
-    settings = Table(show_header=False, title=f"tenant {tenant.name}", title_justify="left")
-    for name, limit in _limits(tenant):
-        settings.add_row(name, limit)
-    settings.add_row("redact", _word(tenant.redact))
-    settings.add_row("training", _word(tenant.training))
-    Console(highlight=False).print(settings)
-    table = Table("spent", "requests", "tokens", "USD")
-    for entry in spent:
-        table.add_row(
-            entry.period, f"{entry.requests:,}", f"{entry.tokens:,}", _usd(entry.nano_usd)
-        )
-    Console(highlight=False).print(table)
+
+    settings = [*_limits(tenant), ("redact", tenant.redact), ("training", tenant.training)]
+    console = Console(highlight=False)
+    console.print(new_table(("tenant", tenant.name), settings, texts=2))
+    rows = [(entry.period, entry.requests, entry.tokens, _usd(entry.nano_usd)) for entry in spent]
+    console.print(new_table(("spent", "requests", "tokens", "USD"), rows))
 
 
 def _limits(tenant: Tenant) -> Iterator[tuple[str, str]]:
-    """Each limit with its option's name."""
-    for period in ("day", "month"):
-        for what in ("tokens", "usd", "requests"):
-            field = f"{'nano_usd' if what == 'usd' else what}_per_{period}"
-            limit: int | None = getattr(tenant, field)
-            shown = "none" if limit is None else _usd(limit) if what == "usd" else f"{limit:,}"
-            yield f"{what}-per-{period}", shown
-    yield (
-        "runs-in-flight",
-        "none" if tenant.runs_in_flight is None else f"{tenant.runs_in_flight:,}",
-    )
+    """Yield each limit with its option's name."""
+    for name in Tenant.__struct_fields__[1:]:
+        if name in ("redact", "training"):
+            continue
+        limit: int | None = getattr(tenant, name)
+        shown = "none"
+        if limit is not None:
+            shown = _usd(limit) if "usd" in name else f"{limit:,}"
+        yield name.removeprefix("nano_").replace("_", "-"), shown
 
 
 def _usd(nano: int) -> str:
-    """Dollars, exactly, with at least two decimals."""
+    """Return dollars exactly, with at least two decimals."""
     whole, _, rest = f"{Decimal(nano) / _NANO:.9f}".partition(".")
     return f"{int(whole):,}.{rest.rstrip('0'):0<2}"
-
-
-def _word(switch: bool) -> str:
-    return "yes" if switch else "no"

@@ -1,8 +1,5 @@
-"""`rolegate ask` and `rolegate chat`: put questions over gRPC and show how their answers came
-about.
-"""
+"""`rolegate ask` and `rolegate chat`: ask questions and show how their answers came about."""
 
-import argparse
 import asyncio
 import re
 import sys
@@ -15,10 +12,12 @@ from contextlib import (
     contextmanager,
     suppress,
 )
+from pathlib import Path
 from threading import Thread
-from typing import TypeVar, cast, get_args
+from typing import Annotated, TypeVar, cast
 
 import msgspec
+from msgspec import Meta
 from rich.console import Console
 from rich.markup import escape
 from rolegate.client import Client, GatewayError
@@ -26,105 +25,76 @@ from rolegate.client.requests import ANSWER_S, RequestOptions, SearchOptions, To
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from router.access import new_key
-from router.errors import StoreInUse
+from router.errors import BadRequest, StoreInUse
 from router.trace.identity import SCOPES
+from serving.cli.command import POSITIONAL, exclusive, parse
 from serving.cli.options import (
-    add_certificates,
-    add_config,
-    chosen_config,
+    CertificateOptions,
+    Dollars,
+    HostPort,
+    Seconds,
+    Tokens,
     connection,
-    dollars,
-    host_port,
-    new_parser,
-    timeout,
-    tokens,
 )
 from serving.cli.tables import AnswerView, summed, usage_table
+from serving.config.file import load_config
 from serving.logs import errors_only
 from serving.terminal import complain
 
-_ASK = """`rolegate ask`: ask a question over gRPC and show how the answer came about.
-
-Without --address a gateway is started for the question and stopped after it.
-"""
-_CHAT = """`rolegate chat`: keep asking in a terminal, or line by line from a pipe.
-
-Each question stands alone: none is read together with the ones before it. Without --address a
-gateway is started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends.
-Commands (`:` works in place of `/`):
-
-  /good                 the last answer was right
-  /bad [RIGHT ANSWER]   the last answer was wrong
-  /usage                the tokens of this chat's answers
-  /help                 these commands
-  /quit                 end
-"""
-
-
 _STARTING_S = 0.3
+"""Pause between two attempts to reach a gateway that is starting."""
 Terms = TypeVar("Terms", bound=SearchOptions)
 
 
-def add_gateway(parser: argparse.ArgumentParser, timeout_s: float = ANSWER_S) -> None:
-    """`--address HOST:PORT` with certificates, or the config of a gateway to be started; and
-    `--timeout SECONDS`.
-    """
-    add_config(parser).add_argument(
-        "--address", type=host_port, metavar="HOST:PORT", help="ask the gateway that runs there"
-    )
-    what = "the deadline (default: %(default)g)"
-    parser.add_argument("--timeout", type=timeout, default=timeout_s, metavar="SECONDS", help=what)
-    add_certificates(parser)
+class GatewayOptions(CertificateOptions, frozen=True):
+    """Options of commands that ask a running gateway, or one that they start."""
+
+    config: Path | None = None
+    address: Annotated[HostPort, exclusive("config")] | None = None
+    """Ask this running gateway, instead of starting one; the key comes from ROLEGATE_API_KEY."""
+    timeout: Seconds = ANSWER_S
+    """End the run after this time."""
 
 
-def add_terms(parser: argparse.ArgumentParser, noun: str, topologies: object, about: str) -> None:
-    """Options of a question or a table, which are those of the client's calls. `topologies`:
-    the names, as a type.
-    """
-    parser.add_argument(
-        "--request-id",
-        default="",
-        metavar="NAME",
-        help=f"asked again under it, the {noun} is the same",
-    )
-    parser.add_argument(
-        "--max-total-tokens", type=tokens, metavar="N", help="what may be spent on it"
-    )
-    parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="use nothing that other runs have found"
-    )
-    parser.add_argument("--topology", choices=get_args(topologies), help=about)
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON; of a stream, one line an event"
-    )
+class TermsOptions(GatewayOptions, frozen=True):
+    """Options of a question or a table, which are sent with the request."""
+
+    request_id: Annotated[str, Meta(extra={"metavar": "NAME"})] = ""
+    """Name the request; the same name gets the same result again."""
+    max_total_tokens: Tokens | None = None
+    """Spend at most this many tokens."""
+    max_cost_usd: Dollars | None = None
+    """Spend at most this amount."""
+    no_cache: bool = False
+    """Use nothing that other runs have found."""
+    json: bool = False
+    """Print JSON; of a stream, one line per event."""
 
 
-def terms(given: argparse.Namespace, of: type[Terms]) -> Terms:
-    """The options that the command has of those of a call."""
-    return cast(
-        Terms, {name: value for name, value in vars(given).items() if name in of.__annotations__}
-    )
+def terms(options: TermsOptions, kind: type[Terms]) -> Terms:
+    """Return the request options among a command's options."""
+    fields = {name: getattr(options, name, None) for name in kind.__annotations__}
+    return cast(Terms, {name: value for name, value in fields.items() if value is not None})
 
 
 @contextmanager
-def reached(given: argparse.Namespace, progress: Console) -> Iterator[Client]:
-    """A client of the gateway that the options of `add_gateway` name; one that is started stops
-    with the context. Where another gateway has the config's store, that one is asked. Raises
+def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
+    """Yield a client of the gateway that the options name. A gateway that is started for it stops
+    with the context; if another gateway uses the config's store, that one is asked. Raises
     `BadConfig` or `BadIndex`.
     """
-    if given.address is not None:
-        with Client(connection(given)) as client:
-            yield client
+    if options.address is not None:
+        with Client(connection(options, options.address)) as running:
+            yield running
         return
     from serving.composition import running_gateway
 
-    config = chosen_config(given)
+    assert options.config is not None
+    config = load_config(options.config)
     sent, key = new_key(None, SCOPES)
     # Loopback only
-    config = msgspec.structs.replace(
-        config, server=msgspec.structs.replace(config.server, tls=None)
-    )
+    server = msgspec.structs.replace(config.server, tls=None)
+    config = msgspec.structs.replace(config, server=server)
     with ExitStack() as stack:
         with progress.status("starting the gateway") as status:
 
@@ -132,49 +102,53 @@ def reached(given: argparse.Namespace, progress: Console) -> Iterator[Client]:
                 progress.print(text, style="dim", markup=False, highlight=False)
                 status.update(escape(text))
 
-            until = time.monotonic() + given.timeout
-            while True:
+            deadline = time.monotonic() + options.timeout
+            client: Client | None = None
+            while client is None:
                 try:
                     gateway = running_gateway(config, "127.0.0.1:0", log, key=key)
                     address = stack.enter_context(in_background(gateway))
-                    break
+                    client = Client(address, api_key=sent)
                 except StoreInUse as error:
-                    given.address = error.address
-                    if not given.address and time.monotonic() > until:
+                    if error.address:
+                        log(f"asking the gateway at {error.address}, which uses this store")
+                        client = Client(connection(options, error.address))
+                    elif time.monotonic() > deadline:
                         raise
-                if given.address:
-                    log(f"asking the gateway at {given.address}, which has this store")
-                    break
-                status.update("a gateway that has this store starts just now; waiting for it")
-                time.sleep(_STARTING_S)
-        client = Client(connection(given)) if given.address else Client(address, api_key=sent)
+                    else:
+                        status.update("waiting for a gateway with this store, which is starting")
+                        time.sleep(_STARTING_S)
         yield stack.enter_context(client)
+
+
+class AskOptions(TermsOptions, frozen=True, kw_only=True):
+    """Ask a question over gRPC and show how the answer came about.
+
+    Without --address a gateway is started for the question and stopped after it.
+    """
+
+    question: Annotated[str, POSITIONAL]
+    """The question, in plain words."""
+    topology: TopologyName | None = None
+    """Choose who searches and answers; all but factorized are for comparison (docs/study.md)."""
+    stream: bool = False
+    """Show rounds, sub-queries and searches as they happen."""
 
 
 def ask(arguments: Sequence[str]) -> int:
     """Ask one question."""
-    parser = new_parser("ask", _ASK)
-    parser.add_argument("question", metavar="QUESTION", help="in plain words")
-    add_gateway(parser)
-    what = (
-        "who searches and who answers; the demo's models know only factorized, the others "
-        "compare (docs/study.md)"
-    )
-    add_terms(parser, "answer", TopologyName, what)
-    parser.add_argument(
-        "--stream", action="store_true", help="show rounds, sub-queries and searches as they happen"
-    )
-    given = parser.parse_args(arguments)
-    if given.address is None and not given.question.strip():  # before anything is started
-        parser.error("question is empty; put a question in plain words into it.")
+    options = parse(AskOptions, "ask", arguments)
+    if options.address is None and not options.question.strip():  # before anything is started
+        raise BadRequest("question: is empty; ask something in plain words.")
     errors_only()
-    progress = Console(stderr=True, quiet=given.json)
-    view = AnswerView(Console(), progress, stream=given.stream, as_json=given.json)
-    options = terms(given, RequestOptions)
-    with reached(given, progress) as client:
+    progress = Console(stderr=True, quiet=options.json)
+    view = AnswerView(Console(), progress, stream=options.stream, as_json=options.json)
+    request_options = terms(options, RequestOptions)
+    with reached(options, progress) as client:
         try:
             with progress.status("asking"):
-                answer = view.follow(client.stream(given.question, given.timeout, **options))
+                stream = client.stream(options.question, options.timeout, **request_options)
+                answer = view.follow(stream)
             view.show(answer)
         except GatewayError as error:
             complain(f"rolegate: {error}")
@@ -187,9 +161,8 @@ Opened = TypeVar("Opened")
 
 @contextmanager
 def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
-    """Keep `service` open while this is open, on a loop that goes on in another thread; what it
-    opens. Raises what it raises. An interrupt while it opens or closes is asyncio's, and ends that
-    first.
+    """Keep `service` open in another thread's event loop; yield what it opens, raise what it
+    raises. asyncio handles an interrupt while the service opens or closes, and ends that first.
     """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
@@ -211,18 +184,31 @@ _HINT = "Each question stands alone. Commands: /good, /bad [RIGHT ANSWER], /usag
 _ENDS = ("exit", "quit", "/exit", "/quit", ":exit", ":quit", ":q", "/q")
 
 
+class ChatOptions(GatewayOptions, frozen=True):
+    """Keep asking, in a terminal or line by line from a pipe.
+
+    Each question stands alone: the gateway does not see the questions before it. Without --address
+    a gateway is started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends.
+    Commands (`:` works in place of `/`):
+
+      /good                 the last answer was right
+      /bad [RIGHT ANSWER]   the last answer was wrong
+      /usage                the tokens of this chat's answers
+      /help                 these commands
+      /quit                 end
+    """
+
+    stream: bool = False
+    """Show rounds, sub-queries and searches as they happen."""
+
+
 def chat(arguments: Sequence[str]) -> int:
-    """Ask until there are no more questions."""
-    parser = new_parser("chat", _CHAT)
-    add_gateway(parser)
-    parser.add_argument(
-        "--stream", action="store_true", help="show rounds, sub-queries and searches as they happen"
-    )
-    given = parser.parse_args(arguments)
+    """Ask until the input ends."""
+    options = parse(ChatOptions, "chat", arguments)
     errors_only()
     progress = Console(stderr=True)
-    with reached(given, progress) as client:
-        chat = Chat(client, Console(), progress, timeout_s=given.timeout, stream=given.stream)
+    with reached(options, progress) as client:
+        chat = Chat(client, Console(), progress, timeout_s=options.timeout, stream=options.stream)
         progress.print(_HINT, style="dim", markup=False, highlight=False)
         for line in _lines():
             chat.take(line)
@@ -230,7 +216,7 @@ def chat(arguments: Sequence[str]) -> int:
 
 
 class Chat:
-    """Questions to one gateway, and what is said about its answers."""
+    """Asks questions of one gateway, and sends feedback on its answers."""
 
     def __init__(
         self, client: Client, out: Console, progress: Console, *, timeout_s: float, stream: bool
@@ -242,10 +228,10 @@ class Chat:
         self._stream = stream
         self._answers: list[AnswerResponse] = []
         self._last: AnswerResponse | None = None
-        """None where the last question got no answer."""
+        """Last answer; None if the last question failed."""
 
     def take(self, line: str) -> None:
-        """Ask, or do what a command says. Errors are shown, and Ctrl-C ends this line alone."""
+        """Ask a question or run a command. Show errors; Ctrl-C ends this line only."""
         try:
             match re.sub("^/", ":", line).split(maxsplit=1):
                 case []:
@@ -261,7 +247,7 @@ class Chat:
                         usage_table(summed(row for answer in self._answers for row in answer.usage))
                     )
                 case [word, *_] if word.startswith(":"):
-                    self._say(f"{word} is no command here.\n{_HINT}")
+                    self._say(f"{word} is not a command.\n{_HINT}")
                 case _:
                     self._ask(line)
         except GatewayError as error:
@@ -280,17 +266,17 @@ class Chat:
 
     def _rate(self, *, accepted: bool, right_answer: str = "") -> None:
         if self._last is None:
-            self._say("the last question has no answer to say this about", "yellow")
+            self._say("there is no last answer to rate", "yellow")
             return
         self._client.feedback(self._last.run_id, accepted=accepted, right_answer=right_answer)
-        self._say(f"noted about {self._last.run_id}")
+        self._say(f"stored with {self._last.run_id}")
 
     def _say(self, text: str, style: str = "dim") -> None:
         self._progress.print(text, style=style, markup=False, highlight=False)
 
 
 def _lines() -> Iterator[str]:
-    """Lines that are typed, with line editing, or piped, until its end or `exit`."""
+    """Yield typed or piped lines until the input ends or says `exit`; typed ones can be edited."""
     prompt = ""
     if sys.stdin.isatty():
         prompt = "rolegate> "

@@ -1,21 +1,21 @@
-"""`rolegate check`: see whether a config works and, with --live, what it names, and what a
-question will cost.
-"""
+"""`rolegate check`: find problems of a config and, with --live, probe what it names."""
 
-import argparse
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from router.errors import BadIndex
 from router.models.failures import without_userinfo
 from router.store.database import sqlite_file, store_problem
 from router.trace import RoleName
-from serving.cli.options import add_config, chosen_file, json_of, new_parser, timeout
+from serving.cli.command import exclusive, parse
+from serving.cli.grid import new_table, print_lines
+from serving.cli.options import ConfigOptions, Seconds, json_of
 from serving.config.check import problems
 from serving.config.config import Config
 from serving.config.file import read_config
@@ -31,72 +31,61 @@ from serving.retrieval.opening import identity_of
 _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/dim]"}
 
 
+class CheckOptions(ConfigOptions, frozen=True):
+    """Find what is wrong in a config.
+
+    With --live, also ask its models, its embedder and its index a few small questions, list the
+    tools of its servers, and estimate what one question costs.
+    """
+
+    live: Annotated[bool, exclusive("way")] = False
+    """Probe everything that the config names; its engines are started for it."""
+    allow_missing: Annotated[bool, exclusive("way")] = False
+    """Exit with status 0 even if keys, packages or files are missing."""
+    timeout: Seconds = 60.0
+    """Wait this long for one probe."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
 def check(arguments: Sequence[str]) -> int:
-    """Check; status 1 where something that is needed is wrong, or is not there."""
-    parser = new_parser(
-        "check",
-        """Reads a config and tells what is wrong in it. With --live also asks its models, its
-        embedder and its index a few small questions, lists the tools of its servers, and estimates
-        what answering one question takes.""",
-    )
-    add_config(parser)
-    ways = parser.add_mutually_exclusive_group()
-    ways.add_argument(
-        "--live",
-        action="store_true",
-        help="probe what the config names; engines are started for it",
-    )
-    ways.add_argument(
-        "--allow-missing",
-        action="store_true",
-        help="status 0 also where keys, packages or files lack",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=timeout,
-        default=60.0,
-        metavar="SECONDS",
-        help="for one probe (default: 60)",
-    )
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
-    given = parser.parse_args(arguments)
+    """Check a config; return 1 if something that is needed is wrong or missing."""
+    options = parse(CheckOptions, "check", arguments)
     errors_only()
-    file = chosen_file(given)
-    config = read_config(file)
+    config = read_config(options.config)
     absent = missing(config)
-    wrong = problems(config) + (absent if given.live else [])
+    wrong = problems(config) + (absent if options.live else [])
     if not wrong and not absent:
-        wrong += _other_schema(config.server.store, live=given.live)
-    warnings = ([] if given.live else absent) + _not_built(config)
-    found = asyncio.run(_probed(config, given)) if given.live and not wrong else None
+        wrong += _other_schema(config.server.store, live=options.live)
+    warnings = ([] if options.live else absent) + _not_built(config)
+    found = asyncio.run(_probed(config, options)) if options.live and not wrong else None
     gaps = gaps_at(Path(config.retrieval.index)) if config.retrieval.index else None
-    lacks = bool(warnings) and not given.allow_missing and found is None
-    works = not wrong and not lacks and (found is None or found.works)
-    if given.json:
-        print(
-            json_of(
-                {
-                    "works": works,
-                    "problems": wrong,
-                    "warnings": warnings,
-                    "index": gaps,
-                    "found": found,
-                }
-            )
-        )
-    elif found is not None:
+
+    incomplete = bool(warnings) and not options.allow_missing and found is None
+    works = not wrong and not incomplete and (found is None or found.works)
+    if options.json:
+        result = {
+            "works": works,
+            "problems": wrong,
+            "warnings": warnings,
+            "index": gaps,
+            "found": found,
+        }
+        print(json_of(result))
+        return int(not works)
+
+    if found is not None:
         _show(Console(), found)
     else:
-        _show_file(Console(soft_wrap=True), file, config, wrong, warnings)
-    if gaps and not given.json:
-        for line in gaps.lines():
-            Console(soft_wrap=True).out(f"index: {line}", highlight=False)
-    return 0 if works else 1
+        _show_file(Console(soft_wrap=True), options.config, config, wrong, warnings)
+    if gaps:
+        print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
+    return int(not works)
 
 
 def _other_schema(store: str, *, live: bool) -> list[str]:
-    """Return the problem of a store that another release, or another program, has written. Only a
-    `live` check connects to a database server.
+    """Return the problem of a store that another release or program has written. Only a live check
+    connects to a database server.
     """
     file = sqlite_file(store)
     exists = file.exists() and file.stat().st_size > 0 if file else live
@@ -105,7 +94,7 @@ def _other_schema(store: str, *, live: bool) -> list[str]:
 
 
 def _not_built(config: Config) -> list[str]:
-    """Problems of the index; one of documents that the config names is built anew where need be."""
+    """Return problems of the index, unless the gateway builds it from the config's documents."""
     retrieval = config.retrieval
     if retrieval.index is None or retrieval.documents:
         return []
@@ -113,68 +102,61 @@ def _not_built(config: Config) -> list[str]:
         manifest = read_manifest(Path(retrieval.index))
     except BadIndex as error:
         return [f"retrieval.index: {error} Run `rolegate index build`."]
-    found: list[str] = []
     if manifest.lexical != retrieval.lexical:
-        found.append(
-            f"retrieval.lexical: must be {str(manifest.lexical).lower()} for the index "
-            f"in {retrieval.index}."
-        )
-    elif manifest.lexical and not has_words(manifest):
-        found.append(f"retrieval.index: {retrieval.index}: {OUTDATED}")
-    if manifest.embedder != (named := identity_of(retrieval.embedder)):
-        found.append(
-            f"retrieval.embedder: the index is of {manifest.embedder}, but {named} is "
-            "named; name the former."
-        )
-    return found
+        lexical = str(manifest.lexical).lower()
+        return [f"retrieval.lexical: must be {lexical} for the index in {retrieval.index}."]
+    if manifest.lexical and not has_words(manifest):
+        return [f"retrieval.index: {retrieval.index}: {OUTDATED}"]
+    embedder = identity_of(retrieval.embedder)
+    if manifest.embedder != embedder:
+        return [
+            f"retrieval.embedder: is {embedder}, but the index was built with {manifest.embedder}; "
+            "name that one."
+        ]
+    return []
 
 
-async def _probed(config: Config, given: argparse.Namespace) -> Found:
-    progress = Console(stderr=True, quiet=given.json)
+async def _probed(config: Config, options: CheckOptions) -> Found:
+    progress = Console(stderr=True, quiet=options.json)
     with progress.status("probing") as status:
 
         def log(step: str) -> None:
             progress.print(f"[dim]{escape(step)}[/dim]", highlight=False)
             status.update(escape(step))
 
-        return await live_check(config, log, given.timeout)
+        return await live_check(config, log, options.timeout)
 
 
 def _show_file(
     console: Console, file: Path, config: Config, wrong: list[str], warnings: list[str]
 ) -> None:
-    for problem in wrong:
-        console.out(f"{file}: {problem}", highlight=False)
+    print_lines(console, [f"{file}: {problem}" for problem in wrong])
     if wrong:
         return
-    table = Table("role", *(Column(name, overflow="fold") for name in ("model", "where", "prompt")))
+
+    rows = []
     for name, role in config.roles.by_name.items():
-        where = (
-            f"vLLM engine {role.engine}"
-            if role.engine
-            else without_userinfo(role.base_url or "LiteLLM")
-        )
-        table.add_row(name, *map(escape, (role.model, where, role.prompt)))
-    console.print(table)
-    console.out(f"{file}: {'not ready yet' if warnings else 'fine'}", highlight=False)
-    for warning in warnings:
-        console.out(f"still missing: {warning}", highlight=False)
+        where = without_userinfo(role.base_url or "LiteLLM")
+        if role.engine:
+            where = f"vLLM engine {role.engine}"
+        rows.append((name, role.model, where, role.prompt))
+    console.print(new_table(("role", "model", "where", "prompt"), rows, texts=4))
+    verdict = "not ready yet" if warnings else "fine"
+    print_lines(console, [f"{file}: {verdict}", *(f"still missing: {text}" for text in warnings)])
 
 
 def _show(console: Console, found: Found) -> None:
-    roles = Table(
-        "",
-        *(Column(f"{name}\n[dim]{escape(role.model)}[/dim]") for name, role in found.roles.items()),
-    )
-    for probe in dict.fromkeys(probe for role in found.roles.values() for probe in role.cells):
-        roles.add_row(
-            probe, *(_marked(role.cells.get(probe, Cell(None))) for role in found.roles.values())
-        )
-    console.print(roles)
+    probes = dict.fromkeys(probe for role in found.roles.values() for probe in role.cells)
+    columns = [f"{name}\n[dim]{escape(role.model)}[/dim]" for name, role in found.roles.items()]
+    table = new_table(["", *columns], texts=len(columns) + 1)
+    for probe in probes:
+        row = [role.cells.get(probe, Cell(None)) for role in found.roles.values()]
+        table.add_row(probe, *map(_marked, row))
+    console.print(table)
+
     for name, cells in {**found.retrieval, **found.tools}.items():
-        console.print(
-            f"{name}: " + " · ".join(f"{probe} {_marked(cell)}" for probe, cell in cells.items())
-        )
+        marks = [f"{probe} {_marked(cell)}" for probe, cell in cells.items()]
+        console.print(f"{name}: {' · '.join(marks)}")
     advice: dict[str, list[str]] = {}
     for name, cells in found.cells.items():
         for cell in cells.values():
@@ -191,22 +173,16 @@ def _marked(cell: Cell) -> str:
 
 
 def _costs(roles: Mapping[RoleName, RoleFound]) -> Table:
-    """Calls, tokens and dollars of one question: typically, and at most."""
-    table = Table(
-        "one question",
-        *(Column(name, justify="right") for name in ("calls", "prompt tokens", "written", "price")),
-    )
+    """Return calls, tokens and dollars of one question: typically, and at most."""
+    rows = []
     for name, role in roles.items():
-        low = role.typical
-        high = role.at_most
-        counts = zip(
-            (low.calls, low.prompt_tokens, low.completion_tokens),
-            (high.calls, high.prompt_tokens, high.completion_tokens),
-            strict=True,
-        )
-        table.add_row(name, *(f"{few:,} – {many:,}" for few, many in counts), _dollars([role]))
-    table.add_row("all", "", "", "", _dollars(list(roles.values())))
-    return table
+        counts = [
+            f"{getattr(role.typical, field):,} – {getattr(role.at_most, field):,}"
+            for field in ("calls", "prompt_tokens", "completion_tokens")
+        ]
+        rows.append([name, *counts, _dollars([role])])
+    rows.append(["all", " ", " ", " ", _dollars(list(roles.values()))])
+    return new_table(("one question", "calls", "prompt tokens", "written", "price"), rows)
 
 
 def _dollars(roles: Sequence[RoleFound]) -> str:

@@ -61,7 +61,7 @@ class Command(NamedTuple):
     """A subcommand; the first line of its options' docstring is its summary."""
 
     options: type[msgspec.Struct]
-    work: Callable[..., object]
+    work: Callable[..., Any]
 
 
 def run_subcommand(
@@ -69,7 +69,7 @@ def run_subcommand(
     about: str | None,
     commands: Mapping[str, Command | str],
     arguments: Sequence[str],
-    run: Callable[..., object] = lambda work, options: work(options),
+    run: Callable[[Callable[..., Any], Any], int | None] = lambda work, options: work(options),
 ) -> int:
     """Run one of a group's subcommands; return its exit status. `commands`: a string is the
     summary of a command that runs elsewhere. `run`: calls a command's work with its options.
@@ -77,15 +77,18 @@ def run_subcommand(
     parser = new_parser(group, about)
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in commands.items():
-        summary = command
-        if isinstance(command, Command):
-            first = (command.options.__doc__ or "").partition("\n")[0].rstrip(".")
-            summary = first[:1].lower() + first[1:]
-        choices.add_parser(name, help=summary, add_help=False)
+        choices.add_parser(name, help=_summary(command), add_help=False)
     chosen = parser.parse_args(arguments[:1]).command
     command = commands[chosen]
     assert isinstance(command, Command)
-    return int(run(command.work, parse(command.options, f"{group} {chosen}", arguments[1:])) or 0)
+    return run(command.work, parse(command.options, f"{group} {chosen}", arguments[1:])) or 0
+
+
+def _summary(command: Command | str) -> str:
+    if isinstance(command, str):
+        return command
+    first_line = (command.options.__doc__ or "").partition("\n")[0].rstrip(".:")
+    return first_line[:1].lower() + first_line[1:]
 
 
 def parse(
@@ -111,10 +114,10 @@ def parse(
             _add_option(parser, groups, field, docs.get(field.name, ""))
 
     values = vars(parser.parse_args(arguments))
-    preset_name = values.pop("preset", None)
-    instead_of_config = groups["config"]._group_actions if "config" in groups else ()
-    if instead_of_config and not any(option.dest in values for option in instead_of_config):
-        values["config"] = _default_config(preset_name)
+    if "config" in groups:
+        preset_name = values.pop("preset", None)
+        if not any(option.dest in values for option in groups["config"]._group_actions):
+            values["config"] = _default_config(preset_name)
     try:
         return msgspec.convert(
             values, options, strict=False, dec_hook=lambda kind, value: kind(value)
@@ -169,12 +172,14 @@ def _add_option(parser: argparse.ArgumentParser, groups: _Groups, field: Field, 
         extra = kind.extra or {}
         kind = kind.type
     assert doc, f"{field.name} has no description"
+    doc = doc[:1].lower() + doc[1:].removesuffix(".")
 
     settings = _value_settings(kind, field.default)
     settings |= {name: extra[name] for name in ("type", "metavar") if name in extra}
     if not (field.required or field.default in (None, False, "", (), NODEFAULT)):
         values = field.default if isinstance(field.default, tuple) else (field.default,)
-        doc += f" (default: {' '.join(map(str, values))})"
+        shown = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+        doc += f" (default: {' '.join(shown)})"
     doc = doc.replace("%", "%%")
 
     if "positional" in extra:

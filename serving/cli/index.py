@@ -1,15 +1,16 @@
-"""`rolegate index` and `rolegate retrieve`: build the index that retrieval searches, or take over
-one that another program built, and search it on behalf of other processes.
+"""`rolegate index` and `rolegate retrieve`: build an index or adopt another program's, and serve
+it to other processes.
 """
 
-import argparse
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import TaskID
@@ -20,15 +21,11 @@ from router.edge.grpc.server import Server
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
 from router.search.retrieval import WatchedRetriever
-from serving.cli.options import (
-    add_command,
-    add_config,
-    chosen_config,
-    host_port,
-    json_of,
-    new_parser,
-)
+from serving.cli.command import POSITIONAL, Command, run_subcommand
+from serving.cli.grid import counted
+from serving.cli.options import HostPort, Options, json_of
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
+from serving.config.file import load_config
 from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
 from serving.retrieval.build import Built, build_index
@@ -40,103 +37,119 @@ from serving.retrieval.services import RetrievalServicer, retrieval_app
 from serving.signals import log_step, run_until_stopped
 from serving.terminal import progress_bar
 
-_BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Parquet), cuts
-them into passages at sentence ends, and embeds them. Without PATH, everything is as the config
-says. Called again, it reads only what changed; interrupted, it goes on where it was. A gateway that
-serves the index goes over to the new one by itself. A file that cannot be read, or takes too much
-time or memory, is named and skipped; so is a symbolic link out of its folder. Rows are {"id",
-"title", "text"} or {"id", "contents"}."""
+
+class EmbedderOptions(Options, frozen=True):
+    """Options of an embedder, by default all-MiniLM-L6-v2 in this process."""
+
+    embedder_url: Annotated[str, Meta(extra={"metavar": "URL"})] | None = None
+    """Embed at this OpenAI-compatible endpoint, http://…/v1 (default: MiniLM in this process)."""
+    embedder_model: Annotated[str, Meta(extra={"metavar": "NAME"})] | None = None
+    """Name of the model there."""
+    embedder_dimension: int | None = None
+    """Numbers in one of its vectors."""
+    embedder_key_env: Annotated[str, Meta(extra={"metavar": "NAME"})] | None = None
+    """Environment variable that holds the key."""
+    query_prefix: str = ""
+    """Put this before every query."""
+    passage_prefix: str = ""
+    """Put this before every passage."""
+
+
+def embedder_config(options: EmbedderOptions) -> EmbedderConfig:
+    """Return the embedder that the options name."""
+    return EmbedderConfig(
+        base_url=options.embedder_url,
+        model=options.embedder_model,
+        dimension=options.embedder_dimension,
+        api_key_env=options.embedder_key_env,
+        query_prefix=options.query_prefix,
+        passage_prefix=options.passage_prefix,
+    )
+
+
+class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
+    """Index documents, or only what changed since the last build.
+
+    Read files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Parquet), cut them into
+    passages at sentence ends, and embed these. Without PATHS, the config names the documents and
+    everything else. An interrupted build resumes where it was. A gateway that serves the index
+    switches to the new one by itself. A file that cannot be read, or takes too much time or memory,
+    is named and skipped; so is a symbolic link out of its folder. Rows are {"id", "title", "text"}
+    or {"id", "contents"}.
+    """
+
+    config: Path
+    paths: Annotated[tuple[Path, ...], POSITIONAL] = ()
+    """Files and folders."""
+    out: Annotated[Path, Meta(extra={"metavar": "DIR"})] | None = None
+    """Write the index to this folder; needed with PATHS."""
+    chunk_tokens: Annotated[int, Meta(ge=32, le=8192)] = 200
+    """Tokens of a passage."""
+    lexical: bool = False
+    """Keep word statistics too, to fuse them with the vectors."""
+    json: bool = False
+    """Print the result as JSON."""
+    verbose: bool = False
+    """Name the files of kinds that are not read."""
+
+
+class AdoptOptions(EmbedderOptions, frozen=True, kw_only=True):
+    """Adopt a FAISS index with its corpus: row n is vector n.
+
+    Some passages are embedded again, to check that the embedder named here built the index.
+    """
+
+    faiss: Annotated[Path, Meta(extra={"metavar": "FILE"})]
+    """File that faiss.write_index wrote."""
+    corpus: Annotated[Path, Meta(extra={"metavar": "FILE.jsonl"})]
+    """Rows of the index, in order."""
+    out: Annotated[Path, Meta(extra={"metavar": "DIR"})]
+    """Write the index to this new folder."""
 
 
 def index(arguments: Sequence[str]) -> int:
-    """`rolegate index build` and `rolegate index adopt`."""
-    parser = new_parser(
-        "index",
-        "Builds the index that retrieval searches, or takes over one that another program built.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    build = add_command(commands, "build", "index documents, or what changed of them", _BUILD)
-    build.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="a file or a folder")
-    build.add_argument("--out", type=Path, metavar="DIR", help="the index folder; needed with PATH")
-    add_config(build)
-    build.add_argument(
-        "--chunk-tokens",
-        type=int,
-        default=200,
-        metavar="N",
-        help="tokens of a passage (default: 200)",
-    )
-    build.add_argument(
-        "--lexical",
-        action="store_true",
-        help="keep word statistics too, to be fused with the vectors",
-    )
-    build.add_argument("--json", action="store_true", help="print what was done as JSON")
-    build.add_argument(
-        "--verbose", action="store_true", help="name the files of kinds that are not read"
-    )
-    adopt = add_command(
-        commands,
-        "adopt",
-        "take over a FAISS index",
-        "Takes over a FAISS index with the corpus that it was built from: row n is "
-        "vector n. Some passages "
-        "are embedded again, to see that the embedder named here is the one that built it.",
-    )
-    adopt.add_argument(
-        "--faiss", type=Path, required=True, metavar="FILE", help="what faiss.write_index wrote"
-    )
-    adopt.add_argument(
-        "--corpus", type=Path, required=True, metavar="FILE.jsonl", help="its rows, in order"
-    )
-    adopt.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new index folder")
-    for command in (build, adopt):
-        add_embedder(command)
-    given = parser.parse_args(arguments)
-    if given.command == "adopt":
-        return asyncio.run(_adopt(given))
-    retrieval, engines = _retrieval(given, build)
-    return asyncio.run(_build(retrieval, engines, given))
+    """Build or adopt an index."""
+    commands = {
+        "build": Command(BuildOptions, lambda options: asyncio.run(_build(options))),
+        "adopt": Command(AdoptOptions, lambda options: asyncio.run(_adopt(options))),
+    }
+    about = "Build the index that retrieval searches, or adopt one that another program built."
+    return run_subcommand("index", about, commands, arguments)
 
 
-def _retrieval(
-    given: argparse.Namespace, parser: argparse.ArgumentParser
-) -> tuple[RetrievalConfig, Mapping[str, EngineConfig]]:
-    """Documents to be indexed, from the options or from the config; and the engines that its
-    embedder may be on.
+def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, EngineConfig]]:
+    """Return the documents to index, from the options or the config, and the engines that the
+    embedder may run on. Raises `BadConfig`.
     """
-    if given.paths:
-        if given.out is None:
-            parser.error("--out: name the folder of the index")
-        if not 32 <= given.chunk_tokens <= 8192:
-            parser.error("--chunk-tokens: must be 32 to 8192")
+    if options.paths:
+        if options.out is None:
+            raise BadConfig("--out: missing; name the folder of the index.")
         retrieval = RetrievalConfig(
-            index=str(given.out),
-            documents=tuple(map(str, given.paths)),
-            chunk_tokens=given.chunk_tokens,
-            lexical=given.lexical,
-            embedder=embedder_config(given),
+            index=str(options.out),
+            documents=tuple(map(str, options.paths)),
+            chunk_tokens=options.chunk_tokens,
+            lexical=options.lexical,
+            embedder=embedder_config(options),
         )
         return retrieval, {}
-    config = chosen_config(given)
+
+    config = load_config(options.config)
     if not config.retrieval.documents:
         raise BadConfig(
-            "retrieval.documents: the config names none; add them, or give PATH and --out."
+            "retrieval.documents: the config names none; add them, or give PATHS and --out."
         )
     return config.retrieval, config.engines
 
 
-async def _build(
-    config: RetrievalConfig, engines: Mapping[str, EngineConfig], given: argparse.Namespace
-) -> int:
+async def _build(options: BuildOptions) -> None:
+    config, engines = _retrieval(options)
     log = partial(Console(stderr=True).print, markup=False)
     async with open_embedder(config.embedder, engines, log, cpu_threads=cores()) as embedder:
         built = await stoppable(partial(_built, config, embedder))
-    if given.json:
+    if options.json:
         print(json_of(_for_programs(built)))
     else:
-        _show(built, Path(config.index or ""), Console(soft_wrap=True), verbose=given.verbose)
-    return 0
+        _show(built, Path(config.index or ""), Console(soft_wrap=True), verbose=options.verbose)
 
 
 def _built(config: RetrievalConfig, embedder: Embedder, check: Check) -> Built:
@@ -171,10 +184,10 @@ def _show(built: Built, out: Path, console: Console, *, verbose: bool) -> None:
     others = len(built.found.passed_over)
     passed_over = f", {others} of other kinds passed over" if others else ""
     documents = (
-        f"{built.documents} documents ({built.documents_read} read now, {len(built.skipped)} "
-        f"skipped{passed_over})"
+        f"{counted(built.documents, 'document')} ({built.documents_read} read now, "
+        f"{len(built.skipped)} skipped{passed_over})"
     )
-    passages = f"{built.manifest.passages} passages ({built.embedded} embedded now)"
+    passages = f"{counted(built.manifest.passages, 'passage')} ({built.embedded} embedded now)"
     console.out(f"{out}: {documents}, {passages}, {built.manifest.embedder}", highlight=False)
 
 
@@ -193,114 +206,68 @@ def _for_programs(built: Built) -> dict[str, object]:
     }
 
 
-async def _adopt(given: argparse.Namespace) -> int:
-    async with open_embedder(embedder_config(given), {}, print) as embedder:
+async def _adopt(options: AdoptOptions) -> None:
+    async with open_embedder(embedder_config(options), {}, print) as embedder:
         manifest = await asyncio.to_thread(
-            adopt_index, given.faiss, given.corpus, given.out, embedder
+            adopt_index, options.faiss, options.corpus, options.out, embedder
         )
-    print(f"{given.out}: {manifest.passages} passages, {manifest.embedder}, {manifest.metric}")
-    return 0
-
-
-def add_embedder(parser: argparse.ArgumentParser) -> None:
-    """Options for an embedder other than the default one."""
-    group = parser.add_argument_group(
-        "embedder", "all-MiniLM-L6-v2 in this process, unless an endpoint is named"
-    )
-    group.add_argument(
-        "--embedder-url", metavar="URL", help="an OpenAI-compatible endpoint, http://…/v1"
-    )
-    group.add_argument("--embedder-model", metavar="NAME", help="the model's name there")
-    group.add_argument(
-        "--embedder-dimension", type=int, metavar="N", help="numbers in one of its vectors"
-    )
-    group.add_argument(
-        "--embedder-key-env", metavar="NAME", help="the environment variable that holds the key"
-    )
-    group.add_argument("--query-prefix", default="", metavar="TEXT", help="put before every query")
-    group.add_argument(
-        "--passage-prefix", default="", metavar="TEXT", help="put before every passage"
-    )
-
-
-def embedder_config(given: argparse.Namespace) -> EmbedderConfig:
-    """The embedder that the options name."""
-    return EmbedderConfig(
-        base_url=given.embedder_url,
-        model=given.embedder_model,
-        dimension=given.embedder_dimension,
-        api_key_env=given.embedder_key_env,
-        query_prefix=given.query_prefix,
-        passage_prefix=given.passage_prefix,
-    )
+    passages = counted(manifest.passages, "passage")
+    print(f"{options.out}: {passages}, {manifest.embedder}, {manifest.metric}")
 
 
 _GRACE_S = 10.0
 
 
+class RetrieveOptions(EmbedderOptions, frozen=True, kw_only=True):
+    """Serve one index over gRPC and HTTP.
+
+    Over HTTP, as search agents expect it: POST /retrieve takes {"queries", "topk",
+    "return_scores"} or {"query_list", "k"}.
+    """
+
+    index: Annotated[Path, Meta(extra={"metavar": "DIR"})]
+    """Folder that `index build` wrote."""
+    address: HostPort = "127.0.0.1:50552"
+    """Listen here for gRPC."""
+    http: HostPort = "127.0.0.1:50553"
+    """Listen here for HTTP."""
+    http_host: tuple[str, ...] = ()
+    """Also accept this host name over HTTP, not only addresses, localhost and --http's host."""
+    top_k: int = 3
+    """Return this many passages if a caller does not say."""
+
+
 def retrieve(arguments: Sequence[str]) -> int:
-    """`rolegate retrieve serve`."""
-    parser = new_parser("retrieve", "Searches an index on behalf of other processes.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser(
-        "serve",
-        help="gRPC RetrievalService, and HTTP POST /retrieve",
-        description="Serves one index over gRPC and, as search agents expect it, over HTTP: POST "
-        "/retrieve takes "
-        '{"queries", "topk", "return_scores"} or {"query_list", "k"}.',
-        allow_abbrev=False,
-    )
-    serve.add_argument(
-        "--index", type=Path, required=True, metavar="DIR", help="what `index build` wrote"
-    )
-    for option, default, what in (
-        ("--address", "127.0.0.1:50552", "gRPC"),
-        ("--http", "127.0.0.1:50553", "HTTP"),
-    ):
-        serve.add_argument(
-            option,
-            type=host_port,
-            default=default,
-            metavar="HOST:PORT",
-            help=f"{what} (default: %(default)s)",
-        )
-    serve.add_argument(
-        "--http-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name by which HTTP may be asked for, beside IP addresses, localhost and the "
-        "host of --http",
-    )
-    serve.add_argument(
-        "--top-k", type=int, default=3, help="passages where a caller does not say (default: 3)"
-    )
-    add_embedder(serve)
-    given = parser.parse_args(arguments)
-    lexical = read_manifest(given.index).lexical
+    """Serve an index."""
+    commands = {"serve": Command(RetrieveOptions, _serve)}
+    return run_subcommand("retrieve", "Search an index for other processes.", commands, arguments)
+
+
+def _serve(options: RetrieveOptions) -> None:
     config = RetrievalConfig(
-        index=str(given.index), lexical=lexical, embedder=embedder_config(given)
+        index=str(options.index),
+        lexical=read_manifest(options.index).lexical,
+        embedder=embedder_config(options),
     )
-    run_until_stopped(_serving_index(config, given))
-    return 0
+    run_until_stopped(_serving_index(config, options))
 
 
 @asynccontextmanager
-async def _serving_index(config: RetrievalConfig, given: argparse.Namespace) -> AsyncIterator[str]:
+async def _serving_index(config: RetrievalConfig, options: RetrieveOptions) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         readiness = Readiness()
         retriever = WatchedRetriever(
             await stack.enter_async_context(open_retriever(config, log_step)), readiness
         )
         await stack.enter_async_context(background_tasks(retriever.follow()))
-        app = retrieval_app(retriever, default_top_k=given.top_k, readiness=readiness)
-        http = HTTPServer(app, _GRACE_S, hosts=given.http_host)
-        url = f"http://{await http.start(given.http, '--http')}/retrieve"
+        app = retrieval_app(retriever, default_top_k=options.top_k, readiness=readiness)
+        http = HTTPServer(app, _GRACE_S, hosts=options.http_host)
+        url = f"http://{await http.start(options.http, '--http')}/retrieve"
         stack.push_async_callback(http.drain)
         servicer = RetrievalServicer(
-            retriever, default_top_k=given.top_k, index_id=lambda: retriever.index_id
+            retriever, default_top_k=options.top_k, index_id=lambda: retriever.index_id
         )
         server = Server(None, servicer, readiness=readiness)
-        bound = await server.start(given.address)
+        bound = await server.start(options.address)
         stack.push_async_callback(server.drain, _GRACE_S)
-        yield f"{given.address.rpartition(':')[0]}:{bound}, {url}"
+        yield f"{options.address.rpartition(':')[0]}:{bound}, {url}"

@@ -1,100 +1,103 @@
-"""`rolegate init`: write a config of your own, from a shipped one and the answers to a few
-questions.
-"""
+"""`rolegate init`: write a config from a shipped one and the answers to a few questions."""
 
-import argparse
 import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import tomlkit
+from msgspec import Meta
 from rich.prompt import Prompt
 
 from router.errors import BadConfig
-from serving.cli.options import CONFIG, new_parser
+from serving.cli.command import CONFIG, parse
+from serving.cli.options import Options
 from serving.config.check import problems
 from serving.config.config import Config
 from serving.config.file import parse_config, preset
+from serving.field_docs import field_docs
 from serving.files import write_atomically
 
-_PRESETS = ("hosted", "one-gpu", "local")
 _ROLES = {"backbone": "delegation", "executor": "execution", "answerer": "answer"}
-_QUESTIONS = {
-    "preset": (
-        "what there is; hosted: an API key, one-gpu: an API key and a GPU, local: a model "
-        "server of your own"
-    ),
-    "base_url": "where the models are: an OpenAI-compatible address, which ends in /v1",
-    "backbone": "splits the question into sub-queries; give it the best model that you have",
-    "executor": "searches and reads; a small, fast model suffices",
-    "answerer": "writes the answer from the reports",
-    "key_env": "the environment variable that holds the API key; never the key itself",
-    "embedder": (
-        "turns text into vectors: minilm, in process, or a model of an OpenAI-compatible server"
-    ),
-    "embedder_url": "where the embedder is: an OpenAI-compatible address, which ends in /v1",
-    "embedder_dimension": "how many numbers are in one of its vectors; its model card says it",
-    "documents": "the files and folders to answer from",
-}
+Value = Annotated[str, Meta(extra={"metavar": "VALUE"})]
+
+
+class InitOptions(Options, frozen=True):
+    """Write a commented config from a shipped one.
+
+    Settings without an option are asked for, each with a default; without a terminal, or with
+    --yes, the defaults are taken.
+    """
+
+    preset: Literal["hosted", "one-gpu", "local"] | None = None
+    """What you have; hosted: an API key, one-gpu: an API key and a GPU, local: a model server."""
+    base_url: Value | None = None
+    """Where the models are: an OpenAI-compatible address that ends in /v1."""
+    backbone: Value | None = None
+    """Model that splits the question into sub-queries; take the best one that you have."""
+    executor: Value | None = None
+    """Model that searches and reads; a small, fast one is enough."""
+    answerer: Value | None = None
+    """Model that writes the answer from the reports."""
+    key_env: Value | None = None
+    """Environment variable that holds the API key; never the key itself."""
+    embedder: Value | None = None
+    """What embeds text: minilm, in process, or a model of an OpenAI-compatible server."""
+    embedder_url: Value | None = None
+    """Where the embedder is: an OpenAI-compatible address that ends in /v1."""
+    embedder_dimension: Value | None = None
+    """Numbers in one of its vectors; see its model card."""
+    documents: Annotated[tuple[str, ...], Meta(extra={"metavar": "VALUE"})] = ()
+    """Files and folders to answer from."""
+    out: Annotated[Path, Meta(extra={"metavar": "FILE"})] = CONFIG
+    """Write this file."""
+    force: bool = False
+    """Overwrite a file that exists."""
+    yes: bool = False
+    """Ask nothing."""
 
 
 def init(arguments: Sequence[str]) -> int:
-    """Ask, write, and tell what comes next."""
-    parser = new_parser(
-        "init",
-        """Writes a config, commented, from a shipped one. What no option names is asked for, always
-        with a default; without a terminal, or with --yes, the defaults are taken.""",
-    )
-    for name, explained in _QUESTIONS.items():
-        nargs = "+" if name == "documents" else None
-        choices = _PRESETS if name == "preset" else None
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, metavar="VALUE", nargs=nargs, choices=choices, help=explained)
-    parser.add_argument(
-        "--out", type=Path, default=CONFIG, metavar="FILE", help="where to (default: %(default)s)"
-    )
-    parser.add_argument("--force", action="store_true", help="write over the file that is there")
-    parser.add_argument("--yes", action="store_true", help="ask nothing")
-    given = parser.parse_args(arguments)
-    if given.out.exists() and not given.force:
+    """Ask, write, and print the next steps."""
+    options = parse(InitOptions, "init", arguments)
+    out = options.out
+    if out.exists() and not options.force:
         raise BadConfig(
-            f"{given.out}: is there already; name another file with --out, or write over "
-            "it with --force."
+            f"{out}: exists already; name another file with --out, or overwrite it with --force."
         )
-    if not given.out.parent.is_dir():
+    if not out.parent.is_dir():
         raise BadConfig(
-            f"{given.out.parent}: there is no such folder; make it, or name another file "
-            "with --out."
+            f"{out.parent}: no such folder; create it, or name another file with --out."
         )
-    config = _write(given, asking=sys.stdin.isatty() and not given.yes)
-    print("\n".join(_next_steps(config, given.out)))
+    config = _write(options, asking=sys.stdin.isatty() and not options.yes)
+    print("\n".join(_next_steps(config, out)))
     return 0
 
 
-def _write(given: argparse.Namespace, *, asking: bool) -> Config:
-    """Write the file, unless something is wrong with it. Raises `BadConfig`."""
+def _write(options: InitOptions, *, asking: bool) -> Config:
+    """Write the file and return its config. Raises `BadConfig` if it has problems."""
+    questions = field_docs(InitOptions)
 
     def settled(name: str, default: object, choices: list[str] | None = None) -> str:
-        """The option's value, or else the user, or else the default; without a default there is
-        no question.
+        """Return the option's value, else the user's answer, else the default. Without a default
+        the user is not asked.
         """
-        answer = getattr(given, name)
+        answer = getattr(options, name) or None
         if answer is None and asking and default is not None:
-            print(f"\n{_QUESTIONS[name]}")
+            print(f"\n{questions[name]}")
             answer = Prompt.ask(name.replace("_", " "), default=str(default), choices=choices)
         return str(answer if answer is not None else default or "")
 
     document: dict[str, Any] = tomlkit.parse(
-        preset(settled("preset", "hosted", list(_PRESETS))).read_text("utf-8")
+        preset(settled("preset", "hosted", ["hosted", "one-gpu", "local"])).read_text("utf-8")
     )
     backbone = document["roles"]["delegation"]
     embedder = document["retrieval"]["embedder"]
     answers = {"base_url": settled("base_url", backbone.get("base_url"))}
-    # Where one model does for several roles, so does the one that takes its place
+    # Roles that share the preset's backbone share the model that replaces it
     for name, role in _ROLES.items():
         model = document["roles"][role]["model"]
         answers[name] = settled(
@@ -107,27 +110,26 @@ def _write(given: argparse.Namespace, *, asking: bool) -> Config:
     answers["embedder_url"] = settled("embedder_url", url if other else None)
     answers["embedder_dimension"] = settled("embedder_dimension", "" if other else None)
     here = "documents" if Path("documents").exists() else ""
-    named = given.documents or settled("documents", here).split(",")
+    named = options.documents or settled("documents", here).split(",")
     places = [Path(place.strip()).expanduser() for place in named if place.strip()]
     document["retrieval"]["documents"] = [
-        str(place) if place.is_absolute() else os.path.relpath(place, given.out.parent)
+        str(place) if place.is_absolute() else os.path.relpath(place, options.out.parent)
         for place in places
     ]
     _fill_roles(document, answers)
     _fill_embedder(document, answers)
     text = f"{tomlkit.dumps(document).rstrip()}\n".encode()
-    config = parse_config(text, given.out)
+    config = parse_config(text, options.out)
     for problem in problems(config):
-        raise BadConfig(f"{given.out} is not written: {problem}")
-    write_atomically(given.out, text)
+        raise BadConfig(f"{options.out} is not written: {problem}")
+    write_atomically(options.out, text)
     return config
 
 
 def _fill_roles(document: dict[str, Any], answers: Mapping[str, str]) -> None:
     if not re.fullmatch("[A-Z_][A-Z0-9_]*|", answers["key_env"]):
         raise BadConfig(
-            "--key-env: takes the name of an environment variable, in capitals, never "
-            "the key itself."
+            "--key-env: must name an environment variable, in capitals, never the key itself."
         )
     for name, role in _ROLES.items():
         table = document["roles"][role]
@@ -149,7 +151,7 @@ def _fill_embedder(document: dict[str, Any], answers: Mapping[str, str]) -> None
         document["engines"][table["engine"]]["path"] = model
     if model != table.get("model", "minilm"):
         for key in [key for key in table if key not in ("engine", "api_key_env")]:
-            del table[key]  # it was the other model's
+            del table[key]  # of the preset's model
     if model == "minilm":
         for key in list(table):
             del table[key]
@@ -162,7 +164,7 @@ def _fill_embedder(document: dict[str, Any], answers: Mapping[str, str]) -> None
     }
     table |= {key: answer for key, answer in wanted.items() if answer}
     if url and not url.startswith("https:"):
-        table.pop("api_key_env", None)  # no key goes over the open wire
+        table.pop("api_key_env", None)  # never send a key unencrypted
     elif answers["key_env"] and (url or "api_key_env" in table):
         table["api_key_env"] = answers["key_env"]
 

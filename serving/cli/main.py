@@ -16,50 +16,48 @@ from serving.logs import plain_tracebacks
 from serving.terminal import complain, visible_output
 
 _COMMANDS = {
-    "init": "write a config, by a few questions",
-    "check": "see whether a config works, and what a question costs",
-    "index": "build an index over a corpus",
+    "init": "write a config from answers to a few questions",
+    "check": "check whether a config works, and what a question costs",
+    "index": "build an index of documents",
     "serve": "run the gateway until stopped",
-    "ask": "ask a question, of a running gateway or of one started for it",
-    "table": "fill a table, of a running gateway or of one started for it",
+    "ask": "ask a question, of a running gateway or one started for it",
+    "table": "fill a table, by a running gateway or one started for it",
     "chat": "keep asking, in a terminal",
     "search": "search a running gateway's passages",
     "mcp": "let agents ask a running gateway (Model Context Protocol)",
-    "runs": "see, watch and cancel runs, and export their traces",
-    "usage": "tokens and cost, and whether the engines agree",
+    "runs": "list, show and cancel runs, and export their traces",
+    "usage": "show tokens and cost, and compare them with the engines",
     "keys": "say who may ask, and for what",
     "tenants": "say what each tenant may spend",
-    "versions": "versions of the executor: try, promote, roll back",
-    "store": "see whether everything that is stored is whole",
+    "versions": "try, promote and roll back versions of the executor",
+    "store": "check or copy the store",
     "retrieve": "run a retrieval server",
 }
 _MODULES = {"chat": "ask", "retrieve": "index", "keys": "accounts", "tenants": "accounts"}
-"""Of commands that share one; each has a function of the command's name, and is imported only
-when called.
+"""Modules that several commands share. A module has a function with the command's name, and is
+imported when that command is called.
 """
 _GROUP = "rolegate.commands"
-"""Entry points of packages above this one; each is a `main(argv)`, loaded only when called."""
+"""Entry points of packages above this one; each is a `main(argv)`, loaded when it is called."""
 _ABOVE = {
-    "sft": "train the executor from what was asked",
+    "sft": "train the executor on logged runs",
     "bench": "measure answers and what they cost",
 }
 
 
 def _silence_libraries() -> None:
-    """Close the standard error stream after all else: libraries in C++ report leaks of their
-    own when Python ends.
-    """
+    """Close the standard error stream last, because C++ libraries report leaks when Python ends."""
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @private_files()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status. Errors raised on purpose are printed in one line."""
+    """Run one command; return its exit status. Expected errors are printed as one line."""
     if arguments is None:
         atexit.register(_silence_libraries)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC's core prints beside our own errors
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core prints our errors too
     others = {point.name: point for point in entry_points(group=_GROUP)}
     parser = argparse.ArgumentParser(
         prog="rolegate",
@@ -73,9 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in sorted(others, key=[*_ABOVE, *others].index):
         commands.add_parser(name, help=_ABOVE.get(name, ""), add_help=False)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # whoever started this closed it
+        if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    if given[:1] == ["--version"]:  # looked up only now: it takes an installed package
+    if given[:1] == ["--version"]:  # needs an installed package
         print(f"rolegate {version('rolegate')}")
         return 0
     chosen, rest = parser.parse_known_args(given[:1])
@@ -91,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with visible_output():
             return int(command([*rest, *given[1:]]))
     except BrokenPipeError:
-        # The reader has seen enough; nothing more is written at the end.
+        # The reader has closed the pipe; write nothing more at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (RolegateError, OSError, UnicodeError) as error:

@@ -1,6 +1,4 @@
-"""`rolegate mcp`: let agents ask a running gateway and search its documents, over the Model
-Context Protocol.
-"""
+"""`rolegate mcp`: an MCP server, through which agents ask a running gateway."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,29 +15,34 @@ from rolegate.client.text import place
 from rolegate.v1 import evidence_pb2
 
 from router.edge.rendering import CitedAnswer, answer_from_proto, event_line, table_from_proto
-from serving.cli.options import add_connection, connection, new_parser, timeout
+from serving.cli.command import parse
+from serving.cli.options import ConnectionOptions, Seconds, connection
 from serving.retrieval.services import MAX_TOP_K
 
-_SETTING = """\
-Start a gateway with `rolegate serve`, and put this into the client's configuration:
-
-{"mcpServers": {"rolegate": {
-  "command": "rolegate", "args": ["mcp", "--address", "127.0.0.1:50551"]
-}}}
-
-The standard output carries the protocol, the standard error stream the log."""
 _NONE: list[list[str]] = []
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
+class MCPOptions(ConnectionOptions, frozen=True):
+    """Let agents ask a running gateway and search its documents, over the Model Context Protocol.
+
+    Start a gateway with `rolegate serve`, and put this into the client's configuration:
+
+    {"mcpServers": {"rolegate": {
+      "command": "rolegate", "args": ["mcp", "--address", "127.0.0.1:50551"]
+    }}}
+
+    The standard output carries the protocol, the standard error stream the log.
+    """
+
+    timeout: Seconds = 120.0
+    """End a question or a search after this time; tables may take half an hour."""
+
+
 def mcp(arguments: Sequence[str]) -> int:
     """Serve MCP on the standard streams until the standard input ends."""
-    parser = new_parser("mcp", __doc__, _SETTING)
-    add_connection(parser)
-    what = "of a call, but for tables (default: 120)"
-    parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help=what)
-    given = parser.parse_args(arguments)
-    asyncio.run(_serve(connection(given), given.timeout))
+    options = parse(MCPOptions, "mcp", arguments)
+    asyncio.run(_serve(connection(options, options.address), options.timeout))
     return 0
 
 
@@ -49,8 +52,8 @@ async def _serve(to: Connection, timeout_s: float) -> None:
 
 
 def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
-    """The server, with the tools `ask`, `table` and `search` of a gateway. What it refuses is a
-    tool's error.
+    """Return a server with the tools `ask`, `table` and `search` of a gateway. A refusal of the
+    gateway is a tool's error.
     """
     server = MCPServer("rolegate", version=version("rolegate"), log_level="WARNING")
 
@@ -59,7 +62,7 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         question: Annotated[str, Field(description="One self-contained question, in plain words.")],
         context: Context[Any, Any],
     ) -> CallToolResult:
-        """Answer a question from the indexed documents, by several searches if need be, with
+        """Answer a question from the indexed documents, by several searches if necessary, with
         its sources.
         """
         try:
@@ -79,7 +82,7 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         rows: Annotated[
             list[list[str]], Field(description="Known rows; their empty cells are looked for.")
         ] = _NONE,
-        closed: Annotated[bool, Field(description="There are no rows besides these.")] = False,
+        closed: Annotated[bool, Field(description="Look for no other rows than these.")] = False,
     ) -> CallToolResult:
         """List all of a kind from the indexed documents, with values for each, as a table with
         its sources.
@@ -117,7 +120,7 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
 
 
 async def _followed(stream: AsyncStream[Any], context: Context[Any, Any]) -> Any:
-    """Tell what happens on the way; what it comes to."""
+    """Report a stream's events as progress; return its last event's content."""
     async with stream as events:
         async for event in events:
             if line := event_line(event):

@@ -1,11 +1,11 @@
-"""`rolegate runs`: what became of the runs of a running gateway."""
+"""`rolegate runs`: runs of a running gateway."""
 
-import argparse
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from rich.console import Console
 from rolegate.client import Client, Stream
 from rolegate.client.requests import ANSWER_S, TABLE_S, SearchOptions
@@ -13,161 +13,181 @@ from rolegate.v1 import run_service_pb2 as pb
 
 from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
+from router.trace.run import RunKind, RunStatus
 from router.trace.turns import tool_sums
 from router.trace.values import TableRun, ToolCall
+from serving.cli.command import POSITIONAL, Command, exclusive, run_subcommand
+from serving.cli.grid import print_line
 from serving.cli.options import (
-    FORMATS,
-    add_command,
-    add_connection,
+    ConnectionOptions,
+    PeriodOptions,
+    Seconds,
     json_of,
-    new_parser,
     show_each,
-    time_argument,
-    timeout,
     with_client,
 )
 from serving.cli.table import TableView
 from serving.cli.tables import (
-    KINDS,
-    STATUSES,
     AnswerView,
     calls_table,
     feedback_line,
-    print_line,
     runs_table,
     tools_table,
     usage_table,
 )
 
 
+class ListOptions(PeriodOptions, frozen=True):
+    """List runs, the newest first."""
+
+    limit: Annotated[int, Meta(ge=1)] = 50
+    """Show at most this many runs."""
+    kind: RunKind | None = None
+    """Show one kind of runs only."""
+    status: RunStatus | None = None
+    """Show runs with this status only."""
+    unsupported: bool = False
+    """Show only answers that their evidence does not support."""
+    json: bool = False
+    """Print a line of JSON for each run."""
+
+
+class RunOptions(ConnectionOptions, frozen=True, kw_only=True):
+    """Options of commands on one run."""
+
+    run_id: Annotated[str, POSITIONAL]
+    """The run, as `runs list` shows it."""
+
+
+class JSONRunOptions(RunOptions, frozen=True):
+    """Options of commands on one run that print JSON on request."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+class ShowOptions(JSONRunOptions, frozen=True):
+    """Show what happened in a run.
+
+    Show sub-queries by round, reports with their evidence, calls, sums, and feedback.
+    """
+
+    prompts: bool = False
+    """Show what each model read and wrote, too."""
+    trace: bool = False
+    """Print everything that was said and found, as JSON."""
+
+
+class WatchOptions(JSONRunOptions, frozen=True):
+    """Show the events of an answer or a table, also after its end."""
+
+    after: int = 0
+    """Show only events after this event number."""
+
+
+class ResumeOptions(JSONRunOptions, frozen=True):
+    """Resume an interrupted answer or table.
+
+    Resume a run whose gateway was killed, from the last turn of each of its models. The run must be
+    at most an hour old, and the gateway that worked on it must be running again. What the run
+    spent before counts against its budget.
+    """
+
+    timeout: Seconds | None = None
+    """End the run after this time (default: 120, for tables 1800)."""
+
+
+class CancelOptions(RunOptions, frozen=True):
+    """Stop a run; a run that has ended stays as it is."""
+
+
+class FeedbackOptions(RunOptions, frozen=True):
+    """Say whether an answer was right, and store that with its run."""
+
+    good: Annotated[bool, exclusive("verdict")] = False
+    """The answer was right."""
+    bad: Annotated[bool, exclusive("verdict")] = False
+    """The answer was wrong."""
+    score: float | None = None
+    """Rate the answer from 0 to 1."""
+    right_answer: str = ""
+    """Give the right answer."""
+    comment: str = ""
+    """Add a comment."""
+
+
 def runs(arguments: Sequence[str]) -> int:
-    """One of the subcommands."""
+    """Run one of the subcommands."""
     if arguments[:1] == ["export"]:
-        from serving.cli.store import export  # it reads the store, with what that takes
+        from serving.cli.store import export  # it imports the database
 
         return export(arguments[1:])
-    given = _parser().parse_args(arguments)
-    return with_client(given, lambda client: int(given.work(client, given) or 0))
+    commands: dict[str, Command | str] = {
+        "list": Command(ListOptions, _list),
+        "show": Command(ShowOptions, _show),
+        "watch": Command(WatchOptions, _watch),
+        "resume": Command(ResumeOptions, _resume),
+        "cancel": Command(CancelOptions, _cancel),
+        "feedback": Command(FeedbackOptions, _feedback),
+        "export": "write runs with their traces, from the config's store",
+    }
+    return run_subcommand(
+        "runs",
+        "List, show and change the runs of a running gateway.",
+        commands,
+        arguments,
+        lambda work, options: with_client(options, lambda client: work(client, options)),
+    )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = new_parser("runs", __doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = add_command(
-        commands, "list", "the newest runs", "Lists runs, the newest first.", _list
+def _list(client: Client, options: ListOptions) -> None:
+    listed = client.runs(
+        tenant=options.tenant,
+        kind=options.kind,
+        status=options.status,
+        unsupported=options.unsupported,
+        start=options.since,
+        end=options.until,
     )
-    listing.add_argument(
-        "--limit", type=int, default=50, metavar="N", help="how many (default: 50)"
-    )
-    listing.add_argument("--kind", choices=KINDS, help="one kind only")
-    listing.add_argument("--status", choices=STATUSES, help="only those that stand so")
-    listing.add_argument(
-        "--unsupported",
-        action="store_true",
-        help="only answers that their evidence does not support",
-    )
-    listing.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
-    listing.add_argument(
-        "--until", type=time_argument, metavar="TIME", help="runs that started before"
-    )
-    listing.add_argument("--tenant", default="", help="one tenant's only")
-    what = (
-        "Shows a run: sub-queries by round, reports and their evidence, calls and sums, and "
-        "the feedback on it."
-    )
-    show = add_command(commands, "show", "one run", what, _show)
-    show.add_argument(
-        "--prompts", action="store_true", help="show what each model read and wrote, too"
-    )
-    show.add_argument(
-        "--trace", action="store_true", help="print all that was said and found, as JSON"
-    )
-    what = "Shows what happens in one, also after its end."
-    watch = add_command(commands, "watch", "what happens in an answer or a table", what, _watch)
-    watch.add_argument(
-        "--after", type=int, default=0, metavar="N", help="only what came after event number N"
-    )
-    what = """Goes on with a run whose gateway was killed, from the last turn of each of its models:
-    one of the last hour, at the gateway that worked on it, started anew since. What was spent
-    before counts against its budget."""
-    resume = add_command(
-        commands, "resume", "go on with an interrupted answer or table", what, _resume
-    )
-    what = f"deadline (default: {ANSWER_S:g}, of tables {TABLE_S:g})"
-    resume.add_argument("--timeout", type=timeout, metavar="SECONDS", help=what)
-    cancel = add_command(
-        commands, "cancel", "stop a run", "Stops a run; one that has ended stays as it is.", _cancel
-    )
-    what = "Keeps your opinion beside a run."
-    feedback = add_command(commands, "feedback", "say what became of an answer", what, _feedback)
-    verdict = feedback.add_mutually_exclusive_group()
-    verdict.add_argument(
-        "--good", dest="accepted", action="store_const", const=True, help="it was right"
-    )
-    verdict.add_argument(
-        "--bad", dest="accepted", action="store_const", const=False, help="it was wrong"
-    )
-    feedback.add_argument("--score", type=float, help="from 0 to 1")
-    feedback.add_argument(
-        "--right-answer", default="", metavar="TEXT", help="what it should have been"
-    )
-    feedback.add_argument("--comment", default="", metavar="TEXT", help="whatever there is to say")
-    for command in (show, watch, resume, cancel, feedback):
-        command.add_argument("run_id", metavar="RUN_ID", help="as `runs list` shows it")
-    for command in (listing, show, watch, resume):
-        command.add_argument("--json", action="store_true", help="print JSON")
-    for command in (listing, show, watch, resume, cancel, feedback):
-        add_connection(command)
-    commands.add_parser(
-        "export", add_help=False, help="write runs with their traces, from the config's store"
-    )
-    return parser
+    runs = list(islice(listed, options.limit))
+    show_each(runs, lambda: runs_table(runs), as_json=options.json)
 
 
-def _list(client: Client, given: argparse.Namespace) -> None:
-    if given.limit < 1:
-        raise BadRequest(f"--limit {given.limit}: must be at least 1.")
-    wanted = client.runs(
-        tenant=given.tenant,
-        kind=given.kind,
-        status=given.status,
-        unsupported=given.unsupported,
-        start=given.since,
-        end=given.until,
-    )
-    runs = list(islice(wanted, given.limit))
-    show_each(runs, lambda: runs_table(runs), as_json=given.json)
-
-
-def _show(client: Client, given: argparse.Namespace) -> None:
-    found = client.run(given.run_id, trace=given.trace or not given.json)
-    if given.trace:
-        print(found.trace_json)
-    elif given.json:
-        print(json_of(found))
+def _show(client: Client, options: ShowOptions) -> None:
+    details = client.run(options.run_id, trace=options.trace or not options.json)
+    if options.trace:
+        print(details.trace_json)
+    elif options.json:
+        print(json_of(details))
     else:
-        console = Console()
-        console.print(runs_table([found.run]))
-        for name, text in (("request", found.run.request), ("output", found.output)):
-            if text:
-                console.print(f"{name}: {text}", markup=False, highlight=False)
-        trace = msgspec.json.decode(found.trace_json, type=Run)
-        _show_trace(console, trace, prompts=given.prompts)
-        for feedback in found.feedback:
-            console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
-        if found.calls:
-            console.print(calls_table(found.calls))
-        if tools := tool_sums(trace):
-            console.print(tools_table(tools))
-        table = (
-            client.get_table(given.run_id) if trace.kind == "table" and not trace.redacted else None
-        )
-        if table and table.columns:
-            TableView(console, console, as_json=False).show(table)
-        elif found.calls:
-            console.print(usage_table(found.usage))
-        if found.error:
-            console.print(found.error, style="red", markup=False, highlight=False)
+        _show_details(client, details, prompts=options.prompts)
+
+
+def _show_details(client: Client, details: pb.GetRunResponse, *, prompts: bool) -> None:
+    console = Console()
+    console.print(runs_table([details.run]))
+    for name, text in (("request", details.run.request), ("output", details.output)):
+        if text:
+            console.print(f"{name}: {text}", markup=False, highlight=False)
+
+    trace = msgspec.json.decode(details.trace_json, type=Run)
+    _show_trace(console, trace, prompts=prompts)
+    for feedback in details.feedback:
+        console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
+
+    if details.calls:
+        console.print(calls_table(details.calls))
+    if tools := tool_sums(trace):
+        console.print(tools_table(tools))
+    table = None
+    if trace.kind == "table" and not trace.redacted:
+        table = client.get_table(details.run.run_id)
+    if table and table.columns:
+        TableView(console, console, as_json=False).show(table)
+    elif details.calls:
+        console.print(usage_table(details.usage))
+    if details.error:
+        console.print(details.error, style="red", markup=False, highlight=False)
 
 
 def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
@@ -175,19 +195,19 @@ def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
     and wrote.
     """
     match run.result:
-        case Trajectory() as found:
+        case Trajectory() as trajectory:
             first = 1
-            for number, count in enumerate(found.rounds):
+            for number, count in enumerate(trajectory.rounds):
                 print_line(console, f"round {number + 1}")
-                for index, execution in enumerate(found.block(number), first):
+                for index, execution in enumerate(trajectory.block(number), first):
                     _show_execution(console, execution, str(index), prompts=prompts)
                 first += count
-            if prompts and found.delegation:
+            if prompts and trajectory.delegation:
                 print_line(console, "delegation")
-                _show_messages(console, found.delegation, 2)
-            if prompts and found.answering:
+                _show_messages(console, trajectory.delegation, 2)
+            if prompts and trajectory.answering:
                 print_line(console, "answer")
-                _show_call(console, found.answering, 2)
+                _show_call(console, trajectory.answering, 2)
         case TableRun() as table:
             for index, execution in enumerate(table.executions, 1):
                 _show_execution(console, execution, str(index), prompts=prompts)
@@ -201,34 +221,35 @@ def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
 
 
 def _show_execution(console: Console, execution: Execution, number: str, *, prompts: bool) -> None:
-    """Print an execution, and inside of a manager's those of its workers."""
+    """Print an execution, and inside a manager's execution those of its workers."""
     report = execution.report
     if execution.before:
         _show_execution(console, execution.before, number, prompts=prompts)
-    said = execution.outcome.replace("_", " ") if execution.failed else report.answer
-    said += f" ({execution.manager})" if execution.manager else ""
-    print_line(console, f"{number}. {execution.sub_query} → {said}", 2, "bold")
-    for at, worker in enumerate(execution.work.executions if execution.work else (), 1):
-        _show_execution(console, worker, f"{number}.{at}", prompts=prompts)
+
+    result = execution.outcome.replace("_", " ") if execution.failed else report.answer
+    manager = f" ({execution.manager})" if execution.manager else ""
+    print_line(console, f"{number}. {execution.sub_query} → {result}{manager}", 2, "bold")
+    workers = execution.work.executions if execution.work else ()
+    for worker_number, worker in enumerate(workers, 1):
+        _show_execution(console, worker, f"{number}.{worker_number}", prompts=prompts)
+
     for search in execution.searches:
-        did = "searched"
-        found = ", ".join(passage.title for passage in search.shown) or "nothing found"
+        action = "searched"
+        titles = ", ".join(passage.title for passage in search.shown) or "nothing found"
         if isinstance(call := search.call, ToolCall):
-            did = f"called {call.server} in {call.duration_s:.1f} s"
-            found = call.error or found
-        print_line(console, f"{did} “{search.query}”: {found}", 5)
+            action = f"called {call.server} in {call.duration_s:.1f} s"
+            titles = call.error or titles
+        print_line(console, f"{action} “{search.query}”: {titles}", 5)
     for point, citations in zip(report.evidence, execution.citations(report.evidence), strict=True):
         places = ", ".join(citation.passage_id for citation in citations)
         print_line(console, f"“{point}” ({places or 'in no passage'})", 5, "cyan")
     if prompts:
-        main = execution.work.delegation if execution.work else None
-        _show_messages(console, main or execution.conversation, 5)
+        delegation = execution.work.delegation if execution.work else None
+        _show_messages(console, delegation or execution.conversation, 5)
 
 
 def _show_messages(console: Console, conversation: Conversation, indent: int) -> None:
-    """Print the messages; in conversations of several turns, what the model wrote stands among
-    them.
-    """
+    """Print the messages, among them the model's own turns."""
     for message in conversation.messages:
         print_line(console, f"[{message.role}] {message.content}", indent, "dim")
 
@@ -240,61 +261,55 @@ def _show_call(console: Console, conversation: Conversation, indent: int) -> Non
         print_line(console, f"[assistant] {output.text}", indent, "dim")
 
 
-def _watch(client: Client, given: argparse.Namespace) -> None:
-    _follow(
-        client, given, client.watch(given.run_id, given.after), of_table=_is_table(client, given)
-    )
+def _watch(client: Client, options: WatchOptions) -> None:
+    events = client.watch(options.run_id, options.after)
+    _follow(client, events, is_table=_is_table(client, options), as_json=options.json)
 
 
-def _resume(client: Client, given: argparse.Namespace) -> None:
-    resumed = SearchOptions(resume_run_id=given.run_id)
-    of_table = _is_table(client, given)
-    if of_table:
-        events: Stream[Any] = client.stream_table("", (), (), given.timeout or TABLE_S, **resumed)
+def _resume(client: Client, options: ResumeOptions) -> None:
+    resumed = SearchOptions(resume_run_id=options.run_id)
+    is_table = _is_table(client, options)
+    if is_table:
+        timeout = options.timeout or TABLE_S
+        events: Stream[Any] = client.stream_table("", (), (), timeout, **resumed)
     else:
-        events = client.stream("", given.timeout or ANSWER_S, **resumed)
-    _follow(client, given, events, of_table=of_table)
+        events = client.stream("", options.timeout or ANSWER_S, **resumed)
+    _follow(client, events, is_table=is_table, as_json=options.json)
 
 
-def _is_table(client: Client, given: argparse.Namespace) -> bool:
-    return client.run(given.run_id).run.kind == pb.RUN_KIND_TABLE
+def _is_table(client: Client, options: RunOptions) -> bool:
+    return client.run(options.run_id).run.kind == pb.RUN_KIND_TABLE
 
 
-def _follow(
-    client: Client, given: argparse.Namespace, events: Stream[Any], *, of_table: bool
-) -> None:
-    """Show what happens in a run, and what it comes to."""
+def _follow(client: Client, events: Stream[Any], *, is_table: bool, as_json: bool) -> None:
+    """Show the events of a run, then its result."""
     out = Console()
-    progress = Console(stderr=True, quiet=given.json)
-    if of_table:
-        table = TableView(out, progress, as_json=given.json, events=True)
+    progress = Console(stderr=True, quiet=as_json)
+    if is_table:
+        table = TableView(out, progress, as_json=as_json, events=True)
         table.show(client.whole(table.follow(events)))
     else:
-        view = AnswerView(out, progress, stream=True, as_json=given.json)
+        view = AnswerView(out, progress, stream=True, as_json=as_json)
         view.show(view.follow(events))
 
 
-def _cancel(client: Client, given: argparse.Namespace) -> None:
-    if client.run(given.run_id).run.status == pb.RUN_STATUS_RUNNING:
-        client.cancel(given.run_id)
-        print(f"told {given.run_id} to stop")
+def _cancel(client: Client, options: CancelOptions) -> None:
+    if client.run(options.run_id).run.status == pb.RUN_STATUS_RUNNING:
+        client.cancel(options.run_id)
+        print(f"{options.run_id} is being stopped")
     else:
-        print(f"{given.run_id} has ended already")
+        print(f"{options.run_id} has ended already")
 
 
-def _feedback(client: Client, given: argparse.Namespace) -> None:
-    if (
-        given.accepted is None
-        and given.score is None
-        and not given.right_answer
-        and not given.comment
-    ):
-        raise BadRequest("say --good or --bad, or give --score, --right-answer or --comment.")
-    noted = client.feedback(
-        given.run_id,
-        accepted=given.accepted,
-        score=given.score,
-        right_answer=given.right_answer,
-        comment=given.comment,
+def _feedback(client: Client, options: FeedbackOptions) -> None:
+    rated = options.good or options.bad or options.score is not None
+    if not (rated or options.right_answer or options.comment):
+        raise BadRequest("give --good, --bad, --score, --right-answer or --comment.")
+    name = client.feedback(
+        options.run_id,
+        accepted=options.good if options.good or options.bad else None,
+        score=options.score,
+        right_answer=options.right_answer,
+        comment=options.comment,
     )
-    print(f"noted as {noted}")
+    print(f"stored as {name}")

@@ -1,43 +1,42 @@
 """`rolegate search`: passages of a running gateway's index that are nearest to a query."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
+from msgspec import Meta
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 from rolegate.client import Client
 from rolegate.client.text import place
 
-from serving.cli.options import add_connection, json_of, new_parser, with_client
+from serving.cli.command import POSITIONAL, parse
+from serving.cli.options import JSONConnectionOptions, json_of, with_client
+
+
+class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
+    """Search a running gateway's index; print the nearest passages, best first."""
+
+    query: Annotated[str, POSITIONAL]
+    """Search for this text."""
+    top_k: Annotated[int, Meta(extra={"metavar": "K"})] = 0
+    """Print this many passages (0: the gateway's default)."""
 
 
 def search(arguments: Sequence[str]) -> int:
     """Print the passages, best first."""
-    parser = new_parser("search", __doc__)
-    parser.add_argument("query", metavar="QUERY", help="what to look for, in words")
-    parser.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="passages (default: the gateway's number)"
-    )
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each passage")
-    add_connection(parser)
-    given = parser.parse_args(arguments)
-    return with_client(
-        given, lambda client: _show(client, given.query, given.top_k, as_json=given.json)
-    )
+    options = parse(SearchOptions, "search", arguments)
+    return with_client(options, lambda client: _show(client, options))
 
 
-def _show(client: Client, query: str, top_k: int, *, as_json: bool) -> int:
+def _show(client: Client, options: SearchOptions) -> None:
     console = Console()
-    for passage in client.search(query, top_k):
-        if as_json:
+    for passage in client.search(options.query, options.top_k):
+        if options.json:
             print(json_of(passage))
             continue
-        console.print(
-            Text.assemble(
-                f"{passage.score:.3f} ",
-                (passage.title, "bold"),
-                (f" ({place(passage.document or passage.passage_id, passage.page)})", "dim"),
-            )
-        )
+
+        source = place(passage.document or passage.passage_id, passage.page)
+        title = (passage.title, "bold")
+        console.print(Text.assemble(f"{passage.score:.3f} ", title, (f" ({source})", "dim")))
         console.print(Padding(Text(passage.text), (0, 0, 1, 6)))
-    return 0

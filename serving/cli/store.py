@@ -1,8 +1,5 @@
-"""`rolegate store` and `rolegate runs export`: see whether the store is whole, and write its runs
-into a file that `datasets.load_dataset` reads.
-"""
+"""`rolegate store` and `rolegate runs export`: check and copy the store, and export its runs."""
 
-import argparse
 import asyncio
 import signal
 import sys
@@ -10,9 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 from rich.console import Console
 from rich.progress import SpinnerColumn, TextColumn
 
@@ -23,15 +21,9 @@ from router.store.check import Checked, Problem, check
 from router.store.database import sqlite_file
 from router.trace.export import ExportRow, agent_trajectories, export_row
 from router.trace.run import RunKind, right_answers
-from serving.cli.options import (
-    FORMATS,
-    add_command,
-    add_config,
-    chosen_file,
-    json_of,
-    new_parser,
-    time_argument,
-)
+from serving.cli.command import POSITIONAL, Command, parse, run_subcommand
+from serving.cli.grid import counted
+from serving.cli.options import ConfigOptions, JSONConfigOptions, Time, json_of
 from serving.config.file import read_config
 from serving.files import replacing
 from serving.json_lines import Write, json_lines
@@ -41,61 +33,66 @@ from serving.terminal import progress_bar
 
 @asynccontextmanager
 async def opened_store(
-    given: argparse.Namespace,
+    config: Path,
     *,
     make: bool = False,
     on_missing: Callable[[list[int]], None] = lambda _numbers: None,
 ) -> AsyncIterator[Database]:
-    """Open the store of the config that the options name, whatever else is wrong in the config.
-    `on_missing`: as for `opened`. Raises `BadConfig`, also where there is no store yet, unless
-    `make` allows to create it.
+    """Open the store that a config file names, even if the config has other problems. `make`:
+    create a store that does not exist. `on_missing`: as for `opened`. Raises `BadConfig`.
     """
-    url = read_config(chosen_file(given)).server.store
+    url = read_config(config).server.store
     if not make and (file := sqlite_file(url)) and not (file.exists() and file.stat().st_size):
         raise BadConfig(
-            f"server.store: {file} is {'empty' if file.exists() else 'not there'}; "
-            "`rolegate serve` makes it."
+            f"server.store: {file} {'is empty' if file.exists() else 'does not exist'}; "
+            "`rolegate serve` creates it."
         )
     async with opened(url, on_missing) as database:
         yield database
 
 
-_CHECK = """Looks at everything that is stored: whether the database is whole, and every trace can
-be read and says the same as the run and the calls that are booked. A gateway may go on writing
-meanwhile."""
+class CheckStoreOptions(JSONConfigOptions, frozen=True):
+    """Verify the integrity of the store.
+
+    Check the database itself, that every trace can be read, and that it agrees with the run and
+    its booked calls. A gateway may keep writing meanwhile.
+    """
 
 
-_BACKUP = """Copies a SQLite store, with everything that was acknowledged by now, into one file that
-opens by itself. A gateway may go on writing meanwhile. PostgreSQL has pg_dump."""
+class BackupOptions(ConfigOptions, frozen=True, kw_only=True):
+    """Copy a SQLite store into one file.
+
+    The copy holds everything that was acknowledged by now, and opens by itself. A gateway may keep
+    writing meanwhile. For PostgreSQL use pg_dump.
+    """
+
+    file: Annotated[Path, POSITIONAL]
+    """Write this file, which must not exist."""
 
 
 def store(arguments: Sequence[str]) -> int:
-    """`rolegate store check` and `backup`; 1 where something is wrong."""
-    parser = new_parser("store", "Sees whether the store is whole.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    checking = add_command(commands, "check", "verify integrity", _CHECK)
-    add_config(checking)
-    checking.add_argument("--json", action="store_true", help="print what was found as JSON")
-    backing = add_command(commands, "backup", "copy it into one file", _BACKUP)
-    backing.add_argument("file", type=Path, metavar="FILE", help="which is not there yet")
-    add_config(backing)
-    given = parser.parse_args(arguments)
+    """Check or copy the store; return 1 if something is wrong in it."""
+    commands = {
+        "check": Command(CheckStoreOptions, _check),
+        "backup": Command(BackupOptions, lambda options: asyncio.run(_back_up(options))),
+    }
+    return run_subcommand("store", "Check or copy the store.", commands, arguments)
+
+
+def _check(options: CheckStoreOptions) -> int:
     errors_only()
-    if given.command == "backup":
-        asyncio.run(_back_up(given))
-        return 0
-    checked = asyncio.run(_checked(given))
-    if given.json:
+    checked = asyncio.run(_checked(options.config))
+    if options.json:
         print(json_of(checked))
     else:
         _show_checked(checked, Console(soft_wrap=True))
-    return 1 if checked.problems else 0
+    return int(bool(checked.problems))
 
 
-async def _checked(given: argparse.Namespace) -> Checked:
+async def _checked(config: Path) -> Checked:
     stopped = Event()
     missing = list[int]()
-    async with opened_store(given, on_missing=missing.extend) as database:
+    async with opened_store(config, on_missing=missing.extend) as database:
         with progress_bar() as bar:
             task = bar.add_task("checking runs", total=None)
 
@@ -108,43 +105,47 @@ async def _checked(given: argparse.Namespace) -> Checked:
                 checked = await check(database, on_progress)
             finally:
                 stopped.set()
-    lost = [
+    checked.problems[:0] = [
         Problem("log", f"segment {number} is missing: the runs that only it held are lost")
         for number in missing
     ]
-    checked.problems[:0] = lost
     return checked
 
 
-async def _back_up(given: argparse.Namespace) -> None:
-    if given.file.exists():
-        raise BadConfig(f"{given.file}: is there already; name another file.")
-    if not given.file.parent.is_dir():
-        raise BadConfig(f"{given.file}: {given.file.parent} is no folder; make it first.")
-    async with opened_store(given) as database:
+async def _back_up(options: BackupOptions) -> None:
+    errors_only()
+    file = options.file
+    if file.exists():
+        raise BadConfig(f"{file}: exists already; name another file.")
+    if not file.parent.is_dir():
+        raise BadConfig(f"{file}: the folder {file.parent} does not exist; create it first.")
+    async with opened_store(options.config) as database:
         with (
-            replacing(given.file) as unfinished,
+            replacing(file) as unfinished,
             progress_bar(SpinnerColumn(), TextColumn("copying")) as bar,
         ):
             bar.add_task("", total=None)
             await database.copy(unfinished)
-    print(f"{given.file}: {given.file.stat().st_size:,} bytes")
+    print(f"{file}: {file.stat().st_size:,} bytes")
 
 
 def _show_checked(checked: Checked, console: Console) -> None:
     for problem in checked.problems:
         console.out(f"{problem.where}: {problem.what}", highlight=False)
-    looked_at = (
-        f"schema {checked.schema}, {checked.runs} runs, {checked.calls} calls and their references"
+
+    verdict = "all is well" if checked.runs else "all is well, but nothing is stored yet"
+    if checked.problems:
+        verdict = counted(len(checked.problems), "problem")
+    runs = counted(checked.runs, "run")
+    calls = counted(checked.calls, "call")
+    console.out(
+        f"schema {checked.schema}, {runs}, {calls} and their references: {verdict}",
+        highlight=False,
     )
-    count = len(checked.problems)
-    well = "all is well" if checked.runs else "all is well, but nothing is stored yet"
-    found = f"{count} problem{'s' * (count != 1)}" if count else well
-    console.out(f"{looked_at}: {found}", highlight=False)
 
 
 _GROUP_CHARS = 32_000_000
-"""Of the traces of a row group, which is held in memory."""
+"""Characters of traces in a row group, which is held in memory."""
 
 
 @contextmanager
@@ -189,87 +190,92 @@ EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
     ".jsonl": json_lines,
     ".parquet": _parquet,
 }
-"""What opens a new file to be written row by row, by the end of its name."""
+"""Writers of new files, by suffix."""
+
+
+class ExportOptions(ConfigOptions, frozen=True, kw_only=True):
+    """Write runs with their traces into a file that `datasets.load_dataset` reads."""
+
+    out: Annotated[Path, Meta(extra={"metavar": "FILE"})]
+    """Write this file: FILE.jsonl or FILE.parquet."""
+    purpose: Literal["rl"] | None = msgspec.field(default=None, name="for")
+    """rl: write each agent of answers with the reward of its run, if it may train."""
+    force: bool = False
+    """Replace a file that exists."""
+    tenant: str | None = None
+    """Write one tenant's runs only."""
+    training: bool = False
+    """Leave out tenants whose runs must not train."""
+    kind: RunKind | None = None
+    """Write one kind of runs only."""
+    since: Time | None = None
+    """Start at this time: 2026-11-21, 2026-11-21T10:00 (UTC by default), 7d or 12h ago."""
+    until: Time | None = None
+    """End before this time."""
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Export; status 0 where the file is written."""
-    parser = new_parser(
-        "runs export",
-        "Writes runs with their traces into a file that `datasets.load_dataset` reads.",
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="FILE.jsonl or FILE.parquet"
-    )
-    what = (
-        "rl: answers only, a line for each agent, with the run's reward; of no tenant whose "
-        "runs must not train"
-    )
-    parser.add_argument("--for", dest="purpose", choices=("rl",), help=what)
-    parser.add_argument("--force", action="store_true", help="replace a file that is there already")
-    parser.add_argument("--tenant", metavar="NAME", help="one tenant's only")
-    parser.add_argument(
-        "--training", action="store_true", help="leave out tenants whose runs must not train"
-    )
-    parser.add_argument("--kind", choices=get_args(RunKind), help="one kind only")
-    parser.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
-    parser.add_argument(
-        "--until", type=time_argument, metavar="TIME", help="runs that started before"
-    )
-    add_config(parser)
-    given = parser.parse_args(arguments)
+    """Export runs into a file."""
+    options = parse(ExportOptions, "runs export", arguments)
     errors_only()
-    endings = [".jsonl"] if given.purpose else list(EXPORTS)
-    if given.out.suffix not in endings:
-        raise BadConfig(f"--out {given.out}: name a file that ends in {' or '.join(endings)}.")
-    if not given.out.parent.is_dir():
-        raise BadConfig(
-            f"--out {given.out}: the folder {given.out.parent} is not there; make it first."
-        )
-    if given.out.is_dir():
-        raise BadConfig(f"--out {given.out}: is a folder; name a file.")
-    if given.out.exists() and not given.force:
-        raise BadConfig(f"--out {given.out}: is there already; --force replaces it.")
-    # And leave nothing behind
+    _check_out(options)
+    # On SIGTERM, exit in the usual way, which removes the unfinished file
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
-        runs = asyncio.run(_export(given))
+        runs = asyncio.run(_export(options))
     except OSError as error:
         raise BadConfig(
-            f"--out {given.out}: cannot be written: {error.strerror or error}."
+            f"--out {options.out}: cannot be written: {error.strerror or error}."
         ) from error
     finally:
         signal.signal(signal.SIGTERM, before)
-    print(f"{given.out}: {runs} runs")
+    print(f"{options.out}: {counted(runs, 'run')}")
     return 0
 
 
-async def _export(given: argparse.Namespace) -> int:
-    """Write the runs; the number of them."""
-    wanted = RunFilter(
-        tenant=given.tenant,
-        kind="answer" if given.purpose else given.kind,
-        start=given.since and given.since.timestamp(),
-        end=given.until and given.until.timestamp(),
-        training=given.training or given.purpose is not None,
+def _check_out(options: ExportOptions) -> None:
+    """Raise `BadConfig` if the file cannot be written."""
+    out = options.out
+    suffixes = [".jsonl"] if options.purpose else list(EXPORTS)
+    problem = ""
+    if out.suffix not in suffixes:
+        problem = f"name a file that ends in {' or '.join(suffixes)}."
+    elif not out.parent.is_dir():
+        problem = f"the folder {out.parent} does not exist; create it first."
+    elif out.is_dir():
+        problem = "is a folder; name a file."
+    elif out.exists() and not options.force:
+        problem = "exists already; --force replaces it."
+    if problem:
+        raise BadConfig(f"--out {out}: {problem}")
+
+
+async def _export(options: ExportOptions) -> int:
+    """Write the runs; return their number."""
+    run_filter = RunFilter(
+        tenant=options.tenant,
+        kind="answer" if options.purpose else options.kind,
+        start=options.since.timestamp() if options.since else None,
+        end=options.until.timestamp() if options.until else None,
+        training=options.training or options.purpose is not None,
     )
     columns = SpinnerColumn(), TextColumn("exporting: {task.completed} runs")
     runs = 0
-    async with opened_store(given) as database:
+    async with opened_store(options.config) as database:
         with (
-            replacing(given.out) as unfinished,
+            replacing(options.out) as unfinished,
             progress_bar(*columns) as bar,
-            EXPORTS[given.out.suffix](unfinished) as write,
+            EXPORTS[options.out.suffix](unfinished) as write,
         ):
             task = bar.add_task("", total=None)
-            async for told in SQLArchive(database).export(wanted):
-                rows: list[msgspec.Struct] = [export_row(told.run, told.feedback)]
-                if given.purpose:
-                    rows[:] = agent_trajectories(told.run, right_answers(told.feedback))
+            async for record in SQLArchive(database).export(run_filter):
+                rows: list[msgspec.Struct] = [export_row(record.run, record.feedback)]
+                if options.purpose:
+                    rows[:] = agent_trajectories(record.run, right_answers(record.feedback))
                 for row in rows:
                     write(row)
                 runs += bool(rows)
                 bar.update(task, completed=runs)
             if not runs:  # `load_dataset` cannot read a file without rows
-                raise BadRequest(f"--out {given.out}: not written, as there are no such runs.")
+                raise BadRequest(f"--out {options.out}: not written, as no run matches.")
     return runs

@@ -1,15 +1,13 @@
-"""`rolegate table`: fill a table over gRPC, and show how its rows come about.
-
-Without --address a gateway is started for the table and stopped after it. Ctrl-C cancels the run,
-which keeps what it found.
-"""
+"""`rolegate table`: fill a table over gRPC, and show how its rows come about."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
+from typing import Annotated
 
+from msgspec import Meta
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -20,10 +18,13 @@ from rolegate.client.requests import TABLE_S, TableOptions, TableTopologyName
 from rolegate.client.table import parse_columns, rival_line
 from rolegate.v1 import table_service_pb2 as pb
 
-from serving.cli.ask import add_gateway, add_terms, reached, terms
+from router.errors import BadConfig
+from serving.cli.ask import TermsOptions, reached, terms
+from serving.cli.command import POSITIONAL, parse
 from serving.cli.given_rows import GivenRows, read_given_rows
-from serving.cli.options import json_of, new_parser
-from serving.cli.tables import new_table, print_line, usage_table, word
+from serving.cli.grid import counted, new_table, print_line
+from serving.cli.options import Seconds, json_of
+from serving.cli.tables import usage_table, word
 from serving.files import write_atomically
 from serving.logs import errors_only
 from serving.terminal import complain
@@ -31,92 +32,91 @@ from serving.terminal import complain
 _FILES = (".md", ".csv", ".tsv", ".xlsx", ".json")
 _ABSENT = {pb.CELL_STATE_MISSING: "·", pb.CELL_STATE_NOT_FOUND: "not found"}
 _MARGIN = 8
-"""Lines of a terminal that rows on their way leave free."""
+"""Lines of the terminal that live rows leave free."""
 _EVERY_S = 10.0
+"""Pause between two progress lines outside of a terminal."""
+
+
+class FillOptions(TermsOptions, frozen=True, kw_only=True):
+    """Fill a table over gRPC, and show how its rows come about.
+
+    Without --address a gateway is started for the table and stopped after it. Ctrl-C cancels the
+    run, which keeps what it found.
+    """
+
+    question: Annotated[str, POSITIONAL]
+    """What the rows are, in plain words: "cities of Vorland"."""
+    columns: Annotated[str, Meta(extra={"metavar": "COLUMNS"})]
+    """Name columns, keys with *, types or choices after a colon: "city*, founded:integer"."""
+    rows: Annotated[Path, Meta(extra={"metavar": "FILE"})] | None = None
+    """Fill the empty cells of these rows (CSV or .xlsx); other columns are kept in --out."""
+    closed: bool = False
+    """Look for no other rows than those of --rows."""
+    max_rows: int = 0
+    """End with this many rows (0: the gateway's limit)."""
+    out: Annotated[Path, Meta(extra={"metavar": "FILE"})] | None = None
+    """Also write the table to a file: .md, .csv, .tsv, .xlsx or .json."""
+    sources: bool = False
+    """Add a column with the sources of each column to --out."""
+    timeout: Seconds = TABLE_S
+    """End the run after this time."""
+    topology: TableTopologyName | None = None
+    """Choose who fills it; all but wide are for comparison (docs/widesearch.md)."""
 
 
 def table(arguments: Sequence[str]) -> int:
     """Fill one table."""
-    parser = new_parser("table", __doc__)
-    parser.add_argument(
-        "question",
-        metavar="QUESTION",
-        help='what the rows are, in plain words: "cities of Vorland"',
-    )
-    what = (
-        'names, with * behind those of keys, and types or choices: "city*, founded:integer, '
-        'size:small|large"'
-    )
-    parser.add_argument("--columns", required=True, metavar="COLUMNS", help=what)
-    what = (
-        "known rows, CSV or .xlsx; their empty cells are asked for, and their other columns "
-        "kept in --out"
-    )
-    parser.add_argument("--rows", type=Path, metavar="FILE", help=what)
-    parser.add_argument(
-        "--closed", action="store_true", help="there are no rows besides those of --rows"
-    )
-    parser.add_argument(
-        "--max-rows",
-        type=int,
-        default=0,
-        metavar="N",
-        help="end with so many rows (0: as many as are allowed)",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"write it to a file too: {', '.join(_FILES)}"
-    )
-    parser.add_argument(
-        "--sources", action="store_true", help="add a column to --out for the sources of each"
-    )
-    add_gateway(parser, TABLE_S)
-    what = "who finds and writes it; all but wide are there to compare (docs/widesearch.md)"
-    add_terms(parser, "table", TableTopologyName, what)
-    given = parser.parse_args(arguments)
-    if given.out and given.out.suffix not in _FILES:
-        parser.error(f"--out {given.out}: give a name that ends in {', '.join(_FILES)}.")
-    if given.out and not given.out.parent.is_dir():
-        parser.error(f"--out {given.out}: there is no folder {given.out.parent}; make it first.")
-    try:
-        columns = parse_columns(given.columns)
-    except ValueError as error:
-        parser.error(f"--columns: {error}")
-    if not any(column.key for column in columns):
-        parser.error(
-            "--columns: none is a key, which tells rows apart; put a star behind its "
-            'name: "city*, founder".'
-        )
-    rows = read_given_rows(given.rows, columns) if given.rows else GivenRows()
+    options = parse(FillOptions, "table", arguments)
+    _check_out(options.out)
+    columns = _columns(options.columns)
+    rows = read_given_rows(options.rows, columns) if options.rows else GivenRows()
     errors_only()
-    progress = Console(stderr=True, quiet=given.json)
-    view = TableView(Console(), progress, as_json=given.json)
-    with reached(given, progress) as client:
+    progress = Console(stderr=True, quiet=options.json)
+    view = TableView(Console(), progress, as_json=options.json)
+    request_options = terms(options, TableOptions)
+    with reached(options, progress) as client:
         try:
-            options = terms(given, TableOptions)
-            found = client.whole(
-                view.follow(
-                    client.stream_table(
-                        given.question, columns, rows.values, given.timeout, **options
-                    )
-                )
+            stream = client.stream_table(
+                options.question, columns, rows.values, options.timeout, **request_options
             )
+            filled = client.whole(view.follow(stream))
         except GatewayError as error:
-            complain(f"rolegate: {_with_lines(str(error), given.rows, rows.lines)}")
+            complain(f"rolegate: {_with_lines(str(error), options.rows, rows.lines)}")
             return 1
-    view.show(found)
-    if given.out:
-        content = found.to_file(given.out.suffix, sources=given.sources, others=rows.others)
-        write_atomically(given.out, content)
+    view.show(filled)
+    if options.out:
+        content = filled.to_file(options.out.suffix, sources=options.sources, others=rows.others)
+        write_atomically(options.out, content)
     return 0
 
 
-def _with_lines(text: str, file: Path, lines: Sequence[int]) -> str:
-    """Return an error of the gateway with the lines of the file for its numbers of rows."""
-    return (
-        re.sub(r"\brows\[(\d{1,9})\]", lambda row: f"{file}, line {lines[int(row[1])]}", text)
-        if lines
-        else text
-    )
+def _check_out(out: Path | None) -> None:
+    """Raise `BadConfig` if no table can be written to `out`."""
+    if out and out.suffix not in _FILES:
+        raise BadConfig(f"--out {out}: name a file that ends in {', '.join(_FILES)}.")
+    if out and not out.parent.is_dir():
+        raise BadConfig(f"--out {out}: the folder {out.parent} does not exist; create it first.")
+
+
+def _columns(text: str) -> Sequence[pb.Column]:
+    """Parse the columns. Raises `BadConfig`."""
+    try:
+        columns = parse_columns(text)
+    except ValueError as error:
+        raise BadConfig(f"--columns: {error}") from None
+    if not any(column.key for column in columns):
+        raise BadConfig(
+            "--columns: no column is a key, which tells rows apart; put a star behind its name: "
+            '"city*, founder".'
+        )
+    return columns
+
+
+def _with_lines(text: str, file: Path | None, lines: Sequence[int]) -> str:
+    """Replace row numbers in an error of the gateway by lines of the file."""
+    if not lines:
+        return text
+    return re.sub(r"\brows\[(\d{1,9})\]", lambda row: f"{file}, line {lines[int(row[1])]}", text)
 
 
 class TableView:
@@ -125,7 +125,7 @@ class TableView:
     def __init__(
         self, out: Console, progress: Console, *, as_json: bool, events: bool = False
     ) -> None:
-        """`as_json` prints for programs; `events`: each event, and not the last one alone."""
+        """`as_json`: print for programs. `events`: print each event, not only the table."""
         self._out = out
         self._progress = progress
         self._as_json = as_json
@@ -135,8 +135,8 @@ class TableView:
         self._under_way: set[int] = set()
 
     def follow(self, stream: Stream[pb.StreamTableResponse]) -> pb.Table:
-        """Show rows as they change, outside of a terminal their number alone, to the end; the
-        table. Raises `GatewayError`.
+        """Show rows as they change, or, outside of a terminal, their count; return the table at the
+        end. Raises `GatewayError`.
         """
         due = monotonic()
         with (
@@ -169,19 +169,21 @@ class TableView:
                 self._rows[changed.row_id] = changed.row
 
     def _so_far(self) -> Group:
-        """The rows that have changed last, as many as there is room for."""
+        """Return the rows that changed last, as many as there is room for."""
         room = max(1, self._progress.height - _MARGIN)
         grid = _grid(self._columns, list(self._rows.values())[-room:])
         return Group(grid, self._count)
 
     @property
     def _count(self) -> str:
-        return f"{len(self._rows)} rows, {len(self._under_way)} sub-queries under way"
+        rows = counted(len(self._rows), "row")
+        sub_queries = f"{len(self._under_way)} sub-queries"
+        if len(self._under_way) == 1:
+            sub_queries = "1 sub-query"
+        return f"{rows}, {sub_queries} under way"
 
     def show(self, table: Table) -> None:
-        """Show the table: with what to check and what it cost, or, where the output is no
-        terminal, as Markdown.
-        """
+        """Show the table, its doubtful cells and its cost; outside of a terminal, as Markdown."""
         message = table.message
         if self._as_json:
             if not self._events:
@@ -195,29 +197,28 @@ class TableView:
             print_line(self._progress, line, style="yellow")
         if message.usage:
             self._progress.print(usage_table(message.usage))
-        known = message.completeness
+        completeness = message.completeness
         seconds = message.duration.seconds + message.duration.nanos / 1e9
-        more = f", about {known.estimated_rows} in all" if known.estimated_rows > known.rows else ""
+        estimated = ""
+        if completeness.estimated_rows > completeness.rows:
+            estimated = f", about {completeness.estimated_rows} in all"
+        summary = "no row was found"
+        if completeness.rows:
+            rows = counted(completeness.rows, "row")
+            summary = f"{rows}{estimated}, {completeness.fill_rate:.0%} filled"
         outcome = word(pb.TableOutcome, message.outcome)
-        rows = (
-            f"{known.rows} rows{more}, {known.fill_rate:.0%} filled"
-            if known.rows
-            else "no row was found"
-        )
-        print_line(
-            self._progress, f"{outcome}: {rows}; {message.run_id}, {seconds:.1f} s", style="dim"
-        )
+        line = f"{outcome}: {summary}; {message.run_id}, {seconds:.1f} s"
+        print_line(self._progress, line, style="dim")
 
 
 def _grid(columns: Sequence[pb.Column], rows: Sequence[pb.Row]) -> Grid:
-    grid = new_table(*(escape(column.name) for column in columns))
-    for row in rows:
-        grid.add_row(*map(_shown, row.cells))
-    return grid
+    names = [escape(column.name) for column in columns]
+    cells = [map(_shown, row.cells) for row in rows]
+    return new_table(names, cells, texts=len(names))
 
 
 def _shown(cell: pb.Cell) -> Text:
-    """The value of a cell; yellow where it should be checked."""
+    """Return the value of a cell, in yellow if it should be checked."""
     if not cell.value:
         return Text(_ABSENT.get(cell.state, ""), "dim")
     doubtful = (
@@ -230,9 +231,7 @@ def _shown(cell: pb.Cell) -> Text:
 
 
 def _not_stated(cell: pb.Cell) -> bool:
-    """True where no passage says the value of this row, though one may say it of another, from
-    which it was copied.
-    """
+    """Return whether no passage states the value for this row; one may state it of another row."""
     return cell.state != pb.CELL_STATE_GIVEN and cell.support in (
         pb.SUPPORT_VALUE_ONLY,
         pb.SUPPORT_UNSUPPORTED,
@@ -240,17 +239,21 @@ def _not_stated(cell: pb.Cell) -> bool:
 
 
 def _to_check(table: pb.Table) -> Sequence[str]:
-    """A line for each cell that sources disagree on, and one for each other kind of doubt."""
+    """Return a line for each cell on which sources disagree, and for each other kind of doubt."""
     lines = []
     doubts = Counter[str]()
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
-            doubts["are in no passage about their row"] += _not_stated(cell)
-            doubts["are not of their column's type"] += cell.mistyped
+            doubts["stated by no passage about the row"] += _not_stated(cell)
+            doubts["not of the column's type"] += cell.mistyped
             if rival := rival_line(cell):
                 given = "as given, but" if cell.contradicted else "or"
                 lines.append(f"{row.cells[0].value}, {column.name}: {cell.value}, {given} {rival}")
     return [
         *lines,
-        *(f"{number} values {doubt}: check them" for doubt, number in doubts.items() if number),
+        *(
+            f"{counted(number, 'value')} to check: {doubt}"
+            for doubt, number in doubts.items()
+            if number
+        ),
     ]

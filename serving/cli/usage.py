@@ -1,12 +1,8 @@
-"""`rolegate usage`: tokens and cost of a running gateway's calls.
+"""`rolegate usage`: tokens and cost of a running gateway's calls."""
 
-`rolegate usage reconcile` compares what is on the books with what the engines themselves counted.
-"""
-
-import argparse
 from collections.abc import Sequence
 from datetime import UTC
-from typing import Literal
+from typing import Annotated, Literal
 
 from rich.console import Console
 from rolegate.client import Client
@@ -14,15 +10,15 @@ from rolegate.client.text import csv_text
 from rolegate.v1 import usage_service_pb2 as pb
 
 from router.errors import BadConfig
+from serving.cli.command import exclusive, parse
+from serving.cli.grid import counted
 from serving.cli.options import (
-    FORMATS,
-    add_connection,
+    JSONConnectionOptions,
+    PeriodOptions,
     json_of,
-    new_parser,
-    time_argument,
     with_client,
 )
-from serving.cli.tables import TIMES, grouped_table, labels, uncounted, word
+from serving.cli.tables import grouped_table, labels, uncounted, word
 
 Dimension = Literal["tenant", "role", "model", "executor_version", "manager"]
 _DIMENSIONS: dict[str, Dimension] = {
@@ -44,58 +40,72 @@ _FIGURES = (
     "cost_nano_usd",
 )
 COLUMNS = ("time", *_DIMENSIONS, *_FIGURES)
-"""Those of the CSV, always all of them, and the keys of the JSON. What is unknown or not split
-by is left empty.
+"""Columns of the CSV and keys of the JSON, always all of them. Unknown values, and dimensions that
+the sums are not split by, are empty.
 """
 
 
+class UsageOptions(PeriodOptions, frozen=True):
+    """Show tokens and cost of a running gateway's calls.
+
+    `rolegate usage reconcile` compares the ledger with the engines' own counters.
+    """
+
+    by: tuple[str, ...] = ("role", "model")
+    """Split sums by tenant, role, model, version or manager."""
+    per: Literal["hour", "day", "month"] | None = None
+    """Split sums by time, in UTC."""
+    json: Annotated[bool, exclusive("format")] = False
+    """Print JSON."""
+    csv: Annotated[bool, exclusive("format")] = False
+    """Print CSV, always with the same columns."""
+
+
+class ReconcileOptions(JSONConnectionOptions, frozen=True):
+    """Compare the ledger of each deployment with the counters of its engine since it started.
+
+    The exit status is 1 if they differ by more than the possible usage of cut and running calls.
+    """
+
+
 def usage(arguments: Sequence[str]) -> int:
-    """`rolegate usage` or `rolegate usage reconcile`."""
+    """Show usage, or compare it with the engines' counters."""
     if arguments[:1] == ["reconcile"]:
-        return _reconcile(arguments[1:])
-    parser = new_parser("usage", __doc__)
-    what = "of tenant, role, model, version and manager (default: role model)"
-    parser.add_argument("--by", nargs="+", default=["role", "model"], metavar="NAME", help=what)
-    parser.add_argument("--per", choices=list(TIMES), help="split time, in UTC")
-    parser.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
-    parser.add_argument(
-        "--until", type=time_argument, metavar="TIME", help="calls that started before"
-    )
-    parser.add_argument("--tenant", default="", help="one tenant's only")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("--csv", action="store_true", help="print CSV, always with the same columns")
-    add_connection(parser)
-    given = parser.parse_args(arguments)
-    given.by = _by(given.by)
-    return with_client(given, lambda client: _show(client, given))
+        reconcile_options = parse(ReconcileOptions, "usage reconcile", arguments[1:])
+        return with_client(
+            reconcile_options, lambda client: _reconcile(client, as_json=reconcile_options.json)
+        )
+    options = parse(UsageOptions, "usage", arguments)
+    by = _dimensions(options.by)
+    return with_client(options, lambda client: _show(client, options, by))
 
 
-def _by(words: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name for word in words for name in word.split(",") if name))
+def _dimensions(words: Sequence[str]) -> list[str]:
+    """Return the names in words such as "role,model". Raises `BadConfig`."""
+    names = list(dict.fromkeys(filter(None, ",".join(words).split(","))))
     for name in names:
         if name not in _DIMENSIONS:
             raise BadConfig(f"--by: {name!r} is none of {', '.join(_DIMENSIONS)}.")
     return names
 
 
-def _show(client: Client, given: argparse.Namespace) -> int:
-    found = client.usage(
-        start=given.since,
-        end=given.until,
-        by=[_DIMENSIONS[name] for name in given.by],
-        bucket=given.per,
-        tenant=given.tenant,
+def _show(client: Client, options: UsageOptions, by: Sequence[str]) -> None:
+    report = client.usage(
+        start=options.since,
+        end=options.until,
+        by=[_DIMENSIONS[name] for name in by],
+        bucket=options.per,
+        tenant=options.tenant,
     )
-    if given.json:
-        print(json_of({"runs": found.runs, "rows": [_record(row) for row in found.rows]}))
-    elif given.csv:
-        rows = csv_text([COLUMNS, *(tuple(_record(row).values()) for row in found.rows)])
+    if options.json:
+        print(json_of({"runs": report.runs, "rows": [_record(row) for row in report.rows]}))
+    elif options.csv:
+        rows = csv_text([COLUMNS, *(tuple(_record(row).values()) for row in report.rows)])
         print(rows.replace("\r\n", "\n"), end="")
     else:
-        Console().print(grouped_table(found.rows, given.by, given.per))
-        Console().print(f"{found.runs:,} runs", highlight=False)
-    return 0
+        console = Console()
+        console.print(grouped_table(report.rows, by, options.per))
+        console.print(counted(report.runs, "run"), highlight=False)
 
 
 def _record(row: pb.UsageRow) -> dict[str, str | int | None]:
@@ -115,48 +125,37 @@ def _record(row: pb.UsageRow) -> dict[str, str | int | None]:
     }
 
 
-def _reconcile(arguments: Sequence[str]) -> int:
-    parser = new_parser(
-        "usage reconcile",
-        """Compares, for each deployment, what is on the books with what its engine has counted
-        since it was started. Status 1 where they differ by more than what cut and running calls can
-        have spent.""",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print a line of JSON for each deployment"
-    )
-    add_connection(parser)
-    given = parser.parse_args(arguments)
-
-    def compare(client: Client) -> int:
-        found = client.reconcile()
-        for one in found:
-            print(json_of(one) if given.json else "\n".join(_told(one)))
-        return int(any(one.verdict == pb.RECONCILIATION_VERDICT_DIFFERENT for one in found))
-
-    return with_client(given, compare)
+def _reconcile(client: Client, *, as_json: bool) -> int:
+    reconciliations = client.reconcile()
+    for reconciliation in reconciliations:
+        if as_json:
+            print(json_of(reconciliation))
+        else:
+            print("\n".join(_lines(reconciliation)))
+    different = pb.RECONCILIATION_VERDICT_DIFFERENT
+    return int(any(item.verdict == different for item in reconciliations))
 
 
-def _told(found: pb.Reconciliation) -> list[str]:
-    first = f"{found.deployment}: {word(pb.ReconciliationVerdict, found.verdict)}"
-    if found.verdict == pb.RECONCILIATION_VERDICT_UNKNOWN:
-        return [f"{first}; {found.reason}"]
-    since = found.start_time.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    counts = (
-        f"{found.completed_calls:,} completed and {len(found.uncertain_calls):,} uncertain calls"
-    )
+def _lines(reconciliation: pb.Reconciliation) -> list[str]:
+    verdict = word(pb.ReconciliationVerdict, reconciliation.verdict)
+    first = f"{reconciliation.deployment}: {verdict}"
+    if reconciliation.verdict == pb.RECONCILIATION_VERDICT_UNKNOWN:
+        return [f"{first}; {reconciliation.reason}"]
+
+    since = reconciliation.start_time.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    uncertain = counted(len(reconciliation.uncertain_calls), "uncertain call")
     return [
-        f"{first}; {counts} since {since}",
-        f"  prompt tokens: {_compared(found.prompt_tokens)}",
-        f"  completion tokens: {_compared(found.completion_tokens)}",
-        *(f"  uncertain: {call}" for call in found.uncertain_calls),
+        f"{first}; {reconciliation.completed_calls:,} completed and {uncertain} since {since}",
+        f"  prompt tokens: {_compared(reconciliation.prompt_tokens)}",
+        f"  completion tokens: {_compared(reconciliation.completion_tokens)}",
+        *(f"  uncertain: {call}" for call in reconciliation.uncertain_calls),
     ]
 
 
 def _compared(tokens: pb.ReconciledTokens) -> str:
-    """Both sides, and by how much the engine is outside of what is on the books."""
-    most = f" to {tokens.ledger_most:,}" if tokens.ledger_most != tokens.ledger else ""
-    text = f"engine {tokens.engine:,}, ledger {tokens.ledger:,}{most}"
+    """Compare both counts; say by how much the engine's is outside the ledger's range."""
+    upper = f" to {tokens.ledger_most:,}" if tokens.ledger_most != tokens.ledger else ""
+    text = f"engine {tokens.engine:,}, ledger {tokens.ledger:,}{upper}"
     if tokens.engine < tokens.ledger:
         return f"{text}: the engine counted {tokens.ledger - tokens.engine:,} fewer"
     if tokens.engine > tokens.ledger_most:

@@ -1,114 +1,127 @@
-"""`rolegate versions`: which versions of the executor there are, and which of them work for whom.
+"""`rolegate versions`: list, try, promote and roll back versions of the executor."""
 
-A new version is published (`rolegate sft publish`), registered, tried as shadow beside the active
-one, then as canary for a share of the runs, and promoted. From shadow on, a gateway does that by
-itself, or rolls the version back, as soon as the figures allow it ([versions.gate] in its config).
-"""
-
-import argparse
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 from rolegate.client import Client
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion
 
-from serving.cli.options import (
-    add_command,
-    add_connection,
-    json_of,
-    new_parser,
-    show_each,
-    with_client,
-)
+from serving.cli.command import POSITIONAL, Command, run_subcommand
+from serving.cli.options import JSONConnectionOptions, json_of, show_each, with_client
 from serving.cli.tables import decisions_table, evidence_line, state_of, versions_table
 
-_ACTIONS: dict[str, tuple[str, str]] = {
-    "register": (
-        "take in a published version",
-        "Checks the version, loads it into the running engine, and records it.",
-    ),
-    "shadow": (
-        "let it work beside the active one",
-        "Tries a version on every run, after the client has its answer.",
-    ),
-    "canary": (
-        "let it work for a share of the runs",
-        "Lets a version answer some runs; the active one is compared.",
-    ),
-    "off": ("stop trying it", "Asks nothing any more of a version that is shadow or canary."),
-    "promote": (
-        "make it the active one",
-        "Lets a version work for all runs; the active one is kept, to go back to.",
-    ),
-    "rollback": (
-        "take it out of service",
-        "Takes a version out; where it is active, the one before it takes over.",
-    ),
-}
-_CALLS: dict[str, Callable[[Client, argparse.Namespace], ExecutorVersion]] = {
-    "register": lambda client, given: client.register_version(given.version),
-    "shadow": lambda client, given: client.set_version_traffic(given.version, "shadow"),
-    "canary": lambda client, given: client.set_version_traffic(
-        given.version, "canary", given.share
-    ),
-    "off": lambda client, given: client.set_version_traffic(given.version, "registered"),
-    "promote": lambda client, given: client.promote_version(given.version),
-    "rollback": lambda client, given: client.roll_back_version(given.version),
-}
+_ABOUT = """List, try, promote and roll back versions of the executor.
+
+A new version is published (`rolegate sft publish`), registered, tried as shadow alongside the
+active one, then as canary for a share of the runs, and promoted. From shadow on, the gateway itself
+moves the version forward or rolls it back as soon as the figures allow it ([versions.gate] in its
+config).
+"""
+
+
+class ListOptions(JSONConnectionOptions, frozen=True):
+    """List versions, the newest first, with the figures of their trials."""
+
+
+class DecisionsOptions(JSONConnectionOptions, frozen=True):
+    """List decisions on versions: who made them, and why."""
+
+    version: Annotated[str, POSITIONAL] = ""
+    """Show one version's decisions only."""
+    after: int = 0
+    """Show only decisions after this number."""
+
+
+class VersionOptions(JSONConnectionOptions, frozen=True, kw_only=True):
+    """Options of commands on one version."""
+
+    version: Annotated[str, POSITIONAL]
+    """The version, such as executor-000001."""
+
+
+class RegisterOptions(VersionOptions, frozen=True):
+    """Register a published version: check it, load it into the running engine, record it."""
+
+
+class ShadowOptions(VersionOptions, frozen=True):
+    """Try a version on every run, after the client has its answer."""
+
+
+class CanaryOptions(VersionOptions, frozen=True):
+    """Let a version answer some runs, and compare it with the active one."""
+
+    share: float = 0.2
+    """Share of the runs that it answers, more than 0 and at most 1."""
+
+
+class OffOptions(VersionOptions, frozen=True):
+    """Stop the trial of a version that is shadow or canary."""
+
+
+class PromoteOptions(VersionOptions, frozen=True):
+    """Make a version the active one; the version before it is kept for a rollback."""
+
+
+class RollbackOptions(VersionOptions, frozen=True):
+    """Take a version out of service; if it is active, the version before it takes over."""
 
 
 def versions(arguments: Sequence[str]) -> int:
-    """One of the subcommands."""
-    given = _parser().parse_args(arguments)
-    return with_client(given, lambda client: int(given.work(client, given) or 0))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = new_parser("versions", __doc__)
-    commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
-    add_command(
+    """Run one of the subcommands."""
+    commands = {
+        "list": Command(ListOptions, _list),
+        "register": _action(
+            RegisterOptions, lambda client, options: client.register_version(options.version)
+        ),
+        "shadow": _action(
+            ShadowOptions,
+            lambda client, options: client.set_version_traffic(options.version, "shadow"),
+        ),
+        "canary": Command(CanaryOptions, _start_canary),
+        "off": _action(
+            OffOptions,
+            lambda client, options: client.set_version_traffic(options.version, "registered"),
+        ),
+        "promote": _action(
+            PromoteOptions, lambda client, options: client.promote_version(options.version)
+        ),
+        "rollback": _action(
+            RollbackOptions, lambda client, options: client.roll_back_version(options.version)
+        ),
+        "decisions": Command(DecisionsOptions, _decisions),
+    }
+    return run_subcommand(
+        "versions",
+        _ABOUT,
         commands,
-        "list",
-        "all of them",
-        "Lists versions, newest first, with figures of trials.",
-        _list,
+        arguments,
+        lambda work, options: with_client(options, lambda client: work(client, options)),
     )
-    for name, (summary, description) in _ACTIONS.items():
-        command = add_command(commands, name, summary, description, _act)
-        command.add_argument("version", metavar="VERSION", help="such as executor-000001")
-        if name == "canary":
-            command.add_argument(
-                "--share",
-                type=float,
-                default=0.2,
-                help="of the runs, 0 to 1 (default: %(default)s)",
-            )
-    what = "Lists decisions, by whom and why."
-    decisions = add_command(commands, "decisions", "what was decided, and why", what, _decisions)
-    decisions.add_argument(
-        "version", nargs="?", default="", metavar="VERSION", help="one version's only"
-    )
-    decisions.add_argument(
-        "--after", type=int, default=0, metavar="N", help="only those after number N"
-    )
-    for command in commands.choices.values():
-        command.add_argument("--json", action="store_true", help="print JSON")
-        add_connection(command)
-    return parser
 
 
-def _list(client: Client, given: argparse.Namespace) -> None:
+def _action(
+    options: type[VersionOptions], change: Callable[[Client, VersionOptions], ExecutorVersion]
+) -> Command:
+    """Return a command that changes a version and shows its new state."""
+    return Command(options, lambda client, given: _show(change(client, given), given))
+
+
+def _start_canary(client: Client, options: CanaryOptions) -> None:
+    _show(client.set_version_traffic(options.version, "canary", options.share), options)
+
+
+def _show(version: ExecutorVersion, options: VersionOptions) -> None:
+    print(json_of(version) if options.json else f"{version.version} is {state_of(version)} now")
+
+
+def _list(client: Client, options: ListOptions) -> None:
     versions = client.versions()
-    show_each(versions, lambda: versions_table(versions), as_json=given.json)
+    show_each(versions, lambda: versions_table(versions), as_json=options.json)
     for version in versions:
-        if version.figures.evidence and not given.json:
+        if version.figures.evidence and not options.json:
             print(evidence_line(version))
 
 
-def _act(client: Client, given: argparse.Namespace) -> None:
-    version = _CALLS[given.action](client, given)
-    print(json_of(version) if given.json else f"{version.version} is {state_of(version)} now")
-
-
-def _decisions(client: Client, given: argparse.Namespace) -> None:
-    decisions = client.version_decisions(given.version, given.after)
-    show_each(decisions, lambda: decisions_table(decisions), as_json=given.json)
+def _decisions(client: Client, options: DecisionsOptions) -> None:
+    decisions = client.version_decisions(options.version, options.after)
+    show_each(decisions, lambda: decisions_table(decisions), as_json=options.json)

@@ -183,7 +183,7 @@ async def test_feedback_on_the_last_answer(piped: Piped) -> None:
         Feedback(second, accepted=False),
         Feedback(second, accepted=False, right_answer="Michael  Mann"),
     ]
-    assert run.err.count("the last question has no answer") == 2
+    assert run.err.count("there is no last answer") == 2
     assert run.err.count("/bad [RIGHT ANSWER]") == 2
     assert ":nonsense is no command here." in run.err
 

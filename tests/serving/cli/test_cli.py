@@ -370,10 +370,9 @@ def test_what_the_gateway_says_is_passed_on(
 def test_an_impossible_timeout_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ask", QUESTION, f"--timeout={seconds}"]) == 1
 
-    assert (
-        capsys.readouterr().err
-        == f"rolegate: --timeout {seconds}: give seconds between 0 and 86400.\n"
-    )
+    limit = "less than 86400" if seconds == "1e9" else "more than 0"
+    line = f"rolegate: --timeout: must be {limit}, got '{seconds}'.\n"
+    assert capsys.readouterr().err.endswith(line)
 
 
 def test_an_index_is_built(
@@ -520,10 +519,11 @@ def test_a_closed_output(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_spent(option: str, amount: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Is told by the option's name, before anybody is asked."""
-    with pytest.raises(SystemExit):
-        main(["ask", "Who?", f"{option}={amount}"])
+    assert main(["ask", "Who?", f"{option}={amount}"]) == 1
 
-    assert f"{option}: '{amount}' is no amount that can be spent" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"rolegate: {option}: must be " in error
+    assert error.endswith(f", got '{amount}'.\n")
 
 
 @pytest.mark.parametrize("command", ["serve", "retrieve serve"])
@@ -651,19 +651,10 @@ def test_passages_of_no_sensible_length(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: str
 ) -> None:
     """Are refused before anything is written."""
-    with pytest.raises(SystemExit):
-        main(
-            [
-                "index",
-                "build",
-                str(tmp_path),
-                "--out",
-                str(tmp_path / "index"),
-                "--chunk-tokens",
-                tokens,
-            ]
-        )
-    assert "--chunk-tokens: must be 32 to 8192" in capsys.readouterr().err
+    out = ("--out", str(tmp_path / "index"))
+    assert main(["index", "build", str(tmp_path), *out, "--chunk-tokens", tokens]) == 1
+    limit = "at most 8192" if tokens == "8193" else "at least 32"
+    assert f"--chunk-tokens: must be {limit}, got '{tokens}'." in capsys.readouterr().err
     assert not (tmp_path / "index").exists()
 
 
@@ -749,6 +740,5 @@ for command in {commands}:
 
 def test_an_empty_question_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """It is refused at once."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["ask", "  "])
-    assert "question is empty" in capsys.readouterr().err
+    assert main(["ask", "  "]) == 1
+    assert "question: is empty" in capsys.readouterr().err

@@ -167,11 +167,11 @@ def test_the_extra_to_install_is_told(
         ),
         (
             ["--key-env", "sk-abc"],
-            "takes the name of an environment variable, in capitals, never the key itself.",
+            "must name an environment variable, in capitals, never the key itself.",
         ),
         (
             ["--key-env", "gsk_abc123"],
-            "takes the name of an environment variable, in capitals, never the key itself.",
+            "must name an environment variable, in capitals, never the key itself.",
         ),
         (["--base-url", "localhost"], "roles.delegation.base_url: is not an address"),
     ],
@@ -194,7 +194,7 @@ def test_a_file_that_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixtur
     mine.write_text("mine")
 
     assert main(["init", "--yes"]) == 1
-    assert capsys.readouterr().err.startswith("rolegate: rolegate.toml: is there already; ")
+    assert capsys.readouterr().err.startswith("rolegate: rolegate.toml: exists already; ")
     assert main(["init", "--yes", "--force", "--documents", "nowhere"]) == 1
     assert mine.read_text() == "mine"
     assert main(["init", "--yes", "--force"]) == 0
@@ -225,7 +225,7 @@ def test_a_terminal_is_asked_each_question_with_its_default(tmp_path: Path) -> N
     os.close(ours)
 
     assert process.returncode == 0, shown
-    assert "searches and reads; a small, fast model suffices" in shown
+    assert "searches and reads; a small, fast one is enough" in shown
     assert "(http://127.0.0.1:11434/v1)" in shown
     config = load_config(tmp_path / "rolegate.toml")
     assert (config.roles.delegation.model, config.roles.execution.model) == ("big", "big")

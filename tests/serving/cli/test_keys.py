@@ -89,8 +89,8 @@ def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
     other = commands.read("keys create")
     made = commands.read("keys create --tenant acme")
     out, _ = commands.run(f"keys revoke {made['key_id']}")
-    assert out == f"Key {made['key_id']} is revoked; gateways that run refuse it within a second.\n"
-    assert "It was the last good key" in commands.run(f"keys revoke {other['key_id']}")[0]
+    assert out == f"Key {made['key_id']} is revoked; running gateways refuse it within a second.\n"
+    assert "It was the last valid key" in commands.run(f"keys revoke {other['key_id']}")[0]
     _, listed = commands.read("keys list")
     assert listed["revoked_at"] > listed["created_at"]
     assert commands.read(f"keys revoke {made['key_id']}") == listed
@@ -101,13 +101,13 @@ def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
     [
         (
             "keys revoke 0badf00d",
-            "'0badf00d': there is no such key; `rolegate keys list` shows them.",
+            "'0badf00d': no such key; `rolegate keys list` shows all keys.",
         ),
         (
             "keys create --tenant acme --scope operate",
-            "--scope operate: is for the operator's keys",
+            "--scope operate: only for operators' keys",
         ),
-        ("tenants show nobody", "there is no tenant 'nobody'; there are: default."),
+        ("tenants show nobody", "no tenant 'nobody'; there are: default."),
     ],
 )
 def test_what_cannot_be_done(commands: Commands, line: str, said: str) -> None:
@@ -208,6 +208,6 @@ def test_limits_are_shown_beside_what_is_spent(commands: Commands, tmp_path: Pat
     shown, _ = commands.run("tenants show acme")
     assert "1,234.50" in shown
     assert "1,000,000" in shown
-    assert f"{day} │ 2 │ 12,345 │ 1.25" in " ".join(shown.split())
+    assert f"{day} 2 12,345 1.25" in " ".join(shown.split())
     spent = commands.read("tenants show acme")["spent"]
     assert [(entry["period"], entry["tokens"]) for entry in spent] == [(day, 12345), (month, 0)]

@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from argparse import Namespace
 from typing import cast
 
 import pytest
@@ -17,12 +16,12 @@ from router.trace import Conversation, Execution
 from router.trace.export import trace_json
 from router.trace.values import SearchRecord, ToolCall
 from serving.cli.main import main
-from serving.cli.runs import _show, _show_execution
+from serving.cli.runs import ShowOptions, _show, _show_execution
 from serving.cli.tables import calls_table, runs_table
 from tests.router.store.stored import run_with_tools
 from tests.scripted_gateway import DIRECTOR, QUESTION
 
-HEADER = "request status started (UTC) s"
+HEADER = "run status started UTC s request"
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +107,7 @@ def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFi
     )
     told, noted = lines(capsys)
     assert told == f"{run_id} has ended already"
-    assert noted.startswith("noted as feedback-")
+    assert noted.startswith("stored as feedback-")
     assert main(["runs", "show", run_id, "--address", gateway]) == 0
     shown = lines(capsys)
     assert f"request: {QUESTION}" in shown
@@ -122,9 +121,9 @@ def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFi
         (["show", "run-0"], "run_id 'run-0': no such run is stored here."),
         (["watch", "run-0"], "run_id 'run-0'"),
         (["cancel", "run-0"], "run_id 'run-0'"),
-        (["feedback", "run-0"], "say --good or --bad"),
-        (["list", "--since", "soon"], "'soon' is no time"),
-        (["list", "--limit", "-1"], "--limit -1: must be at least 1."),
+        (["feedback", "run-0"], "give --good, --bad"),
+        (["list", "--since", "soon"], "'soon' is not a time"),
+        (["list", "--limit", "-1"], "--limit: must be at least 1, got '-1'."),
         (["feedback", "run-0", "--comment", "caf\udce9"], "can't encode character '\\udce9'"),
     ],
 )
@@ -145,8 +144,8 @@ def rows(table: RenderableType, width: int = 120) -> list[str]:
 
 
 def test_whose_runs_they_are() -> None:
-    """Is shown where they are not all of one tenant; a run under way takes no time yet, and
-    long requests are cut.
+    """Tenants and kinds are shown if there are several. Each run has one line; a running one has no
+    duration yet, and a long request is cut.
     """
     runs = [
         pb.Run(
@@ -161,18 +160,18 @@ def test_whose_runs_they_are() -> None:
         ),
     ]
     shown = rows(runs_table(runs))
-    first = shown.index("run-1 complete 1970-01-01 00:00")
-    assert shown[first + 1] == "[b]? running acme"
-    first = shown.index("run-2 execute 1970-01-01 00:00")
-    assert shown[first + 1] == "failed other"
+    assert "run-1 complete running acme 01-01 00:00 [b]?" in shown
+    assert "run-2 execute failed other 01-01 00:00" in shown
     runs[0].request = "a word " * 30
-    assert any("a word a…" in line for line in rows(runs_table(runs[:1])))
+    (line,) = (line for line in rows(runs_table(runs[:1])) if line.startswith("run-1"))
+    assert line.startswith("run-1 running 01-01 00:00 a word a word")
+    assert line.endswith("…")
 
 
 @pytest.mark.parametrize("outcome", AnswerOutcome.values())
 @pytest.mark.parametrize("tenants", [["acme"], ["acme", "a tenant of a long name"]])
 def test_80_columns(outcome: AnswerOutcome, tenants: list[str]) -> None:
-    """Are enough for a run's identifier, to be copied, and for all the rest."""
+    """A run's line has its whole identifier, which can be copied, and its status."""
     runs = [
         pb.Run(
             run_id=str(uuid.uuid4()),
@@ -187,10 +186,10 @@ def test_80_columns(outcome: AnswerOutcome, tenants: list[str]) -> None:
         run.duration.FromMilliseconds(123_400)
     lines_ = rows(runs_table(runs), 80)
     for run in runs:
-        first = lines_.index(f"{run.run_id} complete 1970-01-01 00:00 123.4")
-        said = AnswerOutcome.Name(outcome).removeprefix("ANSWER_OUTCOME_").lower().split("_")[-1]
-        assert lines_[first + 1].startswith(("who " * 9).strip())
-        assert not outcome or said in lines_[first + 1]
+        (line,) = (line for line in lines_ if line.startswith(run.run_id))
+        status = AnswerOutcome.Name(outcome).removeprefix("ANSWER_OUTCOME_").lower()
+        assert not outcome or line.startswith(f"{run.run_id} {status.replace('_', ' ')}")
+        assert "01-01 00:00 123.4" in line
 
 
 def test_how_tokens_are_known() -> None:
@@ -211,10 +210,10 @@ def test_how_tokens_are_known() -> None:
     for call in calls[1:]:
         call.ClearField("cost_nano_usd")
     shown = rows(calls_table(calls))
-    assert "0 answer m 7 5 $0.000012 0.00" in shown
-    assert "1 answer m ≥7 ≥5 unknown 0.00" in shown
-    assert "2 answer m ~7 ~5 unknown 0.00" in shown
-    assert "3 answer m unknown unknown unknown 0.00" in shown
+    assert "0 answer m – – 7 5 $0.000012 0.00" in shown
+    assert "1 answer m – – ≥7 ≥5 unknown 0.00" in shown
+    assert "2 answer m – – ~7 ~5 unknown 0.00" in shown
+    assert "3 answer m – – unknown unknown unknown 0.00" in shown
 
 
 def test_search(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,9 +257,7 @@ def test_calls_of_tools_are_summed_by_server_and_tool(capsys: pytest.CaptureFixt
     """Over executors, workers, and managers asked before; of a call that no tool takes there is
     no sum.
     """
-    _show(
-        cast(Client, _OneRun()), Namespace(run_id="run-1", trace=False, json=False, prompts=False)
-    )
+    _show(cast(Client, _OneRun()), ShowOptions(run_id="run-1"))
     shown = lines(capsys)
     first = shown.index("server tool calls failed s")
     assert shown[first + 2 : first + 4] == ["files open 1 0 0.2", "web fetch 2 1 61.5"]

@@ -338,7 +338,7 @@ def test_nothing_to_export(folder: Path, suffix: str, capsys: pytest.CaptureFixt
     out = folder / f"runs{suffix}"
 
     assert export(out.name) == 1
-    assert f"--out {out.name}: not written, as there are no such runs." in capsys.readouterr().err
+    assert f"--out {out.name}: not written, as no run matches." in capsys.readouterr().err
     assert not list(folder.glob("*runs*"))
 
     out.write_text("mine")
@@ -377,7 +377,7 @@ def test_what_agents_sampled(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
     asyncio.run(write())
     assert export("runs.jsonl", "--for", "rl") == 0
-    assert capsys.readouterr().out == "runs.jsonl: 1 runs\n"
+    assert capsys.readouterr().out == "runs.jsonl: 1 run\n"
     lines = [
         msgspec.json.decode(line, type=AgentTrajectory)
         for line in Path("runs.jsonl").read_bytes().splitlines()
@@ -408,10 +408,10 @@ def test_a_file_that_is_there(
 
     assert export(out.name) == 1
     assert out.read_text() == "mine"
-    assert f"--out {out.name}: is there already; --force replaces it." in capsys.readouterr().err
+    assert f"--out {out.name}: exists already; --force replaces it." in capsys.readouterr().err
     assert export("elsewhere/runs.jsonl") == 1
     assert (
-        "--out elsewhere/runs.jsonl: the folder elsewhere is not there; make it first."
+        "--out elsewhere/runs.jsonl: the folder elsewhere does not exist; create it first."
         in capsys.readouterr().err
     )
 
@@ -448,7 +448,7 @@ def test_what_cannot_be_exported(folder: Path, capsys: pytest.CaptureFixture[str
     assert export("runs.csv") == 1
     assert "name a file that ends in .jsonl or .parquet" in capsys.readouterr().err
     assert export("runs.jsonl") == 1
-    assert "rolegate.db is not there; `rolegate serve` makes it" in capsys.readouterr().err
+    assert "rolegate.db does not exist; `rolegate serve` creates it" in capsys.readouterr().err
     (folder / "runs.jsonl").mkdir()
     assert export("runs.jsonl", "--force") == 1
     assert "--out runs.jsonl: is a folder; name a file." in capsys.readouterr().err

@@ -33,7 +33,7 @@ def test_what_is_printed(rolegate: Rolegate, gateway: str) -> None:
     status, out, err = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway)
     assert (status, out.splitlines()) == (0, MARKDOWN)
     assert err.startswith("0 rows, 0 sub-queries under way\n")
-    assert "1 values are in no passage about their row: check them" in err
+    assert "1 value to check: stated by no passage about the row" in err
     assert "filled: 2 rows, 100% filled; run-" in err
 
 
@@ -96,7 +96,7 @@ def test_what_is_refused(rolegate: Rolegate, dead: str, gateway: str, tmp_path: 
     """Before anything is started where it can be seen by then."""
     (tmp_path / "known.csv").write_text("town\nTal\n")
     for options, said in (
-        (("--columns", "a*:b"), "the type 'b' is unknown; use one of text, integer"),
+        (("--columns", "a*:b"), "must be one of text, integer"),
         (("--columns", "a*", "--out", "t.xls"), "ends in .md, .csv, .tsv, .xlsx, .json."),
         (("--columns", "a*", "--topology", "pair"), "invalid choice: 'pair' (choose from"),
         (
@@ -104,8 +104,11 @@ def test_what_is_refused(rolegate: Rolegate, dead: str, gateway: str, tmp_path: 
             "its first line names none of the columns a.",
         ),
         (("--columns", "a*", "--rows", tmp_path / "none.csv"), "No such file"),
-        (("--columns", "a*", "--out", tmp_path / "none" / "t.csv"), "there is no folder"),
-        (("--columns", "a"), "none is a key, which tells rows apart"),
+        (
+            ("--columns", "a*", "--out", tmp_path / "none" / "t.csv"),
+            "does not exist; create it first",
+        ),
+        (("--columns", "a"), "no column is a key, which tells rows apart"),
     ):
         ended = rolegate("table", QUESTION, "--address", dead, *options)
         assert ended.status in (1, 2)
@@ -180,10 +183,10 @@ def test_a_terminal() -> None:
     view.show(Table(view.follow(stream)))
     files: list[Any] = [out.file, progress.file]
     shown, on_the_way = (file.getvalue() for file in files)
-    assert "1 rows, 1 sub-queries under way" in on_the_way
+    assert "1 row, 1 sub-query under way" in on_the_way
     assert "Bel, founded: 900, or 901 (Annals: “Bel was founded in 901.”)" in on_the_way
-    assert "1 values are in no passage about their row: check them" in on_the_way
-    assert "1 values are not of their column's type: check them" in on_the_way
+    assert "1 value to check: stated by no passage about the row" in on_the_way
+    assert "1 value to check: not of the column's type" in on_the_way
     assert [line.split() for line in shown.splitlines() if "Bel" in line] == [["Bel", "900"]]
 
 

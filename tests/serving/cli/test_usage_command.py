@@ -190,7 +190,7 @@ async def test_reconcile(capsys: pytest.CaptureFixture[str]) -> None:
         "equal: equal; 3 completed and 0 uncertain calls since 2025-11-21 00:00:00 UTC",
         "  prompt tokens: engine 7, ledger 7",
         "  completion tokens: engine 5, ledger 5",
-        "within: within bounds; 3 completed and 1 uncertain calls since 2025-11-21 00:00:00 UTC",
+        "within: within bounds; 3 completed and 1 uncertain call since 2025-11-21 00:00:00 UTC",
         "  prompt tokens: engine 1,100, ledger 1,000 to 1,200",
         "  completion tokens: engine 5, ledger 5 to 9",
         "  uncertain: run-1-0",
@@ -233,9 +233,9 @@ def test_moments_before_now(text: str, ago: timedelta) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--since", "yesterday"], "'yesterday' is no time"),
-        (["--since", "99999999999d"], "'99999999999d' is no time"),
-        (["--since", "0001-01-01T00:00+01:00"], "'0001-01-01T00:00+01:00' is no time"),
+        (["--since", "yesterday"], "'yesterday' is not a time"),
+        (["--since", "99999999999d"], "'99999999999d' is not a time"),
+        (["--since", "0001-01-01T00:00+01:00"], "'0001-01-01T00:00+01:00' is not a time"),
         (["--by", "role", "colour"], "'colour' is none of tenant, role, model, version"),
         (["--address", "127.0.0.1:1"], "no gateway answers at 127.0.0.1:1"),
         (

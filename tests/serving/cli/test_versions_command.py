@@ -112,7 +112,7 @@ async def test_what_a_trial_shows(told: Command, database: Database) -> None:
     await book.judge("run-1", Judgement(True, False, "judge"))
     _, lines = await told("list")
     assert lines[2].endswith(" 2 1/0 of 1 0/1 600/1,000")
-    assert any(line.strip().startswith("before the slash the version's") for line in lines)
+    assert any(line.strip().startswith("version/active version") for line in lines)
     assert lines[-1].startswith(
         f"evidence for {FIRST}, to that against it: correctness 1.5 to 0.5, failures "
     )
