@@ -114,12 +114,11 @@ async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -
     table, gold = await _tables(task, response, judge, strict=strict)
     ours, theirs = await _keyed_rows(task, table, gold, judge, strict=strict)
 
+    key = partial(_key, task, strict=strict)
     by_key: dict[Hashable, list[Row]] = defaultdict(list)
     for row in theirs:
-        by_key[_key(task, row, strict=strict)].append(row)
-    pairs = [
-        (row, other) for row in ours for other in by_key.get(_key(task, row, strict=strict), ())
-    ]
+        by_key[key(row)].append(row)
+    pairs = [(row, other) for row in ours for other in by_key.get(key(row), ())]
 
     columns = [[1.0] * len(pairs) for _ in task.keys]
     for name in [name for name in gold if name not in task.keys]:
@@ -138,8 +137,7 @@ async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -
     scores = Scores(float(success), *by_row, *by_item)
     if scores.item_f1:
         return scores
-    why = _nothing_scored([_key(task, row, strict=strict) for row in ours])
-    return msgspec.structs.replace(scores, why=why)
+    return msgspec.structs.replace(scores, why=_nothing_scored([*map(key, ours)]))
 
 
 async def _tables(task: Task, response: str, judge: Judge, *, strict: bool) -> tuple[Table, Table]:
