@@ -59,7 +59,7 @@ class AnswerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamAnswer(self, request, context):
-        """Answers one question and tells what happens on the way; the last event is `done`.
+        """Answers one question and streams its events; the last event is `done`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

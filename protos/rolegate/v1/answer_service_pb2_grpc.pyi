@@ -36,7 +36,7 @@ class AnswerServiceStub:
     Answer: _grpc.UnaryUnaryMultiCallable[_answer_service_pb2.AnswerRequest, _answer_service_pb2.AnswerResponse]
     """Answers one question."""
     StreamAnswer: _grpc.UnaryStreamMultiCallable[_answer_service_pb2.StreamAnswerRequest, _answer_service_pb2.StreamAnswerResponse]
-    """Answers one question and tells what happens on the way; the last event is `done`."""
+    """Answers one question and streams its events; the last event is `done`."""
 
 @_typing.type_check_only
 class AnswerServiceAsyncStub(AnswerServiceStub):
@@ -46,7 +46,7 @@ class AnswerServiceAsyncStub(AnswerServiceStub):
     Answer: _aio.UnaryUnaryMultiCallable[_answer_service_pb2.AnswerRequest, _answer_service_pb2.AnswerResponse]  # type: ignore[assignment]
     """Answers one question."""
     StreamAnswer: _aio.UnaryStreamMultiCallable[_answer_service_pb2.StreamAnswerRequest, _answer_service_pb2.StreamAnswerResponse]  # type: ignore[assignment]
-    """Answers one question and tells what happens on the way; the last event is `done`."""
+    """Answers one question and streams its events; the last event is `done`."""
 
 class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers questions by role-factorized search."""
@@ -65,6 +65,6 @@ class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _answer_service_pb2.StreamAnswerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_answer_service_pb2.StreamAnswerResponse], _abc.AsyncIterator[_answer_service_pb2.StreamAnswerResponse]]:
-        """Answers one question and tells what happens on the way; the last event is `done`."""
+        """Answers one question and streams its events; the last event is `done`."""
 
 def add_AnswerServiceServicer_to_server(servicer: AnswerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

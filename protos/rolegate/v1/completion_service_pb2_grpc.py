@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CompletionServiceStub:
-    """One model call, routed by role, for clients that run a loop of their own.
+    """One model call, routed by role, for clients with their own loop.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class CompletionServiceStub:
 
 
 class CompletionServiceServicer:
-    """One model call, routed by role, for clients that run a loop of their own.
+    """One model call, routed by role, for clients with their own loop.
     """
 
     def Complete(self, request, context):
@@ -87,7 +87,7 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CompletionService:
-    """One model call, routed by role, for clients that run a loop of their own.
+    """One model call, routed by role, for clients with their own loop.
     """
 
     @staticmethod

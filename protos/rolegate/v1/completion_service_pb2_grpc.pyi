@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CompletionServiceStub:
-    """One model call, routed by role, for clients that run a loop of their own."""
+    """One model call, routed by role, for clients with their own loop."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,7 +40,7 @@ class CompletionServiceStub:
 
 @_typing.type_check_only
 class CompletionServiceAsyncStub(CompletionServiceStub):
-    """One model call, routed by role, for clients that run a loop of their own."""
+    """One model call, routed by role, for clients with their own loop."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Complete: _aio.UnaryUnaryMultiCallable[_completion_service_pb2.CompleteRequest, _completion_service_pb2.CompleteResponse]  # type: ignore[assignment]
@@ -49,7 +49,7 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
     """Calls the role's model and returns its output as it is written."""
 
 class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """One model call, routed by role, for clients that run a loop of their own."""
+    """One model call, routed by role, for clients with their own loop."""
 
     @_abc_1.abstractmethod
     def Complete(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ExecutionServiceStub:
-    """The executor as a tool, for clients that have a backbone of their own.
+    """The executor as a tool, for clients with their own backbone.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class ExecutionServiceStub:
 
 
 class ExecutionServiceServicer:
-    """The executor as a tool, for clients that have a backbone of their own.
+    """The executor as a tool, for clients with their own backbone.
     """
 
     def Execute(self, request, context):
@@ -70,7 +70,7 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutionService:
-    """The executor as a tool, for clients that have a backbone of their own.
+    """The executor as a tool, for clients with their own backbone.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExecutionServiceStub:
-    """The executor as a tool, for clients that have a backbone of their own."""
+    """The executor as a tool, for clients with their own backbone."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,14 +38,14 @@ class ExecutionServiceStub:
 
 @_typing.type_check_only
 class ExecutionServiceAsyncStub(ExecutionServiceStub):
-    """The executor as a tool, for clients that have a backbone of their own."""
+    """The executor as a tool, for clients with their own backbone."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Execute: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.ExecuteRequest, _execution_service_pb2.ExecuteResponse]  # type: ignore[assignment]
     """Searches for one sub-query and reports."""
 
 class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The executor as a tool, for clients that have a backbone of their own."""
+    """The executor as a tool, for clients with their own backbone."""
 
     @_abc_1.abstractmethod
     def Execute(

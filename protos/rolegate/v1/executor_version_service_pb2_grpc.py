@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class ExecutorVersionServiceStub:
-    """Versions of the executor: which ones there are, which of them work for whom, and what is known of them. For the
-    operator only.
+    """Versions of the executor, their traffic, and the figures of their trials. For operators only.
     """
 
     def __init__(self, channel):
@@ -69,8 +68,7 @@ class ExecutorVersionServiceStub:
 
 
 class ExecutorVersionServiceServicer:
-    """Versions of the executor: which ones there are, which of them work for whom, and what is known of them. For the
-    operator only.
+    """Versions of the executor, their traffic, and the figures of their trials. For operators only.
     """
 
     def ListExecutorVersions(self, request, context):
@@ -81,35 +79,35 @@ class ExecutorVersionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterExecutorVersion(self, request, context):
-        """Checks a published version against its manifest, loads it into the engine that runs, and puts it on record.
+        """Checks a published version against its manifest, loads it into the running engine, and registers it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetExecutorVersionTraffic(self, request, context):
-        """Lets a version run beside the active one, or work for a share of the runs, or for none.
+        """Makes a version the shadow of the active one, gives it a share of the runs, or takes its traffic away.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PromoteExecutorVersion(self, request, context):
-        """Makes a version the active one; the one that was is kept, to go back to.
+        """Makes a version the active one; the previous one stays registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollBackExecutorVersion(self, request, context):
-        """Takes a version out of service; the active one gives way to the one before it.
+        """Takes a version out of service; if it is active, the previous one takes over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListExecutorVersionDecisions(self, request, context):
-        """What was decided on versions, by the gate or by an operator, oldest first.
+        """Lists decisions on versions, by the gate or an operator, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,8 +155,7 @@ def add_ExecutorVersionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutorVersionService:
-    """Versions of the executor: which ones there are, which of them work for whom, and what is known of them. For the
-    operator only.
+    """Versions of the executor, their traffic, and the figures of their trials. For operators only.
     """
 
     @staticmethod

@@ -27,9 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExecutorVersionServiceStub:
-    """Versions of the executor: which ones there are, which of them work for whom, and what is known of them. For the
-    operator only.
-    """
+    """Versions of the executor, their traffic, and the figures of their trials. For operators only."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,40 +36,36 @@ class ExecutorVersionServiceStub:
     ListExecutorVersions: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionsRequest, _executor_version_service_pb2.ListExecutorVersionsResponse]
     """All versions, newest first."""
     RegisterExecutorVersion: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.RegisterExecutorVersionRequest, _executor_version_service_pb2.RegisterExecutorVersionResponse]
-    """Checks a published version against its manifest, loads it into the engine that runs, and puts it on record."""
+    """Checks a published version against its manifest, loads it into the running engine, and registers it."""
     SetExecutorVersionTraffic: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.SetExecutorVersionTrafficRequest, _executor_version_service_pb2.SetExecutorVersionTrafficResponse]
-    """Lets a version run beside the active one, or work for a share of the runs, or for none."""
+    """Makes a version the shadow of the active one, gives it a share of the runs, or takes its traffic away."""
     PromoteExecutorVersion: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.PromoteExecutorVersionRequest, _executor_version_service_pb2.PromoteExecutorVersionResponse]
-    """Makes a version the active one; the one that was is kept, to go back to."""
+    """Makes a version the active one; the previous one stays registered."""
     RollBackExecutorVersion: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.RollBackExecutorVersionRequest, _executor_version_service_pb2.RollBackExecutorVersionResponse]
-    """Takes a version out of service; the active one gives way to the one before it."""
+    """Takes a version out of service; if it is active, the previous one takes over."""
     ListExecutorVersionDecisions: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionDecisionsRequest, _executor_version_service_pb2.ListExecutorVersionDecisionsResponse]
-    """What was decided on versions, by the gate or by an operator, oldest first."""
+    """Lists decisions on versions, by the gate or an operator, oldest first."""
 
 @_typing.type_check_only
 class ExecutorVersionServiceAsyncStub(ExecutorVersionServiceStub):
-    """Versions of the executor: which ones there are, which of them work for whom, and what is known of them. For the
-    operator only.
-    """
+    """Versions of the executor, their traffic, and the figures of their trials. For operators only."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListExecutorVersions: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionsRequest, _executor_version_service_pb2.ListExecutorVersionsResponse]  # type: ignore[assignment]
     """All versions, newest first."""
     RegisterExecutorVersion: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.RegisterExecutorVersionRequest, _executor_version_service_pb2.RegisterExecutorVersionResponse]  # type: ignore[assignment]
-    """Checks a published version against its manifest, loads it into the engine that runs, and puts it on record."""
+    """Checks a published version against its manifest, loads it into the running engine, and registers it."""
     SetExecutorVersionTraffic: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.SetExecutorVersionTrafficRequest, _executor_version_service_pb2.SetExecutorVersionTrafficResponse]  # type: ignore[assignment]
-    """Lets a version run beside the active one, or work for a share of the runs, or for none."""
+    """Makes a version the shadow of the active one, gives it a share of the runs, or takes its traffic away."""
     PromoteExecutorVersion: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.PromoteExecutorVersionRequest, _executor_version_service_pb2.PromoteExecutorVersionResponse]  # type: ignore[assignment]
-    """Makes a version the active one; the one that was is kept, to go back to."""
+    """Makes a version the active one; the previous one stays registered."""
     RollBackExecutorVersion: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.RollBackExecutorVersionRequest, _executor_version_service_pb2.RollBackExecutorVersionResponse]  # type: ignore[assignment]
-    """Takes a version out of service; the active one gives way to the one before it."""
+    """Takes a version out of service; if it is active, the previous one takes over."""
     ListExecutorVersionDecisions: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionDecisionsRequest, _executor_version_service_pb2.ListExecutorVersionDecisionsResponse]  # type: ignore[assignment]
-    """What was decided on versions, by the gate or by an operator, oldest first."""
+    """Lists decisions on versions, by the gate or an operator, oldest first."""
 
 class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Versions of the executor: which ones there are, which of them work for whom, and what is known of them. For the
-    operator only.
-    """
+    """Versions of the executor, their traffic, and the figures of their trials. For operators only."""
 
     @_abc_1.abstractmethod
     def ListExecutorVersions(
@@ -87,7 +81,7 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.RegisterExecutorVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.RegisterExecutorVersionResponse, _abc.Awaitable[_executor_version_service_pb2.RegisterExecutorVersionResponse]]:
-        """Checks a published version against its manifest, loads it into the engine that runs, and puts it on record."""
+        """Checks a published version against its manifest, loads it into the running engine, and registers it."""
 
     @_abc_1.abstractmethod
     def SetExecutorVersionTraffic(
@@ -95,7 +89,7 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.SetExecutorVersionTrafficRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.SetExecutorVersionTrafficResponse, _abc.Awaitable[_executor_version_service_pb2.SetExecutorVersionTrafficResponse]]:
-        """Lets a version run beside the active one, or work for a share of the runs, or for none."""
+        """Makes a version the shadow of the active one, gives it a share of the runs, or takes its traffic away."""
 
     @_abc_1.abstractmethod
     def PromoteExecutorVersion(
@@ -103,7 +97,7 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.PromoteExecutorVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.PromoteExecutorVersionResponse, _abc.Awaitable[_executor_version_service_pb2.PromoteExecutorVersionResponse]]:
-        """Makes a version the active one; the one that was is kept, to go back to."""
+        """Makes a version the active one; the previous one stays registered."""
 
     @_abc_1.abstractmethod
     def RollBackExecutorVersion(
@@ -111,7 +105,7 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.RollBackExecutorVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.RollBackExecutorVersionResponse, _abc.Awaitable[_executor_version_service_pb2.RollBackExecutorVersionResponse]]:
-        """Takes a version out of service; the active one gives way to the one before it."""
+        """Takes a version out of service; if it is active, the previous one takes over."""
 
     @_abc_1.abstractmethod
     def ListExecutorVersionDecisions(
@@ -119,6 +113,6 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.ListExecutorVersionDecisionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.ListExecutorVersionDecisionsResponse, _abc.Awaitable[_executor_version_service_pb2.ListExecutorVersionDecisionsResponse]]:
-        """What was decided on versions, by the gate or by an operator, oldest first."""
+        """Lists decisions on versions, by the gate or an operator, oldest first."""
 
 def add_ExecutorVersionServiceServicer_to_server(servicer: ExecutorVersionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

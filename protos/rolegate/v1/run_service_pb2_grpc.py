@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RunServiceStub:
-    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND.
+    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -68,46 +68,46 @@ class RunServiceStub:
 
 
 class RunServiceServicer:
-    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND.
+    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND.
     """
 
     def GetRun(self, request, context):
-        """One run, running or ended.
+        """Returns a run, running or ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Runs, newest first, a page at a time.
+        """Lists runs, newest first, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Tells what happens in an answer or a table, from any event on, also after its end.
+        """Streams the events of an answer or a table from any event on, also after its end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Cancels a run. Whoever waits for it gets CANCELLED; what it found by then stays on record.
+        """Cancels a run. Its callers get CANCELLED; its results so far stay stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitFeedback(self, request, context):
-        """Says what became of an answer, so that good runs can be told from bad ones.
+        """Stores feedback on an answer, to distinguish good runs from bad ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportRuns(self, request, context):
-        """All runs that have ended, oldest first, with their traces.
+        """Streams all ended runs with their traces, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,7 +155,7 @@ def add_RunServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RunService:
-    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND.
+    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND.
     """
 
     @staticmethod

@@ -27,45 +27,45 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RunServiceStub:
-    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND."""
+    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RunServiceAsyncStub: ...
     GetRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.GetRunRequest, _run_service_pb2.GetRunResponse]
-    """One run, running or ended."""
+    """Returns a run, running or ended."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]
-    """Runs, newest first, a page at a time."""
+    """Lists runs, newest first, in pages."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]
-    """Tells what happens in an answer or a table, from any event on, also after its end."""
+    """Streams the events of an answer or a table from any event on, also after its end."""
     CancelRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]
-    """Cancels a run. Whoever waits for it gets CANCELLED; what it found by then stays on record."""
+    """Cancels a run. Its callers get CANCELLED; its results so far stay stored."""
     SubmitFeedback: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]
-    """Says what became of an answer, so that good runs can be told from bad ones."""
+    """Stores feedback on an answer, to distinguish good runs from bad ones."""
     ExportRuns: _grpc.UnaryStreamMultiCallable[_run_service_pb2.ExportRunsRequest, _run_service_pb2.ExportRunsResponse]
-    """All runs that have ended, oldest first, with their traces."""
+    """Streams all ended runs with their traces, oldest first."""
 
 @_typing.type_check_only
 class RunServiceAsyncStub(RunServiceStub):
-    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND."""
+    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.GetRunRequest, _run_service_pb2.GetRunResponse]  # type: ignore[assignment]
-    """One run, running or ended."""
+    """Returns a run, running or ended."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]  # type: ignore[assignment]
-    """Runs, newest first, a page at a time."""
+    """Lists runs, newest first, in pages."""
     WatchRun: _aio.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """Tells what happens in an answer or a table, from any event on, also after its end."""
+    """Streams the events of an answer or a table from any event on, also after its end."""
     CancelRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]  # type: ignore[assignment]
-    """Cancels a run. Whoever waits for it gets CANCELLED; what it found by then stays on record."""
+    """Cancels a run. Its callers get CANCELLED; its results so far stay stored."""
     SubmitFeedback: _aio.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]  # type: ignore[assignment]
-    """Says what became of an answer, so that good runs can be told from bad ones."""
+    """Stores feedback on an answer, to distinguish good runs from bad ones."""
     ExportRuns: _aio.UnaryStreamMultiCallable[_run_service_pb2.ExportRunsRequest, _run_service_pb2.ExportRunsResponse]  # type: ignore[assignment]
-    """All runs that have ended, oldest first, with their traces."""
+    """Streams all ended runs with their traces, oldest first."""
 
 class RunServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND."""
+    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def GetRun(
@@ -73,7 +73,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.GetRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.GetRunResponse, _abc.Awaitable[_run_service_pb2.GetRunResponse]]:
-        """One run, running or ended."""
+        """Returns a run, running or ended."""
 
     @_abc_1.abstractmethod
     def ListRuns(
@@ -81,7 +81,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.ListRunsResponse, _abc.Awaitable[_run_service_pb2.ListRunsResponse]]:
-        """Runs, newest first, a page at a time."""
+        """Lists runs, newest first, in pages."""
 
     @_abc_1.abstractmethod
     def WatchRun(
@@ -89,7 +89,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_run_service_pb2.WatchRunResponse], _abc.AsyncIterator[_run_service_pb2.WatchRunResponse]]:
-        """Tells what happens in an answer or a table, from any event on, also after its end."""
+        """Streams the events of an answer or a table from any event on, also after its end."""
 
     @_abc_1.abstractmethod
     def CancelRun(
@@ -97,7 +97,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.CancelRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.CancelRunResponse, _abc.Awaitable[_run_service_pb2.CancelRunResponse]]:
-        """Cancels a run. Whoever waits for it gets CANCELLED; what it found by then stays on record."""
+        """Cancels a run. Its callers get CANCELLED; its results so far stay stored."""
 
     @_abc_1.abstractmethod
     def SubmitFeedback(
@@ -105,7 +105,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.SubmitFeedbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.SubmitFeedbackResponse, _abc.Awaitable[_run_service_pb2.SubmitFeedbackResponse]]:
-        """Says what became of an answer, so that good runs can be told from bad ones."""
+        """Stores feedback on an answer, to distinguish good runs from bad ones."""
 
     @_abc_1.abstractmethod
     def ExportRuns(
@@ -113,6 +113,6 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.ExportRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_run_service_pb2.ExportRunsResponse], _abc.AsyncIterator[_run_service_pb2.ExportRunsResponse]]:
-        """All runs that have ended, oldest first, with their traces."""
+        """Streams all ended runs with their traces, oldest first."""
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TableServiceStub:
-    """Fills tables by wide search: a question and columns go in, rows come out, each cell with what it rests on.
+    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations.
     """
 
     def __init__(self, channel):
@@ -53,26 +53,25 @@ class TableServiceStub:
 
 
 class TableServiceServicer:
-    """Fills tables by wide search: a question and columns go in, rows come out, each cell with what it rests on.
+    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations.
     """
 
     def FillTable(self, request, context):
-        """Fills one table. One of more than about a thousand rows may be longer than the 4 MB that gRPC clients take unless
-        told otherwise; `GetTable` gives it a page at a time.
+        """Fills one table. A large table does not fit into one message; `GetTable` returns its further pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamTable(self, request, context):
-        """Fills one table and tells what happens on the way, with the rows that change; the last event is `done`.
+        """Fills one table and streams its events, with the rows that change; the last event is `done`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTable(self, request, context):
-        """The table of a run, also while it is being filled, and as far as it came where the run failed.
+        """Returns the table of a run, also while it is being filled, or as far as it came if the run failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,7 +104,7 @@ def add_TableServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TableService:
-    """Fills tables by wide search: a question and columns go in, rows come out, each cell with what it rests on.
+    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations.
     """
 
     @staticmethod

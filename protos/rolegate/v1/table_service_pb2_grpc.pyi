@@ -27,37 +27,33 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TableServiceStub:
-    """Fills tables by wide search: a question and columns go in, rows come out, each cell with what it rests on."""
+    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TableServiceAsyncStub: ...
     FillTable: _grpc.UnaryUnaryMultiCallable[_table_service_pb2.FillTableRequest, _table_service_pb2.FillTableResponse]
-    """Fills one table. One of more than about a thousand rows may be longer than the 4 MB that gRPC clients take unless
-    told otherwise; `GetTable` gives it a page at a time.
-    """
+    """Fills one table. A large table does not fit into one message; `GetTable` returns its further pages."""
     StreamTable: _grpc.UnaryStreamMultiCallable[_table_service_pb2.StreamTableRequest, _table_service_pb2.StreamTableResponse]
-    """Fills one table and tells what happens on the way, with the rows that change; the last event is `done`."""
+    """Fills one table and streams its events, with the rows that change; the last event is `done`."""
     GetTable: _grpc.UnaryUnaryMultiCallable[_table_service_pb2.GetTableRequest, _table_service_pb2.GetTableResponse]
-    """The table of a run, also while it is being filled, and as far as it came where the run failed."""
+    """Returns the table of a run, also while it is being filled, or as far as it came if the run failed."""
 
 @_typing.type_check_only
 class TableServiceAsyncStub(TableServiceStub):
-    """Fills tables by wide search: a question and columns go in, rows come out, each cell with what it rests on."""
+    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     FillTable: _aio.UnaryUnaryMultiCallable[_table_service_pb2.FillTableRequest, _table_service_pb2.FillTableResponse]  # type: ignore[assignment]
-    """Fills one table. One of more than about a thousand rows may be longer than the 4 MB that gRPC clients take unless
-    told otherwise; `GetTable` gives it a page at a time.
-    """
+    """Fills one table. A large table does not fit into one message; `GetTable` returns its further pages."""
     StreamTable: _aio.UnaryStreamMultiCallable[_table_service_pb2.StreamTableRequest, _table_service_pb2.StreamTableResponse]  # type: ignore[assignment]
-    """Fills one table and tells what happens on the way, with the rows that change; the last event is `done`."""
+    """Fills one table and streams its events, with the rows that change; the last event is `done`."""
     GetTable: _aio.UnaryUnaryMultiCallable[_table_service_pb2.GetTableRequest, _table_service_pb2.GetTableResponse]  # type: ignore[assignment]
-    """The table of a run, also while it is being filled, and as far as it came where the run failed."""
+    """Returns the table of a run, also while it is being filled, or as far as it came if the run failed."""
 
 class TableServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Fills tables by wide search: a question and columns go in, rows come out, each cell with what it rests on."""
+    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations."""
 
     @_abc_1.abstractmethod
     def FillTable(
@@ -65,9 +61,7 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_service_pb2.FillTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_table_service_pb2.FillTableResponse, _abc.Awaitable[_table_service_pb2.FillTableResponse]]:
-        """Fills one table. One of more than about a thousand rows may be longer than the 4 MB that gRPC clients take unless
-        told otherwise; `GetTable` gives it a page at a time.
-        """
+        """Fills one table. A large table does not fit into one message; `GetTable` returns its further pages."""
 
     @_abc_1.abstractmethod
     def StreamTable(
@@ -75,7 +69,7 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_service_pb2.StreamTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_table_service_pb2.StreamTableResponse], _abc.AsyncIterator[_table_service_pb2.StreamTableResponse]]:
-        """Fills one table and tells what happens on the way, with the rows that change; the last event is `done`."""
+        """Fills one table and streams its events, with the rows that change; the last event is `done`."""
 
     @_abc_1.abstractmethod
     def GetTable(
@@ -83,6 +77,6 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_service_pb2.GetTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_table_service_pb2.GetTableResponse, _abc.Awaitable[_table_service_pb2.GetTableResponse]]:
-        """The table of a run, also while it is being filled, and as far as it came where the run failed."""
+        """Returns the table of a run, also while it is being filled, or as far as it came if the run failed."""
 
 def add_TableServiceServicer_to_server(servicer: TableServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

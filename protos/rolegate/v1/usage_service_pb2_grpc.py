@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class UsageServiceStub:
-    """What was spent.
+    """Usage: tokens and cost.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class UsageServiceStub:
 
 
 class UsageServiceServicer:
-    """What was spent.
+    """Usage: tokens and cost.
     """
 
     def GetUsage(self, request, context):
-        """Sums the tokens and the cost of all calls: those of the key's tenant, or, for the operator, of all tenants.
+        """Sums the tokens and the cost of all calls: those of the key's tenant, or, for operators, of all tenants.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReconcileUsage(self, request, context):
-        """Compares the ledger with what the engines themselves counted. For the operator.
+        """Compares the ledger with the engines' own counters. For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_UsageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class UsageService:
-    """What was spent.
+    """Usage: tokens and cost.
     """
 
     @staticmethod
