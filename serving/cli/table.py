@@ -202,11 +202,13 @@ class TableView:
         estimated = ""
         if completeness.estimated_rows > completeness.rows:
             estimated = f", about {completeness.estimated_rows} in all"
-        summary = "no row was found"
+        summary = "0 rows"
         if completeness.rows:
             rows = counted(completeness.rows, "row")
             summary = f"{rows}{estimated}, {completeness.fill_rate:.0%} filled"
         outcome = word(pb.TableOutcome, message.outcome)
+        if message.outcome == pb.TABLE_OUTCOME_FILLED and not completeness.rows:
+            outcome = "done"
         line = f"{outcome}: {summary}; {message.run_id}, {seconds:.1f} s"
         print_line(self._progress, line, style="dim")
 
