@@ -73,7 +73,7 @@ def read_report(
     `max_rows`: max rows of a table. One row more is kept, which shows that there are more.
     """
     answer = "" if execution.failed and not execution.report.evidence else execution.report.answer
-    shown = Shown(passage for search in execution.every_search for passage in search.shown)
+    shown = Shown(chain.from_iterable(search.shown for search in execution.every_search))
     columns = [
         column
         for column in schema.columns
@@ -318,7 +318,7 @@ def _cell(
     for members in groups.values():
         members.sort(key=lambda claim: (_grade(claim), claim.canonical in finer))
     values = sorted(groups.values(), key=lambda members: _worth(column, members))
-    shown = tuple(claim for members in values for claim in members)
+    shown = tuple(chain.from_iterable(values))
     if given:
         return Cell(given, "given", shown)
     if not shown:

@@ -19,6 +19,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from math import inf
 from typing import Annotated, Any, Protocol
 
@@ -141,11 +142,9 @@ def table_of(run: TableRun) -> Table:
     """
     reports = list(zip(run.asks, run.executions, strict=True))
     if run.topology != "wide":
-        searches = tuple(
-            search for execution in run.executions for search in execution.every_search
-        )
+        searches = chain.from_iterable(execution.every_search for execution in run.executions)
         ask, written = reports[-1]
-        reports = [(ask, replace(written, searches=searches))]
+        reports = [(ask, replace(written, searches=tuple(searches)))]
     return assemble(
         run.schema, run.given, reports, asks_per_cell=run.asks_per_cell, max_rows=run.max_rows
     )
@@ -162,8 +161,10 @@ def occasions(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
 
 def _size(execution: Execution) -> int:
     """Return the characters to read in a report and its passages."""
-    shown = sum(len(passage.text) for search in execution.every_search for passage in search.shown)
-    return shown + _ROW_CHARS * execution.report.answer.count("\n")
+    passages = chain.from_iterable(search.shown for search in execution.every_search)
+    return sum(
+        len(passage.text) for passage in passages
+    ) + _ROW_CHARS * execution.report.answer.count("\n")
 
 
 class Filling(Protocol):

@@ -7,11 +7,8 @@ from decimal import Context, Decimal, localcontext
 from router.table.plain_text import folded, normal_text
 from router.trace.table import Column
 
-_POWERS = {
-    word: int(power)
-    for power, *words in map(
-        str.split,
-        folded("""\
+_POWERS: dict[str, int] = {}
+for _line in folded("""\
 1 十 拾 십
 2 hundred hundreds 百 佰 백
 3 k thousand thousands thsd tsd tausend tys tysiąc tysiące tysięcy tis tisíc tusen tusind tuhatta
@@ -32,22 +29,19 @@ _POWERS = {
 9 מיליארד अरब
 12 tn trn trillion trillions billionen billones billioner biljoen biljoner bilion bilionów trilyon
 12 triliun trilhão trilhões трлн триллион триллиона триллионов تريليون 兆 조
-""").splitlines(),
-    )
-    for word in words
-}
+""").splitlines():
+    _power, *_words = _line.split()
+    _POWERS |= dict.fromkeys(_words, int(_power))
 """Words and characters for powers of ten, without those that mean something else in another
 language, such as "mil".
 """
 _LARGE = "万萬만亿億억兆조"
 _SMALL = "十拾십百佰백千仟천"
-_DIGITS = {
-    digit: value
-    for value, digits in enumerate(
-        "〇零 一壹 二两兩贰貳 三叁參 四肆 五伍 六陆陸 七柒 八捌 九玖".split()
-    )
-    for digit in digits
-}
+_DIGITS: dict[str, int] = {}
+for _value, _digits in enumerate(
+    "〇零 一壹 二两兩贰貳 三叁參 四肆 五伍 六陆陸 七柒 八捌 九玖".split()
+):
+    _DIGITS |= dict.fromkeys(_digits, _value)
 _NUMERALS = "".join(_DIGITS)
 _WORD_OF_POWER = "|".join(
     sorted((word for word in _POWERS if word not in _LARGE + _SMALL), key=len, reverse=True)
