@@ -102,7 +102,11 @@ class CachedModel:
     """
 
     def __init__(
-        self, model: Model, cache: CallCache, role: RoleName, variant: object = None
+        self,
+        model: Model,
+        cache: CallCache,
+        role: RoleName,
+        variant: object = None,
     ) -> None:
         self._model = model
         self._cache = cache

@@ -123,7 +123,11 @@ class ServedTokens:
     """Tokenizes conversations as vLLM does for `/v1/chat/completions`."""
 
     def __init__(
-        self, model: Path, *, thinking: bool | None = None, system_role: bool = True
+        self,
+        model: Path,
+        *,
+        thinking: bool | None = None,
+        system_role: bool = True,
     ) -> None:
         """Load the tokenizer of the folder `model`. `thinking`, `system_role`: as set for the
         role that serves. Raises `BadConfig`.
@@ -188,7 +192,9 @@ class ServedTokens:
     def _thinking_is_open(self) -> bool:
         """True if the template itself opens the thinking block."""
         prompt: str = self._rendered(
-            [Message("user", _TURN)], tokenize=False, add_generation_prompt=True
+            [Message("user", _TURN)],
+            tokenize=False,
+            add_generation_prompt=True,
         )
         return prompt.rstrip().endswith("<think>")
 
@@ -226,7 +232,9 @@ def run(options: Options) -> int:
     step = Step.begin(options.out, "dataset", inputs, settings)
     if (manifest := step.finished) is None:
         tokens = ServedTokens(
-            options.model, thinking=options.thinking, system_role=options.system_role
+            options.model,
+            thinking=options.thinking,
+            system_role=options.system_role,
         )
         kind = Execution if options.role == "execution" else Conversation
         samples = read_samples(options.filtered)
@@ -279,7 +287,8 @@ def read_rows(path: Path) -> list[TrainingRow]:
 
 
 def rows_of(
-    samples: Iterable[FilteredSample], tokens: ServedTokens
+    samples: Iterable[FilteredSample],
+    tokens: ServedTokens,
 ) -> tuple[list[TrainingRow], Counter[str]]:
     """Return a row for each turn whose kind is in `LEARNT`, and the number of turns by kind, or by
     the reason why they have no row.
@@ -311,7 +320,9 @@ def rows_of(
 
 
 def training_row(
-    ids: TokenIds, messages: Sequence[dict[str, str | bool]], *origin: Any
+    ids: TokenIds,
+    messages: Sequence[dict[str, str | bool]],
+    *origin: Any,
 ) -> TrainingRow:
     """Return the row of a prompt and a turn. `origin`: its further fields, from `turn` on."""
     before = len(ids.prompt)

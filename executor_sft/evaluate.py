@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -180,7 +180,7 @@ def evaluation_of(
 
 
 def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
-    runs = [run for answer in answered for run in answer.executions]
+    runs = list(chain.from_iterable(answer.executions for answer in answered))
     judged = any(answer.accepted is not None for answer in answered)
     right = sum(answer.exact_match for answer in answered)
     tokens = sum(answer.executor_tokens for answer in answered)
@@ -266,7 +266,7 @@ async def answers(
                 ask = partial(_answered, seeded, seeded.executor(role))
                 name = executor if delegator == BASE else f"{executor}, {delegator}"
                 answered.setdefault(name, []).extend(
-                    await in_flight(ask, questions, concurrency, lambda: bar.advance(task))
+                    await in_flight(ask, questions, concurrency, lambda: bar.advance(task)),
                 )
     return answered
 
@@ -305,7 +305,10 @@ async def _answered(runtime: Runtime, executor: Executor, question: Question) ->
     accepted = None
     if runtime.judge is not None:
         accepted = await runtime.judge.accepts(
-            question.text, question.golds, trajectory.answer, runtime.context().ledger
+            question.text,
+            question.golds,
+            trajectory.answer,
+            runtime.context().ledger,
         )
 
     tokens: Counter[str] = Counter()

@@ -293,7 +293,9 @@ def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
 
 
 def _reason_in_table(
-    who: Who, sub_query: SubQueryRollout, flaw: Callable[[Execution], str | None]
+    who: Who,
+    sub_query: SubQueryRollout,
+    flaw: Callable[[Execution], str | None],
 ) -> str | None:
     """Return why a report on a table is not to be learnt; None if it is.
 

@@ -68,7 +68,10 @@ class JsonlFile(Generic[_Line]):
 
 
 def read_json(
-    path: Path, kind: type[_Line], advice: str, decode: Callable[..., Any] = msgspec.json.decode
+    path: Path,
+    kind: type[_Line],
+    advice: str,
+    decode: Callable[..., Any] = msgspec.json.decode,
 ) -> _Line:
     """Return the content of a file, read by `decode`. Raises `BadConfig`, with `advice`, if it
     cannot be read or is not of this kind.
@@ -83,7 +86,12 @@ def read_json(
 
 
 def read_jsonl(
-    path: Path, kind: type[_Line], advice: str, name: str = "", *, growing: bool = False
+    path: Path,
+    kind: type[_Line],
+    advice: str,
+    name: str = "",
+    *,
+    growing: bool = False,
 ) -> Iterator[tuple[int, _Line]]:
     """Yield the lines of a file with their numbers, from 1; empty lines are skipped.
 

@@ -94,7 +94,12 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 async def select(
-    log: Archive, wanted: RunFilter, evaluation: HeldOut, *, judge: bool, limit: int | None = None
+    log: Archive,
+    wanted: RunFilter,
+    evaluation: HeldOut,
+    *,
+    judge: bool,
+    limit: int | None = None,
 ) -> tuple[Selection, list[Call]]:
     """Return the logged questions to roll out, newest first, and the calls of their runs.
 
@@ -155,7 +160,11 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
     if isinstance(result, TableRun):
         closed = bool(result.asks) and all(ask.row for ask in result.asks)
         table = TableRequest(
-            run.request, result.schema.columns, result.given, closed, result.max_rows
+            run.request,
+            result.schema.columns,
+            result.given,
+            closed,
+            result.max_rows,
         )
         return Question(run.id, run.request, (), SOURCE, table=table)
     answer = ""
@@ -202,7 +211,8 @@ _TIMES: Mapping[str, tuple[RoleName, float]] = {
 
 
 def estimate(
-    calls: Sequence[Call], prices: Mapping[str, Price | None]
+    calls: Sequence[Call],
+    prices: Mapping[str, Price | None],
 ) -> dict[str, dict[str, float | None]]:
     """Return the expected tokens and dollars of each role.
 
@@ -261,7 +271,11 @@ async def _selected(config: Config, options: Options) -> Selection | None:
         with Console(stderr=True).status("reading logged runs"):
             archive = SQLArchive(database)
             selection, calls = await select(
-                archive, wanted, evaluation, judge=judge, limit=options.limit
+                archive,
+                wanted,
+                evaluation,
+                judge=judge,
+                limit=options.limit,
             )
     show({"logged_runs": msgspec.to_builtins(selection.counts)}, stderr=True)
     if selection.counts.unreadable:

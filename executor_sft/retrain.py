@@ -100,7 +100,10 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     yield "mine", mine.run(mining), ""
     filtered = work / "filtered"
     filtering = FilterOptions(
-        rollouts=(mining.out,), out=filtered, mix=options.mix, exclude=(options.evaluation,)
+        rollouts=(mining.out,),
+        out=filtered,
+        mix=options.mix,
+        exclude=(options.evaluation,),
     )
     status = run_filter(filtering)
     samples = read_manifest(filtered).figures["samples"]
@@ -128,14 +131,7 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
         executors=(config.versions.start or BASE, str(trained / train.MODEL)),
         concurrency=options.concurrency,
     )
-    status = evaluate.run(evaluation)
-    figures = msgspec.convert(read_manifest(evaluation.out).figures, evaluate.Evaluation)
-    gain = figures.comparisons[0].exact_match
-    worse = (
-        f"the new executor is worse than the old one: exact match {gain.mean:+.3f}, at best "
-        f"{gain.high:+.3f}."
-    )
-    yield "evaluate", status, worse if gain.high < 0 else ""
+    yield "evaluate", evaluate.run(evaluation), _worse(evaluation.out)
     publishing = publish.Options(
         trained=trained,
         evaluation=evaluation.out / evaluate.RESULT,
@@ -146,3 +142,15 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
         },
     )
     yield "publish", publish.run(publishing), ""
+
+
+def _worse(evaluated: Path) -> str:
+    """Return the reason to stop if the new executor is worse than the old one, else nothing."""
+    figures = msgspec.convert(read_manifest(evaluated).figures, evaluate.Evaluation)
+    gain = figures.comparisons[0].exact_match
+    if gain.high >= 0:
+        return ""
+    return (
+        f"the new executor is worse than the old one: exact match {gain.mean:+.3f}, at best "
+        f"{gain.high:+.3f}."
+    )

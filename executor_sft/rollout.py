@@ -166,7 +166,8 @@ def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunCo
 
 
 def check_some(
-    executions: Iterable[Execution], failures: Mapping[int | None, UpstreamError]
+    executions: Iterable[Execution],
+    failures: Mapping[int | None, UpstreamError],
 ) -> None:
     """Raise if an endpoint is unavailable, or if all executions failed."""
     hopeless = all(execution.outcome in _FAILED for execution in executions)
@@ -359,7 +360,9 @@ def teacher_config(config: Config) -> RoleConfig:
 
 
 def rollout_worker(
-    runtime: Runtime, capped: int = 3, teaching: Callable[[Role], Role] = replace
+    runtime: Runtime,
+    capped: int = 3,
+    teaching: Callable[[Role], Role] = replace,
 ) -> RolloutWorker:
     """Return a worker with the config's teacher and student, which return their token ids.
 
@@ -501,7 +504,10 @@ def run(options: Options) -> int:
 
 
 def begin_step(
-    name: str, options: RolloutOptions, inputs: Mapping[str, Path], settings: Mapping[str, object]
+    name: str,
+    options: RolloutOptions,
+    inputs: Mapping[str, Path],
+    settings: Mapping[str, object],
 ) -> Step:
     """Begin a step that rolls out. Raises `BadConfig` without a teacher."""
     config = load_config(options.config)
@@ -515,7 +521,10 @@ def begin_step(
 
 
 def roll_out_step(
-    step: Step, options: RolloutOptions, questions: Sequence[Question], selection: dict[str, int]
+    step: Step,
+    options: RolloutOptions,
+    questions: Sequence[Question],
+    selection: dict[str, int],
 ) -> int:
     """Roll out unless the step is finished, print the figures and return the exit status.
 
@@ -587,14 +596,21 @@ def _trajectories(groups: Sequence[Group]) -> Iterator[object]:
 
 
 async def _rolled_out(
-    worker: Worker, runtime: Runtime, questions: Sequence[Question], options: RolloutOptions
+    worker: Worker,
+    runtime: Runtime,
+    questions: Sequence[Question],
+    options: RolloutOptions,
 ) -> dict[str, Any]:
     """Roll out with a progress bar, and return the errors and the paid calls."""
     with progress_bar() as bar:
         task = bar.add_task("rolling out", total=len(questions))
         path = options.out / ROLLOUTS
         failed = await roll_out_all(
-            worker, questions, path, options.concurrency, lambda: bar.advance(task)
+            worker,
+            questions,
+            path,
+            options.concurrency,
+            lambda: bar.advance(task),
         )
     assert runtime.cache is not None
     return {"failed": failed, "spent": msgspec.to_builtins(runtime.cache.spent)}

@@ -102,7 +102,8 @@ class Runtime:
             config = msgspec.structs.replace(config, model=version)
         if name in self.asking and (config.engine or config.base_url):
             config = msgspec.structs.replace(
-                config, extra_body={**self.asking[name], **config.extra_body}
+                config,
+                extra_body={**self.asking[name], **config.extra_body},
             )
         if name != "judge" and self.seed is not None:
             temperature = config.temperature if self.temperature is None else self.temperature
@@ -180,7 +181,9 @@ class Runtime:
         """
         ledger = Ledger(f"sft-{token_hex(8)}")  # engines identify calls by it
         return RunContext.lasting(
-            time_s or self.config.server.timeout_s, lambda event: None, ledger
+            time_s or self.config.server.timeout_s,
+            lambda event: None,
+            ledger,
         )
 
 

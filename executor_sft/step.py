@@ -61,7 +61,11 @@ class Step:
 
     @classmethod
     def begin(
-        cls, folder: Path, step: str, inputs: Mapping[str, Path], settings: Mapping[str, Any]
+        cls,
+        folder: Path,
+        step: str,
+        inputs: Mapping[str, Path],
+        settings: Mapping[str, Any],
     ) -> "Step":
         """Begin a step, or resume it. Raises `BadConfig` if the folder holds another step, or the
         same one with other inputs or settings.
@@ -162,7 +166,8 @@ served. A key that is not listed does.
 
 
 def config_settings(
-    config: Config, extra_roles: Mapping[str, RoleConfig | None] = {}
+    config: Config,
+    extra_roles: Mapping[str, RoleConfig | None] = {},
 ) -> dict[str, Any]:
     """Return the models, prompts, sampling, limits and retrieval of a config, as JSON. Raises
     `OSError`.

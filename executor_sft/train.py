@@ -204,7 +204,10 @@ def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
 
     try:
         base, loaded = AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            model,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise BadConfig(f"{model}: cannot be loaded ({error}); copy the model again.") from None
@@ -231,7 +234,11 @@ def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
 
 
 def _trainer(
-    rows: Sequence[TrainingRow], base: Path, recipe: Recipe, checkpoints: Path, devices: int
+    rows: Sequence[TrainingRow],
+    base: Path,
+    recipe: Recipe,
+    checkpoints: Path,
+    devices: int,
 ) -> Any:
     """Return TRL's trainer over exactly these rows. Raises `BadConfig` if base, rows and recipe do
     not fit together.

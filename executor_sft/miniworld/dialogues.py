@@ -167,11 +167,9 @@ class DialogueWriter:
         """Return the answerer's conversation, after a run in which round `missing`, if any, found
         nothing.
         """
-        pairs = [
-            (sub_query, self._seen(sub_query, number == missing))
-            for number, block in enumerate(_until(question, missing))
-            for sub_query in block
-        ]
+        pairs: list[tuple[SubQuery, Report]] = []
+        for number, block in enumerate(_until(question, missing)):
+            pairs += [(sub_query, self._seen(sub_query, number == missing)) for sub_query in block]
         request = prompts.answer_request(
             question.text, [(sub_query.text, report) for sub_query, report in pairs]
         )

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from typing import Literal
 
 from executor_sft.miniworld.passages import Library
@@ -14,10 +15,12 @@ QuestionType = Literal["2-hop", "3-hop", "comparison", "compositional"]
 
 _NESTED = tuple(relation for relation in RELATIONS if relation.value != "year")
 _PAIRS = tuple(
-    (first, second) for first in _NESTED for second in RELATIONS if second.subject == first.value
+    (first, second)
+    for first, second in product(_NESTED, RELATIONS)
+    if second.subject == first.value
 )
 _TRIPLES = tuple(
-    (*pair, third) for pair in _PAIRS for third in RELATIONS if third.subject == pair[1].value
+    (*pair, third) for pair, third in product(_PAIRS, RELATIONS) if third.subject == pair[1].value
 )
 _CHAINS: dict[int, tuple[tuple[Relation, ...], ...]] = {2: _PAIRS, 3: _TRIPLES}
 _ALIAS_SHARE = 0.75
@@ -57,7 +60,7 @@ class Question:
     @property
     def sub_queries(self) -> Sequence[SubQuery]:
         """All gold sub-queries, in order of dispatch."""
-        return [sub_query for block in self.rounds for sub_query in block]
+        return list(chain.from_iterable(self.rounds))
 
     @property
     def needs_second_search(self) -> bool:
@@ -80,8 +83,9 @@ class Examiner:
     def draw(self) -> Question:
         """Return the next question: 45 % 2-hop, 25 % 3-hop, 30 % comparison."""
         draw = self._rng.random()
+        hops = 2 if draw < 0.75 else 3
         while True:
-            question = self._comparison() if draw < 0.30 else self._chain(2 if draw < 0.75 else 3)
+            question = self._comparison() if draw < 0.30 else self._chain(hops)
             if question:
                 self._count += 1
                 return question
