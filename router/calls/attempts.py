@@ -129,17 +129,17 @@ class Attempts:
         async with self.health:
             replica = await self._chosen()
             bound = self.caller.prompt_bound
-            most = self.caller.max_tokens
+            max_tokens = self.caller.max_tokens
             self._made += 1
             try:
                 try:
-                    worst = self.worst(bound, most) if self.ledger.limited else NOTHING
-                    completion = await self._booked(replica, bound, most, worst, waits=False)
+                    worst = self.worst(bound, max_tokens) if self.ledger.limited else NOTHING
+                    completion = await self._booked(replica, bound, max_tokens, worst, waits=False)
                 except BudgetExhausted:
                     tokens = await prompt_tokens(replica.model, self.prompt, self.health.counts)
                     call = partial(self._booked, replica, tokens)
                     worst_of = partial(self.worst, tokens)
-                    completion = await affordable(call, worst_of, most)
+                    completion = await affordable(call, worst_of, max_tokens)
             except UpstreamError as error:
                 works = isinstance(error, UpstreamRefused) and not error.lasting
                 (self.health.succeeded if works else self.health.failed)()

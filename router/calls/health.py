@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from itertools import chain
 from typing import Literal
 
 import structlog
@@ -87,11 +88,7 @@ async def watch_role(
     pause_s = _FIRST_S
     due = 0.0
     while True:
-        works = any(
-            model.health.works and replica.endpoint.breaker.state == "closed"
-            for model in models
-            for replica in model.replicas
-        )
+        works = any(_works(model) for model in models)
         readiness.say(f"roles.{name}", [NEEDS[name]], None if works else "all its calls fail")
 
         if works:
@@ -105,7 +102,13 @@ async def watch_role(
         await asyncio.sleep(_EVERY_S)
 
 
+def _works(model: Role) -> bool:
+    """Return whether the calls of a role work and a breaker of its replicas is closed."""
+    states = [replica.endpoint.breaker.state for replica in model.replicas]
+    return model.health.works and "closed" in states
+
+
 def _wait_s(models: Iterable[Role]) -> float:
     """Return the seconds until a breaker lets a call through."""
-    replicas = (replica for model in models for replica in model.replicas)
+    replicas = chain.from_iterable(model.replicas for model in models)
     return min(replica.endpoint.breaker.wait_s for replica in replicas)

@@ -30,7 +30,7 @@ from router.ledger.journal import EarlierRun
 from router.store.database import FAILED, Database, unwritable
 from router.store.members import Members, see_member
 from router.store.names import Name, Named, name_of
-from router.store.projection import changed, project, put_leases, write
+from router.store.projection import changed, ended_calls, project, put_leases, write
 from router.store.quotas import (
     LIMITED,
     Period,
@@ -208,7 +208,7 @@ class GroupCommit:
                 self._quotas.tallies[key].lease(of, spent, lease)
 
         booked = defaultdict[Period, Tally](Tally)
-        add_spent(booked, [call for change in changes if change.run for call in change.run.calls])
+        add_spent(booked, ended_calls(changes))
         for key, sums in booked.items():
             self._quotas.tallies[key].booked_tokens += sums.tokens
             self._quotas.tallies[key].booked_nano_usd += sums.nano_usd

@@ -208,8 +208,11 @@ class LogJournal:
 
         resumed = None
         if before:
-            calls = (call for run in before.chain for call in (*run.calls, *run.cut()))
-            resumed = Resumed(before.start, tuple(run.turns for run in before.chain), tuple(calls))
+            calls: list[Call] = []
+            for earlier_run in before.chain:
+                calls += (*earlier_run.calls, *earlier_run.cut())
+            turns = tuple(earlier_run.turns for earlier_run in before.chain)
+            resumed = Resumed(before.start, turns, tuple(calls))
         return Admitted(tenant.limited, tenant.redact, tenant.training, resumed)
 
     def unfinished(self, run_id: str) -> RunStart | None:

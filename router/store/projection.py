@@ -14,7 +14,7 @@ database.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from typing import Any
@@ -56,6 +56,7 @@ from router.store.schema import (
     trace_of,
 )
 from router.store.usage import hourly_usage
+from router.trace import Call
 from router.trace.redaction import redacted
 
 Row = dict[str, Any]
@@ -117,7 +118,7 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
         if counts_first == (change.run is None):
             for period in periods(change.start.started_at):
                 spent[change.start.tenant, period].requests += -1 if change.forgotten else 1
-    calls = [call for change in changes if change.run for call in change.run.calls]
+    calls = list(ended_calls(changes))
     add_spent(spent, calls)
 
     rows = _run_rows(changes, log)
@@ -182,6 +183,13 @@ def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequenc
     connection.execute(
         LEASES.delete().where(LEASES.c.log == log, LEASES.c.tokens == 0, LEASES.c.nano_usd == 0)
     )
+
+
+def ended_calls(changes: Iterable[Change]) -> Iterator[Call]:
+    """Yield the calls of the runs that have ended."""
+    for change in changes:
+        if change.run:
+            yield from change.run.calls
 
 
 def changed(changes: Sequence[Change]) -> Iterator[Period]:
