@@ -181,7 +181,7 @@ class Assembly:
 
         ties = {*reading.ties} - self._ties
         self._ties |= ties
-        parts = {part for key in moved for part in self._parts[key]}
+        parts = set(chain.from_iterable(self._parts[key] for key in moved))
         about_moved = parts and any(_is_about(tie, parts) for tie in self._ties)
         if about_moved or any(tied(ties, self._names, 1)):
             self._group()

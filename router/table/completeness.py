@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection
+from itertools import chain
 
 import msgspec
 
@@ -33,7 +34,7 @@ class Completeness(msgspec.Struct, frozen=True):
 
 def completeness(table: Table, occasions: Collection[Ask]) -> Completeness:
     """Count cells and estimate rows. `occasions`: the discoveries that searched themselves."""
-    cells = [cell for row in table.rows for cell in row.cells]
+    cells = list(chain.from_iterable(row.cells for row in table.rows))
     known = len(table.rows)
     keys = known * len(table.schema.keys)
     valued = sum(cell.value != "" for cell in cells)

@@ -143,7 +143,7 @@ class Shown:
             places = [*reading.places(wanted), *values.get(form, ())]
             if not places:
                 continue
-            named = {at for name in names for at in reading.places(name)}
+            named = set(chain.from_iterable(map(reading.places, names)))
             titled = any(name in title for name in names)
             near = [at for at in places if titled or not named.isdisjoint((at - 1, at + 1))]
             best = [at for at in places if at in named] or near
