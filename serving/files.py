@@ -27,8 +27,8 @@ def private_files() -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside `path`, flush to disk and rename over it. Raises `OSError` and then leaves
-    `path` as it was.
+    """Write a temporary file next to `path`, flush it to disk and rename it over `path`.
+    Raises `OSError` and then leaves `path` as it was.
     """
     with replacing(path) as unfinished:
         unfinished.write_bytes(content)
@@ -44,7 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
         with suppress(OSError), left.open("rb") as found:  # of others, perhaps, or gone
-            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not while whoever writes it lives
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not while its writer lives
             left.unlink()
     unfinished, file = _locked_beside(path)
     with file:

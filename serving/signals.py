@@ -15,7 +15,7 @@ _OLD = 2
 here, and soon looked through: what a question leaves behind is not to wait for thousands of others.
 """
 _SWITCH_S = 1e-4
-"""How long a thread waits for the interpreter before it asks for it. Python's own 5 ms begin anew
+"""How long a thread waits for the interpreter before it asks for it. Python's own 5 ms start again
 whenever the event loop has looked for news: one with much to do would never let go, and neither a
 search nor the database's thread would come to an end.
 """
@@ -23,8 +23,8 @@ _log = structlog.get_logger("serve")
 
 
 def tune_interpreter() -> None:
-    """Look for cycles less often, and not among what is there by now; let threads have turns
-    beside the event loop.
+    """Collect garbage less often, and not among the objects that exist now; let threads run
+    alongside the event loop.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()

@@ -1,6 +1,4 @@
-"""Ways to answer questions and to fill tables, from a config: the three roles, and the
-baselines beside them.
-"""
+"""Topologies of a config: the three roles, and the baselines that they are compared with."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -36,7 +34,7 @@ ROLE_OF: dict[TopologyName, RoleName] = {
 }
 """As which role, in the ledger and the trace, the model works that sets a baseline apart."""
 _TABLE_CHARS = 100_000
-"""Of a report on a table; its rows are limited by the tokens that a model may write."""
+"""Max characters of a report on a table; a model's max tokens limit its rows."""
 _PROMPTS = Path(__file__).parent / "prompts" / "full"
 
 
@@ -123,7 +121,7 @@ def new_host(
 
 
 def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
-    """Managers' roles, as they stand beside the others."""
+    """Return managers' roles by their names among all roles."""
     return {f"managers.{name}": role for name, role in managers.items()}
 
 
@@ -186,9 +184,7 @@ def new_topology(
 def new_executor(
     config: Config, role: Role, retriever: Retriever, limits: ExecutorLimits | None = None
 ) -> Executor:
-    """The executor of a role, for questions and for tables; with the config's limits, unless
-    there are others.
-    """
+    """Return a role's executor, for questions and tables. `limits`: by default the config's."""
     return new_worker(config, role, retriever, None, limits)
 
 
@@ -201,8 +197,8 @@ def new_worker(
     *,
     manager: str = "",
 ) -> Executor:
-    """The same with tools, with a search, or with both. `manager`: whose worker it is, if it is
-    to know the others.
+    """Return an executor with tools, with a search, or with both. `manager`: its manager, if it
+    may name other managers.
     """
     others = _others(config, manager) if manager else ""
     limits = limits or executor_limits(config.search)

@@ -33,7 +33,7 @@ class InitOptions(Options, frozen=True):
     """
 
     preset: Literal["hosted", "one-gpu", "local"] | None = None
-    """What you have; hosted: an API key, one-gpu: an API key and a GPU, local: a model server."""
+    """Kind of setup; hosted: an API key, one-gpu: an API key and a GPU, local: a model server."""
     base_url: Value | None = None
     """Where the models are: an OpenAI-compatible address that ends in /v1."""
     backbone: Value | None = None
@@ -45,7 +45,7 @@ class InitOptions(Options, frozen=True):
     key_env: Value | None = None
     """Environment variable that holds the API key; never the key itself."""
     embedder: Value | None = None
-    """What embeds text: minilm, in process, or a model of an OpenAI-compatible server."""
+    """Embedder of texts: minilm, in process, or a model of an OpenAI-compatible server."""
     embedder_url: Value | None = None
     """Where the embedder is: an OpenAI-compatible address that ends in /v1."""
     embedder_dimension: Value | None = None

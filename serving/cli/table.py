@@ -45,7 +45,7 @@ class FillOptions(TermsOptions, frozen=True, kw_only=True):
     """
 
     question: Annotated[str, POSITIONAL]
-    """What the rows are, in plain words: "cities of Vorland"."""
+    """Describe the rows in plain words: "cities of Vorland"."""
     columns: Annotated[str, Meta(extra={"metavar": "COLUMNS"})]
     """Name columns, keys with *, types or choices after a colon: "city*, founded:integer"."""
     rows: Annotated[Path, Meta(extra={"metavar": "FILE"})] | None = None

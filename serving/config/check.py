@@ -20,7 +20,7 @@ _NO_THINKING = (
     "works with engine or base_url only; say it in the provider's own words in extra_body, such as "
     'extra_body = {reasoning_effort = "low"}.'
 )
-_NO_SEARCHER = "needs engine or base_url; hosted models do not go on with a turn of theirs."
+_NO_SEARCHER = "needs engine or base_url; hosted models cannot continue their own turn."
 
 
 def problems(config: Config) -> list[str]:

@@ -42,7 +42,7 @@ ModelName = Annotated[str, Meta(extra={"mark": "name"})]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Chars = Annotated[int, Meta(ge=1, le=10**9)]
 Tokens = Annotated[int, Meta(ge=1, le=10**7)]
-"""No model writes or reads more at once."""
+"""Tokens of a prompt or an output."""
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Pause = Annotated[float, Meta(ge=0, le=86_400)]
 """Seconds, or 0 for none."""
@@ -71,19 +71,18 @@ class ServerConfig(Section, frozen=True):
 
     address: Address = "127.0.0.1:50551"
     http: Address | None = None
-    """Of the OpenAI-compatible server and of the pages; absent: there are none."""
+    """Address of the OpenAI-compatible server and of the pages; absent: neither is served."""
     http_hosts: tuple[Host, ...] = ()
-    """Names by which these and the metrics may be asked for, such as gateway.example, where a proxy
-    or a client does not use an IP address, localhost or the host of their own addresses. Other
-    names are refused.
+    """Host names that HTTP requests for these and the metrics may use, such as gateway.example, in
+    addition to IP addresses, localhost and the host of the address itself. Other names are refused.
     """
     chat_tasks: ChatTasks = "answer"
-    """What becomes of titles, tags and follow-up questions that chat tools ask for over OpenAI's
-    protocol: the answerer writes them, without a search; they are refused, which costs nothing; or
-    they are searched for, as any question.
+    """Handling of titles, tags and follow-up questions that chat tools request over OpenAI's
+    protocol: the answerer writes them without a search; or they are refused, which costs nothing;
+    or they are searched for like any question.
     """
     http_connections_per_address: Annotated[int, Meta(ge=1, le=4096)] = 1024
-    """Of the 4096 HTTP connections, those that one address may hold; further ones get status 429.
+    """Max HTTP connections of one client address, of 4096 in all; further ones get status 429.
     Behind a reverse proxy, whose address all clients share, set 4096 and limit clients there.
     """
     store: Store = "sqlite:///rolegate.db"
@@ -91,11 +90,11 @@ class ServerConfig(Section, frozen=True):
     share.
     """
     log: AnyPath | None = None
-    """A folder for the log of what is under way; of PostgreSQL's gateways, each takes one in it,
-    and reads it when it starts anew. Absent: beside SQLite's file, or in ~/.cache/rolegate/logs.
+    """Folder of the log of running requests. Each gateway on PostgreSQL takes a subfolder, and
+    reads it when it restarts. Absent: next to SQLite's file, or in ~/.cache/rolegate/logs.
     """
     timeout_s: Seconds = 120.0
-    """The longest a request may take, whatever the client's deadline."""
+    """Max duration of a request, even if the client's deadline is later."""
     grace_s: Pause = 30.0
     """Time for running requests to finish after SIGTERM."""
     max_question_chars: Chars = 4000
@@ -162,8 +161,7 @@ class EngineConfig(Section, frozen=True):
     is the default, which is faster there; `["--dtype", "bfloat16"]` takes half the memory.
     """
     adapter_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
-    """The largest rank of LoRA adapters that can be loaded beside the model, of those that vLLM
-    takes; absent where none can be loaded.
+    """Max rank of LoRA adapters that can be loaded in addition to the model; absent: none can be.
     """
     ready_within_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
     """Time for loading, each time it is started. Large models take minutes."""
@@ -213,20 +211,20 @@ class RoleConfig(Section, frozen=True):
     replicas: tuple[URL, ...] = ()
     """Base URLs of further endpoints that serve the same model, and take the same key."""
     first_token_timeout_s: Seconds = 60.0
-    """Of an attempt; a reply that is not streamed, as LiteLLM's are not, has to be there whole
-    by then.
+    """Time until the first token of an attempt; a reply that is not streamed, such as LiteLLM's,
+    must be complete by then.
     """
     call_timeout_s: Seconds = 300.0
-    """Of an attempt, from its start to its last token."""
+    """Time of an attempt, from its start to its last token."""
     max_in_flight: Count | None = None
     """Calls of this role at a time, over all replicas; further ones wait. Absent: any number."""
     fallbacks: tuple[Literal["delegation", "execution", "answer"], ...] = ()
-    """Roles whose models are asked, in this order, where this one's is not to be had; the
-    prompt stays this role's.
+    """Fallback roles, tried in order if this role's model is unavailable; the prompt stays this
+    role's.
     """
     structured: bool = True
-    """Of the execution role: its turns are held to their form by vLLM's structured outputs, where
-    the endpoint has them and `thinking` is not true. False for a model that thinks in its text.
+    """Constrain the execution role's turns by vLLM's structured outputs, if the endpoint has them
+    and `thinking` is not true. False for a model that thinks in its text.
     """
     tool_calls: bool = False
     """Its model calls tools in the way of OpenAI's API, which its endpoint reads (vLLM:
@@ -241,7 +239,7 @@ class TableRoleConfig(Section, frozen=True):
     prompt: File | None = None
     """The file that holds the system prompt; absent for the shipped one."""
     max_tokens: Tokens | None = None
-    """Those of a whole table, where the role writes it; absent for the role's."""
+    """Max tokens of an output, a whole table if the role writes it; absent: the role's."""
 
 
 class RolesConfig(Section, frozen=True):
@@ -285,9 +283,9 @@ class RetrievalConfig(Section, frozen=True):
     """Source of passages: an index in process, or a retrieval server by address."""
 
     address: Address | None = None
-    """Of a RetrievalService."""
+    """Address of a RetrievalService."""
     timeout_s: Seconds = 30.0
-    """Of a search there, connecting included."""
+    """Time of a search there, including the connection."""
     index: AnyPath | None = None
     """An index folder."""
     documents: tuple[Source, ...] = ()
@@ -321,7 +319,7 @@ class GateConfig(Section, frozen=True):
 
 
 class VersionsConfig(Section, frozen=True):
-    """Versions of the executor: adapters that are loaded beside the model of `roles.execution`."""
+    """Versions of the executor: adapters that are loaded into the model of `roles.execution`."""
 
     folder: AnyPath = "~/.cache/rolegate/versions"
     """The folder in which versions are published."""
@@ -382,11 +380,11 @@ class ToolServerConfig(Section, frozen=True):
     allow: tuple[str, ...] = ()
     """Names of the tools that may be called; `rolegate check --live` tells which there are."""
     timeout_s: Seconds = 60.0
-    """Of a call, and of a start."""
+    """Time of a call, and of a start."""
     max_in_flight: Count = 4
     """Calls at a time, over all runs; further ones wait."""
     max_chars: Chars = 50_000
-    """Of an output, the rest is cut off. A call that is answered with much more fails."""
+    """Max characters of an output; the rest is cut off. A call with a much longer output fails."""
 
 
 class AgentConfig(Section, frozen=True):

@@ -36,17 +36,17 @@ class Use(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     longest: int
-    """Of one call: its prompt, and all that it may write."""
+    """Tokens of the longest call: its prompt and its max output."""
 
     def cost(self, price: Price) -> float:
-        """In dollars, without a cache."""
+        """Return the cost in dollars, without a cache."""
         return (self.prompt_tokens * price.prompt + self.completion_tokens * price.completion) / 1e6
 
 
 def estimate(
     config: Config, measured: Mapping[RoleName, Measured]
 ) -> dict[RoleName, tuple[Use, Use]]:
-    """Each role's use, typical and at most."""
+    """Return each role's use, typical and at most."""
     search = config.search
     allowed = {name: role.max_tokens for name, role in config.roles.by_name.items()}
     written = {name: min(measured[name].written, tokens) for name, tokens in allowed.items()}

@@ -43,12 +43,12 @@ _LISTED_WITHIN_S = 10.0
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """Result of one probe: good, bad, or neither, where it is not known or not to be had here."""
+    """Result of one probe: good, bad, or neither if it is unknown or unavailable here."""
 
     good: bool | None
     word: str = ""
     advice: str = ""
-    """Meaning, and what to do; empty where all is well."""
+    """Meaning, and what to do; empty if the result is good."""
     needed: bool = False
     """Questions fail, or go wrong, unless this is good."""
 
@@ -79,9 +79,7 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def cells(self) -> dict[str, Cells]:
-        """Those of all roles, of the embedder and the index, or of the retrieval server, and of
-        tools.
-        """
+        """Cells of roles, of retrieval, and of tools, by name."""
         return {
             **{name: role.cells for name, role in self.roles.items()},
             **self.retrieval,
@@ -90,7 +88,7 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def works(self) -> bool:
-        """True where nothing that is needed is bad."""
+        """Whether everything that is needed is good."""
         return not any(
             cell.needed and not cell.good
             for cells in self.cells.values()
@@ -411,6 +409,6 @@ def _probe_built(folder: Path, embedder: Embedder | None) -> Cells:
     if not fits:
         advice = (
             "the embedder gives other vectors than the index holds; name the one that built "
-            "it, or build it anew"
+            "it, or build the index again"
         )
     return {**cells, "fits the embedder": Cell(fits, f"{same:.2f}", advice, needed=True)}

@@ -36,7 +36,7 @@ def _executes(kind: type[SearchTurn | ReportTurn]) -> Callable[[Completion], boo
 
 
 def _answers(said: Completion) -> bool:
-    """More strictly than answers are read: what has no tag is taken whole, whatever it is."""
+    """Return whether there is an answer tag. The gateway itself also accepts text without tags."""
     return any(block.body for block in blocks(without_thinking(said.text), "answer"))
 
 

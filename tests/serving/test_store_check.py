@@ -47,7 +47,7 @@ def test_a_whole_store(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Is called whole, with what was looked at."""
     assert check() == 0
     told = capsys.readouterr()
-    assert told.out.endswith(", 2 runs, 1 calls and their references: all is well\n")
+    assert told.out.endswith(", 2 runs, 1 call and their references: all is well\n")
     assert told.err == ""
 
 
@@ -58,8 +58,8 @@ def test_a_store_that_is_not_whole(store: str, capsys: pytest.CaptureFixture[str
     assert check() == 1
 
     first, last = capsys.readouterr().out.splitlines()
-    assert first == "run run-1: call 0 is booked otherwise than its trace says: nano_usd"
-    assert last.endswith(", 1 calls and their references: 1 problem")
+    assert first == "run run-1: call 0 differs between its row and the trace in nano_usd"
+    assert last.endswith(", 1 call and their references: 1 problem")
 
 
 def test_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_no_store(
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
     assert check() == 1
-    assert "rolegate.db is not there; `rolegate serve` makes it" in capsys.readouterr().err
+    assert "rolegate.db does not exist; `rolegate serve` creates it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["rolegate.toml"]
 
 
@@ -93,7 +93,7 @@ def test_nothing_stored(
     write_config(tmp_path)
     (tmp_path / "rolegate.db").touch()
     assert check() == 1
-    assert "rolegate.db is empty; `rolegate serve` makes it" in capsys.readouterr().err
+    assert "rolegate.db is empty; `rolegate serve` creates it" in capsys.readouterr().err
     assert (tmp_path / "rolegate.db").stat().st_size == 0
 
     async def make() -> None:
@@ -113,9 +113,9 @@ def test_a_backup_opens_by_itself(
     assert main(["store", "backup", "copy.db"]) == 0
     assert sorted(path.name for path in tmp_path.glob("copy.db*")) == ["copy.db"]
     (tmp_path / "copy.db").replace(tmp_path / "rolegate.db")
-    assert check() == 0 and ", 2 runs, 1 calls" in capsys.readouterr().out
+    assert check() == 0 and ", 2 runs, 1 call" in capsys.readouterr().out
     (tmp_path / "copy.db").touch()
     assert main(["store", "backup", "copy.db"]) == 1
-    assert "copy.db: is there already" in capsys.readouterr().err
+    assert "copy.db: exists already" in capsys.readouterr().err
     assert main(["store", "backup", "nowhere/copy.db"]) == 1
-    assert "nowhere is no folder; make it first" in capsys.readouterr().err
+    assert "nowhere does not exist; create it first" in capsys.readouterr().err
