@@ -148,7 +148,12 @@ def _settings(options: Options) -> list[Setting]:
 def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> Row:
     without_s, with_s = map(statistics.median, zip(*pairs, strict=True))
     gain = statistics.median(1 - early_s / late_s for late_s, early_s in pairs)
-    return Row(**msgspec.structs.asdict(setting), without_s=without_s, with_s=with_s, gain=gain)
+    return Row(
+        **msgspec.structs.asdict(setting),
+        without_s=without_s,
+        with_s=with_s,
+        gain=gain,
+    )
 
 
 class _Paced:
@@ -183,7 +188,8 @@ class _Paced:
         runs.append(asked.run_id)
         self._executing[asked.run_id] += 1
         twice = random.Random(f"{setting['number']}-{setting['item']}").random() < _SEARCHES_TWICE
-        text = _QUERY if turns <= (4 if twice else 2) else _REPORT
+        last_search = 4 if twice else 2
+        text = _QUERY if turns <= last_search else _REPORT
         full_speed = _ENGINES["alone" if setting["engine"] == "alone" else "shared"]
         speed = _EXECUTORS[setting["executors"]]
 

@@ -165,7 +165,12 @@ async def _write_trajectories(mini: MiniDeployment, work: Path, options: Options
     _write_gold(work / "gold", gold)
 
 
-async def _trained(work: Path, arm: str, student: str, recipe: str) -> Path:
+async def _trained(
+    work: Path,
+    arm: str,
+    student: str,
+    recipe: str,
+) -> Path:
     """Train the student on the trajectories of an arm; return the folder of its adapter."""
     data = work / f"{arm}-data"
     out = work / f"{arm}-trained"
@@ -174,7 +179,12 @@ async def _trained(work: Path, arm: str, student: str, recipe: str) -> Path:
     return out / "model"
 
 
-async def _world(mini: MiniDeployment, work: Path, seed: int, count: int) -> list[FilteredSample]:
+async def _world(
+    mini: MiniDeployment,
+    work: Path,
+    seed: int,
+    count: int,
+) -> list[FilteredSample]:
     """Roll out over a training world; return gold trajectories of its sub-queries."""
     folder = work / f"world-{seed}"
     asked = _export(folder, World(seed, "train"), count)

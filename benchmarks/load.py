@@ -113,7 +113,12 @@ async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list
     """Ask the questions of an order and return the seconds of each."""
     numbers = range(order.first, order.first + order.questions)
     if order.per_s:
-        return await at_rate(timed(ask), numbers, order.per_s, seed=order.first)
+        return await at_rate(
+            timed(ask),
+            numbers,
+            order.per_s,
+            seed=order.first,
+        )
     return await asking.in_flight(timed(ask), numbers, order.at_once, lambda: None)
 
 
@@ -154,7 +159,15 @@ async def ask_until(
     rows = ""
     try:
         if columns:
-            answer: Any = (await client.table(text, columns, (), wait_s, request_id=text)).message
+            answer: Any = (
+                await client.table(
+                    text,
+                    columns,
+                    (),
+                    wait_s,
+                    request_id=text,
+                )
+            ).message
             rows = rows_of(answer)
         else:
             answer = await client.ask(text, wait_s, request_id=text)

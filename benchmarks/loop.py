@@ -117,7 +117,10 @@ class Asking:
         return Asked(stage, count, right, failed, right / count if count else 0.0)
 
     async def until_decided(
-        self, stage: Stage, version: str, questions: Sequence[Question]
+        self,
+        stage: Stage,
+        version: str,
+        questions: Sequence[Question],
     ) -> tuple[str, Asked]:
         """Ask until the gate has promoted or rolled back the version, or no question is left.
         Return the version's state and the counts.
@@ -211,7 +214,12 @@ def _config(work: Path) -> Config:
     return msgspec.structs.replace(config, versions=versions)
 
 
-async def _retrain(options: Options, config: Path, address: str, work: Path) -> None:
+async def _retrain(
+    options: Options,
+    config: Path,
+    address: str,
+    work: Path,
+) -> None:
     """Run `rolegate sft retrain` in a separate process. Raises `RolegateError` if it fails."""
     given = {
         "config": config,

@@ -261,7 +261,15 @@ async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[
     single = asked[:_SINGLE]
     asked = asked[_SINGLE:]
     sizes = 1, options.batch
-    ways = [IndexSearcher(index, embedder, most=most, cache=0) for most in sizes]
+    ways = [
+        IndexSearcher(
+            index,
+            embedder,
+            most=most,
+            cache=0,
+        )
+        for most in sizes
+    ]
     found: list[dict[str, list[Passage]]] = [{} for _ in ways]
     waited_s: list[list[float]] = [[] for _ in ways]
     elapsed_s = [0.0 for _ in ways]

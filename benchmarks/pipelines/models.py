@@ -61,7 +61,10 @@ class _Connection(asyncio.Protocol):
     _transport: asyncio.Transport
 
     def __init__(
-        self, pace: str, token_s: float, spans: defaultdict[int, list[tuple[float, float]]]
+        self,
+        pace: str,
+        token_s: float,
+        spans: defaultdict[int, list[tuple[float, float]]],
     ) -> None:
         """`spans`: start and end of each call, by question number."""
         self._pace = pace

@@ -140,7 +140,10 @@ class Pipeline:
         return run
 
     async def _execute(
-        self, run_id: str, used: dict[str, RoleUsage], sub_query: str
+        self,
+        run_id: str,
+        used: dict[str, RoleUsage],
+        sub_query: str,
     ) -> SubQueryResult:
         report = SubQueryResult(sub_query=sub_query)
         messages = self._opening("execution", prompts.request(sub_query))
@@ -164,7 +167,11 @@ class Pipeline:
         ]
 
     async def _ask(
-        self, run_id: str, used: dict[str, RoleUsage], role: str, messages: list[dict[str, str]]
+        self,
+        run_id: str,
+        used: dict[str, RoleUsage],
+        role: str,
+        messages: list[dict[str, str]],
     ) -> str:
         """Make one call, logged before and after."""
         usage = used[role]
