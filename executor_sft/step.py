@@ -172,10 +172,10 @@ def config_settings(
     """Return the models, prompts, sampling, limits and retrieval of a config, as JSON. Raises
     `OSError`.
     """
-    roles: dict[str, RoleConfig | None] = {**config.roles.by_name, **extra_roles}
+    roles = (*config.roles.by_name.items(), *extra_roles.items())
     embedder = _deciding("embedder", config.retrieval.embedder)
     return {
-        "roles": {name: _role(role) for name, role in roles.items() if role is not None},
+        "roles": {name: _role(role) for name, role in roles if role is not None},
         "search": _deciding("search", config.search),
         "table": (config.table, config.roles.table_delegation, config.roles.table_execution),
         "retrieval": _deciding("retrieval", config.retrieval) | embedder,
