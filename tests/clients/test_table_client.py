@@ -126,7 +126,7 @@ def test_rows_by_name() -> None:
         ["1", "2"],
         ["3", ""],
     ]
-    with pytest.raises(ValueError, match=r"rows\[1\] has a value for 'c', which is no column"):
+    with pytest.raises(ValueError, match=r"rows\[1\] has a value for 'c', which is not a column"):
         given_rows(columns, [["1", "2"], {"c": "3"}])
 
 

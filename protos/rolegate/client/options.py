@@ -9,22 +9,16 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-def choices(enum: Any) -> list[str]:
-    """Return the names of an enum's values as options have them: `ROLE_ANSWER` is `answer`."""
-    return [name.removeprefix(_prefix(enum)).lower() for name in enum.keys()[1:]]
-
-
 def enum_name(enum: Any, option: str, choice: str | None) -> str | None:
-    """Return the enum's name for the choice of an option; None and "" stay as they are. Raises
-    `ValueError` for an unknown choice.
+    """Return the enum's name for the choice of an option (lower case, without the prefix);
+    None and "" stay as they are. Raises `ValueError` for an unknown choice.
     """
-    if choice and choice not in (known := choices(enum)):
-        raise ValueError(f"{option} must be one of {', '.join(known)}, got {choice!r}.")
-    return choice and f"{_prefix(enum)}{choice.upper()}"
-
-
-def _prefix(enum: Any) -> str:
-    return str(enum.keys()[0].removesuffix("UNSPECIFIED"))
+    names = {name.lower(): name for name in enum.keys()[1:]}
+    prefix = enum.keys()[0].removesuffix("UNSPECIFIED").lower()
+    if choice and f"{prefix}{choice}" not in names:
+        known = ", ".join(name.removeprefix(prefix) for name in names)
+        raise ValueError(f"{option} must be one of {known}, got {choice!r}.")
+    return choice and names[f"{prefix}{choice}"]
 
 
 def checked(call: Callable[P, Result]) -> Callable[P, Result]:
