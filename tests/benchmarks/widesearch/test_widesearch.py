@@ -103,8 +103,8 @@ def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("options", "said"),
     [
         ("--runs 1 --no-judge", "nothing to score; give --responses FILE, or --address HOST:PORT."),
-        ("--runs 1 --responses r.jsonl", "give --no-judge, or --judge with the --config"),
-        ("--runs 1 --responses r.jsonl --judge", "give --no-judge, or --judge with the --config"),
+        ("--runs 1 --responses r.jsonl", "give --no-judge, or --judge with --config"),
+        ("--runs 1 --responses r.jsonl --judge", "give --no-judge, or --judge with --config"),
         (
             "--runs 1 --responses r.jsonl --judge --no-judge --config c.toml",
             "give --no-judge, or --judge",
