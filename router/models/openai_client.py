@@ -45,6 +45,9 @@ _RENDERED = (
 """Fields of a request that the chat template renders."""
 _NO_ROUTE = frozenset({401, 403, 404, 405, 501})
 """Statuses of an endpoint that does not count tokens."""
+_REDIRECTS = frozenset({307, 308})
+"""Statuses of redirects that keep the method and the body."""
+_MAX_REDIRECTS = 3
 _TOKENIZING_S = 5.0
 _DONE = b"[DONE]"
 _EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
@@ -252,26 +255,36 @@ class OpenAIHTTP:
         body: Callable[[], dict[str, Any]],
         reply: "_Reply",
     ) -> None:
-        """Send a request and feed its reply to `reply`. Raises for every status but 200."""
+        """Send a request and feed its reply to `reply`. Raises for every status but 200, and
+        redirects on the same host.
+        """
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
-        try:
-            target = self._chat
-            await self._pool.post(
-                target, lambda: target.request(msgspec.json.encode(body()), name), reply
-            )
-        except _Enough:
-            pass
-        except _FOREIGN as error:
-            if not reply.streamed.whole:
-                raise self._upstream.from_transport(error) from error
-        if reply.status == 200:
-            return
-        location = reply.headers.get("location")
-        if location and 300 <= reply.status < 400:
+        target = self._chat
+        for redirects in range(_MAX_REDIRECTS + 1):
+
+            def request(target: Target = target) -> bytes:
+                return target.request(msgspec.json.encode(body()), name)
+
+            try:
+                await self._pool.post(target, request, reply)
+            except _Enough:
+                pass
+            except _FOREIGN as error:
+                if not reply.streamed.whole:
+                    raise self._upstream.from_transport(error) from error
+            if reply.status == 200:
+                return
+            location = reply.headers.get("location")
+            if not location or not 300 <= reply.status < 400:
+                raise self._upstream.from_status(reply.status, reply.words, reply.headers)
             with suppress(ValueError):
-                location = str(self._chat.url.join(URL(location)))
+                url = target.url.join(URL(location))
+                location = str(url)
+                is_same_host = url.origin() == target.url.origin()
+                if is_same_host and reply.status in _REDIRECTS and redirects < _MAX_REDIRECTS:
+                    target = Target(str(url.with_user(target.url.user)), self._headers)
+                    continue
             raise self._upstream.moved(reply.status, location)
-        raise self._upstream.from_status(reply.status, reply.words, reply.headers)
 
     def _body(self, prompt: Prompt, **streaming: Any) -> dict[str, Any]:
         return chat_body(
@@ -352,6 +365,8 @@ class _Reply:
         """See `Reader`."""
         self.status = 200 if status == 201 else status  # some servers answer each POST with 201
         self.headers = headers
+        self.body.clear()
+        self._size = 0
         self._limit = _MOST_BYTES if self.status == 200 else _MOST_ERROR
         content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if self.status == 200 and content_type == "text/event-stream":

@@ -36,7 +36,6 @@ _REPLACEMENTS = {
     f"{_WORD}br": "\n",
     f"{_WORD}cr": "\n",
     f"{_WORD}noBreakHyphen": "-",
-    f"{_WORD}sym": "\ufffd",  # a character of a symbol font
     _EQUATION: "[equation]",
 }
 _NOTES = {
@@ -55,6 +54,19 @@ _NOT_READ = {
     "{http://schemas.openxmlformats.org/drawingml/2006/diagram}relIds": "diagrams",
     _EQUATION: "equations",
 }
+_UNKNOWN = "\ufffd"
+_SYMBOLS = {
+    "Symbol": (
+        " !∀#∃%&∋()∗+,"
+        "−./0123456789:;<=>?≅ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ[∴]⊥_‾αβχδεφγηιϕκλμνοπθρστυϖωξψζ{|}∼"
+    )
+    + 33 * _UNKNOWN
+    + "€ϒ′≤⁄∞ƒ♣♦♥♠↔←↑→↓°±″≥×∝∂•÷≠≡≈…⏐⎯↵ℵℑℜ℘⊗⊕∅∩∪⊃⊇⊄⊂⊆∈∉"
+    "∠∇®©™∏√⋅¬∧∨⇔⇐⇑⇒⇓◊〈®©™∑⎛⎜⎝⎡⎢⎣⎧⎨⎩⎪\ufffd〉∫⌠⎮⌡⎞⎟⎠⎤⎥⎦⎫⎬⎭",
+    "Wingdings": 76 * _UNKNOWN
+    + f"●{2 * _UNKNOWN}□{8 * _UNKNOWN}☒{46 * _UNKNOWN}▪◻{54 * _UNKNOWN}←→↑↓↖↗↙↘{20 * _UNKNOWN}✗✓☒☑",
+}
+"""Characters of symbol fonts, from a space on."""
 
 
 def read_docx(path: Path) -> Document:
@@ -116,7 +128,9 @@ def _check_unpacked(content: bytes, path: Path) -> None:
 
 
 def _prepare(root: Any) -> None:
-    """Remove duplicate text, write superscripts as such, and end text boxes with a new line."""
+    """Remove duplicate text, write superscripts and symbols as such, and end text boxes with a
+    new line.
+    """
     from lxml import etree
 
     etree.strip_elements(root, *_DUPLICATES, with_tail=False)
@@ -126,6 +140,9 @@ def _prepare(root: Any) -> None:
                 text.text = raised(text.text or "")
     for box in list(root.iter(f"{_WORD}txbxContent")):
         etree.SubElement(box, f"{_WORD}p")
+    for symbol in root.iter(f"{_WORD}sym"):
+        characters = _SYMBOLS.get(symbol.get(f"{_WORD}font"), "").ljust(256, _UNKNOWN)
+        symbol.text = characters[int(symbol.get(f"{_WORD}char", "0"), 16) % 256 - 32]
 
 
 def _blocks(
@@ -173,7 +190,7 @@ def _row(row: Any) -> str:
 
 
 def _text(element: Any) -> str:
-    parts = element.iter(f"{_WORD}t", _PICTURE_TEXT, *_REPLACEMENTS)
+    parts = element.iter(f"{_WORD}t", f"{_WORD}sym", _PICTURE_TEXT, *_REPLACEMENTS)
     texts = (
         _REPLACEMENTS.get(part.tag) or part.text or f" {part.get('descr') or ''} " for part in parts
     )

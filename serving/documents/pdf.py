@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from ctypes import c_double
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from router.errors import BadDocument
-from serving.documents.document import Block, Document, Unread, read_content, title_of
+from serving.documents.document import Block, Document, Unread, raised, read_content, title_of
 
 _PASSWORD = 4
 """PDFium's error code for a missing password."""
@@ -17,6 +18,14 @@ _SHORT_LINE = 0.6
 """Share of the longest line below which a line ends a paragraph, or is a heading."""
 _MAX_SHOWN = 20
 """Max pages whose numbers are shown."""
+_AFTER_TEXT = re.compile(r"(?<=\S)[0-9+−-]+")
+"""Digits and signs that may be superscripts of what is before them."""
+_SAME_LINE = re.compile(r"([⁰¹²³⁴-⁹⁺⁻])\r\n(?= )")
+"""A line break that PDFium sees after a superscript, if the line continues with a space."""
+_RAISED = 0.25
+"""Share of its height by which a superscript is higher than the text before it."""
+_UPRIGHT = 0.01
+"""Max angle of a character that is not rotated, in radians."""
 
 
 def read_pdf(path: Path) -> Document:
@@ -48,7 +57,7 @@ def _pages(pdf: Any, path: Path) -> Iterator[Block | Unread]:
         for number in range(1, len(pdf) + 1):
             try:
                 page = pdf[number - 1]
-                text = _paragraphs(_HYPHEN.sub("", page.get_textpage().get_text_bounded()))
+                text = _paragraphs(_HYPHEN.sub("", _text(page)))
                 is_blank = next(page.get_objects(max_depth=1), None) is None
                 page.close()
             except pypdfium2.PdfiumError:
@@ -71,6 +80,42 @@ def _pages(pdf: Any, path: Path) -> Iterator[Block | Unread]:
     for kind, numbers in unread.items():
         more = ", …" if len(numbers) > _MAX_SHOWN else ""
         yield Unread(f"{len(numbers)} {kind} ({', '.join(numbers[:_MAX_SHOWN])}{more})")
+
+
+def _text(page: Any) -> str:
+    """Return the text of a page, with superscript digits as superscripts."""
+    text_page = page.get_textpage()
+    text: str = text_page.get_text_bounded()
+    whole: str = text_page.get_text_range()
+    characters = list(whole)
+    is_aligned = len(characters) == text_page.count_chars()
+    if is_aligned and "".join(whole.split()) == "".join(text.split()):
+        for run in _AFTER_TEXT.finditer(whole):
+            base, _ = _place(text_page, run.start() - 1)
+            places = {index: _place(text_page, index) for index in range(*run.span())}
+            above = [
+                index
+                for index, (level, height) in places.items()
+                if level - base > _RAISED * height > 0
+            ]
+            superscript = raised("".join(characters[index] for index in above))
+            for index, character in zip(above, superscript, strict=True):
+                characters[index] = character
+        text = _SAME_LINE.sub(r"\1", "".join(characters))
+    text_page.close()
+    return text
+
+
+def _place(text_page: Any, index: int) -> tuple[float, float]:
+    """Return the baseline of a character and its height, which is 0 if it is rotated."""
+    from pypdfium2 import raw
+
+    x = c_double()
+    y = c_double()
+    raw.FPDFText_GetCharOrigin(text_page.raw, index, x, y)
+    _, bottom, _, top = text_page.get_charbox(index)
+    is_upright = abs(raw.FPDFText_GetCharAngle(text_page.raw, index)) < _UPRIGHT
+    return y.value, is_upright * (top - bottom)
 
 
 def _paragraphs(text: str) -> str:

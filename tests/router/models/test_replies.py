@@ -391,18 +391,32 @@ def redirects(status: int, location: str) -> Behaviour:
     return replies(b"moved", "text/plain", status, {"Location": location})
 
 
+async def test_redirects_on_the_same_host(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """Up to three are followed, with method, body and key."""
+    for status in (307, 308):
+        openai_server.plays(
+            redirects(status, "/v1/chat/completions"), redirects(307, "completions"), says("ab")
+        )
+        assert (await model.complete(PROMPT)).text == "ab"
+        assert openai_server.bodies[-1] == openai_server.bodies[-3]
+        assert openai_server.headers[-1]["Authorization"] == "Bearer sk-secret"
+        openai_server.plays(
+            redirects(status, f"{openai_server.base_url}/chat/completions"), says("ab")
+        )
+        assert (await streamed(model, PROMPT)).text == "ab"
+    openai_server.plays(redirects(307, "/v1/chat/completions"))
+    with pytest.raises(UpstreamRefused, match="HTTP 307"):
+        await model.complete(PROMPT)
+
+
 @pytest.mark.parametrize(
     "target",
-    [
-        "/v2/chat/completions",
-        "{other}/v1/chat/completions",
-        "//{other_host}/x",
-        "https://{host}/v1",
-        "//e.invalid",
-    ],
+    ["{other}/v1/chat/completions", "//{other_host}/x", "https://{host}/v1", "//e.invalid"],
 )
-async def test_redirects(model: OpenAIHTTP, openai_server: OpenAIServer, target: str) -> None:
-    """A redirect is named in the error and not followed, so the key goes nowhere else."""
+async def test_redirects_elsewhere(
+    model: OpenAIHTTP, openai_server: OpenAIServer, target: str
+) -> None:
+    """They are named and not followed: the key goes to no other host, port or scheme."""
     async with serving() as other:
         host = openai_server.base_url.removeprefix("http://").removesuffix("/v1")
         other_host = other.base_url.removeprefix("http://").removesuffix("/v1")

@@ -90,3 +90,26 @@ def test_a_damaged_page_is_reported(tmp_path: Path) -> None:
     )
     assert pages(path) == [(1, "One.")]
     assert unread(path) == "1 damaged pages (2)"
+
+
+def test_raised_digits_are_superscripts(tmp_path: Path) -> None:
+    """Anywhere in a line, also with a sign; lowered digits and those of rotated text are not."""
+    path = pdf(tmp_path / "a.pdf", "TEXT")
+    up, down = "5 Ts /F1 7 Tf", "0 Ts /F1 12 Tf"
+    stream = (
+        f"BT /F1 12 Tf 50 700 Td (About 10) Tj {up} (6) Tj {down} ( m in 1871) Tj {up} "
+        f"(1) Tj {down} ( of H) Tj "
+        f"-3 Ts /F1 7 Tf (2) Tj {down} (O at 10) Tj {up} (-3) Tj {down} (.) Tj ET BT 0 "
+        "12 -12 0 30 100 Tm (x2019) Tj ET"
+    )
+    content = path.read_text("latin-1")
+    start = content.index("<< /Length")
+    end = content.index("endobj", start)
+    path.write_text(
+        f"{content[:start]}<< /Length {len(stream)} >> stream\n{stream}\nendstream\n"
+        f"{content[end:]}",
+        "latin-1",
+    )
+    text = " ".join(pages(path)[0][1].split())
+    assert "About 10⁶ m in 1871¹ of H2O at 10⁻³" in text
+    assert not set("⁰¹²³⁴⁵⁶⁷⁸⁹") & set(text.partition("10⁻³")[2])
