@@ -372,5 +372,8 @@ def _git_revision() -> str:
     if not (root / ".git").exists() or shutil.which("git") is None:
         return ""
     command = ["git", *"describe --always --dirty --abbrev=40 --exclude=*".split()]
-    described = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    # No shell is started.
+    described = subprocess.run(  # noqa: S603
+        command, cwd=root, capture_output=True, text=True, check=False
+    )
     return described.stdout.strip()

@@ -111,7 +111,7 @@ class BudgetExhausted(RolegateError):
         self.contended = contended
         """True if only reservations for work under way are in the way, so that waiting may help."""
         self.left = left
-        """What the limit has left; None if a smaller request would fail, too."""
+        """The amount that the limit has left; None if a smaller request would fail, too."""
 
 
 class QuotaExhausted(BudgetExhausted):

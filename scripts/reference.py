@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REMEDIES: dict[type[errors.RolegateError], str] = {
     errors.BadRequest: "Correct the field that the message names.",
     errors.BadConfig: "Run `rolegate check`, and correct what it names.",
-    errors.StoreInUse: "Stop the other process, or give this one a store of its own.",
+    errors.StoreInUse: "Stop the other process, or give this one another store.",
     errors.BadIndex: "Run `rolegate index build` again; it keeps what can be kept.",
     errors.BadCorpus: "Correct the row that the message names.",
     errors.DuplicateId: "Give each row an id that no other row has.",

@@ -22,14 +22,14 @@ FOLDERS = ("router", "serving", "executor_sft", "benchmarks", "protos/rolegate/c
 APART = ("executor_sft/miniworld", "executor_sft/minimodel")
 """Counted apart: a fictional world for tests and the demo, not a part of the gateway."""
 WIDTH = 100
-MOST_TOKENS = 325_000
-MOST_DENSITY = 0.72
+MOST_TOKENS = 321_500
+MOST_DENSITY = 0.73
 """Statements per line of code; blank lines, comments and docstrings are no lines of code."""
 MOST_UNDOCUMENTED = 0.08
 """Share of public functions, methods and classes without a docstring."""
 MOST_EXCEPTIONS = 10
 """`noqa` and `type: ignore`, tests apart."""
-MOST_MODULES = 18
+MOST_MODULES = 19
 """Modules in one folder."""
 LAYOUT = {
     tokenize.COMMENT,

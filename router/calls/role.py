@@ -172,11 +172,11 @@ class Role:
         ledger: Ledger,
         *,
         least: bool = False,
-        beside: Amount = NOTHING,
+        extra: Amount = NOTHING,
     ) -> None:
         """Reserve the worst case of a call with `messages` and `coming_tokens` more.
 
-        `least`: for the smallest output that is worth a call. `beside`: reserved in addition.
+        `least`: for the smallest output that is worth a call. `extra`: reserved in addition.
         Raises `BudgetExhausted` and `StoreFailed`.
         """
         tokens = await prompt_tokens(
@@ -185,7 +185,7 @@ class Role:
         max_tokens = self.sampling.max_tokens
         if least:
             max_tokens = least_tokens(max_tokens)
-        await ledger.reserve_for_answer(self._worst(tokens + coming_tokens, max_tokens) + beside)
+        await ledger.reserve_for_answer(self._worst(tokens + coming_tokens, max_tokens) + extra)
 
     def limited(self, max_tokens: int) -> "Role":
         """Return the role with an output limit of at most `max_tokens`; 0 keeps the limit."""

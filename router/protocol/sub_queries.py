@@ -20,7 +20,8 @@ _CLOSING = {
 # A quote closes its string only before what may follow a string, so a bare quote within a question
 # does no harm.
 _FOLLOWS = re.compile(
-    r"""\s*+(?:\Z|[\]}]|(?P<key>:)|\)\s*+(?:\Z|[\],])|,\s*+(?:\Z|["'“\[{(\]}]|-?\d|null|none|true|false))"""
+    r"""\s*+(?:\Z|[\]}]|(?P<key>:)|\)\s*+(?:\Z|[\],])"""
+    r"""|,\s*+(?:\Z|["'“\[{(\]}]|-?\d|null|none|true|false))"""
     r"""|[^\S\n]*+\n\s*+["'“]""",
     re.IGNORECASE,
 )

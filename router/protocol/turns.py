@@ -90,7 +90,8 @@ def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
 
 
 _ACTION = re.compile(
-    r"""<\s{0,9}(?:(access)\s{1,9}document|call\s{1,9}tool)\s{0,9}=\s{0,9}(["'])([^<>]{1,2000}?)\2\s{0,9}>""",
+    r"""<\s{0,9}(?:(access)\s{1,9}document|call\s{1,9}tool)"""
+    r"""\s{0,9}=\s{0,9}(["'])([^<>]{1,2000}?)\2\s{0,9}>""",
     re.IGNORECASE,
 )
 _ACTION_END = re.compile(r"<\s{0,9}/\s{0,9}(?:access|call)\s{0,9}>", re.IGNORECASE)

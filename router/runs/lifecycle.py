@@ -392,7 +392,8 @@ async def ended_run(
     """Return the run once it has ended; None if it could not be stored. Raises `NotFound`."""
     if here := live.find(run_id):
         return await asyncio.shield(here.ended)
-    while (run := await archive.load(run_id, tenant)).status == "running":  # noqa: ASYNC110 - no event crosses processes
+    # The run may be another process's, from which no event comes.
+    while (run := await archive.load(run_id, tenant)).status == "running":  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
     return run
 

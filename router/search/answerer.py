@@ -52,7 +52,7 @@ class Answerer:
             coming_tokens,
             ledger,
             least=not any(report.evidence for _, report in pairs),
-            beside=searching,
+            extra=searching,
         )
 
     def _messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:

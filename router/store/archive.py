@@ -246,7 +246,7 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
         CALLS.c.run_id == columns.run_id, CALLS.c.executor_version == wanted.executor_version
     )
     accepted = func.coalesce(FEEDBACK.c.accepted, FEEDBACK.c.score >= 0.5)  # as `Feedback.good`
-    verdict = true()
+    verdict: ColumnElement[bool] = true()
     if wanted.feedback != "any":
         verdict = accepted == (true() if wanted.feedback == "good" else false())
     # The concatenation avoids the index of statuses: other runs than running ones are too many.

@@ -321,7 +321,8 @@ async def _followed(database: Database, folder: Path) -> None:
     wanted = await asyncio.to_thread(lambda: max(changes(), default=Position()))
     try:
         async with asyncio.timeout(_WAIT_S):
-            while await database.read(partial(place_of, log=_SQLITE)) < wanted:  # noqa: ASYNC110 - another process writes it
+            # Another process writes it, so that there is nothing to wait for but time.
+            while await database.read(partial(place_of, log=_SQLITE)) < wanted:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise StoreFailed("The gateway's database is behind its log; try again.") from None

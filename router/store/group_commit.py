@@ -160,8 +160,9 @@ class GroupCommit:
                         await self._commit([begin], (), ())
                 return await self._commit((), wishes, changes)
 
-            for waiting in (*begins, *wishes):
-                _resolve(waiting.answer, StoreFailed(str(error) or FAILED))
+            failure = StoreFailed(str(error) or FAILED)
+            for answer in [item.answer for item in begins] + [item.answer for item in wishes]:
+                _resolve(answer, failure)
             raise
 
         self._note(leases, changes)
@@ -294,8 +295,8 @@ def _leases(connection: Connection, log: str, sizes: _Sizes, spent: dict[Period,
         for of, size in zip(LIMITED, wanted, strict=True):
             booked = getattr(spent[key], of)
             leases[key].append((booked, _granted(size, own[*key, of], booked + others[*key, of])))
-    sums = {key: [lease for _, lease in pairs] for key, pairs in leases.items()}
-    put_leases(connection, log, sums)
+    granted = {key: [lease for _, lease in pairs] for key, pairs in leases.items()}
+    put_leases(connection, log, granted)
     return leases
 
 

@@ -176,7 +176,8 @@ def _dates(text: str) -> Iterator[tuple[str, str]]:
 
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)
 _SITE = re.compile(
-    r"(?:https?://)?(?:www\.)*([^\s/?#:@<>\[\]*`]+\.[^\s/?#:@<>\[\]*`.]+)(?::\d+)?(/[^\s?#<>\[\]`]*)?",
+    r"(?:https?://)?(?:www\.)*([^\s/?#:@<>\[\]*`]+\.[^\s/?#:@<>\[\]*`.]+)"
+    r"(?::\d+)?(/[^\s?#<>\[\]`]*)?",
     re.IGNORECASE,
 )
 

@@ -28,7 +28,8 @@ _MOST_CHARS = 100
 
 _HOLES: tuple[CellState, ...] = ("missing", "not_found")
 _ASK = re.compile(
-    r"""<\s{0,4}ask\s{1,4}column\s{0,4}=\s{0,4}["'“]?([^"”<>]{1,200}?)["'”]?\s{0,4}>([^<]{1,500})<\s{0,4}/\s{0,4}ask""",
+    r"""<\s{0,4}ask\s{1,4}column\s{0,4}=\s{0,4}["'“]?([^"”<>]{1,200}?)["'”]?\s{0,4}>"""
+    r"""([^<]{1,500})<\s{0,4}/\s{0,4}ask""",
     re.IGNORECASE,
 )
 

@@ -56,7 +56,8 @@ _OPENING_WORDS = re.compile(
 _PIECE = re.compile(r"""[^\w.…⋮?-]*$|[{}\]<]|\[\s*(?:["\[{]|$)|["'][^"']*["']\s*:""")
 """Punctuation, or a part of JSON or HTML."""
 _SENTENCE = re.compile(
-    r"""(?:\S+\s+){3}.*(?<!\b[A-Z])(?<!\bInc)(?<!\bLtd)(?<!\bCo)(?<!\bCorp)(?<!\bJr)(?<!\bSr)\.["')”]?\s*$"""
+    r"""(?:\S+\s+){3}.*(?<!\b[A-Z])(?<!\bInc)(?<!\bLtd)(?<!\bCo)(?<!\bCorp)"""
+    r"""(?<!\bJr)(?<!\bSr)\.["')”]?\s*$"""
     r"|.{200}|.*[。！？]$"
 )
 _LISTED = re.compile(r"[、;]|,(?:\s+and)?\s")

@@ -124,6 +124,8 @@ def lanes(run: Run) -> tuple[Lane, ...]:
         if agent == DELEGATOR and isinstance(run.result, Trajectory):
             searches = run.result.searches
         if own or execution or conversation or dispatched:
+            source = execution or dispatched
+            sub_query = source.sub_query if source else ""
             found.append(
                 Lane(
                     agent,
@@ -131,11 +133,7 @@ def lanes(run: Run) -> tuple[Lane, ...]:
                         _bar(run, call, length, decisions if agent != lead else ()) for call in own
                     ),
                     tuple(_pauses(run, own, length)),
-                    execution.sub_query
-                    if execution
-                    else dispatched.sub_query
-                    if dispatched
-                    else "",
+                    sub_query,
                     dispatched.round if dispatched else 0,
                     execution,
                     conversation,

@@ -37,6 +37,7 @@ CALL = Call(
 
 def test_every_field_of_the_call_above_is_set() -> None:
     """A new field has to be set there, so that the next test covers it."""
+    assert CALL.usage is not None
     for struct in (CALL, CALL.usage):
         unset = [
             field.name for field in fields(struct) if getattr(struct, field.name) == field.default
