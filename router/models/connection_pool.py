@@ -331,7 +331,7 @@ class _Connection(asyncio.Protocol):
             self._begun = True
             self._chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
             coding = self._headers.get("content-encoding", "identity")
-            if coding != "identity":
+            if coding != "identity" and self._status < 300:
                 raise httptools.HttpParserError(
                     f"a body in the encoding {coding!r}, though none was accepted"
                 )

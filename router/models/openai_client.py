@@ -259,13 +259,11 @@ class OpenAIHTTP:
         redirects on the same host.
         """
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
-        target = self._chat
+        target: Target | None = None
         for redirects in range(_MAX_REDIRECTS + 1):
-
-            def request(target: Target = target) -> bytes:
-                return target.request(msgspec.json.encode(body()), name)
-
             try:
+                target = target or self._chat
+                request = partial(self._request, target, body, name)
                 await self._pool.post(target, request, reply)
             except _Enough:
                 pass
@@ -285,6 +283,10 @@ class OpenAIHTTP:
                     target = Target(str(url.with_user(target.url.user)), self._headers)
                     continue
             raise self._upstream.moved(reply.status, location)
+
+    @staticmethod
+    def _request(target: Target, body: Callable[[], dict[str, Any]], name: str) -> bytes:
+        return target.request(msgspec.json.encode(body()), name)
 
     def _body(self, prompt: Prompt, **streaming: Any) -> dict[str, Any]:
         return chat_body(
@@ -448,6 +450,9 @@ class _Reply:
         """The server's words in a reply with an error status."""
         if self._size > self._limit:
             return f"a reply of more than {self._limit >> 10} KiB"
+        coding = self.headers.get("content-encoding", "identity")
+        if coding != "identity":
+            return f"a body in the encoding {coding!r}"
         with suppress(*JSON_ERRORS):
             failure = read_replies(self.body)[0].failure
             if failure and failure.message:

@@ -52,8 +52,9 @@ class CompletionDetails(msgspec.Struct, frozen=True, gc=False):
 class UsageReply(msgspec.Struct, frozen=True, gc=False):
     """Usage as the engine counted it."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    """Not typed: a count that is no whole number makes the usage impossible, not unknown."""
     total_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
@@ -62,8 +63,11 @@ class UsageReply(msgspec.Struct, frozen=True, gc=False):
 
     def usage(self) -> Usage | None:
         """Return the counts, plausible or not; None if the prompt's or the output's is missing."""
-        if self.prompt_tokens is None or self.completion_tokens is None:
+        counts = (self.prompt_tokens, self.completion_tokens)
+        if None in counts:
             return None
+        if not all(type(count) is int for count in counts):
+            return Usage(-1, -1)
         cached = self.prompt_cache_hit_tokens
         if self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens is not None:
             cached = self.prompt_tokens_details.cached_tokens
@@ -394,12 +398,20 @@ def read_replies(body: bytes | bytearray) -> tuple[ChatReply, ...]:
     try:
         return (_read_reply(body),)
     except msgspec.ValidationError:
-        return (readable(ChatReply, msgspec.json.decode(body)) or ChatReply(),)
+        return (_readable_reply(msgspec.json.decode(body)),)
     except msgspec.DecodeError:  # several values, or numbers such as NaN
         values = _json_values(bytes(body).decode("utf-8-sig").strip().removesuffix("[DONE]"))
         if not values or values[-1][1] is msgspec.UNSET:
             raise
-        return tuple(readable(ChatReply, value) or ChatReply() for _, value in values)
+        return tuple(_readable_reply(value) for _, value in values)
+
+
+def _readable_reply(raw: Any) -> ChatReply:
+    """Return the readable parts of a reply; a usage that is none counts as an impossible one."""
+    reply: ChatReply = readable(ChatReply, raw) or ChatReply()
+    if isinstance(raw, dict) and raw.get("usage") is not None and reply.usage is None:
+        return msgspec.structs.replace(reply, usage=UsageReply(-1, -1))
+    return reply
 
 
 def readable(kind: Any, raw: Any) -> Any:

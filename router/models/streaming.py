@@ -222,14 +222,10 @@ class StreamedReply:
 
     def _count(self, usage: UsageReply) -> None:
         """Keep the latest usage, unless it counts less than an earlier one or is unreadable."""
-        counted = usage.completion_tokens
-        if (
-            usage.prompt_tokens is not None
-            and counted is not None
-            and counted >= self._most_counted
-        ):
+        counts = usage.usage()
+        if counts and (self._usage is None or counts.completion_tokens >= self._most_counted):
             self._usage = usage
-            self._most_counted = counted
+            self._most_counted = counts.completion_tokens
 
     def take_whole(self, reply: ChatReply) -> None:
         """Add a whole reply; without a finish reason, it has stopped."""

@@ -639,18 +639,18 @@ def usage_reply(usage: object) -> bytes:
         ),
         ({"prompt_tokens": -1, "completion_tokens": 1}, Usage(-1, 1)),
         ({"prompt_tokens": 3, "completion_tokens": 2**63 - 1}, Usage(3, 2**63 - 1)),
-        ({"prompt_tokens": "3", "completion_tokens": 1}, None),
-        ({"prompt_tokens": 3, "completion_tokens": True}, None),
-        ({"prompt_tokens": 3.5, "completion_tokens": 1}, None),
-        ([3, 1], None),
+        ({"prompt_tokens": "3", "completion_tokens": 1}, Usage(-1, -1)),
+        ({"prompt_tokens": 3, "completion_tokens": True}, Usage(-1, -1)),
+        ({"prompt_tokens": 3.5, "completion_tokens": 1}, Usage(-1, -1)),
+        ([3, 1], Usage(-1, -1)),
         ({**XAI, "completion_tokens_details": {"reasoning_tokens": 94}}, Usage(32, 103, None, 94)),
     ],
 )
 async def test_usage(
     model: OpenAIHTTP, openai_server: OpenAIServer, said: object, expected: Usage | None
 ) -> None:
-    """A count that is missing or is no number is unknown, not zero; implausible counts are kept for
-    the ledger to judge.
+    """A missing count is unknown, not zero; a count that is no whole number is impossible; others
+    are kept for the ledger to judge.
     """
     openai_server.plays(replies(usage_reply(said)))
     assert (await model.complete(PROMPT)).usage == expected
