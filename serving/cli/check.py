@@ -102,18 +102,19 @@ def _not_built(config: Config) -> list[str]:
         manifest = read_manifest(Path(retrieval.index))
     except BadIndex as error:
         return [f"retrieval.index: {error} Run `rolegate index build`."]
+    problems = []
     if manifest.lexical != retrieval.lexical:
         lexical = str(manifest.lexical).lower()
-        return [f"retrieval.lexical: must be {lexical} for the index in {retrieval.index}."]
-    if manifest.lexical and not has_words(manifest):
-        return [f"retrieval.index: {retrieval.index}: {OUTDATED}"]
+        problems.append(f"retrieval.lexical: must be {lexical} for the index in {retrieval.index}.")
+    elif manifest.lexical and not has_words(manifest):
+        problems.append(f"retrieval.index: {retrieval.index}: {OUTDATED}")
     embedder = identity_of(retrieval.embedder)
     if manifest.embedder != embedder:
-        return [
+        problems.append(
             f"retrieval.embedder: is {embedder}, but the index was built with {manifest.embedder}; "
             "name that one."
-        ]
-    return []
+        )
+    return problems
 
 
 async def _probed(config: Config, options: CheckOptions) -> Found:

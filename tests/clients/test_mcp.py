@@ -128,7 +128,8 @@ async def test_a_table(gateway: str) -> None:
     assert told[0] == "→ 1. discover 0"
     assert [text.partition(";")[0] for text in refused] == [
         "columns: none is a key",
-        "column 'a:b': the type 'b' is unknown",
+        "the type of column 'a:b' must be one of text, integer, number, date, url, boolean, "
+        "choice, got 'b'.",
     ]
 
 

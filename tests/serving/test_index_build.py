@@ -173,7 +173,7 @@ def test_names_that_are_not_utf8_are_shown_escaped(
     assert main(["index", "build", str(docs / folder), "--out", "another"]) == 0
     shown = capsys.readouterr().out
     assert r"caf\xe9/\xe4.jsonl:1: " in shown
-    assert "1 documents (1 read now, 1 skipped)" in shown
+    assert "1 document (1 read now, 1 skipped)" in shown
 
 
 def test_a_pdf_that_unpacks_to_gigabytes_is_left_out(docs: Path, build: Build) -> None:

@@ -185,7 +185,7 @@ async def test_feedback_on_the_last_answer(piped: Piped) -> None:
     ]
     assert run.err.count("there is no last answer") == 2
     assert run.err.count("/bad [RIGHT ANSWER]") == 2
-    assert ":nonsense is no command here." in run.err
+    assert ":nonsense is not a command." in run.err
 
 
 async def test_ctrl_c_cancels_the_running_question_alone() -> None:
