@@ -259,10 +259,12 @@ class OpenAIHTTP:
         redirects on the same host.
         """
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
-        target: Target | None = None
+        try:
+            target = self._chat
+        except aiohttp.InvalidURL as error:
+            raise self._upstream.from_transport(error) from error
         for redirects in range(_MAX_REDIRECTS + 1):
             try:
-                target = target or self._chat
                 request = partial(self._request, target, body, name)
                 await self._pool.post(target, request, reply)
             except _Enough:
