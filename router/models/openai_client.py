@@ -282,7 +282,9 @@ class OpenAIHTTP:
                 location = str(url)
                 is_same_host = url.origin() == target.url.origin()
                 if is_same_host and reply.status in _REDIRECTS and redirects < _MAX_REDIRECTS:
-                    target = Target(str(url.with_user(target.url.user)), self._headers)
+                    # The endpoint's URL keeps the user and password that base_url has.
+                    moved = target.url.with_path(url.raw_path, encoded=True).with_query(url.query)
+                    target = Target(str(moved), self._headers)
                     continue
             raise self._upstream.moved(reply.status, location)
 

@@ -409,6 +409,17 @@ async def test_redirects_on_the_same_host(model: OpenAIHTTP, openai_server: Open
         await model.complete(PROMPT)
 
 
+async def test_a_redirect_keeps_user_and_password(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """Those of `base_url` go along, as no other host gets them."""
+    base_url = openai_server.base_url.replace("//", "//ada:secret@")
+    openai_server.plays(redirects(307, "/v1/chat/completions"), says("ab"))
+    assert (await OpenAIHTTP(pool, base_url, MODEL).complete(PROMPT)).text == "ab"
+    first, second = (headers["Authorization"] for headers in openai_server.headers[-2:])
+    assert first == second
+
+
 @pytest.mark.parametrize(
     "target",
     ["{other}/v1/chat/completions", "//{other_host}/x", "https://{host}/v1", "//e.invalid"],
