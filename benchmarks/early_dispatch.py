@@ -199,7 +199,12 @@ class _Paced:
         return Reply(_tokens(text), (), _FIRST_TOKEN_S, token_s, per_event)
 
 
-def _written(text: str, per_s: float, per_event: int, thinks: int = 0) -> Reply:
+def _written(
+    text: str,
+    per_s: float,
+    per_event: int,
+    thinks: int = 0,
+) -> Reply:
     return Reply(_tokens(text), ["hm "] * thinks, _FIRST_TOKEN_S, lambda: 1 / per_s, per_event)
 
 

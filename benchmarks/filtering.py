@@ -160,8 +160,23 @@ async def _write_trajectories(mini: MiniDeployment, work: Path, options: Options
         gold += await _world(mini, work, seed, options.questions)
     rollouts = [work / f"world-{seed}" / "rollouts" for seed in options.worlds]
     mix = ",".join(f"{stratum}={count}" for stratum, count in (_SINGLE | _MULTI).items())
-    await _step("filter", *rollouts, "--none", "--mix", mix, "--out", work / "unfiltered")
-    await _step("filter", *rollouts, "--mix", mix, "--out", work / "filtered")
+    await _step(
+        "filter",
+        *rollouts,
+        "--none",
+        "--mix",
+        mix,
+        "--out",
+        work / "unfiltered",
+    )
+    await _step(
+        "filter",
+        *rollouts,
+        "--mix",
+        mix,
+        "--out",
+        work / "filtered",
+    )
     _write_gold(work / "gold", gold)
 
 
@@ -174,8 +189,24 @@ async def _trained(
     """Train the student on the trajectories of an arm; return the folder of its adapter."""
     data = work / f"{arm}-data"
     out = work / f"{arm}-trained"
-    await _step("dataset", work / arm, "--model", student, "--out", data)
-    await _step("train", data, "--model", student, "--recipe", recipe, "--out", out)
+    await _step(
+        "dataset",
+        work / arm,
+        "--model",
+        student,
+        "--out",
+        data,
+    )
+    await _step(
+        "train",
+        data,
+        "--model",
+        student,
+        "--recipe",
+        recipe,
+        "--out",
+        out,
+    )
     return out / "model"
 
 

@@ -190,7 +190,12 @@ async def _serve(config: Path, doubles: Sequence[str]) -> None:
 
     retriever = OnePassage() if "retriever" in doubles else None
     opened = running_gateway(
-        load_config(config), _ANY, log_lines.append, _ANY, retriever=retriever, journal=journal
+        load_config(config),
+        _ANY,
+        log_lines.append,
+        _ANY,
+        retriever=retriever,
+        journal=journal,
     )
     async with opened as address:
         tune_interpreter()

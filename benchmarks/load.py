@@ -148,7 +148,12 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 async def ask_until(
-    client: AsyncClient, text: str, deadline_s: float, *, hurried: bool = False, columns: str = ""
+    client: AsyncClient,
+    text: str,
+    deadline_s: float,
+    *,
+    hurried: bool = False,
+    columns: str = "",
 ) -> Ended:
     """Ask a question, or for a table if `columns` are given. The text is also the request id, so
     that the same question asked again is the same request. `hurried`: `deadline_s` is the client's
@@ -181,7 +186,16 @@ async def ask_until(
     took_s = time.perf_counter() - begun
     tokens = sum(usage.prompt_tokens + usage.completion_tokens for usage in answer.usage)
     attempts = sum(usage.attempts for usage in answer.usage)
-    return Ended(ANSWERED, True, took_s, deadline_s, answer.run_id, attempts, tokens, rows)
+    return Ended(
+        ANSWERED,
+        True,
+        took_s,
+        deadline_s,
+        answer.run_id,
+        attempts,
+        tokens,
+        rows,
+    )
 
 
 def rows_of(table: Table) -> str:

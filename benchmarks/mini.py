@@ -173,7 +173,12 @@ async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> 
     ]
     gold = [sub_query.report for sub_query in question.sub_queries]
     return Asked(
-        question, run, rounds, await answered(reports), await answered(gold), tuple(executions)
+        question,
+        run,
+        rounds,
+        await answered(reports),
+        await answered(gold),
+        tuple(executions),
     )
 
 

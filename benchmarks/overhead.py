@@ -274,7 +274,12 @@ async def measure(options: Options) -> Figures:
     """Measure the parts. Raises `RolegateError`."""
     if options.quick:
         options = replace(
-            options, rounds=2, questions=5, rate=40.0, in_flight=(2, 8), token_s=0.001
+            options,
+            rounds=2,
+            questions=5,
+            rate=40.0,
+            in_flight=(2, 8),
+            token_s=0.001,
         )
     figures = list[Figure]()
     variants = list[Variant]()
@@ -316,7 +321,14 @@ async def _paced(bench: Bench, options: Options) -> Rounds:
 
 
 async def _cpu(bench: Bench, options: Options) -> Rounds:
-    processes = await bench.start(*_DOUBLES, "P1", "P2", "no_gateway", "SDK", "SDK_streamed")
+    processes = await bench.start(
+        *_DOUBLES,
+        "P1",
+        "P2",
+        "no_gateway",
+        "SDK",
+        "SDK_streamed",
+    )
     order = Order(0, options.questions, at_once=_CONCURRENCY)
     return await in_turns(await bench.variants(processes, order), options.rounds)
 

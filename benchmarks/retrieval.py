@@ -154,7 +154,15 @@ async def measure(options: Options) -> Figures:
             loads += rows
             seen = f"{different} of {number} passages"
             checks.append(Check("queries find the same both ways", not different, seen))
-    return Figures(passages, asked, indexed, ranked, found, loads, checks)
+    return Figures(
+        passages,
+        asked,
+        indexed,
+        ranked,
+        found,
+        loads,
+        checks,
+    )
 
 
 def read_questions(
@@ -197,7 +205,11 @@ def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, flo
 
 
 def _ranked(
-    index: Index, embedder: Embedder, questions: Sequence[BenchmarkQuestion], *, sub_questions: bool
+    index: Index,
+    embedder: Embedder,
+    questions: Sequence[BenchmarkQuestion],
+    *,
+    sub_questions: bool,
 ) -> tuple[list[Found], float]:
     """Return the accuracy of all rankings, and the queries per second."""
     steps = [question.sub_questions if sub_questions else () for question in questions]

@@ -110,4 +110,11 @@ def figure(wanted: Wanted, measured: Mapping[str, Sequence[Round]]) -> Figure:
         return Figure(wanted.figure, value, low, high, f"≤ {wanted.most:g}", value <= wanted.most)
     if wanted.least is not None:
         return Figure(wanted.figure, value, low, high, f"≥ {wanted.least:g}", value >= wanted.least)
-    return Figure(wanted.figure, value, low, high, "", None)
+    return Figure(
+        wanted.figure,
+        value,
+        low,
+        high,
+        "",
+        None,
+    )

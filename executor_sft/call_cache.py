@@ -52,7 +52,13 @@ class CallCache:
         with closing(JsonlFile(path, _Entry, "remove this line, or name a new folder")) as file:
             yield cls(file)
 
-    async def complete(self, model: Model, role: RoleName, prompt: Prompt, key: str) -> Completion:
+    async def complete(
+        self,
+        model: Model,
+        role: RoleName,
+        prompt: Prompt,
+        key: str,
+    ) -> Completion:
         """Return the completion kept under `key`, or else the model's. Concurrent requests with
         one key make one call. Raises the model's errors and `StoreFailed`.
         """

@@ -125,7 +125,12 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
     return write_version(folder, trained / MODEL, version, [Path(start).name] if start else [])
 
 
-def check_engine(what: str, config: Config, trained_on: str, rank: int | None) -> None:
+def check_engine(
+    what: str,
+    config: Config,
+    trained_on: str,
+    rank: int | None,
+) -> None:
     """Raise `BadVersion`, beginning with `what`, if the executor's engine serves another model, or
     does not take adapters of this rank.
 

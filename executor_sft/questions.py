@@ -117,7 +117,15 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
             raise BadConfig(f"{path}:{number}: no right answer; give one of {', '.join(_ANSWERS)}.")
 
         name = str(number if line.id is None else line.id)
-        question = Question(name, text, golds, line.source or line.dataset, (), table, rows)
+        question = Question(
+            name,
+            text,
+            golds,
+            line.source or line.dataset,
+            (),
+            table,
+            rows,
+        )
         if question.key in questions:
             duplicates += 1
             continue

@@ -121,7 +121,12 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     )
     yield "dataset", dataset.run(data), ""
     trained = work / "trained"
-    training = train.Options(dataset=data.out, model=student, recipe=options.recipe, out=trained)
+    training = train.Options(
+        dataset=data.out,
+        model=student,
+        recipe=options.recipe,
+        out=trained,
+    )
     yield "train", train.run(training), ""
     evaluation = evaluate.Options(
         config=options.config,

@@ -223,7 +223,13 @@ class RolloutWorker:
                 rollouts.append(SubQueryRollout(teacher, student, tuple(capped)))
         return msgspec.structs.replace(run, sub_queries=tuple(rollouts))
 
-    async def _sample(self, executor: Executor, run: Rollout, round_: int, place: int) -> Sample:
+    async def _sample(
+        self,
+        executor: Executor,
+        run: Rollout,
+        round_: int,
+        place: int,
+    ) -> Sample:
         """Let `executor` work on a sub-query, by its round and its place there, and continue the
         run from its report.
         """

@@ -265,4 +265,11 @@ async def open_runtime(
                 loading = Adapters(session, base_url, api_key(role.api_key_env))
                 if await loading.load(name, weights.parent.resolve()):
                     stack.push_async_callback(loading.unload, name)
-        yield Runtime(config, retriever, session, pool, engines, opened_cache)
+        yield Runtime(
+            config,
+            retriever,
+            session,
+            pool,
+            engines,
+            opened_cache,
+        )

@@ -143,7 +143,12 @@ def run(options: Options) -> int:
     return 0
 
 
-def _train(step: Step, options: Options, recipe: Recipe, devices: int) -> None:
+def _train(
+    step: Step,
+    options: Options,
+    recipe: Recipe,
+    devices: int,
+) -> None:
     rows = read_rows(options.dataset / ROWS)
     base = options.model
     checkpoints = step.folder / _CHECKPOINTS
@@ -374,6 +379,10 @@ def _git_revision() -> str:
     command = ["git", *"describe --always --dirty --abbrev=40 --exclude=*".split()]
     # No shell is started.
     described = subprocess.run(  # noqa: S603
-        command, cwd=root, capture_output=True, text=True, check=False
+        command,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return described.stdout.strip()

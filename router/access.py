@@ -133,7 +133,12 @@ def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> 
     key_id = secrets.token_hex(4)
     secret = secrets.token_urlsafe(32)
     return f"rg_{key_id}_{secret}", Key(
-        key_id, tenant, frozenset(scopes), label, _sha256(secret), time.time()
+        key_id,
+        tenant,
+        frozenset(scopes),
+        label,
+        _sha256(secret),
+        time.time(),
     )
 
 

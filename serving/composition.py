@@ -152,10 +152,22 @@ async def running_gateway(
             async with (
                 _open_upstream(config, log, retriever) as upstream,
                 _open_runs(
-                    config, database, upstream, log, run_log=run_log, around=journal
+                    config,
+                    database,
+                    upstream,
+                    log,
+                    run_log=run_log,
+                    around=journal,
                 ) as runs,
                 _listening(
-                    config, access, accounts, upstream, runs, address=address, http=http, log=log
+                    config,
+                    access,
+                    accounts,
+                    upstream,
+                    runs,
+                    address=address,
+                    http=http,
+                    log=log,
                 ) as bound,
             ):
                 run_log.tell(bound)
@@ -287,7 +299,12 @@ async def _open_runs(
                 counts=reports,
             )
         gateway = _gateway(
-            config, upstream, retriever, executor, lifecycle=lifecycle, trials=executors.trials
+            config,
+            upstream,
+            retriever,
+            executor,
+            lifecycle=lifecycle,
+            trials=executors.trials,
         )
 
         usages = SQLUsages(database, journal.under_way)
@@ -301,7 +318,14 @@ async def _open_runs(
             UsageServicer(usages, Reconciler(upstream.deployments, engine_counts, usages)),
             ExecutorVersionServicer(executors.versions),
         )
-        yield _Runs(gateway, services, stored, executors, observers, usages)
+        yield _Runs(
+            gateway,
+            services,
+            stored,
+            executors,
+            observers,
+            usages,
+        )
 
 
 def _gateway(
@@ -336,7 +360,12 @@ def _gateway(
         roles=roles,
         lifecycle=lifecycle,
         tables=new_tables(
-            config, roles, executor, retriever, upstream.managers, with_tools=with_tools
+            config,
+            roles,
+            executor,
+            retriever,
+            upstream.managers,
+            with_tools=with_tools,
         ),
         table_limits=config.table,
         max_question_chars=config.server.max_question_chars,
@@ -433,7 +462,10 @@ def _held_out(path: str) -> list[HeldOutQuestion]:
 
 
 def _new_executor(
-    config: Config, upstream: _Upstream, retriever: Retriever, version: str
+    config: Config,
+    upstream: _Upstream,
+    retriever: Retriever,
+    version: str,
 ) -> Executor:
     """Return the executor of a version: the configured one with another model name."""
     execution = config.roles.execution
@@ -508,7 +540,12 @@ async def _listening(
     limits = Limits(connections_per_address=config.server.http_connections_per_address)
     hosts = config.server.http_hosts
     http_server = HTTPServer(
-        app, config.server.grace_s, access=access, tls=tls, limits=limits, hosts=hosts
+        app,
+        config.server.grace_s,
+        access=access,
+        tls=tls,
+        limits=limits,
+        hosts=hosts,
     )
     await upstream.retriever.probe()
     port = await server.start(address)

@@ -48,7 +48,12 @@ async def open_upstreams(
     """
     async with AsyncExitStack() as stack:
         engines, retrieval = await start_engines(
-            config, stack, log, opened, also, readiness=readiness
+            config,
+            stack,
+            log,
+            opened,
+            also,
+            readiness=readiness,
         )
         pool = await stack.enter_async_context(ConnectionPool(_MAX_CONNECTIONS))
         session = await stack.enter_async_context(upstream_session())

@@ -52,7 +52,11 @@ def role_configs(config: Config) -> dict[TopologyName, RoleConfig]:
     def as_well(other: RoleConfig, prompt: str, **changes: bool) -> RoleConfig:
         max_tokens = max(roles.delegation.max_tokens, other.max_tokens)
         return replace(
-            roles.delegation, prompt=prompt, max_tokens=max_tokens, fallbacks=(), **changes
+            roles.delegation,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            fallbacks=(),
+            **changes,
         )
 
     single = topologies.single_agent.prompt
@@ -182,7 +186,10 @@ def new_topology(
 
 
 def new_executor(
-    config: Config, role: Role, retriever: Retriever, limits: ExecutorLimits | None = None
+    config: Config,
+    role: Role,
+    retriever: Retriever,
+    limits: ExecutorLimits | None = None,
 ) -> Executor:
     """Return a role's executor, for questions and tables. `limits`: by default the config's."""
     return new_worker(config, role, retriever, None, limits)

@@ -49,7 +49,11 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def read_entries(
-    path: Path, form: Format | None = None, *, dataset: str | None = None, split: str | None = None
+    path: Path,
+    form: Format | None = None,
+    *,
+    dataset: str | None = None,
+    split: str | None = None,
 ) -> Iterator[Entry]:
     """Read the rows of a file, or of `questions.jsonl` in a folder, one at a time. `form`: one of
     `FORMATS`; None detects the format of each row. `dataset`, `split`: for rows that do not name

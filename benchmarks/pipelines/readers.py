@@ -82,7 +82,11 @@ class AiohttpCalls:
         rest = b""
         headers = {"Content-Type": "application/json", REQUEST_ID: name}
         async with self._session.post(
-            self._url, data=data, headers=headers, timeout=self._timeout, raise_for_status=True
+            self._url,
+            data=data,
+            headers=headers,
+            timeout=self._timeout,
+            raise_for_status=True,
         ) as response:
             async for received in response.content.iter_any():
                 *events, rest = (rest + received).split(b"\n\n")

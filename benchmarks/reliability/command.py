@@ -218,7 +218,13 @@ async def _kills(folder: Path, store: str, options: Options) -> _Result:
 
 async def _tables(folder: Path, store: str, options: Options) -> _Result:
     async with canned(
-        folder, store, options.seed, CUT, timeout_s=_TABLE_S, pace=_PACE, columns=COLUMNS
+        folder,
+        store,
+        options.seed,
+        CUT,
+        timeout_s=_TABLE_S,
+        pace=_PACE,
+        columns=COLUMNS,
     ) as stand:
         checks = await _killed(stand, options)
         async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
@@ -273,7 +279,14 @@ async def _killed(stand: Stand, options: Options) -> list[Check]:
 async def _replica(folder: Path, store: str, options: Options) -> _Result:
     """Ask in turns while an executor's replica is dead and while it lives."""
     per_turn = max(1, options.questions // (4 * _TIMES))
-    async with canned(folder, store, options.seed, CUT, timeout_s=20.0, pace=_PACE) as stand:
+    async with canned(
+        folder,
+        store,
+        options.seed,
+        CUT,
+        timeout_s=20.0,
+        pace=_PACE,
+    ) as stand:
         name, dead = list(stand.deployments.items())[BACKBONES]
         by_state: dict[State, list[Ended]] = {"well": [], "gone": [], "silent": []}
         async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
@@ -308,12 +321,23 @@ def _untouched(ended: Sequence[Ended], called: set[str]) -> list[float]:
 
 
 async def _gateways(
-    server: Server, number: int, folder: Path, store: str, options: Options
+    server: Server,
+    number: int,
+    folder: Path,
+    store: str,
+    options: Options,
 ) -> _Result:
     """Ask gateways on one database that are killed and paused, as clients of one tenant with a
     quota.
     """
-    async with canned(folder, store, options.seed, CUT, timeout_s=20.0, pace=20.0) as stand:
+    async with canned(
+        folder,
+        store,
+        options.seed,
+        CUT,
+        timeout_s=20.0,
+        pace=20.0,
+    ) as stand:
         async with opened(stand.store) as database:
             await SQLAccounts(database).set_tenant(
                 Tenant("default", tokens_per_month=options.quota)
@@ -351,7 +375,13 @@ async def _gateways(
 class _Shared:
     """Gateways on one database, each restarted after it has ended, and their clients."""
 
-    def __init__(self, stand: Stand, options: Options, server: Server, number: int) -> None:
+    def __init__(
+        self,
+        stand: Stand,
+        options: Options,
+        server: Server,
+        number: int,
+    ) -> None:
         self.stand = stand
         self.connections = AsyncExitStack()
         self.begun = asyncio.Event()

@@ -253,14 +253,27 @@ async def canned(
         settings = {"timeout_s": timeout_s, **_kept(folder, store)}
         table = {"timeout_s": timeout_s}
         config = canned_config(
-            folder, urls[:BACKBONES], address, roles, server=settings, table=table
+            folder,
+            urls[:BACKBONES],
+            address,
+            roles,
+            server=settings,
+            table=table,
         )
         plans = [*([searching] if faults == FAULTS else []), *(proxy.plan for proxy in proxies)]
         deployments = dict(zip(urls, proxies, strict=True))
         texts = map(question, count())
         chance = random.Random(seed)
         stand = Stand(
-            config, deployments, plans, timeout_s, chance, store, texts, models, columns=columns
+            config,
+            deployments,
+            plans,
+            timeout_s,
+            chance,
+            store,
+            texts,
+            models,
+            columns=columns,
         )
         await stack.enter_async_context(background_tasks(stand.watch()))
         yield stand
@@ -315,7 +328,15 @@ async def deployed(folder: Path, store: str, seed: int) -> AsyncIterator[Stand]:
             ),
             file,
         )
-        stand = Stand(file, deployments, plans, _WORLD_S, random.Random(seed), store, iter(texts))
+        stand = Stand(
+            file,
+            deployments,
+            plans,
+            _WORLD_S,
+            random.Random(seed),
+            store,
+            iter(texts),
+        )
         async with background_tasks(stand.watch()):
             yield stand
 
@@ -325,7 +346,11 @@ def _kept(folder: Path, store: str) -> dict[str, str]:
 
 
 def ended_and_booked(
-    ended: Sequence[Ended], late: Sequence[Ended], accounts: Accounts, *, shared: bool = False
+    ended: Sequence[Ended],
+    late: Sequence[Ended],
+    accounts: Accounts,
+    *,
+    shared: bool = False,
 ) -> Iterator[Check]:
     """Yield the checks of all parts. `shared`: see `Stand`."""
     untyped = [result.outcome for result in ended if not result.typed]

@@ -123,7 +123,14 @@ def cells_of(plan: Plan) -> list[Cell]:
                     _with_turns(config, turns), plan, name, backbone, None if adapter else executor
                 )
                 folder = Path(adapter) if adapter else None
-                cells[name] = Cell(name, pairs.topology, backbone, executor, own, folder)
+                cells[name] = Cell(
+                    name,
+                    pairs.topology,
+                    backbone,
+                    executor,
+                    own,
+                    folder,
+                )
     return list(cells.values())
 
 
@@ -136,7 +143,11 @@ def _with_turns(config: Config, turns: int) -> Config:
 
 
 def _with_models(
-    config: Config, plan: Plan, cell: str, backbone: str, executor: str | None
+    config: Config,
+    plan: Plan,
+    cell: str,
+    backbone: str,
+    executor: str | None,
 ) -> Config:
     """Return the config with the models of a cell."""
     roles = {
@@ -154,7 +165,12 @@ def _with_models(
     return config
 
 
-def _in_role(role: RoleConfig, model: StudyModel, role_name: str, name: str) -> RoleConfig:
+def _in_role(
+    role: RoleConfig,
+    model: StudyModel,
+    role_name: str,
+    name: str,
+) -> RoleConfig:
     """Return the role with this model."""
     settings: dict[str, Any] = model.settings | (
         model.delegation if role_name == "delegation" else model.execution

@@ -60,12 +60,25 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
             means = [micro(cell.rows, metric).mean for cell in cells.values()]
             label = f"{role} grows, with {fixed}: {100 * (means[-1] - means[0]):+.1f}"
             own_places = [places[name] for name in cells]
-            _plot(axes, own_places, [*cells.values()], metric, fmt="o-", color=color, label=label)
+            _plot(
+                axes,
+                own_places,
+                [*cells.values()],
+                metric,
+                fmt="o-",
+                color=color,
+                label=label,
+            )
         if all(sizes):
             axes.set_xscale("log")
         axes.set_xticks([*places.values()], models, rotation=30, ha="right", fontsize=8)
         axes.set_xticks([], minor=True)
-        axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+        axes.legend(
+            fontsize=7,
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            frameon=False,
+        )
     path = saved(figure, folder / "figure-2.png")
     yield (
         path,
@@ -95,10 +108,22 @@ def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
         )
         for point, (executor, cell) in zip(points, sweep.cells.items(), strict=True):
             color = _DELEGATION if point in front else _EXECUTION
-            _plot(axes, [point[0]], [cell], metric, fmt="o", color=color, label=executor, zorder=2)
+            _plot(
+                axes,
+                [point[0]],
+                [cell],
+                metric,
+                fmt="o",
+                color=color,
+                label=executor,
+                zorder=2,
+            )
         axes.margins(0.15)
         figure.legend(
-            loc="outside right upper", fontsize=7, title="red: Pareto front", title_fontsize=7
+            loc="outside right upper",
+            fontsize=7,
+            title="red: Pareto front",
+            title_fontsize=7,
         )
         name = f"figure-3-{number}.png" if number > 1 else "figure-3.png"
         path = saved(figure, folder / name)
@@ -113,7 +138,11 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def _plot(
-    axes: Axes, places: Sequence[float], cells: Sequence[CellRows], metric: str, **style: Any
+    axes: Axes,
+    places: Sequence[float],
+    cells: Sequence[CellRows],
+    metric: str,
+    **style: Any,
 ) -> None:
     """Plot scores with 95 % intervals, clipped to 0 and 100."""
     scores = [micro(cell.rows, metric) for cell in cells]

@@ -46,7 +46,14 @@ class ReportTable(msgspec.Struct, frozen=True):
         lines = list(rows)
         columns = tuple(lines[0]) if lines else ()
         values = tuple(tuple(line[name] for name in columns) for line in lines)
-        return cls(key, title, columns, values, note, digits)
+        return cls(
+            key,
+            title,
+            columns,
+            values,
+            note,
+            digits,
+        )
 
     def markdown(self) -> str:
         """Return the table in Markdown, under its title as a heading."""

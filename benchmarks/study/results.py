@@ -141,7 +141,10 @@ class KeptPlan(msgspec.Struct, frozen=True):
 
 
 def write_plan(
-    folder: Path, plan: Plan, cells: Sequence[str], questions: Sequence[BenchmarkQuestion]
+    folder: Path,
+    plan: Plan,
+    cells: Sequence[str],
+    questions: Sequence[BenchmarkQuestion],
 ) -> None:
     """Write `plan.json` into the folder of a sweep."""
     parameters = {name: model.parameters for name, model in plan.models.items()}
@@ -257,4 +260,11 @@ def _cell(name: str, rows: list[Row]) -> CellRows:
     first = rows[0]
     executor = first.executor or (first.backbone if first.topology == "homogeneous" else "")
     ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))
-    return CellRows(name, first.topology, first.backbone, executor, first.max_turns, tuple(ordered))
+    return CellRows(
+        name,
+        first.topology,
+        first.backbone,
+        executor,
+        first.max_turns,
+        tuple(ordered),
+    )

@@ -109,7 +109,11 @@ class Asker:
         return await self.judge.accepts(question.question, question.answers, answer, ledger)
 
     async def _attributed(
-        self, question: BenchmarkQuestion, seeded: Runtime, executor: Executor, context: RunContext
+        self,
+        question: BenchmarkQuestion,
+        seeded: Runtime,
+        executor: Executor,
+        context: RunContext,
     ) -> Attribution:
         async def right(answer: str) -> bool:
             accepted = await self._accepted(question, answer, context.ledger)

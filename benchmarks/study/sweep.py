@@ -76,7 +76,12 @@ def measure(options: Options) -> Figures:
 
 
 async def _swept(
-    plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, yes: bool
+    plan: Plan,
+    cells: Sequence[Cell],
+    step: Step,
+    settings: Settings,
+    *,
+    yes: bool,
 ) -> dict[str, str]:
     """Run pilot and sweep; return the errors of failed rollouts. Raises `BadRequest` if the cost is
     not confirmed.

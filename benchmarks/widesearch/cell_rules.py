@@ -49,7 +49,12 @@ PREPROCESS: dict[Preprocess, Callable[[str], str]] = {
 }
 
 
-def official_score(metric: Metric, response: str, target: str, criterion: Criterion) -> float:
+def official_score(
+    metric: Metric,
+    response: str,
+    target: str,
+    criterion: Criterion,
+) -> float:
     """Score two prepared cells by WideSearch's metric. Raises `ValueError` and `TypeError` like the
     original.
     """
@@ -99,7 +104,12 @@ def strict_value(metric: Metric, text: str) -> Value:
     return normal_text(text) if value is None else value
 
 
-def strict_same(metric: Metric, response: str, target: str, criterion: Criterion) -> bool:
+def strict_same(
+    metric: Metric,
+    response: str,
+    target: str,
+    criterion: Criterion,
+) -> bool:
     """Compare two cells by their values; a day equals its year if the other cell is only a year."""
     match strict_value(metric, response), strict_value(metric, target):
         case float(number), float(gold_number):

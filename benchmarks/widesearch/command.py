@@ -163,7 +163,12 @@ def shown(figures: dict[str, Any]) -> None:
     print(Path(figures["page"]).read_text("utf-8"))
 
 
-async def _ask(address: str, tasks: Sequence[Task], file: Path, options: Options) -> None:
+async def _ask(
+    address: str,
+    tasks: Sequence[Task],
+    file: Path,
+    options: Options,
+) -> None:
     """Ask for the responses that the file lacks, and append them. Raises `BadRequest` if questions
     failed, and `GatewayError` if no gateway answers.
     """
@@ -295,7 +300,10 @@ def token_tables(scored: Sequence[ScoredResponse]) -> list[ReportTable]:
 
 
 def write_report(
-    folder: Path, title: str, tables: Sequence[ReportTable], scored: Sequence[ScoredResponse]
+    folder: Path,
+    title: str,
+    tables: Sequence[ReportTable],
+    scored: Sequence[ScoredResponse],
 ) -> None:
     """Write the tables as Markdown, a figure, and the scores of each response as CSV."""
     _draw(folder / PICTURE, title, {table.key: table for table in tables})

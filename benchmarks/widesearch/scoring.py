@@ -96,7 +96,12 @@ class Scores(msgspec.Struct, frozen=True):
     """Reason why the response scores nothing; empty otherwise."""
 
 
-async def scores_of(task: Task, response: str, judge: Judge, rules: RuleSet) -> Scores:
+async def scores_of(
+    task: Task,
+    response: str,
+    judge: Judge,
+    rules: RuleSet,
+) -> Scores:
     """Score a response; an unreadable one scores zero. Under strict rules, rows with the same key
     count once, extra columns are ignored, and cells of missing columns are wrong. Raises
     `UpstreamError`.
@@ -107,7 +112,13 @@ async def scores_of(task: Task, response: str, judge: Judge, rules: RuleSet) -> 
         return Scores(why=str(error) or type(error).__name__)
 
 
-async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -> Scores:
+async def _scores_of(
+    task: Task,
+    response: str,
+    judge: Judge,
+    *,
+    strict: bool,
+) -> Scores:
     """Score a response: read both tables, align columns and keys, pair rows by key, then score the
     cells of the paired rows column by column. Raises `Unreadable` and errors of the metrics.
     """
@@ -140,7 +151,13 @@ async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -
     return msgspec.structs.replace(scores, why=_nothing_scored([*map(key, ours)]))
 
 
-async def _tables(task: Task, response: str, judge: Judge, *, strict: bool) -> tuple[Table, Table]:
+async def _tables(
+    task: Task,
+    response: str,
+    judge: Judge,
+    *,
+    strict: bool,
+) -> tuple[Table, Table]:
     """Return the table of a response, with its columns renamed to those of the task, and the gold
     table. Raises `Unreadable`.
     """
@@ -163,7 +180,12 @@ async def _tables(task: Task, response: str, judge: Judge, *, strict: bool) -> t
 
 
 async def _keyed_rows(
-    task: Task, table: Table, gold: Table, judge: Judge, *, strict: bool
+    task: Task,
+    table: Table,
+    gold: Table,
+    judge: Judge,
+    *,
+    strict: bool,
 ) -> tuple[list[Row], list[Row]]:
     """Return the rows of both tables, each key once; keys of the response that mean the same as
     gold keys are replaced by these.
@@ -214,7 +236,11 @@ def _nothing_scored(ours: Sequence[Hashable]) -> str:
 
 
 async def _column(
-    rule: Rule, cells: Sequence[tuple[str, str]], judge: Judge, *, strict: bool
+    rule: Rule,
+    cells: Sequence[tuple[str, str]],
+    judge: Judge,
+    *,
+    strict: bool,
 ) -> list[list[float]]:
     """Return the scores of a column's cells by each metric; under strict rules, by all together."""
     prepared = [(rule.prepared(response), rule.prepared(target)) for response, target in cells]

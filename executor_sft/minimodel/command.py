@@ -126,7 +126,12 @@ def _conversations(options: Options, system: RolePrompts, first_world: int) -> I
     """
     if options.role == "teacher":
         return conversations(
-            "executor", system, first_world, two_searches=True, passages=3, tables=options.tables
+            "executor",
+            system,
+            first_world,
+            two_searches=True,
+            passages=3,
+            tables=options.tables,
         )
     passages = 3 if options.role == "generalist" and options.start else None
     kind = options.role if options.world == "mini" else options.world

@@ -105,7 +105,10 @@ def _loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted loss over all tokens, and the mean loss over those the model writes."""
     logits = model(
-        input_ids=tokens, position_ids=positions, attention_mask=attention, use_cache=False
+        input_ids=tokens,
+        position_ids=positions,
+        attention_mask=attention,
+        use_cache=False,
     ).logits
     token_losses = functional.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none"
@@ -140,7 +143,10 @@ def _resume(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, path: Pat
 
 
 def _checkpoint(
-    model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, step: int, path: Path
+    model: Qwen3ForCausalLM,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    path: Path,
 ) -> None:
     """Write a checkpoint atomically."""
     with replacing(path) as unfinished:

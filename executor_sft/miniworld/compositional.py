@@ -22,7 +22,11 @@ class CompositionalWorld:
     """
 
     def __init__(
-        self, seed: int, side: Side, questions: int = 400, prefix: str = "compositional"
+        self,
+        seed: int,
+        side: Side,
+        questions: int = 400,
+        prefix: str = "compositional",
     ) -> None:
         self.seed = seed
         self.side = side
@@ -106,6 +110,11 @@ class CompositionalWorld:
             self.passages.append(Passage(identity, " and ".join(subjects), sentence))
             report = Report(value, (sentence,))
             self._facts[about] = SubQuery(
-                text, (text,), (identity,), report, "plain", relation.name
+                text,
+                (text,),
+                (identity,),
+                report,
+                "plain",
+                relation.name,
             )
         return self._facts[about]

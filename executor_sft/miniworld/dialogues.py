@@ -222,7 +222,11 @@ class DialogueWriter:
         )
 
     def _shown(
-        self, gold: str, sub_query: SubQuery, entity: Entity | None, passages: int
+        self,
+        gold: str,
+        sub_query: SubQuery,
+        entity: Entity | None,
+        passages: int,
     ) -> list[Passage]:
         """Return the gold passage with others: similar ones in a compositional world, neighbours
         of `entity`, or any.
@@ -237,7 +241,13 @@ class DialogueWriter:
         self._rng.shuffle(shown)
         return shown
 
-    def retrieved(self, gold: Passage, kind: Kind, entity: Entity, others: int) -> list[Passage]:
+    def retrieved(
+        self,
+        gold: Passage,
+        kind: Kind,
+        entity: Entity,
+        others: int,
+    ) -> list[Passage]:
         """Return the gold passage, mostly first, with as many `others` as a dense retriever could
         return: pages that mention the entity, and pages of entities of this kind.
         """

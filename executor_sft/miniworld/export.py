@@ -76,7 +76,12 @@ def run(options: Options) -> int:
     return 0
 
 
-def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> list[Question]:
+def export(
+    world: World,
+    folder: Path,
+    questions: int,
+    prefix: str = "mini",
+) -> list[Question]:
     """Write `corpus.jsonl`, `questions.jsonl` and `vocabulary.txt` into `folder`, and return the
     questions. `prefix`: of the passages' ids.
     """
@@ -175,7 +180,11 @@ def over(config: Config, world: Path, *more: str) -> Config:
     server = msgspec.structs.replace(config.server, store=f"sqlite:///{world}/runs.db")
     versions = msgspec.structs.replace(config.versions, folder=str(world / "versions"))
     return msgspec.structs.replace(
-        config, retrieval=retrieval, search=search, server=server, versions=versions
+        config,
+        retrieval=retrieval,
+        search=search,
+        server=server,
+        versions=versions,
     )
 
 

@@ -61,7 +61,10 @@ def student_lessons(
 
 
 def generalist_lessons(
-    writer: DialogueWriter, rng: random.Random, passages: int, mixture: str
+    writer: DialogueWriter,
+    rng: random.Random,
+    passages: int,
+    mixture: str,
 ) -> Iterator[Dialogue]:
     """Yield conversations of all roles, endlessly. `passages`: passages per search."""
     backbone = writer.backbone()

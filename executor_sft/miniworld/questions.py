@@ -91,7 +91,11 @@ class Examiner:
                 return question
 
     def sub_query(
-        self, entity: Entity, relation: Relation, wording: str, by_alias: bool = False
+        self,
+        entity: Entity,
+        relation: Relation,
+        wording: str,
+        by_alias: bool = False,
     ) -> SubQuery:
         """Return the gold sub-query for a fact. `by_alias`: name the entity by its alias."""
         named = _named(entity, by_alias)
@@ -175,7 +179,15 @@ class Examiner:
         named = tuple(_named(entity, by_alias) for entity, by_alias in both)
         answer = named[0] if (int(years[0]) < int(years[1])) == earlier else named[1]
         text = wording.format(a=named[0], b=named[1])
-        return Question(self._next_id(), text, "comparison", answer, (asked,), earlier, named)
+        return Question(
+            self._next_id(),
+            text,
+            "comparison",
+            answer,
+            (asked,),
+            earlier,
+            named,
+        )
 
     def _use_alias(self, entity: Entity, relation: Relation) -> bool:
         plain = self._world.facts[entity.mention, relation.name].detour is None

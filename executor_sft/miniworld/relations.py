@@ -33,14 +33,28 @@ class Relation:
 
 
 def _relation(
-    parts: str, *, ask: str, tell: str, anonymous: str, shared: str = "", noun: str = ""
+    parts: str,
+    *,
+    ask: str,
+    tell: str,
+    anonymous: str,
+    shared: str = "",
+    noun: str = "",
 ) -> Relation:
     """Return a relation. `parts`: subject, name and value; wordings are separated by ` | `."""
     subject, name, value = parts.split()
     asked = tuple(ask.split(" | "))
     stated = tuple(tell.split(" | "))
     kinds = msgspec.convert((subject, value), tuple[Kind, Value])
-    return Relation(name, *kinds, f"the {noun or name} of {{x}}", asked, stated, anonymous, shared)
+    return Relation(
+        name,
+        *kinds,
+        f"the {noun or name} of {{x}}",
+        asked,
+        stated,
+        anonymous,
+        shared,
+    )
 
 
 def _parent(name: str) -> Relation:
@@ -55,7 +69,14 @@ def _parent(name: str) -> Relation:
     )
 
 
-def _year(name: str, subject: Kind, noun: str, verb: str, *, asked: str) -> Relation:
+def _year(
+    name: str,
+    subject: Kind,
+    noun: str,
+    verb: str,
+    *,
+    asked: str,
+) -> Relation:
     return Relation(
         name,
         subject,

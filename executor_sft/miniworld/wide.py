@@ -200,7 +200,14 @@ def column_name(relation: Relation) -> str:
 class WideWorld:
     """A world with registers, and up to `tasks` tables of each size."""
 
-    def __init__(self, seed: int, side: Side, knobs: Knobs, *, tasks: int = 20) -> None:
+    def __init__(
+        self,
+        seed: int,
+        side: Side,
+        knobs: Knobs,
+        *,
+        tasks: int = 20,
+    ) -> None:
         self.world = World(seed, side, knobs.hubs)
         self._knobs = knobs
         self.unstated: list[tuple[Entity, Relation]] = []
@@ -216,7 +223,14 @@ class WideWorld:
     @classmethod
     def undisturbed(cls, seed: int, side: Side) -> "WideWorld":
         """Return the plain world, with registers of all sets that a table could ask for."""
-        knobs = Knobs(hubs=None, listed=1, stale=0, twice=0, conflict=0, unstated=0)
+        knobs = Knobs(
+            hubs=None,
+            listed=1,
+            stale=0,
+            twice=0,
+            conflict=0,
+            unstated=0,
+        )
         return cls(seed, side, knobs, tasks=_EVERY)
 
     @property

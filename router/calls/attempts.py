@@ -158,7 +158,13 @@ class Attempts:
             return completion
 
     async def _booked(
-        self, replica: Replica, prompt_tokens: int, max_tokens: int, worst: Amount, *, waits: bool
+        self,
+        replica: Replica,
+        prompt_tokens: int,
+        max_tokens: int,
+        worst: Amount,
+        *,
+        waits: bool,
     ) -> Completion:
         """Make a call that is booked in the ledger."""
         timeouts = self.timeouts
@@ -237,7 +243,12 @@ class Attempts:
             key = "\0".join(message.content for message in self.prompt.messages[:2])
         tokens = self.caller.prompt_bound // BYTES_PER_TOKEN
         return await chosen(
-            self.replicas, key, tokens, stay=stay, avoid=self._failed, until=self.until
+            self.replicas,
+            key,
+            tokens,
+            stay=stay,
+            avoid=self._failed,
+            until=self.until,
         )
 
 

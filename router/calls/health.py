@@ -75,7 +75,10 @@ NEEDS: dict[RoleName, Need] = {
 
 
 async def watch_role(
-    name: RoleName, role: Role, readiness: Readiness, probe: Callable[[RoleName], Awaitable[object]]
+    name: RoleName,
+    role: Role,
+    readiness: Readiness,
+    probe: Callable[[RoleName], Awaitable[object]],
 ) -> None:
     """Report a role as down while no breaker of its replicas or fallbacks is closed, or its calls
     keep failing. Never returns.

@@ -125,7 +125,11 @@ class Role:
             raise
 
     def _attempts(
-        self, prompt: Prompt, sub_query: int | None, ledger: Ledger, purpose: Purpose
+        self,
+        prompt: Prompt,
+        sub_query: int | None,
+        ledger: Ledger,
+        purpose: Purpose,
     ) -> Attempts:
         replicas = self.replicas
         caller = Caller(

@@ -138,7 +138,14 @@ async def cited_answer(run: Run) -> CitedAnswer:
         SubAnswer(execution.sub_query, execution.report.answer, execution.outcome)
         for execution in executions
     )
-    return CitedAnswer(run.id, result.outcome, answer, tuple(citations), results, run.unsupported)
+    return CitedAnswer(
+        run.id,
+        result.outcome,
+        answer,
+        tuple(citations),
+        results,
+        run.unsupported,
+    )
 
 
 def _cited_table(run: Run, found: TableRun) -> CitedAnswer:
@@ -173,7 +180,12 @@ def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
     results = tuple(map(sub_answer_from_proto, response.results))
     citations = tuple(map(_citation, response.citations))
     return CitedAnswer(
-        response.run_id, outcome, response.answer, citations, results, response.unsupported
+        response.run_id,
+        outcome,
+        response.answer,
+        citations,
+        results,
+        response.unsupported,
     )
 
 

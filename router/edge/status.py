@@ -192,7 +192,11 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
     calls = tuple(msgspec.structs.replace(call, deployment="") for call in run.calls)
     result, events = map(_without_tools_errors, (run.result, run.events))
     return msgspec.structs.replace(
-        run, calls=calls, error=words if run.error else "", result=result, events=events
+        run,
+        calls=calls,
+        error=words if run.error else "",
+        result=result,
+        events=events,
     )
 
 

@@ -115,7 +115,11 @@ class Journal(Protocol):
         """Record the end of a call. It is written before the next awaited record."""
 
     def turn(
-        self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion
+        self,
+        run_id: str,
+        agent: Agent,
+        messages: tuple[Message, ...],
+        output: Completion,
     ) -> None:
         """Record a completed turn. `messages`: the whole prompt."""
 

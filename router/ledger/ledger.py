@@ -381,7 +381,11 @@ class Ledger:
                 self._settle(cut, usage)
 
     async def _open(
-        self, caller: Caller, purpose: Purpose, attempt: int, worst: Amount
+        self,
+        caller: Caller,
+        purpose: Purpose,
+        attempt: int,
+        worst: Amount,
     ) -> OpenedCall:
         opened = OpenedCall(
             run_id=self.run_id,

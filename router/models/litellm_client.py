@@ -117,7 +117,12 @@ class LiteLLMModel:
         if self._litellm is None:
             self._litellm = await asyncio.to_thread(load_litellm)
         body = chat_body(
-            self.name, prompt, stream=stream, options=options, extra=self._settings, omit=self._omit
+            self.name,
+            prompt,
+            stream=stream,
+            options=options,
+            extra=self._settings,
+            omit=self._omit,
         )
         body["messages"] = msgspec.to_builtins(body["messages"])
         if prompt.request_id:

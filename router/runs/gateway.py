@@ -194,7 +194,13 @@ class Gateway:
         settings = settings_of(chosen.roles)
         topology = request.topology
         opened = RunRequest(
-            "table", question, request, settings, _FOLDING_SHARE, topology, limits.timeout_s
+            "table",
+            question,
+            request,
+            settings,
+            _FOLDING_SHARE,
+            topology,
+            limits.timeout_s,
         )
         async with self._lifecycle.open(opened, options, on_event) as run:
             if isinstance(run, Run):

@@ -193,7 +193,12 @@ class RunLifecycle:
                 self._observer.run_began()
                 live.on_event(RunStarted(start.id))
                 run = self._running(
-                    request, start, began, live, deadline, executor=options.executor
+                    request,
+                    start,
+                    began,
+                    live,
+                    deadline,
+                    executor=options.executor,
                 )
                 async with self._stored_at_the_end(run, ends_at):
                     yield run
@@ -288,7 +293,14 @@ class RunLifecycle:
             executor=executor,
         )
         settings = request.settings or self._settings
-        return OpenRun(context, start, live, began.redact, began.training, settings)
+        return OpenRun(
+            context,
+            start,
+            live,
+            began.redact,
+            began.training,
+            settings,
+        )
 
     async def settled(self) -> None:
         """Wait until every run under way has ended and is stored."""
@@ -378,7 +390,11 @@ class RunLifecycle:
         calls = len(stored.calls)
         duration_s = round(stored.duration_s, 3)
         _log.info(
-            "run.stored", kind=stored.kind, status=stored.status, calls=calls, duration_s=duration_s
+            "run.stored",
+            kind=stored.kind,
+            status=stored.status,
+            calls=calls,
+            duration_s=duration_s,
         )
         return stored
 

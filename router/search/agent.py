@@ -399,7 +399,12 @@ class Agent:
                 searched=bool(work.searches), may_search=self._may_search(work, turns=1)
             )
         asked = partial(
-            role.ask, sub_query=index, pattern=pattern, tools=tools, raw=form.raw, until=until
+            role.ask,
+            sub_query=index,
+            pattern=pattern,
+            tools=tools,
+            raw=form.raw,
+            until=until,
         )
         if role.context_tokens is not None:
             work.fit(role.context_tokens, role.sampling.max_tokens)

@@ -160,7 +160,14 @@ async def dispatching(
     """
     try:
         async with task_group() as group:
-            work = Dispatching(executor, number, first, context, group, width=width)
+            work = Dispatching(
+                executor,
+                number,
+                first,
+                context,
+                group,
+                width=width,
+            )
             yield work
             await work.drop()
     finally:

@@ -133,7 +133,12 @@ class Executor:
             context.failures[index] = agent.role.malformed()
         version = agent.role.executor_version or ""
         return Execution(
-            sub_query, report, outcome, tuple(work.searches), work.conversation, version
+            sub_query,
+            report,
+            outcome,
+            tuple(work.searches),
+            work.conversation,
+            version,
         )
 
 

@@ -146,7 +146,11 @@ class FactorizedSearch:
         return await self._answer(self._answerer, question, trajectory, context)
 
     async def _decide(
-        self, question: str, trajectory: Trajectory, work: Dispatching, context: RunContext
+        self,
+        question: str,
+        trajectory: Trajectory,
+        work: Dispatching,
+        context: RunContext,
     ) -> tuple[Decision, Trajectory]:
         """Ask the delegator for its next decision. `work` starts certain sub-queries early."""
         assert trajectory.delegation is not None
@@ -209,7 +213,11 @@ class FactorizedSearch:
         return replace(trajectory, outcome="no_search")
 
     async def _reserve_for_answer(
-        self, question: str, trajectory: Trajectory, coming: Sequence[str], context: RunContext
+        self,
+        question: str,
+        trajectory: Trajectory,
+        coming: Sequence[str],
+        context: RunContext,
     ) -> None:
         """Set aside the worst-case cost of an answer from the reports so far and from those on the
         sub-queries `coming`. Raises `BudgetExhausted`.
@@ -232,7 +240,11 @@ class FactorizedSearch:
             await self._answerer.reserve_for_answer(question, pairs, coming_tokens, context.ledger)
 
     async def _answer(
-        self, answerer: Answerer, question: str, trajectory: Trajectory, context: RunContext
+        self,
+        answerer: Answerer,
+        question: str,
+        trajectory: Trajectory,
+        context: RunContext,
     ) -> Trajectory:
         """Let the answerer write, or return `NOT_FOUND` where there is nothing to answer from."""
         grounds = any(map(context.reporting.is_grounds, trajectory.executions))

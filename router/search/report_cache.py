@@ -138,7 +138,12 @@ class ReportCache:
                     await flight.lead.acquire()
             except TimeoutError:
                 return Execution(
-                    sub_query, NO_EVIDENCE, "timed_out", (), Conversation(()), key.version
+                    sub_query,
+                    NO_EVIDENCE,
+                    "timed_out",
+                    (),
+                    Conversation(()),
+                    key.version,
                 )
             try:
                 if flight.shared:
@@ -156,7 +161,12 @@ class ReportCache:
         return await self._executor.run(sub_query, index, context)
 
     async def _lead(
-        self, flight: _Flight, key: _Key, sub_query: str, index: int, context: RunContext
+        self,
+        flight: _Flight,
+        key: _Key,
+        sub_query: str,
+        index: int,
+        context: RunContext,
     ) -> Execution:
         """Work on the sub-query on behalf of all runs that wait for it."""
         try:

@@ -97,7 +97,12 @@ def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
 
 
-def passages_of(tool: Tool, call: str, output: ToolOutput, most_chars: int) -> tuple[Passage, ...]:
+def passages_of(
+    tool: Tool,
+    call: str,
+    output: ToolOutput,
+    most_chars: int,
+) -> tuple[Passage, ...]:
     """Return the first `most_chars` characters of an output as passages, in order. They are cut at
     ends of lines and sentences, and nothing between them is lost. `call`: the title of an output
     that has none.

@@ -86,7 +86,13 @@ class SQLArchive:
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """Return at most `size` runs, newest first. Raises `BadRequest` for an invalid `page`."""
         before = _place(page) if page else (math.inf, "")
-        read = partial(_list, wanted=wanted, size=size, before=before, searched=self._searched)
+        read = partial(
+            _list,
+            wanted=wanted,
+            size=size,
+            before=before,
+            searched=self._searched,
+        )
         return await self._database.read(read)
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
@@ -131,7 +137,11 @@ def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
 
 
 def _list(
-    connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str], searched: int
+    connection: Connection,
+    wanted: RunFilter,
+    size: int,
+    before: tuple[float, str],
+    searched: int,
 ) -> RunPage:
     newest_first = RUNS.c.started_at.desc(), RUNS.c.run_id.desc()
     conditions = [*_conditions(wanted), before > _POSITION]

@@ -63,7 +63,14 @@ class Follower:
     def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
         """Take a change that the log has just got: a run begins, ends, or never began."""
         self._changes.append(
-            Change(run.start, run.redact, ended, forgotten, self._log.end, run.segment)
+            Change(
+                run.start,
+                run.redact,
+                ended,
+                forgotten,
+                self._log.end,
+                run.segment,
+            )
         )
         self._news.set()
 
@@ -249,7 +256,14 @@ class Follower:
             _log.error("store.refused", run_id=start.id, error=why)
             self._refused.add(start.id)
             if run and (run.calls or run.events):
-                bare = replace(run, status="failed", error=why, result=None, calls=(), events=())
+                bare = replace(
+                    run,
+                    status="failed",
+                    error=why,
+                    result=None,
+                    calls=(),
+                    events=(),
+                )
                 await self._write([batch[0]._replace(run=bare)])
 
     async def _keep_place(self, *, on_disk: bool, least: Position = _START) -> None:

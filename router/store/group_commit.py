@@ -83,7 +83,13 @@ _Leases = dict[Period, list[tuple[int, int]]]
 class GroupCommit:
     """Writes of one gateway. Everything but the transactions runs in the event loop's thread."""
 
-    def __init__(self, database: Database, members: Members, quotas: Quotas, log: str) -> None:
+    def __init__(
+        self,
+        database: Database,
+        members: Members,
+        quotas: Quotas,
+        log: str,
+    ) -> None:
         self._database = database
         self._members = members
         self._quotas = quotas
@@ -147,7 +153,11 @@ class GroupCommit:
         sizes = self._sizes(wishes)
         self._idle = set()
         work = partial(
-            self._write, epoch=self._members.epoch, begins=begins, sizes=sizes, changes=changes
+            self._write,
+            epoch=self._members.epoch,
+            begins=begins,
+            sizes=sizes,
+            changes=changes,
         )
         try:
             outcomes, leases, closed = await self._database.write(work)
@@ -281,7 +291,12 @@ def _locked(connection: Connection, keys: Sequence[Period]) -> dict[Period, Tall
     return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
 
 
-def _leases(connection: Connection, log: str, sizes: _Sizes, spent: dict[Period, Tally]) -> _Leases:
+def _leases(
+    connection: Connection,
+    log: str,
+    sizes: _Sizes,
+    spent: dict[Period, Tally],
+) -> _Leases:
     """Give leases their sizes, as far as the limits allow."""
     own = Counter[tuple[str, str, str]]()
     others = Counter[tuple[str, str, str]]()
@@ -317,7 +332,10 @@ def _granted(size: _Size, own: int, taken: int) -> int:
 
 
 def _begin(
-    connection: Connection, log: str, begins: Sequence[_Begin], spent: dict[Period, Tally]
+    connection: Connection,
+    log: str,
+    begins: Sequence[_Begin],
+    spent: dict[Period, Tally],
 ) -> list[EarlierRun | QuotaExhausted | None]:
     """Write the runs that may begin. Return the outcome of each; None if it has begun."""
     named = _named(connection, begins)

@@ -240,7 +240,11 @@ class LogJournal:
             self._quotas.settle(call)
 
     def turn(
-        self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion
+        self,
+        run_id: str,
+        agent: Agent,
+        messages: tuple[Message, ...],
+        output: Completion,
     ) -> None:
         """See `Journal.turn`. Turns of redacted runs are dropped."""
         run = self._runs.get(run_id)
@@ -298,7 +302,13 @@ class LogJournal:
         return run
 
     async def _reserve(
-        self, run_id: str, at: float, wanted: Amount, record: Record, *, answers: bool
+        self,
+        run_id: str,
+        at: float,
+        wanted: Amount,
+        record: Record,
+        *,
+        answers: bool,
     ) -> None:
         """Write a record that reserves `wanted` for a run. `answers`: it replaces the reserve for
         the answer.
@@ -331,7 +341,11 @@ class LogJournal:
         self._quotas.reserve(tenant.name, at, wanted)
 
     async def _lease(
-        self, refused: QuotaExhausted, tenant: str, at: float, missing: Amount
+        self,
+        refused: QuotaExhausted,
+        tenant: str,
+        at: float,
+        missing: Amount,
     ) -> bool:
         """Ask for a larger lease. Return False if the next check is the last one. Raises `refused`
         if a lease cannot help, and `StoreFailed`.

@@ -145,7 +145,12 @@ def give_back_room(segment: Segment) -> None:
             file.truncate(segment.holes[-1][0])
 
 
-def _frame(data: bytes, start: int, salt: bytes, segment: int) -> Frame | None:
+def _frame(
+    data: bytes,
+    start: int,
+    salt: bytes,
+    segment: int,
+) -> Frame | None:
     """Return the frame that begins at `start`; None if there is no valid one."""
     payload_start = start + _HEADER.size
     if payload_start > len(data):
@@ -159,7 +164,13 @@ def _frame(data: bytes, start: int, salt: bytes, segment: int) -> Frame | None:
     return Frame(run, number, payload, Position(segment, end))
 
 
-def _checksum(salt: bytes, length: int, run: int, number: int, payload: bytes) -> int:
+def _checksum(
+    salt: bytes,
+    length: int,
+    run: int,
+    number: int,
+    payload: bytes,
+) -> int:
     return crc32(payload, crc32(_HEADER.pack(salt, length, 0, run, number)))
 
 
@@ -289,7 +300,14 @@ class RunLog:
         self.rotate()
         self._see_room(self._offset + _KEPT + _KEPT_A_RUN * (running + 1))
 
-    def append(self, run: int, number: int, payload: bytes, *, later: bool = False) -> None:
+    def append(
+        self,
+        run: int,
+        number: int,
+        payload: bytes,
+        *,
+        later: bool = False,
+    ) -> None:
         """Write a record. Raises `StoreFailed`; then the record is not in the log.
 
         `later`: write it together with the next record, or at the end of the event loop's turn. If

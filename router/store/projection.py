@@ -81,7 +81,10 @@ def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[
 
 
 def _as_they_stand(
-    connection: Connection, changes: Sequence[Change], place: Position, closed: set[str]
+    connection: Connection,
+    changes: Sequence[Change],
+    place: Position,
+    closed: set[str],
 ) -> Iterator[Change]:
     """Yield the changes to write on PostgreSQL, where runs have rows already. Add the runs that
     other gateways have closed to `closed`.

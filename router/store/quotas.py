@@ -106,7 +106,13 @@ class Quotas:
         self.reserve(name, at, kept)
 
     def check(
-        self, tenant: Tenant, at: float, amount: Amount, run: RecordedRun | None, *, answers: bool
+        self,
+        tenant: Tenant,
+        at: float,
+        amount: Amount,
+        run: RecordedRun | None,
+        *,
+        answers: bool,
     ) -> None:
         """Raise `QuotaExhausted` if `amount` exceeds what is left, and `PriceUnknown` if its cost
         is unknown and limited.
@@ -155,7 +161,14 @@ class Quotas:
                     left=now,
                 )
 
-    def reserve(self, name: str, at: float, amount: Amount, *, sign: int = 1) -> None:
+    def reserve(
+        self,
+        name: str,
+        at: float,
+        amount: Amount,
+        *,
+        sign: int = 1,
+    ) -> None:
         """Reserve `amount`; with a `sign` of -1, release it."""
         if amount != NOTHING:
             for period in periods(at):
@@ -175,7 +188,12 @@ class Quotas:
         self.in_flight[run.start.tenant] -= 1
 
 
-def see_counts(tenant: Tenant, at: float, running: int, tallies: Mapping[Period, Tally]) -> None:
+def see_counts(
+    tenant: Tenant,
+    at: float,
+    running: int,
+    tallies: Mapping[Period, Tally],
+) -> None:
     """Raise `QuotaExhausted` if one more run exceeds the limit on runs in flight (`running` now) or
     on requests.
     """
@@ -224,10 +242,19 @@ def _periods_of(day: int) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
 
 
 def _used_up(
-    message: str, unit: Unit, at: float, left: Remaining | None = None, rest: str = ""
+    message: str,
+    unit: Unit,
+    at: float,
+    left: Remaining | None = None,
+    rest: str = "",
 ) -> QuotaExhausted:
     now = datetime.fromtimestamp(at, UTC)
-    start = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    start = now.replace(
+        hour=0,
+        minute=0,
+        second=0,
+        microsecond=0,
+    )
     if unit == "day":
         reset = start + timedelta(days=1)
     else:

@@ -184,7 +184,13 @@ class RecordedRun:
 def withheld(run: Run, status: RunStatus, error: str) -> Run:
     """Return an ended run without its answer, which is not delivered."""
     events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
-    return replace(run, status=status, error=error, result=None, events=events)
+    return replace(
+        run,
+        status=status,
+        error=error,
+        result=None,
+        events=events,
+    )
 
 
 class Change(NamedTuple):
@@ -296,7 +302,14 @@ class Fold:
             elif isinstance(record, Opened) and start is None:
                 call = record.call
                 start = RunStart(
-                    call.run_id, "answer", call.tenant, "", "", "", "", call.started_at
+                    call.run_id,
+                    "answer",
+                    call.tenant,
+                    "",
+                    "",
+                    "",
+                    "",
+                    call.started_at,
                 )
         if start is None:
             return None

@@ -259,7 +259,12 @@ def run_of(row: Row[Any]) -> Run:
         missing: dict[str, object] = {"error": "", "result": None, "settings": {}}
         request_id = row.request_id or ""
         return struct_of(
-            Run, row._mapping, id=row.run_id, request_id=request_id, calls=(), **missing
+            Run,
+            row._mapping,
+            id=row.run_id,
+            request_id=request_id,
+            calls=(),
+            **missing,
         )
     try:
         # MessagePack of a map never begins with "x", and zlib's output always does.

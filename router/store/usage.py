@@ -243,11 +243,27 @@ class _Calls(NamedTuple):
 
 def _alone(call: OpenedCall) -> _Calls:
     if not isinstance(call, Call):
-        return _Calls("", "", False, 1, 0, 0, call.prompt_bound, call.max_tokens)
+        return _Calls(
+            "",
+            "",
+            False,
+            1,
+            0,
+            0,
+            call.prompt_bound,
+            call.max_tokens,
+        )
     read, wrote = (call.usage.prompt_tokens, call.usage.completion_tokens) if call.usage else (0, 0)
     silent = call.first_token_s is None
     return _Calls(
-        call.outcome, call.counted, silent, 1, read, wrote, call.prompt_bound, call.max_tokens
+        call.outcome,
+        call.counted,
+        silent,
+        1,
+        read,
+        wrote,
+        call.prompt_bound,
+        call.max_tokens,
     )
 
 

@@ -322,7 +322,12 @@ def replies(
     """Send these bytes."""
 
     async def play(_request: web.Request) -> web.StreamResponse:
-        return web.Response(body=body, content_type=content_type, status=status, headers=headers)
+        return web.Response(
+            body=body,
+            content_type=content_type,
+            status=status,
+            headers=headers,
+        )
 
     return play
 

@@ -378,8 +378,23 @@ class Versions:
         reason: str = "",
     ) -> ExecutorVersion:
         now = time.time()
-        version = ExecutorVersion(name, "registered", 0.0, now, now, manifest)
-        decision = VersionDecision(name, "register", None, "registered", decided_by, now, reason)
+        version = ExecutorVersion(
+            name,
+            "registered",
+            0.0,
+            now,
+            now,
+            manifest,
+        )
+        decision = VersionDecision(
+            name,
+            "register",
+            None,
+            "registered",
+            decided_by,
+            now,
+            reason,
+        )
         await self._book.add(version, decision)
         _tell(decision)
         return version

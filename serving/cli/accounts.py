@@ -115,7 +115,12 @@ async def _create(accounts: Accounts, options: CreateKeyOptions) -> None:
         return
 
     owner = "the operator, who sees all tenants" if key.tenant is None else f"tenant {key.tenant}"
-    progress = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    progress = Console(
+        stderr=True,
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
     progress.print(f"A key of {owner}, for {', '.join(sorted(scopes))}. It is shown only once:")
     print(text, flush=True)
     if first:

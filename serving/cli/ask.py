@@ -219,7 +219,13 @@ class Chat:
     """Asks questions of one gateway, and sends feedback on its answers."""
 
     def __init__(
-        self, client: Client, out: Console, progress: Console, *, timeout_s: float, stream: bool
+        self,
+        client: Client,
+        out: Console,
+        progress: Console,
+        *,
+        timeout_s: float,
+        stream: bool,
     ) -> None:
         self._client = client
         self._out = out

@@ -129,7 +129,11 @@ async def _probed(config: Config, options: CheckOptions) -> Found:
 
 
 def _show_file(
-    console: Console, file: Path, config: Config, wrong: list[str], warnings: list[str]
+    console: Console,
+    file: Path,
+    config: Config,
+    wrong: list[str],
+    warnings: list[str],
 ) -> None:
     print_lines(console, [f"{file}: {problem}" for problem in wrong])
     if wrong:

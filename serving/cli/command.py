@@ -162,7 +162,12 @@ def _default_config(name: str | None) -> Path:
     return preset(name or "mini")
 
 
-def _add_option(parser: argparse.ArgumentParser, groups: _Groups, field: Field, doc: str) -> None:
+def _add_option(
+    parser: argparse.ArgumentParser,
+    groups: _Groups,
+    field: Field,
+    doc: str,
+) -> None:
     kind = field.type
     if isinstance(kind, UnionType):
         (kind,) = (member for member in kind.types if not isinstance(member, NoneType))

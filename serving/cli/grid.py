@@ -53,7 +53,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def print_line(console: Console, text: str, indent: int = 0, style: str = "") -> None:
+def print_line(
+    console: Console,
+    text: str,
+    indent: int = 0,
+    style: str = "",
+) -> None:
     """Print a text as it is, each of its lines indented by `indent` blanks."""
     console.print(Padding(Text(text, style), (0, 0, 0, indent), expand=False))
 

@@ -174,7 +174,13 @@ def _built(config: RetrievalConfig, embedder: Embedder, check: Check) -> Built:
         )
 
 
-def _show(built: Built, out: Path, console: Console, *, verbose: bool) -> None:
+def _show(
+    built: Built,
+    out: Path,
+    console: Console,
+    *,
+    verbose: bool,
+) -> None:
     for line in gaps_of(built.manifest, built.entries).lines():
         console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False)
     for link in built.found.links:

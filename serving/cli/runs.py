@@ -220,7 +220,13 @@ def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
             _show_call(console, conversation, 0)
 
 
-def _show_execution(console: Console, execution: Execution, number: str, *, prompts: bool) -> None:
+def _show_execution(
+    console: Console,
+    execution: Execution,
+    number: str,
+    *,
+    prompts: bool,
+) -> None:
     """Print an execution, and inside a manager's execution those of its workers."""
     report = execution.report
     if execution.before:
@@ -281,7 +287,13 @@ def _is_table(client: Client, options: RunOptions) -> bool:
     return client.run(options.run_id).run.kind == pb.RUN_KIND_TABLE
 
 
-def _follow(client: Client, events: Stream[Any], *, is_table: bool, as_json: bool) -> None:
+def _follow(
+    client: Client,
+    events: Stream[Any],
+    *,
+    is_table: bool,
+    as_json: bool,
+) -> None:
     """Show the events of a run, then its result."""
     out = Console()
     progress = Console(stderr=True, quiet=as_json)

@@ -123,7 +123,12 @@ class TableView:
     """Shows the table of one run."""
 
     def __init__(
-        self, out: Console, progress: Console, *, as_json: bool, events: bool = False
+        self,
+        out: Console,
+        progress: Console,
+        *,
+        as_json: bool,
+        events: bool = False,
     ) -> None:
         """`as_json`: print for programs. `events`: print each event, not only the table."""
         self._out = out

@@ -306,7 +306,14 @@ _UNANSWERED = (pb.ANSWER_OUTCOME_NOT_FOUND, pb.ANSWER_OUTCOME_NO_SEARCH)
 class AnswerView:
     """Shows one run."""
 
-    def __init__(self, out: Console, progress: Console, *, stream: bool, as_json: bool) -> None:
+    def __init__(
+        self,
+        out: Console,
+        progress: Console,
+        *,
+        stream: bool,
+        as_json: bool,
+    ) -> None:
         """`stream`: show events while the run goes on. `as_json`: print for programs."""
         self._out = out
         self._progress = progress
@@ -347,7 +354,13 @@ class AnswerView:
         text = escape(answer.answer.ljust(len(outcome) + 2))
         colour = "green" if sound else "yellow"
         self._out.print(
-            Panel(text, title="answer", subtitle=outcome, border_style=colour, expand=False)
+            Panel(
+                text,
+                title="answer",
+                subtitle=outcome,
+                border_style=colour,
+                expand=False,
+            )
         )
         if answer.unsupported:
             print_line(self._out, UNSUPPORTED, style="yellow")

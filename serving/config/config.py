@@ -481,7 +481,12 @@ def visit_texts(config: Config, visit: Visit) -> Config:
     return visited
 
 
-def _visited(value: Any, kind: Type, key: str, visit: Visit) -> Any:
+def _visited(
+    value: Any,
+    kind: Type,
+    key: str,
+    visit: Visit,
+) -> Any:
     if isinstance(kind, UnionType):
         return None if value is None else _visited(value, kind.types[0], key, visit)
     match kind:

@@ -113,7 +113,12 @@ def located(base: Path, path: str) -> str:
     return str((base / expanded).resolve())
 
 
-def _resolved(base: Path, _key: str, mark: str, text: str) -> str:
+def _resolved(
+    base: Path,
+    _key: str,
+    mark: str,
+    text: str,
+) -> str:
     """Make paths absolute; a model's where it is one, and that of SQLite's file."""
     if mark == "store":
         scheme, separator, file = text.partition(":///")

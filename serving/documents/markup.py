@@ -101,7 +101,12 @@ _NO_MARKUP = {
 """Patterns of a `<` in Markdown that is text, as in a sentence about `<script>`."""
 
 
-def _html_block(state: Any, start: int, end: int, silent: bool) -> bool:
+def _html_block(
+    state: Any,
+    start: int,
+    end: int,
+    silent: bool,
+) -> bool:
     """Parse a block of HTML if it begins with markup; otherwise it is a part of a paragraph."""
     from markdown_it.rules_block import html_block
 
@@ -110,7 +115,13 @@ def _html_block(state: Any, start: int, end: int, silent: bool) -> bool:
     return not is_text and html_block(state, start, end, silent)
 
 
-def _rendered(_renderer: Any, tokens: Any, index: int, _options: Any, _env: Any) -> str:
+def _rendered(
+    _renderer: Any,
+    tokens: Any,
+    index: int,
+    _options: Any,
+    _env: Any,
+) -> str:
     return _NO_MARKUP[tokens[index].type].sub("&lt;", tokens[index].content)
 
 
@@ -131,7 +142,10 @@ def _document(html: str, path: Path, title: str | None = None) -> Document:
     from lxml import etree
 
     parser = etree.HTMLParser(
-        encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
+        encoding="utf-8",
+        huge_tree=True,
+        remove_comments=True,
+        remove_pis=True,
     )
     page = _SECTION.sub("&lt;", html) + _END
     root = etree.fromstring(page.encode("utf-8", "replace"), parser) if html.strip() else None

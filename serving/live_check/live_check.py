@@ -123,7 +123,11 @@ async def live_check(config: Config, log: Log, limit_s: float) -> Found:
 
 class _RoleProbe:
     def __init__(
-        self, name: RoleName, config: RoleConfig, make: Callable[[RoleConfig], Role], limit_s: float
+        self,
+        name: RoleName,
+        config: RoleConfig,
+        make: Callable[[RoleConfig], Role],
+        limit_s: float,
     ) -> None:
         """`make` builds the role from its section; one question may take `limit_s` seconds."""
         self._name = name
@@ -267,7 +271,14 @@ class _RoleProbe:
                 advice,
             )
         dollars = (typical.cost(price), most.cost(price)) if price else None
-        return RoleFound(role.model, cells, typical, most, price, dollars)
+        return RoleFound(
+            role.model,
+            cells,
+            typical,
+            most,
+            price,
+            dollars,
+        )
 
     def _judged_context(self, typical: Use, most: Use) -> Cell:
         hosted = self._config.engine is None and self._config.base_url is None

@@ -91,7 +91,14 @@ TURNS: dict[RoleName, tuple[Turn, ...]] = {
             prompts.request(_PAIRS[0][0]),
             pattern=_FIRST,
         ),
-        Turn(_REPORT, _executes(ReportTurn), executor.STOP, _SUB_QUERY, _SEARCHED, _LAST),
+        Turn(
+            _REPORT,
+            _executes(ReportTurn),
+            executor.STOP,
+            _SUB_QUERY,
+            _SEARCHED,
+            _LAST,
+        ),
         Turn(
             _REPORT,
             _executes(ReportTurn),

@@ -31,7 +31,10 @@ _UNLIMITED = 1 << 40
 
 
 def agreement(
-    passages: PassageStore, dense: VectorIndex, embedder: Embedder, rows: Sequence[int]
+    passages: PassageStore,
+    dense: VectorIndex,
+    embedder: Embedder,
+    rows: Sequence[int],
 ) -> float:
     """Return the median cosine of stored vectors and newly embedded ones; NaN for damaged vectors.
 
@@ -44,7 +47,12 @@ def agreement(
     return float(np.median(cosines))
 
 
-def adopt_index(faiss_file: Path, corpus: Path, out: Path, embedder: Embedder) -> Manifest:
+def adopt_index(
+    faiss_file: Path,
+    corpus: Path,
+    out: Path,
+    embedder: Embedder,
+) -> Manifest:
     """Copy both into the new index folder `out`; row n of the corpus has vector n.
 
     Raises `BadIndex` if they do not belong together, or if `embedder` gives other vectors for a
@@ -64,7 +72,12 @@ def adopt_index(faiss_file: Path, corpus: Path, out: Path, embedder: Embedder) -
         raise
 
 
-def _fill(folder: Path, faiss_file: Path, corpus: Path, embedder: Embedder) -> None:
+def _fill(
+    folder: Path,
+    faiss_file: Path,
+    corpus: Path,
+    embedder: Embedder,
+) -> None:
     """Copy the FAISS file, and write the passages of the corpus."""
     try:
         shutil.copyfile(faiss_file, folder / VECTORS)

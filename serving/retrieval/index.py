@@ -107,7 +107,13 @@ class Index:
             ranked = [fuse(rankings, 2 * DEPTH) for rankings in pairs]
         return [self._distinct(hits, top_k) for hits in ranked]
 
-    def _open_document(self, rows: range, vector: Vectors, query: str, top_k: int) -> list[Passage]:
+    def _open_document(
+        self,
+        rows: range,
+        vector: Vectors,
+        query: str,
+        top_k: int,
+    ) -> list[Passage]:
         """Return the `top_k` best passages of a document, in the order of the document."""
         if not rows:
             return []

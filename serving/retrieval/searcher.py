@@ -51,7 +51,12 @@ class IndexSearcher:
     """
 
     def __init__(
-        self, index: Index, embedder: Embedder, *, most: int = 64, cache: int = 10_000
+        self,
+        index: Index,
+        embedder: Embedder,
+        *,
+        most: int = 64,
+        cache: int = 10_000,
     ) -> None:
         """`most`: a batch with so many queries is full. `cache`: max number of queries whose
         passages are cached, until the index is swapped.

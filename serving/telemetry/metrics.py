@@ -36,7 +36,10 @@ class Metrics:
             return Counter(f"rolegate_{name}", what, labels, registry=registry)
 
         def histogram(
-            name: str, what: str, *labels: str, buckets: tuple[float, ...] = _SECONDS
+            name: str,
+            what: str,
+            *labels: str,
+            buckets: tuple[float, ...] = _SECONDS,
         ) -> Histogram:
             return Histogram(
                 f"rolegate_{name}_seconds", what, labels, buckets=buckets, registry=registry
@@ -50,7 +53,12 @@ class Metrics:
         self._runs = counter("runs", "Finished runs", "kind", "status", "outcome")
         self._run_s = histogram("run", "Duration of runs", "kind")
         self._calls = counter(
-            "calls", "Attempts of model calls", "role", "model", "purpose", "outcome"
+            "calls",
+            "Attempts of model calls",
+            "role",
+            "model",
+            "purpose",
+            "outcome",
         )
         self._call_s = histogram("call", "Duration of attempts of model calls", "role")
         self._first_token_s = histogram("first_token", "Time to the first token", "role")
@@ -89,7 +97,13 @@ class Metrics:
         for call in run.calls:
             self._count(call)
 
-    def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
+    def searched(
+        self,
+        query: str,
+        began_at: float,
+        duration_s: float,
+        error: str | None,
+    ) -> None:
         """Count a finished search."""
         self._searches.labels(error or "").inc()
         self._search_s.observe(duration_s)
@@ -148,7 +162,14 @@ class Gauges(Collector):
             (name, state, endpoint.breaker.state == state)
             for (name, endpoint), state in product(endpoints, get_args(BreakerState))
         ]
-        yield _family(gauge, "breaker_state", "1 for the current state", states, by, "state")
+        yield _family(
+            gauge,
+            "breaker_state",
+            "1 for the current state",
+            states,
+            by,
+            "state",
+        )
         openings = [(name, endpoint.breaker.openings) for name, endpoint in endpoints]
         yield _family(counter, "breaker_openings", "Openings of circuit breakers", openings, by)
         calls = [(name, endpoint.in_flight) for name, endpoint in endpoints]

@@ -34,7 +34,10 @@ class Watched:
 
 @asynccontextmanager
 async def open_observers(
-    config: TelemetryConfig, log: Log, watched: Watched, hosts: Iterable[str] = ()
+    config: TelemetryConfig,
+    log: Log,
+    watched: Watched,
+    hosts: Iterable[str] = (),
 ) -> AsyncIterator[Observers]:
     """Open the configured observers. Libraries of others are not imported.
 
@@ -53,7 +56,10 @@ async def open_observers(
 
 @asynccontextmanager
 async def _metrics(
-    address: str, log: Log, watched: Watched, hosts: Iterable[str]
+    address: str,
+    log: Log,
+    watched: Watched,
+    hosts: Iterable[str],
 ) -> AsyncIterator[Observer]:
     from prometheus_client.aiohttp import make_aiohttp_handler
 

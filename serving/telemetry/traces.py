@@ -81,7 +81,13 @@ class Traces:
         span = self._tracer.start_span("invoke_workflow rolegate", caller)
         attach(set_value(_SEARCHES, [], set_span_in_context(span, caller)))
 
-    def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
+    def searched(
+        self,
+        query: str,
+        began_at: float,
+        duration_s: float,
+        error: str | None,
+    ) -> None:
         """Record a search for the end of the run."""
         searches = get_value(_SEARCHES)
         if isinstance(searches, list):

@@ -134,7 +134,10 @@ def stream_table(
 
 
 def begin_table(
-    question: str, columns: Columns, rows: Rows = (), **options: Unpack[TableOptions]
+    question: str,
+    columns: Columns,
+    rows: Rows = (),
+    **options: Unpack[TableOptions],
 ) -> Call[str]:
     """Start a detached run that fills a table. Return its identifier, for `get_table` and
     `watch`.
@@ -145,11 +148,18 @@ def begin_table(
 
 
 def _table_request(
-    kind: Callable[..., Q], question: str, columns: Columns, rows: Rows, options: TableOptions
+    kind: Callable[..., Q],
+    question: str,
+    columns: Columns,
+    rows: Rows,
+    options: TableOptions,
 ) -> Q:
     parsed = parse_columns(columns)
     return kind(
-        question=question, columns=parsed, rows=given_rows(parsed, rows), **table_fields(options)
+        question=question,
+        columns=parsed,
+        rows=given_rows(parsed, rows),
+        **table_fields(options),
     )
 
 
@@ -181,7 +191,10 @@ def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
     """Return a page of runs, newest first; an empty token requests the first page."""
     status: Any = enum_name(run_pb.RunStatus, "status", wanted.get("status"))
     request = run_pb.ListRunsRequest(
-        page_size=_PAGE, page_token=page_token, status=status, **filter_fields(wanted)
+        page_size=_PAGE,
+        page_token=page_token,
+        status=status,
+        **filter_fields(wanted),
     )
     request.unsupported = wanted.get("unsupported", False)
     return Call(lambda to: to.runs.ListRuns, request)

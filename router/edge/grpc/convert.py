@@ -163,7 +163,12 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
     )
 
 
-def event_to_proto(kind: type[M], number: int, event: Event, **given: Any) -> M:
+def event_to_proto(
+    kind: type[M],
+    number: int,
+    event: Event,
+    **given: Any,
+) -> M:
     """Convert a numbered event to a message of a stream. `given`: like `to_proto`."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     if isinstance(event, Reported):

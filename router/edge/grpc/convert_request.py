@@ -70,7 +70,14 @@ def options_from_proto(
     resume = request.resume_run_id if isinstance(request, _Answer | _Table) else ""
     budget = _budget(request.budget)
     left_s = context.time_remaining()
-    return RequestOptions(caller(), left_s, request_id, budget, no_cache, resume=resume)
+    return RequestOptions(
+        caller(),
+        left_s,
+        request_id,
+        budget,
+        no_cache,
+        resume=resume,
+    )
 
 
 def topology_from_proto(request: _Answer) -> Any:

@@ -26,14 +26,29 @@ def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableReques
     topology: Any = enum_field(request, "topology") or "wide"
     columns = tuple(_column(at, column) for at, column in enumerate(request.columns))
     rows = tuple(tuple(row.values) for row in request.rows)
-    return TableRequest(request.question, columns, rows, request.closed, request.max_rows, topology)
+    return TableRequest(
+        request.question,
+        columns,
+        rows,
+        request.closed,
+        request.max_rows,
+        topology,
+    )
 
 
 def _column(at: int, sent: pb.Column) -> Column:
     kind: Any = (
         enum_from_proto(pb.ColumnType.DESCRIPTOR, sent.type, f"columns[{at}].type") or "text"
     )
-    return Column(sent.name, kind, sent.key, sent.about, sent.ask, tuple(sent.choices), sent.unit)
+    return Column(
+        sent.name,
+        kind,
+        sent.key,
+        sent.about,
+        sent.ask,
+        tuple(sent.choices),
+        sent.unit,
+    )
 
 
 _MOST_BYTES = 1 << 20
@@ -147,7 +162,10 @@ def _row_to_proto(
 
 
 def _cell_to_proto(
-    cell: Cell, column: Column, spent: Amount | None, numbers: Mapping[Ask, int]
+    cell: Cell,
+    column: Column,
+    spent: Amount | None,
+    numbers: Mapping[Ask, int],
 ) -> pb.Cell:
     own = [claim for claim in cell.claims if is_of(claim, cell.value, column)]
     rivals = [claim for claim in cell.claims if claim not in own]

@@ -247,7 +247,10 @@ async def _read(request: web.Request, within_s: float) -> ChatRequest:
 
 
 async def _streamed(
-    request: web.Request, asked: ChatRequest, work: Work, reading_s: float
+    request: web.Request,
+    asked: ChatRequest,
+    work: Work,
+    reading_s: float,
 ) -> web.StreamResponse:
     """Stream progress as reasoning, then the answer. The response starts with the first event, so
     earlier errors have a status. A client that reads nothing for `reading_s` seconds is dropped.
@@ -327,7 +330,12 @@ def _usage(spent: list[RoleTotal]) -> dict[str, Any]:
     return {"usage": usage}
 
 
-def _failure(status: int, message: str, code: str, param: str | None = None) -> dict[str, Any]:
+def _failure(
+    status: int,
+    message: str,
+    code: str,
+    param: str | None = None,
+) -> dict[str, Any]:
     """Return the body of an error response. `param`: the invalid field of the request, if known."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -339,7 +347,12 @@ def _body(failure: Failure) -> dict[str, Any]:
 
 def _json(status: int, content: object, headers: dict[str, str] | None = None) -> web.Response:
     body = msgspec.json.encode(content)
-    return web.Response(status=status, body=body, headers=headers, content_type="application/json")
+    return web.Response(
+        status=status,
+        body=body,
+        headers=headers,
+        content_type="application/json",
+    )
 
 
 def _guarding(access: Access | None, pages: Frame | None) -> Middleware:

@@ -95,7 +95,14 @@ class Frame:
         self._route("POST", "/sign-in", self._signed_in)
         self._route("POST", "/sign-out", self._sign_out)
 
-    def get(self, path: str, page: Page, *, scope: KeyScope = "ask", section: str = "") -> None:
+    def get(
+        self,
+        path: str,
+        page: Page,
+        *,
+        scope: KeyScope = "ask",
+        section: str = "",
+    ) -> None:
         """Serve a page at `path` to keys of `scope`. `section`: its name in the navigation."""
         self._route("GET", path, self._admitting(page, scope))
         if section:
@@ -106,7 +113,11 @@ class Frame:
         self._route("POST", path, self._admitting(page, scope))
 
     async def render(
-        self, request: web.Request, template: str, status: int = 200, **values: Any
+        self,
+        request: web.Request,
+        template: str,
+        status: int = 200,
+        **values: Any,
     ) -> web.Response:
         """Render a page. Templates have `values`, `request`, `identity` (None before sign-in) and
         the CSRF token (`csrf`).
@@ -221,7 +232,12 @@ class Frame:
         # Behind a proxy that terminates TLS, only the browser's origin shows that HTTPS is used.
         secure = request.secure or request.headers.get("Origin", "").startswith("https:")
         response.set_cookie(
-            COOKIE, name, max_age=LASTS_S, httponly=True, samesite="Strict", secure=secure
+            COOKIE,
+            name,
+            max_age=LASTS_S,
+            httponly=True,
+            samesite="Strict",
+            secure=secure,
         )
         return response
 
@@ -237,7 +253,10 @@ class Frame:
         # The URL contains a hash of the content.
         headers = {"Cache-Control": "public, max-age=31536000, immutable"}
         return web.Response(
-            body=content, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=headers
+            body=content,
+            content_type=_TYPES[Path(name).suffix],
+            charset="utf-8",
+            headers=headers,
         )
 
 

@@ -88,7 +88,10 @@ class TablePages:
             body = self._files[key]
         headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}
         return web.Response(
-            body=BytesIO(body), content_type=_TYPES[kind], charset="utf-8", headers=headers
+            body=BytesIO(body),
+            content_type=_TYPES[kind],
+            charset="utf-8",
+            headers=headers,
         )
 
     async def _holes(self, request: web.Request) -> web.Response:

@@ -216,7 +216,12 @@ def _length(run: Run) -> float:
     return max(run.duration_s, *ends, 1e-3)
 
 
-def _bar(run: Run, call: Call, length: float, decisions: Sequence[Call]) -> Bar:
+def _bar(
+    run: Run,
+    call: Call,
+    length: float,
+    decisions: Sequence[Call],
+) -> Bar:
     start = min(max(0.0, call.started_at - run.started_at) / length * SCALE, SCALE - _LEAST)
     width = min(max(call.duration_s / length * SCALE, _LEAST), SCALE - start)
     early = any(

@@ -50,7 +50,12 @@ class Left(NamedTuple):
     spent: int
 
 
-def add_usage(frame: Frame, usages: Usages, accounts: Accounts, price_of: PriceOf) -> None:
+def add_usage(
+    frame: Frame,
+    usages: Usages,
+    accounts: Accounts,
+    price_of: PriceOf,
+) -> None:
     """Add the page. `price_of`: returns the price of a model; may block for seconds."""
 
     async def usage(request: web.Request) -> web.Response:
