@@ -75,7 +75,7 @@ class Role:
         ledger: Ledger,
         *,
         purpose: Purpose = "first",
-        sub_query: int | None = None,
+        sub_query_index: int | None = None,
         pattern: str | None = None,
         tools: tuple[Function, ...] = (),
         raw: bool = False,
@@ -90,7 +90,7 @@ class Role:
         pauses beyond it. `on_text`, `on_delta`: see `Attempts`. Raises `BudgetExhausted`, and the
         model's `UpstreamError` with this role's name, once all attempts and fallbacks have failed.
         """
-        agent = Agent(self.name, sub_query)
+        agent = Agent(self.name, sub_query_index)
         if (recorded := ledger.turn_before(agent, messages)) is not None:
             return recorded
 
@@ -107,7 +107,7 @@ class Role:
                 prompt = msgspec.structs.replace(
                     role._prompt(messages, stop, pattern), tools=tools, raw=raw
                 )
-                attempts = role._attempts(prompt, sub_query, ledger, purpose)
+                attempts = role._attempts(prompt, sub_query_index, ledger, purpose)
                 attempts.until = until
                 attempts.on_text = on_text
                 attempts.on_delta = on_delta
@@ -127,7 +127,7 @@ class Role:
     def _attempts(
         self,
         prompt: Prompt,
-        sub_query: int | None,
+        sub_query_index: int | None,
         ledger: Ledger,
         purpose: Purpose,
     ) -> Attempts:
@@ -136,7 +136,7 @@ class Role:
             self.name,
             self.model.name,
             replicas[0].deployment,
-            sub_query,
+            sub_query_index,
             self.sampling.max_tokens,
             self.executor_version,
             self.price,

@@ -50,7 +50,7 @@ class Caller:
     role: RoleName
     model: str
     deployment: str
-    sub_query: int | None = None
+    sub_query_index: int | None = None
     max_tokens: int = 0
     executor_version: str | None = None
     price: Price | None = None
@@ -138,7 +138,7 @@ class Attempt:
 
 
 def _agent_of(call: OpenedCall) -> Agent:
-    return Agent(call.role, call.sub_query, call.manager, call.worker)
+    return Agent(call.role, call.sub_query_index, call.manager, call.worker)
 
 
 def _outcome_of(error: Exception) -> Outcome:
@@ -183,12 +183,12 @@ class Ledger:
         for call in resumed.calls if resumed else ():
             self._allowance.take(call.role, call.charged)
 
-    def within(self, sub_query: int, manager: str) -> "Ledger":
+    def within(self, sub_query_index: int, manager: str) -> "Ledger":
         """Return the ledger of a manager that works on a sub-query. Its sub-queries are numbered
         per manager. It ignores early decisions and reserves for the answer, which are the run's.
         """
         ledger = copy(self)
-        ledger._lead = Agent("delegation", sub_query, manager)
+        ledger._lead = Agent("delegation", sub_query_index, manager)
         ledger._run = self
         return ledger
 
@@ -232,9 +232,12 @@ class Ledger:
 
         Raises `BudgetExhausted` or `StoreFailed` before the block; then there is no row.
         """
-        agent = Agent(caller.role, caller.sub_query).within(self._lead)
+        agent = Agent(caller.role, caller.sub_query_index).within(self._lead)
         caller = replace(
-            caller, sub_query=agent.sub_query, manager=agent.manager, worker=agent.worker
+            caller,
+            sub_query_index=agent.sub_query_index,
+            manager=agent.manager,
+            worker=agent.worker,
         )
         opened = await self._granted(
             lambda: self._open(caller, purpose, number, worst), waits=waits
@@ -255,8 +258,8 @@ class Ledger:
     def _book_or_defer(self, attempt: Attempt) -> None:
         """Book an ended attempt, unless its outcome or its tokens are not known yet."""
         first = self._books.early_from
-        sub_query = attempt.opened.sub_query
-        early = first is not None and sub_query is not None and sub_query >= first
+        sub_query_index = attempt.opened.sub_query_index
+        early = first is not None and sub_query_index is not None and sub_query_index >= first
         countable = attempt.count is not None and attempt.first_token_s is not None
         if attempt.outcome == "completed" and early:
             self._books.early.append(attempt)
@@ -336,28 +339,31 @@ class Ledger:
         self._book(self._books.early, below)
         self._books.early = []
 
-    def worked_on(self, sub_query: int) -> set[str]:
+    def worked_on(self, sub_query_index: int) -> set[str]:
         """The executor versions that have completed calls for a sub-query, those that await their
         decision included; empty where a model was none.
         """
-        booked = [call for call in self._calls_for(sub_query) if call.outcome == "completed"]
+        booked = [call for call in self._calls_for(sub_query_index) if call.outcome == "completed"]
         early = [
             cut.opened
             for cut in self._books.early
-            if _agent_of(cut.opened) == self._executor(sub_query)
+            if _agent_of(cut.opened) == self._executor(sub_query_index)
         ]
         return {call.executor_version or "" for call in (*booked, *early)}
 
-    def last_outcome(self, sub_query: int) -> Outcome | None:
+    def last_outcome(self, sub_query_index: int) -> Outcome | None:
         """The outcome of the last call for a sub-query; None where there was none."""
-        return next((call.outcome for call in reversed(self._calls_for(sub_query))), None)
+        return next((call.outcome for call in reversed(self._calls_for(sub_query_index))), None)
 
-    def waste(self, sub_query: int) -> None:
+    def waste(self, sub_query_index: int) -> None:
         """Book the deferred calls for a sub-query as wasted."""
         deferred = self._books.early
-        self._book([attempt for attempt in deferred if attempt.opened.sub_query == sub_query], 0)
+        self._book(
+            [attempt for attempt in deferred if attempt.opened.sub_query_index == sub_query_index],
+            0,
+        )
         self._books.early = [
-            attempt for attempt in deferred if attempt.opened.sub_query != sub_query
+            attempt for attempt in deferred if attempt.opened.sub_query_index != sub_query_index
         ]
 
     async def close(self, within_s: float) -> None:
@@ -397,7 +403,7 @@ class Ledger:
             executor_version=caller.executor_version,
             purpose="shadow" if self._shadow else purpose,
             attempt=attempt,
-            sub_query=caller.sub_query,
+            sub_query_index=caller.sub_query_index,
             max_tokens=caller.max_tokens,
             reserved=worst,
             started_at=time.time(),
@@ -434,16 +440,16 @@ class Ledger:
             await asyncio.sleep(random.uniform(0, pause_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _executor(self, sub_query: int) -> Agent:
+    def _executor(self, sub_query_index: int) -> Agent:
         """Return the executor of a sub-query of this layer."""
-        return Agent("execution", sub_query).within(self._lead)
+        return Agent("execution", sub_query_index).within(self._lead)
 
-    def _calls_for(self, sub_query: int) -> Sequence[Call]:
-        return self._books.by_agent.get(self._executor(sub_query), ())
+    def _calls_for(self, sub_query_index: int) -> Sequence[Call]:
+        return self._books.by_agent.get(self._executor(sub_query_index), ())
 
     def _book(self, early: list[Attempt], below: int) -> None:
         for attempt in early:
-            if attempt.opened.sub_query is None or attempt.opened.sub_query >= below:
+            if attempt.opened.sub_query_index is None or attempt.opened.sub_query_index >= below:
                 attempt.outcome = "wasted"
             self._settle(attempt, attempt.believed)
 

@@ -400,7 +400,7 @@ class Agent:
             )
         asked = partial(
             role.ask,
-            sub_query=index,
+            sub_query_index=index,
             pattern=pattern,
             tools=tools,
             raw=form.raw,

@@ -69,7 +69,7 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 
 METADATA = MetaData()
-SCHEMA_NUMBER = 6
+SCHEMA_NUMBER = 7
 """Number of this schema. Every change increments it, here and in the demo's file name
 (`mini.toml`).
 """

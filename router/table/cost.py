@@ -42,7 +42,7 @@ def table_cost(
             first.setdefault(row.found_by[0], []).append(at)
     spent: dict[int | None, list[Amount]] = {}
     for call in calls:
-        number = call.sub_query
+        number = call.sub_query_index
         if number is not None and number >= len(asks):
             number = None
         tokens = call.usage.total_tokens if call.usage else 0

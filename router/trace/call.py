@@ -47,7 +47,7 @@ class OpenedCall(msgspec.Struct, frozen=True, gc=False):
     """
     attempt: int
     """1 for the first attempt of a call."""
-    sub_query: int | None
+    sub_query_index: int | None
     """The number of its sub-query; None for the delegator and the answerer."""
     max_tokens: int
     """Max tokens that it may write."""

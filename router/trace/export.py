@@ -147,7 +147,7 @@ class AgentTrajectory(msgspec.Struct, frozen=True):
     parent: str | None
     """The agent that dispatched it."""
     role: RoleName
-    sub_query: int | None
+    sub_query_index: int | None
     """The number of its sub-query, from 0."""
     model: str
     """The version, for an executor."""
@@ -188,11 +188,11 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
         if agent.role == "answer":
             messages += (Message("assistant", said(conversation.outputs[0].text)),)
         setting = run.settings.get(agent.role)
-        parent = None if agent.sub_query is None else "delegation"
+        parent = None if agent.sub_query_index is None else "delegation"
         if agent.manager and agent.worker is None:
             setting = run.settings.get(f"managers.{agent.manager}")
         elif agent.manager:
-            parent = f"delegation-{agent.sub_query}-{agent.manager}"
+            parent = f"delegation-{agent.sub_query_index}-{agent.manager}"
         model = setting.model if setting else ""
         if execution and execution.executor:
             model = execution.executor
@@ -202,7 +202,7 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
             agent=agent.path,
             parent=parent,
             role=agent.role,
-            sub_query=agent.sub_query,
+            sub_query_index=agent.sub_query_index,
             model=model,
             question=run.request,
             right_answers=tuple(golds),

@@ -31,7 +31,7 @@ class Agent(NamedTuple):
     """A model with its own context."""
 
     role: RoleName
-    sub_query: int | None = None
+    sub_query_index: int | None = None
     """The number of its sub-query; None for the question itself."""
     manager: str = ""
     """The manager that the sub-query went to; empty for an executor without one."""
@@ -49,13 +49,13 @@ class Agent(NamedTuple):
         """Return the agent as the run knows it, given that `lead`, the delegator or a manager,
         leads it.
         """
-        if lead.sub_query is None:
+        if lead.sub_query_index is None:
             return self
         return Agent(
             self.role,
-            lead.sub_query,
+            lead.sub_query_index,
             lead.manager,
-            self.sub_query,
+            self.sub_query_index,
         )
 
 
@@ -225,7 +225,7 @@ class Turns:
                 self._searches.setdefault(agent, []).append(record.search)
             case Decided(below=below):
                 for agent in (*self._turns, *self._searches):
-                    if agent.sub_query is not None and agent.sub_query >= below:
+                    if agent.sub_query_index is not None and agent.sub_query_index >= below:
                         self._turns.pop(agent, None)
                         self._searches.pop(agent, None)
             case Asked(number, ask):

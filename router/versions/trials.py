@@ -232,7 +232,7 @@ def hindered(run: Run) -> bool:
     """
     assert isinstance(run.result, Trajectory)
     executions = run.result.executions
-    worked = {call.sub_query for call in run.calls}
+    worked = {call.sub_query_index for call in run.calls}
     if any(
         execution.outcome == "model_failed" and index not in worked
         for index, execution in enumerate(executions)

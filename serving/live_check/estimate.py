@@ -16,7 +16,7 @@ TYPICAL = (
     "What counts no tokens is taken at 4 characters a token."
 )
 _QUESTION = 30
-_SUB_QUERY = 20
+_SUB_QUERY_TOKENS = 20
 _REPORT = 60
 
 
@@ -63,7 +63,7 @@ def estimate(
         turns=2,
         searches=1,
         question=_QUESTION,
-        sub_query=_SUB_QUERY,
+        sub_query_tokens=_SUB_QUERY_TOKENS,
         report=_REPORT,
         written=written,
     )
@@ -75,7 +75,7 @@ def estimate(
         turns=search.max_turns,
         searches=min(search.max_searches, search.max_turns - 1),
         question=int(config.server.max_question_chars / measured["delegation"].chars_a_token),
-        sub_query=-(-allowed["delegation"] // search.max_sub_queries),
+        sub_query_tokens=-(-allowed["delegation"] // search.max_sub_queries),
         report=allowed["execution"],
         written=allowed,
     )
@@ -103,18 +103,18 @@ def _prompts(
     turns: int,
     searches: int,
     question: int,
-    sub_query: int,
+    sub_query_tokens: int,
     report: int,
     written: Mapping[RoleName, int],
 ) -> dict[RoleName, list[int]]:
     """The size of every call's prompt, in tokens; each turn sees those before it. `tries`: calls of
     one decision. `fan`: sub-queries of a round. `passages`, and from `question` on: sizes.
     """
-    results = fan * (sub_query + report)
+    results = fan * (sub_query_tokens + report)
     turn = written["delegation"]
     round_ = tries * written["delegation"] + results
     first = system["delegation"] + question
-    asked = system["execution"] + sub_query
+    asked = system["execution"] + sub_query_tokens
     executor = [
         asked + number * written["execution"] + min(number, searches) * passages
         for number in range(turns)

@@ -117,9 +117,11 @@ class Traces:
             span.set_attribute("rolegate.outcome", result.outcome)
             span.set_attributes(_messages(run.request, output_of(run)) if contents else {})
 
-        sub_queries = {call.sub_query for call in run.calls if call.sub_query is not None}
+        sub_queries = {
+            call.sub_query_index for call in run.calls if call.sub_query_index is not None
+        }
         for index in sorted(sub_queries):
-            calls = [call for call in run.calls if call.sub_query == index]
+            calls = [call for call in run.calls if call.sub_query_index == index]
             execution = executions[index] if index < len(executions) else None
             queries = {search.query for search in execution.every_search} if execution else set()
             agent_searches = [
@@ -127,7 +129,7 @@ class Traces:
             ]
             searches = [search for search in searches if search not in agent_searches]
             self._agent(span, execution, calls, agent_searches, contents=contents)
-        calls = [call for call in run.calls if call.sub_query is None]
+        calls = [call for call in run.calls if call.sub_query_index is None]
         self._children(span, calls, searches, contents=contents)
         _fail(span, None if run.status == "finished" else run.error.partition(":")[0] or run.status)
         span.end()

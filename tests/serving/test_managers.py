@@ -97,7 +97,11 @@ async def test_three_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "- search: finds it in the documents" in first
     assert "- pages" not in first
     at = [
-        (call.role, call.sub_query if call.HasField("sub_query") else None, call.manager)
+        (
+            call.role,
+            call.sub_query_index if call.HasField("sub_query_index") else None,
+            call.manager,
+        )
         for call in found.calls
     ]
     lead_role = usage_pb2.ROLE_DELEGATION

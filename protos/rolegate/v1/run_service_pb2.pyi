@@ -80,7 +80,7 @@ class Run(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., tenant: _Optional[str] = ..., kind: _Optional[_Union[RunKind, str]] = ..., status: _Optional[_Union[RunStatus, str]] = ..., request: _Optional[str] = ..., request_id: _Optional[str] = ..., outcome: _Optional[_Union[_answer_service_pb2.AnswerOutcome, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., table_outcome: _Optional[_Union[_table_service_pb2.TableOutcome, str]] = ..., unsupported: _Optional[bool] = ...) -> None: ...
 
 class UpstreamCall(_message.Message):
-    __slots__ = ("call_id", "role", "model", "deployment", "executor_version", "purpose", "attempt", "outcome", "counted", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_nano_usd", "start_time", "time_to_first_token", "duration", "sub_query", "manager", "worker")
+    __slots__ = ("call_id", "role", "model", "deployment", "executor_version", "purpose", "attempt", "outcome", "counted", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_nano_usd", "start_time", "time_to_first_token", "duration", "sub_query_index", "manager", "worker")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -98,7 +98,7 @@ class UpstreamCall(_message.Message):
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
-    SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
+    SUB_QUERY_INDEX_FIELD_NUMBER: _ClassVar[int]
     MANAGER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     call_id: str
@@ -118,10 +118,10 @@ class UpstreamCall(_message.Message):
     start_time: _timestamp_pb2.Timestamp
     time_to_first_token: _duration_pb2.Duration
     duration: _duration_pb2.Duration
-    sub_query: int
+    sub_query_index: int
     manager: str
     worker: int
-    def __init__(self, call_id: _Optional[str] = ..., role: _Optional[_Union[_usage_pb2.Role, str]] = ..., model: _Optional[str] = ..., deployment: _Optional[str] = ..., executor_version: _Optional[str] = ..., purpose: _Optional[str] = ..., attempt: _Optional[int] = ..., outcome: _Optional[str] = ..., counted: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sub_query: _Optional[int] = ..., manager: _Optional[str] = ..., worker: _Optional[int] = ...) -> None: ...
+    def __init__(self, call_id: _Optional[str] = ..., role: _Optional[_Union[_usage_pb2.Role, str]] = ..., model: _Optional[str] = ..., deployment: _Optional[str] = ..., executor_version: _Optional[str] = ..., purpose: _Optional[str] = ..., attempt: _Optional[int] = ..., outcome: _Optional[str] = ..., counted: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sub_query_index: _Optional[int] = ..., manager: _Optional[str] = ..., worker: _Optional[int] = ...) -> None: ...
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id", "include_trace")

@@ -146,16 +146,16 @@ class FillTableRequest(_message.Message):
     def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[TableTopology, str]] = ..., detached: _Optional[bool] = ..., resume_run_id: _Optional[str] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("value", "support", "citations", "sub_query")
+    __slots__ = ("value", "support", "citations", "sub_query_index")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_FIELD_NUMBER: _ClassVar[int]
     CITATIONS_FIELD_NUMBER: _ClassVar[int]
-    SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
+    SUB_QUERY_INDEX_FIELD_NUMBER: _ClassVar[int]
     value: str
     support: Support
     citations: _containers.RepeatedCompositeFieldContainer[_evidence_pb2.Citation]
-    sub_query: int
-    def __init__(self, value: _Optional[str] = ..., support: _Optional[_Union[Support, str]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., sub_query: _Optional[int] = ...) -> None: ...
+    sub_query_index: int
+    def __init__(self, value: _Optional[str] = ..., support: _Optional[_Union[Support, str]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., sub_query_index: _Optional[int] = ...) -> None: ...
 
 class Cell(_message.Message):
     __slots__ = ("value", "state", "support", "citations", "rivals", "tokens", "cost_nano_usd", "mistyped", "contradicted")

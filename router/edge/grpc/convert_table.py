@@ -174,7 +174,7 @@ def _cell_to_proto(
         cell,
         support=own[0].support if own else None,
         citations=dict.fromkeys(chain.from_iterable(claim.citations for claim in own)),
-        rivals=[to_proto(pb.Claim, claim, sub_query=numbers[claim.ask]) for claim in rivals],
+        rivals=[to_proto(pb.Claim, claim, sub_query_index=numbers[claim.ask]) for claim in rivals],
         contradicted=is_contradicted(cell, column),
         mistyped=cell.value != "" and is_mistyped(column, cell.value),
         **_cost(spent),

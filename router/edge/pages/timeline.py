@@ -107,10 +107,10 @@ def lanes(run: Run) -> tuple[Lane, ...]:
     known = {work.agent: work for work in work_of(run)}
     calls = dict[Agent, list[Call]]()
     for call in run.calls:
-        calls.setdefault(Agent(call.role, call.sub_query, call.manager, call.worker), []).append(
-            call
-        )
-    begun = {agent.sub_query for agent in (*known, *calls)}
+        calls.setdefault(
+            Agent(call.role, call.sub_query_index, call.manager, call.worker), []
+        ).append(call)
+    begun = {agent.sub_query_index for agent in (*known, *calls)}
     waiting = (Agent("execution", number) for number in asked if number not in begun)
     length = _length(run)
     found = list[Lane]()
@@ -204,7 +204,7 @@ def source(at: Citation, passage: Passage | None) -> Source:
 
 
 def _number(agent: Agent) -> int:
-    return -1 if agent.sub_query is None else agent.sub_query
+    return -1 if agent.sub_query_index is None else agent.sub_query_index
 
 
 def _rank(agent: Agent) -> tuple[bool, int]:

@@ -53,11 +53,11 @@ async def test_one_call_one_row() -> None:
     ledger = Ledger()
     model = ScriptedModel([Completion("yes", "stop", usage=Usage(3, 1))])
     completion = await role("execution", model, 3).ask(
-        ASKED, (), ledger, purpose="correction", sub_query=4
+        ASKED, (), ledger, purpose="correction", sub_query_index=4
     )
     assert completion.text == "yes"
     (call,) = ledger.calls
-    assert (call.purpose, call.attempt, call.sub_query, call.usage) == (
+    assert (call.purpose, call.attempt, call.sub_query_index, call.usage) == (
         "correction",
         1,
         4,

@@ -131,7 +131,7 @@ async def test_rivals() -> None:
     table = await table_to_proto(msgspec.structs.replace(run("run-1"), kind="table", result=result))
     cell = table.rows[0].cells[2]
     assert (cell.value, cell.state) == ("900", pb.CELL_STATE_CONFLICT)
-    assert [(claim.value, claim.sub_query, claim.support) for claim in cell.rivals] == [
+    assert [(claim.value, claim.sub_query_index, claim.support) for claim in cell.rivals] == [
         ("901", 1, pb.SUPPORT_STATED)
     ]
     assert [at.document for at in cell.citations] == ["Bel"]
@@ -181,10 +181,10 @@ def test_the_cost_adds_up(spent: list[tuple[int | None, int, int | None]]) -> No
         assert row.tokens >= sum(cell.tokens for cell in row.cells)
 
 
-def _call(sub_query: int | None, tokens: int, nano_usd: int | None) -> Call:
+def _call(sub_query_index: int | None, tokens: int, nano_usd: int | None) -> Call:
     return msgspec.structs.replace(
         call("run-1"),
-        sub_query=sub_query,
+        sub_query_index=sub_query_index,
         usage=Usage(tokens, 1),
         nano_usd=nano_usd,
         reserved=Amount(),

@@ -69,7 +69,7 @@ async def test_a_failed_attempt_has_its_row(error: BaseException, outcome: Outco
             raise error
     (call,) = ledger.calls
     assert (call.outcome, call.purpose, call.attempt, call.usage) == (outcome, "retry", 2, None)
-    assert (call.role, call.model, call.deployment, call.sub_query) == (
+    assert (call.role, call.model, call.deployment, call.sub_query_index) == (
         "execution",
         "small",
         "http://e",
@@ -369,7 +369,7 @@ async def test_the_calls_of_a_sub_query_are_found_whatever_else_was_called() -> 
         ledger = Ledger()
         for number in range(calls):
             async with ledger.attempt(
-                replace(CALLER, sub_query=number, executor_version="small"), "first", 1
+                replace(CALLER, sub_query_index=number, executor_version="small"), "first", 1
             ):
                 pass
         begun = time.thread_time()

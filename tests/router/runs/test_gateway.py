@@ -299,7 +299,7 @@ async def test_execute() -> None:
     run = await Deployment().gateway(store).execute(QUESTION, RequestOptions())
     assert isinstance(run.result, Execution)
     assert (run.kind, run.request, run.result.outcome) == ("execute", QUESTION, "reported")
-    assert {call.sub_query for call in run.calls} == {0}
+    assert {call.sub_query_index for call in run.calls} == {0}
     assert store.runs == [run]
 
 

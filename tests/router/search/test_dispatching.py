@@ -298,7 +298,7 @@ async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
     assert retriever.cancelled == {"a?"}
     assert [execution.sub_query for execution in found.executions] == ["c?"]
     wasted = spent(context, "wasted")
-    assert sorted(call.sub_query or 0 for call in wasted) == [0, 1, 1]
+    assert sorted(call.sub_query_index or 0 for call in wasted) == [0, 1, 1]
     assert all(call.usage and call.wasted_tokens == call.usage.total_tokens for call in wasted)
     assert not any(call.usage and call.usage.lower_bound for call in wasted)
     assert len(spent(context, "completed")) == 2

@@ -158,7 +158,7 @@ async def test_corrections_are_booked_as_such() -> None:
     context = lasting()
     model = ScriptedModel(["hm", SEARCH, REPORT])
     await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(SUB_QUERY, 7, context)
-    assert [(call.purpose, call.sub_query) for call in context.ledger.calls] == [
+    assert [(call.purpose, call.sub_query_index) for call in context.ledger.calls] == [
         ("first", 7),
         ("correction", 7),
         ("first", 7),

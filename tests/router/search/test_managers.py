@@ -66,7 +66,8 @@ async def test_three_layers() -> None:
     assert all(one.work and len(one.work.executions) == 4 for one in found.executions)
     assert len(list(by_executors(found.executions))) == 8
     at = {
-        (layer_of(call), call.sub_query, call.manager, call.worker) for call in context.ledger.calls
+        (layer_of(call), call.sub_query_index, call.manager, call.worker)
+        for call in context.ledger.calls
     }
     assert at == {
         ("delegation", None, "", None),
@@ -227,7 +228,7 @@ async def test_escalation() -> None:
         "escalated",
         "browser",
     )
-    assert {call.manager for call in context.ledger.calls if call.sub_query == 0} == {
+    assert {call.manager for call in context.ledger.calls if call.sub_query_index == 0} == {
         "search",
         "browser",
     }

@@ -123,7 +123,7 @@ async def test_events() -> None:
     context = lasting(events=events)
     delegator = ScriptedModel([block("Who directed Heat?"), block("When?"), STOP])
     trajectory = await Deployment(delegator).search().run(QUESTION, context)
-    assert [call.sub_query for call in context.ledger.calls if call.role == "execution"] == [
+    assert [call.sub_query_index for call in context.ledger.calls if call.role == "execution"] == [
         0,
         0,
         1,
@@ -386,7 +386,10 @@ async def test_again_with_the_same_reports() -> None:
     assert again == found
     assert [prompt.messages[1].content for prompt in executor.prompts].count("c?") == 2
     assert {call.role for call in context.ledger.calls} == {"execution"}
-    assert [call.sub_query for call in context.ledger.calls if call.sub_query == 2] == [2, 2]
+    assert [call.sub_query_index for call in context.ledger.calls if call.sub_query_index == 2] == [
+        2,
+        2,
+    ]
 
 
 async def test_again_is_as_if_it_had_been_that_executor_from_the_start() -> None:

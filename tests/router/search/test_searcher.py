@@ -89,7 +89,9 @@ async def test_its_calls_are_the_executors() -> None:
     await searcher(
         role("execution", ScriptedModel([SEARCH, ANSWER])), RETRIEVER, ExecutorLimits()
     ).run(SUB_QUERY, 3, context)
-    assert [(call.role, call.sub_query) for call in context.ledger.calls] == [("execution", 3)] * 2
+    assert [(call.role, call.sub_query_index) for call in context.ledger.calls] == [
+        ("execution", 3)
+    ] * 2
     assert events == [SearchDone(3, SUB_QUERY, ("Heat", "Mann"))]
 
 

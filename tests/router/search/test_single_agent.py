@@ -78,7 +78,7 @@ async def test_it_searches_until_it_knows() -> None:
         (BORN, (BIRTH,)),
     ]
     assert events == [SearchDone(-1, DIRECTOR, ("Heat",)), SearchDone(-1, BORN, ("Michael Mann",))]
-    assert [(call.role, call.sub_query) for call in context.ledger.calls] == [
+    assert [(call.role, call.sub_query_index) for call in context.ledger.calls] == [
         ("delegation", None)
     ] * 3
 

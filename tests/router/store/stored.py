@@ -73,7 +73,7 @@ def call(run_id: str, number: int = 0, **fields: object) -> Call:
         "executor_version": "executor-000001",
         "purpose": "first",
         "attempt": 1,
-        "sub_query": 0,
+        "sub_query_index": 0,
         "max_tokens": 64,
         "reserved": NOTHING,
         "started_at": 1000.0,

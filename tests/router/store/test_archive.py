@@ -100,7 +100,14 @@ async def test_events_without_their_execution(database: Database, archive: SQLAr
 
 
 CALLS_SO_FAR = (
-    call("run-1", 0, role="delegation", executor_version=None, sub_query=None, first_token_s=None),
+    call(
+        "run-1",
+        0,
+        role="delegation",
+        executor_version=None,
+        sub_query_index=None,
+        first_token_s=None,
+    ),
     call("run-1", 1, outcome="cancelled", usage=Usage(10, 3, 4, 1, lower_bound=True)),
     call("run-1", 2, outcome="cancelled", usage=Usage(10, 3, estimated=True), nano_usd=None),
     call("run-1", 4, outcome="unavailable", usage=None, nano_usd=None),

@@ -16,7 +16,7 @@ from tests.router.table.reports import SCHEMA, discovery, executed, fill
 from tests.router.table.test_assembly import GIVEN, reports
 
 
-def call(sub_query: int | None, tokens: int | None, nano_usd: int | None = None) -> Call:
+def call(sub_query_index: int | None, tokens: int | None, nano_usd: int | None = None) -> Call:
     """One that spent this."""
     usage = None if tokens is None else Usage(tokens, 0)
     return Call(
@@ -29,7 +29,7 @@ def call(sub_query: int | None, tokens: int | None, nano_usd: int | None = None)
         executor_version=None,
         purpose="first",
         attempt=1,
-        sub_query=sub_query,
+        sub_query_index=sub_query_index,
         max_tokens=1,
         reserved=Amount(),
         started_at=0.0,

@@ -73,7 +73,7 @@ def test_every_agent_that_wrote_has_a_line() -> None:
         run("run-1", calls=[call("run-1")], result=FOUND, settings=SETTINGS), "Mann"
     )
     assert [
-        (one.agent, one.parent, one.role, one.sub_query) for one in (led, worked, answered)
+        (one.agent, one.parent, one.role, one.sub_query_index) for one in (led, worked, answered)
     ] == [
         ("delegation", None, "delegation", None),
         ("execution-1", "delegation", "execution", 1),

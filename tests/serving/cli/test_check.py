@@ -502,13 +502,13 @@ def test_no_call_of_a_search_is_larger_than_the_estimate(tmp_path: Path) -> None
 
     (typical, most) = found["execution"]
     question = 1000
-    sub_query = 86
-    first = 100 + sub_query
+    sub_query_tokens = 86
+    first = 100 + sub_query_tokens
     assert (most.calls, most.completion_tokens) == (2 * 3 * 3, 2 * 3 * 3 * 256)
     assert most.prompt_tokens == 2 * 3 * (first + (first + 256 + 1000) + (first + 512 + 2000))
     assert most.longest == first + 512 + 2000 + 256
     assert (typical.calls, typical.prompt_tokens) == (8, 4 * (120 + 120 + 60 + 1000))
-    results = 3 * (sub_query + 256)
+    results = 3 * (sub_query_tokens + 256)
     assert found["delegation"][1].longest == 100 + question + (2 * 256 + results) + 256 + 256
     assert found["answer"][1].prompt_tokens == 100 + question + 2 * results
 

@@ -32,7 +32,7 @@ def call(
         executor_version=None,
         purpose=purpose,
         attempt=1,
-        sub_query=0 if role == "execution" else None,
+        sub_query_index=0 if role == "execution" else None,
         max_tokens=64,
         reserved=NOTHING,
         started_at=1000.0 + number,

@@ -120,11 +120,11 @@ def answered(
     told = list[int]()
 
     def book(
-        role: str, start: float, took: float, sub_query: int | None = None, **more: Any
+        role: str, start: float, took: float, sub_query_index: int | None = None, **more: Any
     ) -> None:
         reasons: dict[str, Any] = {
             "role": role,
-            "sub_query": sub_query,
+            "sub_query_index": sub_query_index,
             "started_at": start,
             "duration_s": took,
         }
@@ -239,7 +239,9 @@ def table(run_id: str, at: float = 0.0) -> Run:
             Reported(number, one),
         ]
     calls = [
-        call(run_id, n, sub_query=n, started_at=at + 0.3 * n, model="small-1b", nano_usd=90_000)
+        call(
+            run_id, n, sub_query_index=n, started_at=at + 0.3 * n, model="small-1b", nano_usd=90_000
+        )
         for n in range(len(script))
     ]
     result = TableRun(schema, (), tuple(ask for ask, _ in script), tuple(one for _, one in script))

@@ -117,7 +117,7 @@ async def test_a_shared_report_names_the_run_that_paid_for_it() -> None:
     assert isinstance(paid.result, Trajectory)
     first, *others = paid.result.executions
     executions = (replace(first, shared_from=("run-earlier",)), *others)
-    calls = tuple(call for call in paid.calls if call.sub_query != 0)
+    calls = tuple(call for call in paid.calls if call.sub_query_index != 0)
     run = replace(paid, result=replace(paid.result, executions=executions), calls=calls)
     async with shown(runs=[run]) as pages, browsing(pages) as session:
         page = await read(session, "/runs/run-right")

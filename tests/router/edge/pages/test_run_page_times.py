@@ -71,21 +71,23 @@ def large() -> Run:
         if number % OF_EACH == 0:
             events.append(RoundStarted(number // OF_EACH + 1))
             calls.append(
-                call("run-1", next(numbers), role="delegation", sub_query=None, started_at=at)
+                call("run-1", next(numbers), role="delegation", sub_query_index=None, started_at=at)
             )
         events.append(SubQueryDispatched(number, number // OF_EACH + 1, f"sub-query {number}"))
         calls += [
             call(
                 "run-1",
                 next(numbers),
-                sub_query=number,
+                sub_query_index=number,
                 started_at=at + 1 + 2 * each,
                 usage=Usage(1800, 60, 900),
             )
             for each in range(3)
         ]
     while len(calls) < 300:
-        calls.append(call("run-1", next(numbers), role="answer", sub_query=None, started_at=1040.0))
+        calls.append(
+            call("run-1", next(numbers), role="answer", sub_query_index=None, started_at=1040.0)
+        )
     talk = Conversation((Message("user", "Which teacher?" * 500),), (Completion("…", "stop"),))
     result = Trajectory(
         "Number 7", "answered", executions, (OF_EACH,) * ROUNDS, (1,) * ROUNDS, talk, talk

@@ -23,7 +23,7 @@ def test_lanes_in_the_order_of_the_work() -> None:
     """The delegator, executors by number, the answerer; executors without a call of their own,
     too.
     """
-    shared = run("run-1", calls=(call("run-1", 0, role="delegation", sub_query=None),))
+    shared = run("run-1", calls=(call("run-1", 0, role="delegation", sub_query_index=None),))
     assert [lane.name for lane in lanes(shared)] == ["Delegator", "Executor 1", "Executor 2"]
     assert [lane.agent.path for lane in lanes(RUNS["run-right"])] == [
         "delegation", "execution-0", "execution-1", "execution-2", "answer",
@@ -153,12 +153,14 @@ def managed() -> Run:
     )
     plain = Execution("other", Report("no", ()), "reported", (), said, "v2")
     calls = [
-        call("run-1", 0, role="delegation", sub_query=None, started_at=1000.0, duration_s=1.0),
+        call(
+            "run-1", 0, role="delegation", sub_query_index=None, started_at=1000.0, duration_s=1.0
+        ),
         call(
             "run-1",
             1,
             role="delegation",
-            sub_query=0,
+            sub_query_index=0,
             manager="files",
             started_at=1001.0,
             duration_s=1.0,
@@ -167,14 +169,14 @@ def managed() -> Run:
             "run-1",
             2,
             role="delegation",
-            sub_query=0,
+            sub_query_index=0,
             manager="web",
             started_at=1002.0,
             duration_s=1.0,
         ),
-        call("run-1", 3, sub_query=0, manager="web", worker=0, started_at=1002.5),
-        call("run-1", 4, sub_query=0, manager="web", worker=1, started_at=1003.5),
-        call("run-1", 5, sub_query=1, started_at=1004.0),
+        call("run-1", 3, sub_query_index=0, manager="web", worker=0, started_at=1002.5),
+        call("run-1", 4, sub_query_index=0, manager="web", worker=1, started_at=1003.5),
+        call("run-1", 5, sub_query_index=1, started_at=1004.0),
     ]
     result = Trajectory(
         "Kestrel", "answered", (asked, plain), (2,), delegation=said, answering=said
