@@ -20,7 +20,7 @@ from router.models.model import Function
 from router.protocol import prompts
 from router.trace import Price, RoleName
 from router.trace.call import Purpose
-from router.trace.turns import Agent
+from router.trace.turns import AgentId
 
 _log = structlog.get_logger("roles")
 
@@ -90,7 +90,7 @@ class Role:
         pauses beyond it. `on_text`, `on_delta`: see `Attempts`. Raises `BudgetExhausted`, and the
         model's `UpstreamError` with this role's name, once all attempts and fallbacks have failed.
         """
-        agent = Agent(self.name, sub_query_index)
+        agent = AgentId(self.name, sub_query_index)
         if (recorded := ledger.turn_before(agent, messages)) is not None:
             return recorded
 

@@ -15,7 +15,7 @@ from router.models import Completion, Message
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.run import RunKind, RunStatus
-from router.trace.turns import Agent, Asked, Decided, Searched, Turns
+from router.trace.turns import AgentId, Asked, Decided, Searched, Turns
 
 
 class RunStart(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class Journal(Protocol):
     def turn(
         self,
         run_id: str,
-        agent: Agent,
+        agent: AgentId,
         messages: tuple[Message, ...],
         output: Completion,
     ) -> None:

@@ -29,7 +29,7 @@ from router.trace import Call, Price, RoleName
 from router.trace.call import WHOLE, OpenedCall, Outcome, Purpose
 from router.trace.identity import DEFAULT_TENANT
 from router.trace.table import Ask
-from router.trace.turns import DELEGATOR, Agent, Asked, Decided, Searched
+from router.trace.turns import DELEGATOR, AgentId, Asked, Decided, Searched
 from router.trace.values import SearchRecord
 
 _log = structlog.get_logger("ledger")
@@ -65,7 +65,7 @@ class _Books:
     """Rows and state of a run, shared by the ledgers of its layers."""
 
     calls: list[Call] = field(default_factory=list)
-    by_agent: dict[Agent, list[Call]] = field(default_factory=dict)
+    by_agent: dict[AgentId, list[Call]] = field(default_factory=dict)
     cut: "list[Attempt]" = field(default_factory=list)
     early: "list[Attempt]" = field(default_factory=list)
     early_from: int | None = None
@@ -137,8 +137,8 @@ class Attempt:
         return usage if self.opened.allows(usage) else None
 
 
-def _agent_of(call: OpenedCall) -> Agent:
-    return Agent(call.role, call.sub_query_index, call.manager, call.worker)
+def _agent_of(call: OpenedCall) -> AgentId:
+    return AgentId(call.role, call.sub_query_index, call.manager, call.worker)
 
 
 def _outcome_of(error: Exception) -> Outcome:
@@ -188,7 +188,7 @@ class Ledger:
         per manager. It ignores early decisions and reserves for the answer, which are the run's.
         """
         ledger = copy(self)
-        ledger._lead = Agent("delegation", sub_query_index, manager)
+        ledger._lead = AgentId("delegation", sub_query_index, manager)
         ledger._run = self
         return ledger
 
@@ -232,7 +232,7 @@ class Ledger:
 
         Raises `BudgetExhausted` or `StoreFailed` before the block; then there is no row.
         """
-        agent = Agent(caller.role, caller.sub_query_index).within(self._lead)
+        agent = AgentId(caller.role, caller.sub_query_index).within(self._lead)
         caller = replace(
             caller,
             sub_query_index=agent.sub_query_index,
@@ -287,11 +287,11 @@ class Ledger:
 
         await self._granted(reserve)
 
-    def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
+    def turn(self, agent: AgentId, messages: tuple[Message, ...], output: Completion) -> None:
         """Record a completed turn. `messages`: the whole prompt."""
         self._journal.turn(self.run_id, agent.within(self._lead), messages, output)
 
-    def turn_before(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
+    def turn_before(self, agent: AgentId, messages: tuple[Message, ...]) -> Completion | None:
         """Return the agent's recorded turn from the resumed run, if its prompt was exactly
         `messages`.
         """
@@ -303,12 +303,12 @@ class Ledger:
             self.turn(agent, messages, output)
         return output
 
-    def search_before(self, agent: Agent, query: str) -> SearchRecord | None:
+    def search_before(self, agent: AgentId, query: str) -> SearchRecord | None:
         """Return the agent's next recorded search from the resumed run, if it was for `query`."""
         searches = [turns.next_search(agent.within(self._lead), query) for turns in self._resumed]
         return next((search for search in searches if search is not None), None)
 
-    def searched(self, agent: Agent, search: SearchRecord) -> None:
+    def searched(self, agent: AgentId, search: SearchRecord) -> None:
         """Record a search that has returned."""
         self._journal.note(self.run_id, Searched(agent.within(self._lead), search))
 
@@ -440,9 +440,9 @@ class Ledger:
             await asyncio.sleep(random.uniform(0, pause_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _executor(self, sub_query_index: int) -> Agent:
+    def _executor(self, sub_query_index: int) -> AgentId:
         """Return the executor of a sub-query of this layer."""
-        return Agent("execution", sub_query_index).within(self._lead)
+        return AgentId("execution", sub_query_index).within(self._lead)
 
     def _calls_for(self, sub_query_index: int) -> Sequence[Call]:
         return self._books.by_agent.get(self._executor(sub_query_index), ())

@@ -313,7 +313,7 @@ class Agent:
         """Add the result of the next search, access or call to the conversation: the recorded one,
         if the run is resumed, or the result of `look`.
         """
-        agent = turns.Agent(self.role.name, index)
+        agent = turns.AgentId(self.role.name, index)
         search = context.ledger.search_before(agent, query) or await look()
         context.ledger.searched(agent, search)
         work.documents(search, last=not self._may_search(work, searches=1, turns=1))

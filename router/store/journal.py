@@ -42,7 +42,7 @@ from router.store.schema import SPENDING, struct_of
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.redaction import redacted
-from router.trace.turns import Agent, Asked, Decided, Searched
+from router.trace.turns import AgentId, Asked, Decided, Searched
 
 _log = structlog.get_logger("store")
 _WATCH_S = 0.5
@@ -242,7 +242,7 @@ class LogJournal:
     def turn(
         self,
         run_id: str,
-        agent: Agent,
+        agent: AgentId,
         messages: tuple[Message, ...],
         output: Completion,
     ) -> None:

@@ -10,7 +10,7 @@ from router.protocol import Passage, normal_answer
 from router.protocol.scoring import holds
 from router.trace.citation import Citation, citation, read
 from router.trace.run import Run
-from router.trace.turns import DELEGATOR, Agent, work_of
+from router.trace.turns import DELEGATOR, AgentId, work_of
 from router.trace.values import SearchRecord, Trajectory
 
 Loss = Literal[
@@ -31,7 +31,7 @@ class Sighting(msgspec.Struct, frozen=True):
     """`shown` to an executor; `dropped`: found, but its context had no room; `documents`: found by
     a separate search for it.
     """
-    agent: Agent | None
+    agent: AgentId | None
     """None for the documents."""
     query: str = ""
     """The search that found it."""
@@ -47,7 +47,7 @@ class Attribution(msgspec.Struct, frozen=True):
     right: bool
     sightings: tuple[Sighting, ...]
     """Nearest to the answer first: reports, then passages that were shown, then dropped ones."""
-    failed: tuple[Agent, ...] = ()
+    failed: tuple[AgentId, ...] = ()
     """Executors without a report."""
 
 
@@ -124,7 +124,7 @@ def _any_holds(texts: Sequence[str], golds: Iterable[str]) -> bool:
 
 
 def _seen(
-    agent: Agent,
+    agent: AgentId,
     searches: Iterable[SearchRecord],
     golds: Sequence[str],
 ) -> list[Sighting]:

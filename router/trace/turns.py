@@ -27,8 +27,8 @@ from router.trace.values import (
 )
 
 
-class Agent(NamedTuple):
-    """A model with its own context."""
+class AgentId(NamedTuple):
+    """Identity of an agent, a model with its own context, within a run."""
 
     role: RoleName
     sub_query_index: int | None = None
@@ -45,13 +45,13 @@ class Agent(NamedTuple):
         """
         return "-".join(str(part) for part in self if part not in ("", None))
 
-    def within(self, lead: "Agent") -> "Agent":
+    def within(self, lead: "AgentId") -> "AgentId":
         """Return the agent as the run knows it, given that `lead`, the delegator or a manager,
         leads it.
         """
         if lead.sub_query_index is None:
             return self
-        return Agent(
+        return AgentId(
             self.role,
             lead.sub_query_index,
             lead.manager,
@@ -59,13 +59,13 @@ class Agent(NamedTuple):
         )
 
 
-DELEGATOR = Agent("delegation")
+DELEGATOR = AgentId("delegation")
 
 
 class AgentWork(NamedTuple):
     """An agent of a run with its execution and its conversation."""
 
-    agent: Agent
+    agent: AgentId
     execution: Execution | None
     """None for the delegator and the answerer."""
     conversation: Conversation | None
@@ -82,7 +82,7 @@ def work_of(run: Run) -> Iterator[AgentWork]:
             yield from _worked(0, execution)
         case Conversation() as conversation:
             role = run.calls[0].role if run.calls else "answer"
-            yield AgentWork(Agent(role), None, conversation)
+            yield AgentWork(AgentId(role), None, conversation)
         case None:
             for event in run.events:
                 if isinstance(event, Reported) and event.execution:
@@ -91,28 +91,28 @@ def work_of(run: Run) -> Iterator[AgentWork]:
 
 def _led(
     result: Trajectory | TableRun,
-    lead: Agent = DELEGATOR,
+    lead: AgentId = DELEGATOR,
     own: Execution | None = None,
 ) -> Iterator[AgentWork]:
     yield AgentWork(lead, own, result.delegation)
     for number, execution in enumerate(result.executions):
         yield from _worked(number, execution, lead)
     if isinstance(result, Trajectory) and result.answering:
-        yield AgentWork(Agent("answer"), None, result.answering)
+        yield AgentWork(AgentId("answer"), None, result.answering)
 
 
 def _worked(
     number: int,
     execution: Execution,
-    lead: Agent = DELEGATOR,
+    lead: AgentId = DELEGATOR,
 ) -> Iterator[AgentWork]:
     if execution.before:
         yield from _worked(number, execution.before, lead)
     if execution.work:
-        manager = Agent("delegation", number, execution.manager)
+        manager = AgentId("delegation", number, execution.manager)
         yield from _led(execution.work, manager, execution)
     else:
-        agent = Agent("execution", number).within(lead)
+        agent = AgentId("execution", number).within(lead)
         yield AgentWork(agent, execution, execution.conversation)
 
 
@@ -147,7 +147,7 @@ def tool_sums(run: Run) -> list[ToolSums]:
 class Turn(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A completed turn of an agent."""
 
-    agent: Agent
+    agent: AgentId
     kept: int
     """The number of leading messages that are equal to those of its previous turn."""
     messages: tuple[Message, ...]
@@ -158,7 +158,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class Searched(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """A completed search."""
 
-    agent: Agent
+    agent: AgentId
     search: SearchRecord
 
 
@@ -188,15 +188,15 @@ class Turns:
     """The conversations of a run's agents, as far as they are recorded."""
 
     def __init__(self) -> None:
-        self._turns: dict[Agent, list[tuple[tuple[Message, ...], Completion]]] = {}
+        self._turns: dict[AgentId, list[tuple[tuple[Message, ...], Completion]]] = {}
         """For each agent, the messages that it was shown and the output that it wrote."""
-        self._searches: dict[Agent, list[SearchRecord]] = {}
+        self._searches: dict[AgentId, list[SearchRecord]] = {}
         self.asks: dict[Ask, int] = {}
         """The numbers of sub-queries by their asks."""
 
     def turn(
         self,
-        agent: Agent,
+        agent: AgentId,
         messages: tuple[Message, ...],
         output: Completion,
     ) -> Turn:
@@ -233,7 +233,7 @@ class Turns:
 
     def next_turn(
         self,
-        agent: Agent,
+        agent: AgentId,
         messages: tuple[Message, ...],
     ) -> Completion | None:
         """Remove and return the agent's next recorded turn, if its prompt was exactly `messages`.
@@ -247,7 +247,7 @@ class Turns:
 
     def next_search(
         self,
-        agent: Agent,
+        agent: AgentId,
         query: str,
     ) -> SearchRecord | None:
         """Remove and return the agent's next recorded search, if it was this query. Otherwise
@@ -259,7 +259,7 @@ class Turns:
         self._searches[agent] = searches[1:]
         return searches[0]
 
-    def _shown(self, agent: Agent) -> tuple[Message, ...]:
+    def _shown(self, agent: AgentId) -> tuple[Message, ...]:
         turns = self._turns.get(agent)
         return turns[-1][0] if turns else ()
 
@@ -274,14 +274,14 @@ class Turns:
         result = self._mapped(run.result, self._put_in)
         return replace(run, result=result, events=whole(run.events, result))
 
-    def _recorded(self, agent: Agent) -> _Work:
+    def _recorded(self, agent: AgentId) -> _Work:
         outputs = tuple(output for _, output in self._turns.get(agent, ()))
         searches = tuple(self._searches.get(agent, ()))
         return Conversation(self._shown(agent), outputs), searches
 
     def _left_out(
         self,
-        agent: Agent,
+        agent: AgentId,
         work: _Work,
     ) -> _Work:
         conversation, searches = work
@@ -294,7 +294,7 @@ class Turns:
 
     def _put_in(
         self,
-        agent: Agent,
+        agent: AgentId,
         work: _Work,
     ) -> _Work:
         conversation, _ = work
@@ -307,18 +307,18 @@ class Turns:
     def _mapped(
         self,
         result: Result | None,
-        change: Callable[[Agent, _Work], _Work],
+        change: Callable[[AgentId, _Work], _Work],
     ) -> Result | None:
         """Return the result with the conversation and the searches of each agent changed."""
 
         def mapped_execution(
             number: int,
             execution: Execution,
-            lead: Agent,
+            lead: AgentId,
         ) -> Execution:
-            agent = Agent("execution", number).within(lead)
+            agent = AgentId("execution", number).within(lead)
             conversation, searches = change(agent, (execution.conversation, execution.searches))
-            manager = Agent("delegation", number, execution.manager)
+            manager = AgentId("delegation", number, execution.manager)
             return replace(
                 execution,
                 conversation=conversation,
@@ -327,7 +327,7 @@ class Turns:
                 before=execution.before and mapped_execution(number, execution.before, lead),
             )
 
-        def mapped(led: _Led, lead: Agent) -> _Led:
+        def mapped(led: _Led, lead: AgentId) -> _Led:
             fields = dict[str, object]()
             fields["executions"] = tuple(
                 mapped_execution(number, execution, lead)
@@ -341,7 +341,7 @@ class Turns:
             if isinstance(led, Trajectory):
                 fields["searches"] = searches
                 if led.answering:
-                    fields["answering"], _ = change(Agent("answer"), (led.answering, ()))
+                    fields["answering"], _ = change(AgentId("answer"), (led.answering, ()))
             return replace(led, **fields)
 
         match result:

@@ -11,7 +11,7 @@ from router.protocol import Passage
 from router.trace import Call, Conversation, Execution, Run, Trajectory
 from router.trace.call import UsageSums, sums_of
 from router.trace.citation import Citation
-from router.trace.turns import DELEGATOR, Agent, work_of
+from router.trace.turns import DELEGATOR, AgentId, work_of
 from router.trace.values import SearchRecord, SubQueryDispatched
 
 SCALE = 1000
@@ -45,7 +45,7 @@ class Bar(msgspec.Struct, frozen=True):
 class Lane(msgspec.Struct, frozen=True):
     """Agent of the run, with its calls over time."""
 
-    agent: Agent
+    agent: AgentId
     bars: tuple[Bar, ...]
     pauses: tuple[tuple[float, float], ...] = ()
     """Start and width between two turns, while the agent searched or waited."""
@@ -105,20 +105,20 @@ def lanes(run: Run) -> tuple[Lane, ...]:
     """
     asked = {event.index: event for event in run.events if isinstance(event, SubQueryDispatched)}
     known = {work.agent: work for work in work_of(run)}
-    calls = dict[Agent, list[Call]]()
+    calls = dict[AgentId, list[Call]]()
     for call in run.calls:
         calls.setdefault(
-            Agent(call.role, call.sub_query_index, call.manager, call.worker), []
+            AgentId(call.role, call.sub_query_index, call.manager, call.worker), []
         ).append(call)
     begun = {agent.sub_query_index for agent in (*known, *calls)}
-    waiting = (Agent("execution", number) for number in asked if number not in begun)
+    waiting = (AgentId("execution", number) for number in asked if number not in begun)
     length = _length(run)
     found = list[Lane]()
     for agent in sorted(dict.fromkeys((*known, *calls, *waiting)), key=_rank):
         _, execution, conversation = known.get(agent, (agent, None, None))
         own = calls.get(agent, [])
         dispatched = None if agent.worker is not None else asked.get(_number(agent))
-        lead = Agent("delegation", *agent[1:3]) if agent.worker is not None else DELEGATOR
+        lead = AgentId("delegation", *agent[1:3]) if agent.worker is not None else DELEGATOR
         decisions = calls.get(lead, []) if run.kind == "answer" else []
         searches = execution.searches if execution else ()
         if agent == DELEGATOR and isinstance(run.result, Trajectory):
@@ -203,11 +203,11 @@ def source(at: Citation, passage: Passage | None) -> Source:
     return Source(at, passage.text[: sentence.start()], sentence[0], passage.text[sentence.end() :])
 
 
-def _number(agent: Agent) -> int:
+def _number(agent: AgentId) -> int:
     return -1 if agent.sub_query_index is None else agent.sub_query_index
 
 
-def _rank(agent: Agent) -> tuple[bool, int]:
+def _rank(agent: AgentId) -> tuple[bool, int]:
     return agent.role in ("answer", "judge"), _number(agent)
 
 

@@ -19,7 +19,7 @@ from router.store.quotas import periods
 from router.trace import Call, Run
 from router.trace.call import Outcome, added, totals
 from router.trace.run import RunStatus
-from router.trace.turns import Agent, Decided, Searched
+from router.trace.turns import AgentId, Decided, Searched
 from router.trace.values import brief, whole
 from tests.router.store.entries import ended, opened, rows, spent, start
 from tests.router.store.stored import ANSWER, EXECUTIONS, events, run
@@ -123,7 +123,7 @@ async def conduct(
 async def _tell(journal: LogJournal, run_id: str, luck: random.Random) -> None:
     """Turns and searches, those of the result or others."""
     for number, one in enumerate(EXECUTIONS):
-        agent = Agent("execution", luck.choice((number, number, 5)))
+        agent = AgentId("execution", luck.choice((number, number, 5)))
         said = one.conversation
         if luck.random() < 0.7:
             journal.turn(run_id, agent, said.messages, said.outputs[0])

@@ -13,7 +13,7 @@ from router.store import Database, LogJournal, SQLArchive
 from router.store.check import check
 from router.store.log import RunLog
 from router.trace import Run
-from router.trace.turns import Agent
+from router.trace.turns import AgentId
 from tests.router.store.disks import filled, no_file_beyond, small_disk
 from tests.router.store.entries import DAY, MONTH, NOW, cut_short, ended, opened, rows, spent, start
 from tests.router.store.stored import run
@@ -47,7 +47,7 @@ async def _admitted(journal: LogJournal, run_id: str) -> None:
 async def _be_longest(journal: LogJournal, database: Database) -> None:
     """Let the log be longer than all other files that are written to."""
     journal.turn(
-        "run-1", Agent("delegation"), (Message("user", "?" * 2_000_000),), Completion("", "stop")
+        "run-1", AgentId("delegation"), (Message("user", "?" * 2_000_000),), Completion("", "stop")
     )
     await database.read(lambda _connection: None)
 

@@ -17,7 +17,7 @@ from router.store.check import check
 from router.store.follower import own_log
 from router.store.log import read_segment, segments
 from router.trace.run import RunStatus
-from router.trace.turns import Agent, Searched
+from router.trace.turns import AgentId, Searched
 from router.trace.values import SearchRecord
 from tests.router.store.entries import DAY, MONTH, NOW, change, ended, opened, rows, spent, start
 from tests.router.store.stored import EXECUTIONS, put, run
@@ -152,11 +152,11 @@ async def test_a_redacted_tenant(database: Database, journal: LogJournal, tmp_pa
     await journal.begin(start("run-1", "acme"))
     journal.turn(
         "run-1",
-        Agent("delegation"),
+        AgentId("delegation"),
         (Message("user", "Who directed Heat?"),),
         Completion("Heat", "stop"),
     )
-    journal.note("run-1", Searched(Agent("execution", 0), SearchRecord("Heat", ())))
+    journal.note("run-1", Searched(AgentId("execution", 0), SearchRecord("Heat", ())))
     await journal.finish(run("run-1", NOW, tenant="acme"))
 
     stored = await SQLArchive(database).load("run-1")
@@ -246,9 +246,9 @@ async def test_a_trace_is_the_fold_of_its_turns(tmp_path: Path) -> None:
         await journal.begin(start("run-1"))
         for number, one in enumerate(EXECUTIONS):
             said = one.conversation
-            journal.turn("run-1", Agent("execution", number), said.messages, said.outputs[0])
+            journal.turn("run-1", AgentId("execution", number), said.messages, said.outputs[0])
             for search in one.searches:
-                journal.note("run-1", Searched(Agent("execution", number), search))
+                journal.note("run-1", Searched(AgentId("execution", number), search))
         await journal.finish(run("run-1", NOW))
         (frame,) = read_segment(segments(folder)[0]).frames[-1:]
         assert frame.payload.count(b"Heat is a film") == len(EXECUTIONS)  # of the reports

@@ -21,7 +21,7 @@ from router.store.log import RunLog
 from router.store.quotas import periods
 from router.testing.postgres import running_postgres
 from router.trace import Call
-from router.trace.turns import Agent
+from router.trace.turns import AgentId
 from tests.router.store.disks import no_file_beyond
 from tests.router.store.entries import DAY, MONTH, NOW, change, ended, opened, rows, spent, start
 from tests.router.store.gateway import WORST, gateway
@@ -213,7 +213,7 @@ async def test_an_end_that_cannot_be_written_by_one_that_is_fenced(
         await journal.begin(start("run-1"))
         journal.turn(
             "run-1",
-            Agent("delegation"),
+            AgentId("delegation"),
             (Message("user", "?" * 2_000_000),),
             Completion("", "stop"),
         )

@@ -12,12 +12,12 @@ from router.trace import Conversation, Execution, Trajectory
 from router.trace.attribution import Attribution, attribute
 from router.trace.citation import read
 from router.trace.redaction import redacted
-from router.trace.turns import Agent
+from router.trace.turns import AgentId
 from router.trace.values import ExecutionOutcome, SearchRecord
 from tests.router.store.stored import run
 
-FIRST = Agent("execution", 0)
-SECOND = Agent("execution", 1)
+FIRST = AgentId("execution", 0)
+SECOND = AgentId("execution", 1)
 HOLDS = Passage("p1", "Ada", "Ada was born in Tarn.")
 OTHER = Passage("p2", "Kestrel", "Kestrel is a town.")
 
