@@ -80,7 +80,7 @@ class Lane(msgspec.Struct, frozen=True):
         return sum(bar.call.purpose not in ("first", "shadow") for bar in self.bars)
 
 
-class Turn(msgspec.Struct, frozen=True):
+class TimelineTurn(msgspec.Struct, frozen=True):
     """Turn of an agent: new messages of the prompt, the output, and the call."""
 
     shown: tuple[Message, ...]
@@ -148,7 +148,7 @@ def ticks(run: Run) -> tuple[float, ...]:
     return tuple(_length(run) * part / 4 for part in range(5))
 
 
-def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[Turn, ...]:
+def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[TimelineTurn, ...]:
     """Return the turns of an agent with their calls, in order; turns that another run paid for come
     first. A redacted or running run has only calls.
     """
@@ -162,19 +162,19 @@ def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[Tur
     completed = [call for call in calls if call.outcome == "completed"]
     taken = completed[-len(outputs) :] if outputs else []
     unpaid = len(outputs) - len(taken)
-    turns_shown = list[Turn]()
+    turns_shown = list[TimelineTurn]()
     written = zip(shown, outputs, strict=False)
     for _ in range(unpaid):
         messages, output = next(written)
-        turns_shown.append(Turn(tuple(messages), output, None))
+        turns_shown.append(TimelineTurn(tuple(messages), output, None))
     for call in calls:
         if any(call is other for other in taken):
             messages, output = next(written)
-            turns_shown.append(Turn(tuple(messages), output, call))
+            turns_shown.append(TimelineTurn(tuple(messages), output, call))
         else:
-            turns_shown.append(Turn((), None, call))
+            turns_shown.append(TimelineTurn((), None, call))
     if rest := [message for messages in shown[len(outputs) :] for message in messages]:
-        turns_shown.append(Turn(tuple(rest), None, None))
+        turns_shown.append(TimelineTurn(tuple(rest), None, None))
     return tuple(turns_shown)
 
 
