@@ -90,7 +90,7 @@ class TimelineTurn(msgspec.Struct, frozen=True):
     """Call; None if another run paid for it."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class QuotedPassage(msgspec.Struct, frozen=True):
     """Citation with its passage, split at the quoted sentence."""
 
     at: Citation
@@ -187,20 +187,24 @@ def passages_of(run: Run) -> Mapping[str, Passage]:
     return {passage.id: passage for search in (*main, *found) for passage in search.passages}
 
 
-def sources(citations: Iterable[Citation], passages: Mapping[str, Passage]) -> tuple[Source, ...]:
+def sources(
+    citations: Iterable[Citation], passages: Mapping[str, Passage]
+) -> tuple[QuotedPassage, ...]:
     """Return citations with their passages."""
     return tuple(source(at, passages.get(at.passage_id)) for at in citations)
 
 
-def source(at: Citation, passage: Passage | None) -> Source:
+def source(at: Citation, passage: Passage | None) -> QuotedPassage:
     """Split a passage at its citation; without the passage, only the quote is shown."""
     if passage is None:
-        return Source(at, "", at.quote, "")
+        return QuotedPassage(at, "", at.quote, "")
     words = at.quote.strip("…").split()
     sentence = re.search(r"\s+".join(map(re.escape, words)), passage.text) if words else None
     if sentence is None:
-        return Source(at, passage.text, "", "")
-    return Source(at, passage.text[: sentence.start()], sentence[0], passage.text[sentence.end() :])
+        return QuotedPassage(at, passage.text, "", "")
+    return QuotedPassage(
+        at, passage.text[: sentence.start()], sentence[0], passage.text[sentence.end() :]
+    )
 
 
 def _number(agent: AgentId) -> int:
