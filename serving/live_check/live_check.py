@@ -24,7 +24,7 @@ from serving.config.prices import litellm_entry, price_of
 from serving.config.secrets import api_key
 from serving.engines.engine import Log
 from serving.live_check.estimate import Measured, Use, estimate
-from serving.live_check.turns import TURNS, Turn
+from serving.live_check.turns import TURNS, ProbeTurn
 from serving.retrieval.adopt import SAME_EMBEDDER, agreement
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
@@ -33,7 +33,7 @@ from serving.retrieval.opening import open_embedder, open_retriever
 from serving.startup import open_upstreams
 from serving.tools.failures import reason
 
-_REPEAT = Turn(
+_REPEAT = ProbeTurn(
     "", bool, ("e", "o"), "Repeat this line: one two three four five six seven eight nine ten"
 )
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -170,7 +170,7 @@ class _RoleProbe:
                 self.measured = Measured(len(role.system), a_token, said.usage.completion_tokens)
         log(f"{self._name}: {self._config.model} is probed")
 
-    async def _ask(self, turn: Turn, **changed: object) -> Completion:
+    async def _ask(self, turn: ProbeTurn, **changed: object) -> Completion:
         role = self._make(msgspec.structs.replace(self._config, attempts=1, **changed))
         try:
             async with asyncio.timeout(self._limit_s):
@@ -224,7 +224,7 @@ class _RoleProbe:
 
     async def _schema(self) -> Cell:
         try:
-            turn = Turn("", bool, (), "Name any city, as JSON.")
+            turn = ProbeTurn("", bool, (), "Name any city, as JSON.")
             said = await self._ask(
                 turn, extra_body={**self._config.extra_body, "response_format": _FORMAT}
             )

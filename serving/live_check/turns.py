@@ -13,7 +13,7 @@ from router.trace import RoleName
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ProbeTurn:
     """A question to a role, as the gateway asks it, and what has to be written then."""
 
     due: str
@@ -76,22 +76,26 @@ _SUB_QUERY = prompts.request(_FOUNDER)
 _REPORT = "an <answer> with its <evidence>"
 _PAIR = (_FOUNDER, Report("Skilneist Pingir", (_FOUNDED,)))
 
-TURNS: dict[RoleName, tuple[Turn, ...]] = {
+TURNS: dict[RoleName, tuple[ProbeTurn, ...]] = {
     "delegation": (
-        Turn("a <search> block", _decides(Dispatch), delegator.STOP, prompts.request(_HOP)),
-        Turn("a <search> block", _decides(Dispatch), delegator.STOP, prompts.request(_COMPARISON)),
-        Turn("a stop", _decides(Stop), delegator.STOP, prompts.request(_COMPARISON), _ASKED),
+        ProbeTurn("a <search> block", _decides(Dispatch), delegator.STOP, prompts.request(_HOP)),
+        ProbeTurn(
+            "a <search> block", _decides(Dispatch), delegator.STOP, prompts.request(_COMPARISON)
+        ),
+        ProbeTurn("a stop", _decides(Stop), delegator.STOP, prompts.request(_COMPARISON), _ASKED),
     ),
     "execution": (
-        Turn("a <search> block", _executes(SearchTurn), executor.STOP, _SUB_QUERY, pattern=_FIRST),
-        Turn(
+        ProbeTurn(
+            "a <search> block", _executes(SearchTurn), executor.STOP, _SUB_QUERY, pattern=_FIRST
+        ),
+        ProbeTurn(
             "a <search> block",
             _executes(SearchTurn),
             executor.STOP,
             prompts.request(_PAIRS[0][0]),
             pattern=_FIRST,
         ),
-        Turn(
+        ProbeTurn(
             _REPORT,
             _executes(ReportTurn),
             executor.STOP,
@@ -99,7 +103,7 @@ TURNS: dict[RoleName, tuple[Turn, ...]] = {
             _SEARCHED,
             _LAST,
         ),
-        Turn(
+        ProbeTurn(
             _REPORT,
             _executes(ReportTurn),
             executor.STOP,
@@ -109,8 +113,12 @@ TURNS: dict[RoleName, tuple[Turn, ...]] = {
         ),
     ),
     "answer": (
-        Turn("an <answer>", _answers, answerer.STOP, prompts.answer_request(_COMPARISON, _PAIRS)),
-        Turn("an <answer>", _answers, answerer.STOP, prompts.answer_request(_FOUNDER, [_PAIR])),
+        ProbeTurn(
+            "an <answer>", _answers, answerer.STOP, prompts.answer_request(_COMPARISON, _PAIRS)
+        ),
+        ProbeTurn(
+            "an <answer>", _answers, answerer.STOP, prompts.answer_request(_FOUNDER, [_PAIR])
+        ),
     ),
 }
 """For each role, its first turn first."""
