@@ -23,7 +23,7 @@ _NOT_FOUND_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DialogueTurn:
     """A message; all kinds after `user` are written by the model."""
 
     kind: TurnKind
@@ -35,7 +35,7 @@ class Turn:
         return self.kind if self.kind in ("system", "user") else "assistant"
 
 
-Dialogue = list[Turn]
+Dialogue = list[DialogueTurn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +152,18 @@ class DialogueWriter:
         which comes early if round `missing` finds nothing.
         """
         turns = [
-            Turn("system", self._system.delegation),
-            Turn("user", prompts.request(question.text)),
+            DialogueTurn("system", self._system.delegation),
+            DialogueTurn("user", prompts.request(question.text)),
         ]
         for number, block in enumerate(_until(question, missing)):
-            turns.append(Turn("delegate", delegate_text([sub_query.text for sub_query in block])))
+            turns.append(
+                DialogueTurn("delegate", delegate_text([sub_query.text for sub_query in block]))
+            )
             pairs = [
                 (sub_query.text, self._seen(sub_query, number == missing)) for sub_query in block
             ]
-            turns.append(Turn("user", prompts.search_results(pairs)))
-        return [*turns, Turn("stop", STOP)]
+            turns.append(DialogueTurn("user", prompts.search_results(pairs)))
+        return [*turns, DialogueTurn("stop", STOP)]
 
     def answering(self, question: Question, missing: int | None = None) -> Dialogue:
         """Return the answerer's conversation, after a run in which round `missing`, if any, found
@@ -174,9 +176,9 @@ class DialogueWriter:
             question.text, [(sub_query.text, report) for sub_query, report in pairs]
         )
         return [
-            Turn("system", self._system.answer),
-            Turn("user", request),
-            Turn("answer", answer_text(question, pairs)),
+            DialogueTurn("system", self._system.answer),
+            DialogueTurn("user", request),
+            DialogueTurn("answer", answer_text(question, pairs)),
         ]
 
     def execution(self, sub_query: SubQuery, entity: Entity | None, passages: int = 3) -> Dialogue:
@@ -184,31 +186,34 @@ class DialogueWriter:
         last passages come with the note that no search is left.
         """
         turns = [
-            Turn("system", self._system.execution),
-            Turn("user", prompts.request(sub_query.text)),
+            DialogueTurn("system", self._system.execution),
+            DialogueTurn("user", prompts.request(sub_query.text)),
         ]
         for number, (query, gold) in enumerate(
             zip(sub_query.searches, sub_query.gold_passages, strict=True)
         ):
             last = number == len(sub_query.searches) - 1 and self._rng.random() < 0.3
             found = self._shown(gold, sub_query, entity, passages)
-            turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
-            turns.append(Turn("user", prompts.documents(found, last)))
-        return [*turns, Turn("report", report_text(sub_query.report))]
+            turns.append(DialogueTurn("search", f"<search>{prompts.request(query)}</search>"))
+            turns.append(DialogueTurn("user", prompts.documents(found, last)))
+        return [*turns, DialogueTurn("report", report_text(sub_query.report))]
 
     def alone(self, passages: int) -> Dialogue:
         """Return a single agent's conversation about the next question. `passages`: passages per
         search, in any order.
         """
         question = self._examiner.draw()
-        turns = [Turn("system", self._system.agent), Turn("user", prompts.request(question.text))]
+        turns = [
+            DialogueTurn("system", self._system.agent),
+            DialogueTurn("user", prompts.request(question.text)),
+        ]
         for sub_query in question.sub_queries:
             for query, gold in zip(sub_query.searches, sub_query.gold_passages, strict=True):
                 found = self._shown(gold, sub_query, None, passages)
-                turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
-                turns.append(Turn("user", prompts.documents(found, False)))
+                turns.append(DialogueTurn("search", f"<search>{prompts.request(query)}</search>"))
+                turns.append(DialogueTurn("user", prompts.documents(found, False)))
         pairs = [(sub_query, sub_query.report) for sub_query in question.sub_queries]
-        return [*turns, Turn("answer", answer_text(question, pairs))]
+        return [*turns, DialogueTurn("answer", answer_text(question, pairs))]
 
     def _seen(self, sub_query: SubQuery, missing: bool) -> Report:
         """Return the gold report with all evidence points or, as after a single search, the last

@@ -9,7 +9,13 @@ study's ladder, learns every role, and to answer alone, so that one model can pl
 import random
 from collections.abc import Iterator
 
-from executor_sft.miniworld.dialogues import NOT_FOUND, Dialogue, DialogueWriter, RolePrompts, Turn
+from executor_sft.miniworld.dialogues import (
+    NOT_FOUND,
+    Dialogue,
+    DialogueTurn,
+    DialogueWriter,
+    RolePrompts,
+)
 from router.protocol.tags import element
 
 _STUDENT = {"executor": 0.40, "agent": 0.45}
@@ -33,13 +39,13 @@ def single_search(dialogue: Dialogue) -> Dialogue:
         return dialogue
     leading = dialogue[-1].text.split("<evidence>")[1].split("\n")[0]
     report = f"{element('answer', NOT_FOUND)}{element('evidence', leading)}"
-    return [*dialogue[:_UP_TO_FIRST_RESULT], Turn("report", report)]
+    return [*dialogue[:_UP_TO_FIRST_RESULT], DialogueTurn("report", report)]
 
 
 def single_agent(dialogue: Dialogue, system: RolePrompts) -> Dialogue:
     """Return an executor's conversation as a single agent's: answered, without evidence."""
     answer = dialogue[-1].text.split("<evidence>")[0]
-    return [Turn("system", system.agent), *dialogue[1:-1], Turn("answer", answer)]
+    return [DialogueTurn("system", system.agent), *dialogue[1:-1], DialogueTurn("answer", answer)]
 
 
 def student_lessons(

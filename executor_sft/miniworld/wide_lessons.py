@@ -12,9 +12,9 @@ from executor_sft.miniworld.dialogues import (
     NOT_FOUND,
     STOP,
     Dialogue,
+    DialogueTurn,
     DialogueWriter,
     RolePrompts,
-    Turn,
     report_text,
 )
 from executor_sft.miniworld.relations import Relation
@@ -80,7 +80,10 @@ class TableLessons:
         """
         while True:
             task = self._rng.choice(self._wide.tasks)
-            turns = [Turn("system", self._system.delegation), Turn("user", table_request(task))]
+            turns = [
+                DialogueTurn("system", self._system.delegation),
+                DialogueTurn("user", table_request(task)),
+            ]
             near = {
                 group.noun: self._rng.sample(list(group.stated), len(group.stated) // 10)
                 for group in task.sets
@@ -88,17 +91,17 @@ class TableLessons:
             seen: Counter[str] = Counter()
             most_keys = self._rng.choice((5, 10, MOST_KEYS))  # keeps conversations short
             for turn in itertools.count():
-                turns.append(Turn("delegate", turn_text(task, turn)))
+                turns.append(DialogueTurn("delegate", turn_text(task, turn)))
                 before = len(seen)
                 for group, question in task.discoveries(turn):
                     if self._rng.random() > _FAILING:
                         pages = self._rng.sample(near[group.noun], min(2, len(near[group.noun])))
                         for stated in group.named_in(question, [*pages, *group.registers]):
                             seen.update(stated.names)
-                turns.append(Turn("user", self._status(task, seen, most_keys)))
+                turns.append(DialogueTurn("user", self._status(task, seen, most_keys)))
                 if len(seen) == before:
                     break
-            yield [*turns, Turn("stop", STOP)]
+            yield [*turns, DialogueTurn("stop", STOP)]
 
     def _status(self, task: TableTask, seen: Counter[str], most_keys: int) -> str:
         """Return the lead's view of a table with these rows, some of whose cells are missing."""
@@ -154,11 +157,11 @@ class TableLessons:
 
     def _searched(self, question: str, pages: list[Passage], report: Report) -> Dialogue:
         return [
-            Turn("system", self._system.execution),
-            Turn("user", prompts.request(question)),
-            Turn("search", f"<search>{prompts.request(question)}</search>"),
-            Turn("user", prompts.documents(pages, self._rng.random() < 0.3)),
-            Turn("report", report_text(report)),
+            DialogueTurn("system", self._system.execution),
+            DialogueTurn("user", prompts.request(question)),
+            DialogueTurn("search", f"<search>{prompts.request(question)}</search>"),
+            DialogueTurn("user", prompts.documents(pages, self._rng.random() < 0.3)),
+            DialogueTurn("report", report_text(report)),
         ]
 
     def _retrieved(self, group: EntitySet, question: str, passages: int) -> list[Passage]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts, Turn
+from executor_sft.miniworld.dialogues import Dialogue, DialogueTurn, DialogueWriter, RolePrompts
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Question, SubQuery
 from executor_sft.miniworld.world import World
@@ -221,7 +221,8 @@ async def test_the_gateways_executor_says_the_very_words_of_the_gold_conversatio
         execution = await run.run(sub_query.text, 0, context)
 
         assert [
-            Turn("user", message.content).text for message in execution.conversation.messages
+            DialogueTurn("user", message.content).text
+            for message in execution.conversation.messages
         ] == [turn.text for turn in dialogue]
         assert execution.report == sub_query.report
 

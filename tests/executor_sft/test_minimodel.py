@@ -34,7 +34,7 @@ from executor_sft.minimodel.stream import (
     conversations,
     encode,
 )
-from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts, Turn
+from executor_sft.miniworld.dialogues import Dialogue, DialogueTurn, DialogueWriter, RolePrompts
 from executor_sft.miniworld.world import World
 from router.protocol import parse_decision, parse_turn
 from router.protocol.turns import parse_answer
@@ -204,9 +204,9 @@ def test_packing_loses_and_doubles_nothing(
     """
     read: Counter[tuple[tuple[int, ...], tuple[bool, ...]]] = Counter()
     long = [
-        Turn("system", "x"),
-        Turn("user", "Who? " * ROW_TOKENS),
-        Turn("answer", "<answer>x</answer>"),
+        DialogueTurn("system", "x"),
+        DialogueTurn("user", "Who? " * ROW_TOKENS),
+        DialogueTurn("answer", "<answer>x</answer>"),
     ]
 
     def source() -> Iterator[Dialogue]:
