@@ -18,7 +18,16 @@ from msgspec.structs import replace
 from router.errors import BadDocument
 from router.protocol import Passage
 from router.trace.citation import sentences
-from serving.documents.document import Block, Document, Part, Row, Title, batches, cleaned, kind_of
+from serving.documents.document import (
+    Block,
+    CorpusRow,
+    Document,
+    Part,
+    Title,
+    batches,
+    cleaned,
+    kind_of,
+)
 from serving.documents.source import Source
 
 _OVERLAP = 0.15
@@ -238,7 +247,7 @@ def read_passages(
         yield from _rows(
             source.name,
             cutter,
-            (part for part in parts if isinstance(part, Row)),
+            (part for part in parts if isinstance(part, CorpusRow)),
         )
         return
 
@@ -260,7 +269,7 @@ def read_passages(
         raise BadDocument(f"{path}: contains no text; leave it out.")
 
 
-def _rows(name: str, cutter: Cutter, rows: Iterable[Row]) -> Iterator[tuple[str, Passage]]:
+def _rows(name: str, cutter: Cutter, rows: Iterable[CorpusRow]) -> Iterator[tuple[str, Passage]]:
     """Yield the passages of rows; a row of more than `row_tokens` is cut."""
     for batch in batches(rows, lambda row: len(row.passage.text)):
         fits = cutter.fit([f"{row.passage.title}\n{row.passage.text}" for row in batch])

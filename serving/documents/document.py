@@ -84,7 +84,7 @@ class Unread(msgspec.Struct, frozen=True, tag=True):
     """Kind and size, such as `2 pages without text (3, 4)`."""
 
 
-class Row(msgspec.Struct, frozen=True, tag=True):
+class CorpusRow(msgspec.Struct, frozen=True, tag=True):
     """A row of a corpus file."""
 
     where: str
@@ -92,7 +92,7 @@ class Row(msgspec.Struct, frozen=True, tag=True):
     passage: Passage
 
 
-Part = Title | Block | Row | Unread
+Part = Title | Block | CorpusRow | Unread
 
 
 class Document(NamedTuple):

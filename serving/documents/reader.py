@@ -25,10 +25,10 @@ from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, R
 from serving.dependencies import missing_extra
 from serving.documents.document import (
     Block,
+    CorpusRow,
     Document,
     Kind,
     Part,
-    Row,
     Title,
     Unread,
     batches,
@@ -78,7 +78,7 @@ def read_parts(path: Path) -> Iterator[Part]:
     """
     with _errors_of(path):
         if (kind := kind_of(path)) == "rows":
-            yield from (Row(escaped(where), row) for where, row in read_rows(path))
+            yield from (CorpusRow(escaped(where), row) for where, row in read_rows(path))
             return
         document = _READERS[kind or "text"](path)
         yield Title(document.title)
@@ -258,7 +258,7 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
             return
         max_chars = _MAX_CHARS
         chars += sum(map(_chars, batch))
-        if isinstance(batch[-1], Row):
+        if isinstance(batch[-1], CorpusRow):
             left = seconds
             max_chars = max(_MAX_ROWS_CHARS, _CHARS_PER_BYTE * path.stat().st_size)
         if chars > max_chars:
@@ -270,7 +270,7 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
 
 
 def _chars(part: Part) -> int:
-    if isinstance(part, Row):
+    if isinstance(part, CorpusRow):
         return len(part.passage.text)
     heading = part.heading if isinstance(part, Block) else None
     return len(part.text) + len(heading or "")

@@ -19,7 +19,7 @@ _MAX_LINE_BYTES = 16 << 20
 _BATCH = 256
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _RawRow(msgspec.Struct, frozen=True):
     id: str | int
     text: str | None = None
     contents: str | None = None
@@ -27,7 +27,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 _NEEDS = "a row needs an id and a text, and may have a title"
-_decoder = msgspec.json.Decoder(_Row)
+_decoder = msgspec.json.Decoder(_RawRow)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
@@ -44,7 +44,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
         raise BadCorpus(f'{path}: no rows; write one {{"id": …, "title": …, "text": …}} a line.')
 
 
-def _lines(path: Path) -> Iterator[tuple[str, _Row]]:
+def _lines(path: Path) -> Iterator[tuple[str, _RawRow]]:
     try:
         with open_content(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
@@ -60,7 +60,7 @@ def _lines(path: Path) -> Iterator[tuple[str, _Row]]:
         ) from error
 
 
-def _decoded(line: bytes, where: str) -> _Row:
+def _decoded(line: bytes, where: str) -> _RawRow:
     if len(line) > _MAX_LINE_BYTES:
         raise BadCorpus(
             f"{where}: longer than {_MAX_LINE_BYTES >> 20} MB; write one JSON object a line."
@@ -82,7 +82,7 @@ def _decoded(line: bytes, where: str) -> _Row:
         raise BadCorpus(f"{where}: not JSON ({error}); write one JSON object a line.") from error
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, _Row]]:
+def _parquet(path: Path) -> Iterator[tuple[str, _RawRow]]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
@@ -92,18 +92,18 @@ def _parquet(path: Path) -> Iterator[tuple[str, _Row]]:
                 f"{path}: its columns are {', '.join(names)}; it needs id and text, or id and "
                 "contents."
             )
-        columns = [name for name in _Row.__struct_fields__ if name in names]
+        columns = [name for name in _RawRow.__struct_fields__ if name in names]
         batches = file.iter_batches(_BATCH, columns=columns)
         rows = chain.from_iterable(batch.to_pylist() for batch in batches)
         for number, row in enumerate(rows, 1):
             where = f"{path}:{number}"
             try:
-                yield where, msgspec.convert(row, _Row)
+                yield where, msgspec.convert(row, _RawRow)
             except msgspec.ValidationError as error:
                 raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
 
 
-def _passage(row: _Row, where: str) -> Passage:
+def _passage(row: _RawRow, where: str) -> Passage:
     title = row.title or ""
     text = row.text
     if text is None and row.contents is not None:

@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from router.errors import BadCorpus, BadDocument, DocumentTooLarge
-from serving.documents.document import Row, Title
+from serving.documents.document import CorpusRow, Title
 from serving.documents.reader import Reader, read_parts
 from tests.serving.documents.conftest import FILES, pdf
 
@@ -71,7 +71,7 @@ def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(
     """Parts of an abandoned file are not returned for the next file, or for the same file again."""
     for _ in range(2):
         first = next(reader.read(rows))
-        assert isinstance(first, Row)
+        assert isinstance(first, CorpusRow)
         assert first.passage.id == "0"
 
 
