@@ -28,7 +28,7 @@ from serving.documents.document import (
     cleaned,
     kind_of,
 )
-from serving.documents.source import Source
+from serving.documents.source import SourceFile
 
 _OVERLAP = 0.15
 """Max share of a passage that repeats the end of the previous one."""
@@ -233,7 +233,7 @@ def _chunks(text: str) -> Iterator[str]:
 
 
 def read_passages(
-    source: Source, cutter: Cutter, read: Callable[[Path], Iterator[Part]]
+    source: SourceFile, cutter: Cutter, read: Callable[[Path], Iterator[Part]]
 ) -> Iterator[tuple[str, Passage]]:
     """Yield the passages of a file in order, each with its place: the file, and the line of a row.
 

@@ -16,7 +16,7 @@ _MAX_SHOWN_CHARS = 1000
 """Max characters of a path in a message."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class SourceFile(msgspec.Struct, frozen=True):
     """A file and its state when it was found."""
 
     name: str
@@ -28,10 +28,10 @@ class Source(msgspec.Struct, frozen=True):
     """Time of the last change, in nanoseconds of Unix time."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundFiles(msgspec.Struct, frozen=True):
     """The files at the given places."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[SourceFile, ...]
     """Sorted by name; names are unique."""
     passed_over: tuple[str, ...]
     """Paths of files of other kinds."""
@@ -41,14 +41,14 @@ class Found(msgspec.Struct, frozen=True):
     """
 
 
-def find_sources(places: Sequence[Path]) -> Found:
+def find_sources(places: Sequence[Path]) -> FoundFiles:
     """Find all documents at or below `places`, each file once.
 
     Hidden files and folders are ignored. Links are followed only to files below their place. A
     place that is itself a file of an unknown kind counts as text. Raises `BadDocument` for a place
     without readable files, and for two files with the same name.
     """
-    by_name: dict[str, Source] = {}
+    by_name: dict[str, SourceFile] = {}
     seen: set[tuple[int, int]] = set()
     passed_over: list[str] = []
     links: list[str] = []
@@ -70,7 +70,7 @@ def find_sources(places: Sequence[Path]) -> Found:
                 name = escaped(Path(base.name, path.relative_to(base)).as_posix())
                 _add(
                     by_name,
-                    Source(name, str(path), status.st_size, status.st_mtime_ns),
+                    SourceFile(name, str(path), status.st_size, status.st_mtime_ns),
                 )
 
         if not is_readable:
@@ -80,7 +80,7 @@ def find_sources(places: Sequence[Path]) -> Found:
                 f"{READ}.{last_link}"
             )
     sources = tuple(by_name[name] for name in sorted(by_name))
-    return Found(sources, tuple(passed_over), tuple(sorted(links)))
+    return FoundFiles(sources, tuple(passed_over), tuple(sorted(links)))
 
 
 def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]]:
@@ -127,7 +127,7 @@ def _is_read(path: Path) -> bool:
         return True
 
 
-def _add(by_name: dict[str, Source], source: Source) -> None:
+def _add(by_name: dict[str, SourceFile], source: SourceFile) -> None:
     if (other := by_name.setdefault(source.name, source)) is not source:
         raise BadDocument(
             f"{escaped(source.path)} and {escaped(other.path)}: both would be known as "

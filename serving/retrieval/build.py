@@ -24,7 +24,7 @@ from router.errors import BadCorpus, BadDocument, BadIndex
 from serving.documents.cutter import Cutter, read_passages
 from serving.documents.document import Part, Unread, escaped
 from serving.documents.reader import Reader
-from serving.documents.source import Found, Source, find_sources
+from serving.documents.source import FoundFiles, SourceFile, find_sources
 from serving.retrieval.dense import VectorIndex
 from serving.retrieval.embedder import Embedder, Vectors
 from serving.retrieval.faiss_index import FaissIndex
@@ -67,7 +67,7 @@ class Built(NamedTuple):
     """The result of a build."""
 
     manifest: Manifest
-    found: Found
+    found: FoundFiles
     """The files at the indexed places."""
     entries: Sequence[DocumentEntry]
     """All sources."""
@@ -172,7 +172,7 @@ class _Build:
         self._folder = out / BUILDING
         self._earlier = self._open_earlier()
 
-    def run(self, found: Found) -> Built:
+    def run(self, found: FoundFiles) -> Built:
         """Build from these files, or return the previous generation if nothing has changed."""
         earlier = self._earlier
         sources = list(found.sources)
@@ -231,7 +231,7 @@ class _Build:
         except (BadIndex, ValueError, msgspec.ValidationError):
             return None
 
-    def _unchanged(self, earlier: _Earlier, found: Found) -> Built:
+    def _unchanged(self, earlier: _Earlier, found: FoundFiles) -> Built:
         """Return the previous generation; update the counts of files that are not read."""
         counts = _files_not_read(found, earlier.entries)
         manifest = replace(earlier.manifest, files_not_read=counts)
@@ -240,7 +240,7 @@ class _Build:
         return Built(manifest, found, earlier.entries)
 
     def _collect(
-        self, sources: Sequence[Source], known: Mapping[Source, DocumentEntry]
+        self, sources: Sequence[SourceFile], known: Mapping[SourceFile, DocumentEntry]
     ) -> list[DocumentEntry]:
         """Write the passages of all sources."""
         row_tokens = self._embedder.max_tokens - _SPECIAL_TOKENS
@@ -258,7 +258,7 @@ class _Build:
 
     def _add(
         self,
-        source: Source,
+        source: SourceFile,
         known: DocumentEntry | None,
         writer: PassageWriter,
         cutter: Cutter,
@@ -384,7 +384,7 @@ def _key(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
-def _outside(out: Path, found: Found) -> Found:
+def _outside(out: Path, found: FoundFiles) -> FoundFiles:
     """Leave out the files of the index itself."""
     out = out.resolve()
 
@@ -398,7 +398,7 @@ def _outside(out: Path, found: Found) -> Found:
     )
 
 
-def _files_not_read(found: Found, entries: Sequence[DocumentEntry]) -> dict[str, int]:
+def _files_not_read(found: FoundFiles, entries: Sequence[DocumentEntry]) -> dict[str, int]:
     """Count the files that are not in the index by suffix, most frequent first."""
     failed = (entry.source.name for entry in entries if entry.error)
     counts = Counter(

@@ -15,7 +15,7 @@ import numpy as np
 from router.errors import JSON_ERRORS, BadIndex, DuplicateId
 from router.protocol import Passage
 from serving.documents.document import batches
-from serving.documents.source import Source
+from serving.documents.source import SourceFile
 
 PASSAGES = "passages.jsonl"
 OFFSETS = "offsets.npy"
@@ -142,7 +142,7 @@ class PassageWriter:
 class DocumentEntry(msgspec.Struct, frozen=True):
     """One source and its passages."""
 
-    source: Source
+    source: SourceFile
     first_row: int
     """Row of its first passage."""
     passages: int

@@ -15,7 +15,7 @@ from router.protocol import Passage
 from router.trace.citation import cite
 from serving.documents.cutter import Cutter, read_passages
 from serving.documents.reader import read_parts
-from serving.documents.source import Source
+from serving.documents.source import SourceFile
 from serving.retrieval.embedder import MiniLM
 from tests.serving.documents.conftest import FILES, MAX_TOKENS, ROW_TOKENS, ReadAll
 
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, cutter: Cutter) -
     }
     for name, said in cases.items():
         with pytest.raises(BadDocument, match=f"{name}: {said}"):
-            list(read_passages(Source(name, str(tmp_path / name), 1, 0), cutter, read_parts))
+            list(read_passages(SourceFile(name, str(tmp_path / name), 1, 0), cutter, read_parts))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -126,7 +126,7 @@ def test_any_bytes_give_passages_or_an_error_of_ours(
     path = tmp_path / f"file{suffix}"
     path.write_bytes(content)
     try:
-        source = Source("file", str(path), len(content), 0)
+        source = SourceFile("file", str(path), len(content), 0)
         passages = [
             passage for _, passage in read_passages(source, Cutter(16, 16, letters), read_parts)
         ]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.errors import BadDocument
-from serving.documents.source import Source, find_sources
+from serving.documents.source import SourceFile, find_sources
 
 ALL = ["docs/a.PDF", "docs/b.md", "docs/sub/README", "docs/sub/old.html.gz", "docs/sub/z.txt"]
 
@@ -38,7 +38,7 @@ def test_a_folder_gives_its_files_by_name(docs: Path, monkeypatch: pytest.Monkey
     assert names(docs) == names(docs, docs / "sub", docs / "b.md") == ALL
     assert find_sources([docs]).passed_over == ()
     status = (docs / "b.md").stat()
-    assert find_sources([docs]).sources[1] == Source(
+    assert find_sources([docs]).sources[1] == SourceFile(
         "docs/b.md", f"{docs}/b.md", status.st_size, status.st_mtime_ns
     )
     monkeypatch.chdir(docs)
