@@ -126,7 +126,7 @@ class _Failed(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(list[Part] | _Failed)
 
 
-class Reader:
+class DocumentReader:
     """A child process that reads files; started by the first file, and again after a failure."""
 
     def __init__(self, *, seconds: float = 60.0) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from router.errors import BadIndex
 from serving.documents.cutter import Cutter, read_passages
-from serving.documents.reader import Reader
+from serving.documents.reader import DocumentReader
 from serving.documents.source import find_sources
 from serving.retrieval.dense import VectorIndex
 from serving.retrieval.embedder import Embedder
@@ -91,7 +91,7 @@ def _fill(
             f"{corpus}: contains {len(more) + 1} files; name the one that the index was built from."
         )
     cutter = Cutter(_UNLIMITED, _UNLIMITED, embedder.count_tokens)
-    with PassageWriter(folder) as writer, Reader() as reader:
+    with PassageWriter(folder) as writer, DocumentReader() as reader:
         writer.write(read_passages(source, cutter, reader.read))
         write_table(folder, [DocumentEntry(source, 0, len(writer))])
 

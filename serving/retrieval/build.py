@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from router.errors import BadCorpus, BadDocument, BadIndex
 from serving.documents.cutter import Cutter, read_passages
 from serving.documents.document import Part, Unread, escaped
-from serving.documents.reader import Reader
+from serving.documents.reader import DocumentReader
 from serving.documents.source import FoundFiles, SourceFile, find_sources
 from serving.retrieval.dense import VectorIndex
 from serving.retrieval.embedder import Embedder, Vectors
@@ -120,7 +120,7 @@ def build_index(
     out.mkdir(parents=True, exist_ok=True)
     with (
         build_lock(out, wait=wait, waiting=lambda: progress("reading", 0, 0)),
-        Reader() as reader,
+        DocumentReader() as reader,
     ):
         out.mkdir(exist_ok=True)  # the other build removes the folder if it leaves it empty
         try:
@@ -156,7 +156,7 @@ class _Build:
         out: Path,
         embedder: Embedder,
         store: type[VectorIndex],
-        reader: Reader,
+        reader: DocumentReader,
         *,
         lexical: bool,
         chunk_tokens: int,

@@ -8,7 +8,7 @@ import pytest
 from router.protocol import Passage
 from serving.documents.cutter import Cutter, read_passages
 from serving.documents.document import Block, Title, Unread
-from serving.documents.reader import Reader, read_parts
+from serving.documents.reader import DocumentReader, read_parts
 from serving.documents.source import find_sources
 from serving.retrieval.embedder import MiniLM
 
@@ -80,6 +80,6 @@ def read_all(cutter: Cutter) -> ReadAll:
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    with Reader() as reader:
+def reader() -> Iterator[DocumentReader]:
+    with DocumentReader() as reader:
         yield reader

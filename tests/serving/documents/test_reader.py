@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from router.errors import BadCorpus, BadDocument, DocumentTooLarge
 from serving.documents.document import CorpusRow, Title
-from serving.documents.reader import Reader, read_parts
+from serving.documents.reader import DocumentReader, read_parts
 from tests.serving.documents.conftest import FILES, pdf
 
 READS = """
@@ -45,7 +45,9 @@ def text(tmp_path: Path) -> Path:
     return tmp_path / "b.txt"
 
 
-def test_it_gives_what_is_read_in_process(tmp_path: Path, rows: Path, reader: Reader) -> None:
+def test_it_gives_what_is_read_in_process(
+    tmp_path: Path, rows: Path, reader: DocumentReader
+) -> None:
     """Files of every kind give the same parts."""
     (tmp_path / "a.md").write_text("# Bees\n\n" + "## Honey\n\nThey make it.\n\n" * 500)
     parquet.write_table(pa.table({"id": ["a"], "text": ["first"]}), tmp_path / "rows.parquet")
@@ -55,7 +57,7 @@ def test_it_gives_what_is_read_in_process(tmp_path: Path, rows: Path, reader: Re
         assert list(reader.read(path)) == list(read_parts(path)), path
 
 
-def test_errors_are_passed_on(tmp_path: Path, text: Path, reader: Reader) -> None:
+def test_errors_are_passed_on(tmp_path: Path, text: Path, reader: DocumentReader) -> None:
     """An error is raised in the parent, and the next file is read."""
     (tmp_path / "a.jsonl").write_text("{}")
     with pytest.raises(BadCorpus, match=r"a\.jsonl:1: .*missing required field"):
@@ -66,7 +68,7 @@ def test_errors_are_passed_on(tmp_path: Path, text: Path, reader: Reader) -> Non
 
 
 def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(
-    rows: Path, reader: Reader
+    rows: Path, reader: DocumentReader
 ) -> None:
     """Parts of an abandoned file are not returned for the next file, or for the same file again."""
     for _ in range(2):
@@ -77,12 +79,12 @@ def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(
 
 @pytest.mark.parametrize("name", ["pipe.txt", "pipe.jsonl", "pipe.pdf"])
 def test_a_file_that_takes_too_long_is_given_up(
-    tmp_path: Path, text: Path, name: str, reader: Reader
+    tmp_path: Path, text: Path, name: str, reader: DocumentReader
 ) -> None:
     """Reading a pipe without end is stopped by the time limit."""
     os.mkfifo(tmp_path / name)
     with (
-        Reader(seconds=0.2) as hasty,
+        DocumentReader(seconds=0.2) as hasty,
         pytest.raises(BadDocument, match=r"takes more than 0\.2 s to read; split it"),
     ):
         list(hasty.read(tmp_path / name))
@@ -90,7 +92,7 @@ def test_a_file_that_takes_too_long_is_given_up(
 
 
 def test_a_file_that_takes_too_much_memory_is_given_up(
-    tmp_path: Path, text: Path, reader: Reader
+    tmp_path: Path, text: Path, reader: DocumentReader
 ) -> None:
     """Text that takes four bytes a character is refused, and the next file is read."""
     with (tmp_path / "wide.txt").open("wb") as file:
@@ -104,7 +106,7 @@ def test_a_file_that_takes_too_much_memory_is_given_up(
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
 def test_rows_that_unpack_without_end_are_given_up(
-    tmp_path: Path, reader: Reader, name: str
+    tmp_path: Path, reader: DocumentReader, name: str
 ) -> None:
     """One megabyte that unpacks to hundreds is refused."""
     path = tmp_path / name
@@ -125,7 +127,9 @@ def test_rows_that_unpack_without_end_are_given_up(
             pass
 
 
-def test_it_has_no_secrets(rows: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_no_secrets(
+    rows: Path, reader: DocumentReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The keys in the environment are not passed to the child."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     parts = reader.read(rows)
