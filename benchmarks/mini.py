@@ -52,7 +52,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     in_flight: Annotated[int, Meta(ge=1, description="concurrent questions")] = 8
 
 
-class Row(msgspec.Struct, frozen=True):
+class GroupScores(msgspec.Struct, frozen=True):
     """Exact match of one group of questions, as shares of 1."""
 
     group: str
@@ -74,7 +74,7 @@ class RoleTokens(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """Exact match, and figures of the roles."""
 
-    rows: list[Row]
+    rows: list[GroupScores]
     delegation_turns: int
     delegation_turns_right: float
     executor_runs: int
@@ -250,12 +250,12 @@ def _single_search_reports(result: Asked) -> Iterator[bool]:
             yield exact_match(response.result.answer, [sub_query.report.answer])
 
 
-def _row(name: str, asked: Sequence[Asked]) -> Row:
+def _row(name: str, asked: Sequence[Asked]) -> GroupScores:
     def share(answer: Callable[[Asked], str]) -> float:
         rights = [exact_match(answer(result), [result.question.answer]) for result in asked]
         return _share(sum(rights), len(rights))
 
-    return Row(
+    return GroupScores(
         name,
         len(asked),
         share(lambda result: result.run.answer),
