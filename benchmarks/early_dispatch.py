@@ -84,7 +84,7 @@ class Setting(msgspec.Struct, frozen=True):
         return " ".join(f"{name}={value}" for name, value in fields.items())
 
 
-class Row(Setting, frozen=True, kw_only=True):
+class SettingTimes(Setting, frozen=True, kw_only=True):
     """Median wall time of a question in a setting, in seconds."""
 
     without_s: float
@@ -98,7 +98,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     questions: int
     """Questions per setting, asked with and without early dispatch."""
-    rows: list[Row]
+    rows: list[SettingTimes]
 
 
 async def measure(options: Options) -> Figures:
@@ -145,10 +145,10 @@ def _settings(options: Options) -> list[Setting]:
     ]
 
 
-def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> Row:
+def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> SettingTimes:
     without_s, with_s = map(statistics.median, zip(*pairs, strict=True))
     gain = statistics.median(1 - early_s / late_s for late_s, early_s in pairs)
-    return Row(
+    return SettingTimes(
         **msgspec.structs.asdict(setting),
         without_s=without_s,
         with_s=with_s,
