@@ -36,7 +36,7 @@ class Attribution(msgspec.Struct, frozen=True):
     with_gold_reports: str
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class QuestionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Line of `results.jsonl`."""
 
     cell: str
@@ -85,7 +85,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class RowFile:
     """File of finished rows, to which rows are appended."""
 
-    def __init__(self, file: JsonlFile[Row]) -> None:
+    def __init__(self, file: JsonlFile[QuestionResult]) -> None:
         """Read the rows. Raises `BadConfig` for a line that is not a row."""
         self._file = file
         self._indexes = set[str | None]()
@@ -100,10 +100,10 @@ class RowFile:
     @contextmanager
     def open(cls, folder: Path) -> Iterator["RowFile"]:
         """Open the file of a folder; a torn last line is removed. Raises `BadConfig`."""
-        with closing(JsonlFile(folder / RESULTS, Row, _ADVICE)) as file:
+        with closing(JsonlFile(folder / RESULTS, QuestionResult, _ADVICE)) as file:
             yield cls(file)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: QuestionResult) -> None:
         """Append a row. Raises `StoreFailed`."""
         self._file.append(row)
         self._note(row)
@@ -116,17 +116,17 @@ class RowFile:
                 f"now {index!r}; use the former index, or start in a new folder."
             )
 
-    def _note(self, row: Row) -> None:
+    def _note(self, row: QuestionResult) -> None:
         self.done.add((row.cell, row.question_id, row.rollout))
         self.booked.update(row.checked)
         self._indexes.add(row.index)
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[QuestionResult]:
     """Yield the rows of a file, without an incomplete last line. Raises `BadConfig` with file and
     line.
     """
-    return (row for _, row in read_jsonl(path, Row, _ADVICE, growing=True))
+    return (row for _, row in read_jsonl(path, QuestionResult, _ADVICE, growing=True))
 
 
 class KeptPlan(msgspec.Struct, frozen=True):
@@ -167,7 +167,7 @@ class CellRows(msgspec.Struct, frozen=True, dict=True):
     executor: str
     """Executor; the backbone's model in a homogeneous pair, empty without an executor."""
     max_turns: int
-    rows: tuple[Row, ...]
+    rows: tuple[QuestionResult, ...]
 
     @property
     def pair(self) -> bool:
@@ -244,7 +244,7 @@ def read_study(folder: Path) -> Study:
     """Read the sweep in a folder. Raises `BadConfig`."""
     plan = read_json(folder / PLAN, KeptPlan, "name the folder of a sweep made by this release")
     asked = frozenset(plan.question_ids)
-    rows: dict[str, list[Row]] = {name: [] for name in plan.cells}
+    rows: dict[str, list[QuestionResult]] = {name: [] for name in plan.cells}
     for row in read_rows(folder / RESULTS):
         # The plan may have become smaller
         if row.cell in rows and row.rollout < plan.rollouts and row.question_id in asked:
@@ -255,7 +255,7 @@ def read_study(folder: Path) -> Study:
     return Study(plan, cells)
 
 
-def _cell(name: str, rows: list[Row]) -> CellRows:
+def _cell(name: str, rows: list[QuestionResult]) -> CellRows:
     """Return the rows of a cell, in an order that does not depend on their speed."""
     first = rows[0]
     executor = first.executor or (first.backbone if first.topology == "homogeneous" else "")

@@ -7,7 +7,7 @@ from itertools import chain
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.cells import Cell
-from benchmarks.study.results import Attribution, Loss, Row
+from benchmarks.study.results import Attribution, Loss, QuestionResult
 from benchmarks.study.spending import Prices, first_calls, spent
 from executor_sft.call_cache import CallCache
 from executor_sft.rollout import check_execution, check_failures
@@ -40,7 +40,7 @@ class Asker:
     booked: Container[str]
     """Keys of calls that rows have in `checking`."""
 
-    async def ask(self, question: BenchmarkQuestion, rollout: int, seed: int) -> Row:
+    async def ask(self, question: BenchmarkQuestion, rollout: int, seed: int) -> QuestionResult:
         """Ask once and judge the answer. Raises `UpstreamError`, `OutOfTime` and `StoreFailed`,
         because a failing endpoint is no fault of the model.
         """
@@ -68,7 +68,7 @@ class Asker:
         checks = first_calls(
             (*judging.ledger.calls, *tracing.ledger.calls), memories, self.booked, calls
         )
-        return Row(
+        return QuestionResult(
             cell=cell.name,
             topology=cell.topology,
             backbone=cell.backbone,

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from benchmarks.study.results import Row
+from benchmarks.study.results import QuestionResult
 from executor_sft.evaluate import Difference, by_question, paired_difference
 
-METRICS: Mapping[str, Callable[[Row], float]] = {
+METRICS: Mapping[str, Callable[[QuestionResult], float]] = {
     "EM": lambda row: row.exact_match,
     "F1": lambda row: row.f1,
     "Judge": lambda row: row.accepted is True,
@@ -28,20 +28,22 @@ class Score(NamedTuple):
     """
 
 
-def metrics_of(rows: Iterable[Row]) -> list[str]:
+def metrics_of(rows: Iterable[QuestionResult]) -> list[str]:
     """Return the metrics of rows; `Judge` only if a judge was asked."""
     judged = any(row.judged for row in rows)
     return [name for name in METRICS if judged or name != "Judge"]
 
 
-def micro(rows: Iterable[Row], metric: str) -> Score:
+def micro(rows: Iterable[QuestionResult], metric: str) -> Score:
     """Return the mean over all questions, equally weighted as in the paper."""
     means = list(_by_question(rows, metric).values())
     error = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
     return Score(fmean(means), error)
 
 
-def compared(new: Iterable[Row], old: Iterable[Row], metric: str) -> Difference | None:
+def compared(
+    new: Iterable[QuestionResult], old: Iterable[QuestionResult], metric: str
+) -> Difference | None:
     """Compare two cells over the questions that both have answered; None without any."""
     new_scores = _by_question(new, metric)
     old_scores = _by_question(old, metric)
@@ -67,5 +69,5 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def _by_question(rows: Iterable[Row], metric: str) -> dict[str, float]:
+def _by_question(rows: Iterable[QuestionResult], metric: str) -> dict[str, float]:
     return by_question((row.question_id, float(METRICS[metric](row))) for row in rows)

@@ -24,7 +24,7 @@ from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.harness import Check
 from benchmarks.study.cells import Cell, cells_of, engine_groups, weights_of
 from benchmarks.study.plan import Plan, questions_of, read_plan
-from benchmarks.study.results import RESULTS, Row, RowFile, read_rows, write_plan
+from benchmarks.study.results import RESULTS, QuestionResult, RowFile, read_rows, write_plan
 from benchmarks.study.rollout import Asker
 from benchmarks.study.spending import merged, prices_in
 from executor_sft.asking import failures
@@ -121,7 +121,7 @@ async def _swept(
 
 
 def _show_estimates(folder: Path, left: dict[str, int]) -> None:
-    done: dict[str, list[Row]] = {}
+    done: dict[str, list[QuestionResult]] = {}
     for row in read_rows(folder / RESULTS):
         done.setdefault(row.cell, []).append(row)
     rows = msgspec.to_builtins(estimates(done, left))
@@ -138,7 +138,9 @@ class Estimate(msgspec.Struct, frozen=True):
     dollars: float | None
 
 
-def estimates(done: Mapping[str, Sequence[Row]], left: Mapping[str, int]) -> list[Estimate]:
+def estimates(
+    done: Mapping[str, Sequence[QuestionResult]], left: Mapping[str, int]
+) -> list[Estimate]:
     """Estimate the cost by role and model, and in all. `done`: rows by cell. `left`: number of
     remaining rollouts by cell; each is assumed to cost the mean of its cell's rows, and an unknown
     amount without rows.

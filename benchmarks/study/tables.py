@@ -12,7 +12,7 @@ from typing import get_args
 import msgspec
 
 from benchmarks.study.report_table import ReportTable, ReportValue
-from benchmarks.study.results import CellRows, Loss, Row, Study
+from benchmarks.study.results import CellRows, Loss, QuestionResult, Study
 from benchmarks.study.scores import compared, metrics_of, micro
 from benchmarks.study.spending import merged, tokens
 from executor_sft.rollout import search_counts
@@ -108,7 +108,7 @@ def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
 def _scores(study: Study) -> Iterator[_Row]:
     names = metrics_of(row for cell in study.cells for row in cell.rows)
     for cell in study.cells:
-        groups: dict[str, list[Row]] = {}
+        groups: dict[str, list[QuestionResult]] = {}
         for row in cell.rows:
             groups.setdefault(row.dataset, []).append(row)
         if len(groups) > 1:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.study.results import PLAN, RESULTS, Attribution, KeptPlan, Row
+from benchmarks.study.results import PLAN, RESULTS, Attribution, KeptPlan, QuestionResult
 from router.trace.call import RoleTotal
 
 MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}
@@ -25,7 +25,7 @@ def total(role: str = "execution", tokens: int = 100, **fields: object) -> RoleT
     return msgspec.convert(known | fields, RoleTotal)
 
 
-def row(question: str = "q1", **fields: object) -> Row:
+def row(question: str = "q1", **fields: object) -> QuestionResult:
     """Return a rollout with a right answer, changed by `fields`."""
     known: dict[str, object] = {
         "cell": "large + small",
@@ -53,7 +53,7 @@ def row(question: str = "q1", **fields: object) -> Row:
         "seed": 0,
         "index": "index-1",
     }
-    return Row(**(known | fields))  # type: ignore[arg-type]
+    return QuestionResult(**(known | fields))  # type: ignore[arg-type]
 
 
 def grid(folder: Path) -> Path:
@@ -74,7 +74,9 @@ def grid(folder: Path) -> Path:
     )
 
 
-def written(folder: Path, rows: Sequence[Row], questions: int = 8, rollouts: int = 2) -> Path:
+def written(
+    folder: Path, rows: Sequence[QuestionResult], questions: int = 8, rollouts: int = 2
+) -> Path:
     """Write a sweep with these rows and return its folder."""
     folder.mkdir(exist_ok=True)
     asked = sorted({one.question_id for one in rows})
@@ -91,7 +93,7 @@ def written(folder: Path, rows: Sequence[Row], questions: int = 8, rollouts: int
     return folder
 
 
-def _answered(backbone: str, executor: str | None, number: int, rollout: int) -> Row:
+def _answered(backbone: str, executor: str | None, number: int, rollout: int) -> QuestionResult:
     skill = {"small": 0, "middle": 2, "large": 4}
     right = number + rollout < skill[backbone] + (skill[executor] // 2 if executor else 0) + 1
     lost_by = "delegation" if number % 3 else "reading"

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.study.report import Options, measure
 from benchmarks.study.report_table import ReportTable
-from benchmarks.study.results import Row, read_study
+from benchmarks.study.results import QuestionResult, read_study
 from benchmarks.study.scores import Score
 from benchmarks.study.tables import published_tables, tables_of
 from router.errors import BadConfig
@@ -141,7 +141,7 @@ def pair(
     turns: int = 3,
     topology: str = "factorized",
     **fields: object,
-) -> Row:
+) -> QuestionResult:
     """A row of a cell that is called as sweeps call it."""
     models = f"{backbone} + {executor}" if executor else backbone
     name = f"{models if topology == 'factorized' else f'{topology}: {models}'}, K={turns}"
@@ -155,7 +155,7 @@ def pair(
     return row(**known | fields)  # type: ignore[arg-type]
 
 
-def tables(folder: Path, rows: list[Row], questions: int = 1) -> dict[str, ReportTable]:
+def tables(folder: Path, rows: list[QuestionResult], questions: int = 1) -> dict[str, ReportTable]:
     """The tables of these rows, by key."""
     return {
         table.key: table for table in tables_of(read_study(written(folder, rows, questions, 1)))

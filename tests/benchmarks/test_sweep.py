@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.study.results import Row, RowFile, read_rows, read_study
+from benchmarks.study.results import QuestionResult, RowFile, read_rows, read_study
 from benchmarks.study.spending import merged
 from executor_sft.step import read_manifest
 from router.errors import BadConfig
@@ -103,7 +103,7 @@ def ran(rolegate: Rolegate) -> Ran:
     return run
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[QuestionResult]:
     """Return the rows without latencies, sorted."""
     untimed = (
         msgspec.structs.replace(row, latency_s=None) for row in read_rows(folder / "results.jsonl")
@@ -111,12 +111,12 @@ def rows(folder: Path) -> list[Row]:
     return sorted(untimed, key=lambda row: (row.cell, row.question_id, row.rollout))
 
 
-def unchecked(found: list[Row]) -> list[Row]:
+def unchecked(found: list[QuestionResult]) -> list[QuestionResult]:
     """Return the rows without checking costs, which the first row with a shared verdict has."""
     return [msgspec.structs.replace(row, checking=(), checked=()) for row in found]
 
 
-def checking(found: list[Row]) -> dict[str, RoleTotal]:
+def checking(found: list[QuestionResult]) -> dict[str, RoleTotal]:
     """Return the total cost of judging and attributing by role."""
     return {one.role: one for one in merged(one for row in found for one in row.checking)}
 
