@@ -24,7 +24,7 @@ _ENDPOINT = ("engine", "base_url", "api_key_env", "replicas", "fallbacks", "extr
 """Keys that belong to a model's endpoint and not to its role."""
 
 
-class Cell(msgspec.Struct, frozen=True):
+class SweepCell(msgspec.Struct, frozen=True):
     """Configuration of a sweep."""
 
     name: str
@@ -93,7 +93,7 @@ class Cell(msgspec.Struct, frozen=True):
         }
 
 
-def cells_of(plan: Plan) -> list[Cell]:
+def cells_of(plan: Plan) -> list[SweepCell]:
     """Return all cells, each once, in the order of the plan. Raises `BadConfig` if a model does not
     fit its role.
     """
@@ -102,7 +102,7 @@ def cells_of(plan: Plan) -> list[Cell]:
     versions = msgspec.structs.replace(config.versions, start=None)
     config = msgspec.structs.replace(config, versions=versions)
 
-    cells: dict[str, Cell] = {}
+    cells: dict[str, SweepCell] = {}
     for pairs in plan.pairs:
         if pairs.topology == "host" and not config.managers:
             raise BadConfig(
@@ -123,7 +123,7 @@ def cells_of(plan: Plan) -> list[Cell]:
                     _with_turns(config, turns), plan, name, backbone, None if adapter else executor
                 )
                 folder = Path(adapter) if adapter else None
-                cells[name] = Cell(
+                cells[name] = SweepCell(
                     name,
                     pairs.topology,
                     backbone,
@@ -184,11 +184,11 @@ def _in_role(
         raise BadConfig(f"models.{name}.{role_name}: {error}") from None
 
 
-def engine_groups(cells: Sequence[Cell], at_once: int) -> list[list[Cell]]:
+def engine_groups(cells: Sequence[SweepCell], at_once: int) -> list[list[SweepCell]]:
     """Group cells that share engines, because engines start slowly. Each cell joins the first group
     that then needs at most `at_once` engines, or else starts a new group.
     """
-    groups: list[list[Cell]] = []
+    groups: list[list[SweepCell]] = []
     for cell in cells:
         for group in groups:
             if len(cell.engines.union(*(other.engines for other in group))) <= at_once:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from benchmarks.datasets.question import BenchmarkQuestion
-from benchmarks.study.cells import Cell
+from benchmarks.study.cells import SweepCell
 from benchmarks.study.results import Attribution, Loss, QuestionResult
 from benchmarks.study.spending import Prices, first_calls, spent
 from executor_sft.call_cache import CallCache
@@ -28,7 +28,7 @@ _TRACED = ("factorized", "homogeneous")
 class Asker:
     """Asks a cell any number of questions concurrently."""
 
-    cell: Cell
+    cell: SweepCell
     bench: Runtime
     """Runtime with the cell's config and its own call cache."""
     judge: Judge | None

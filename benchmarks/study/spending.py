@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
-from benchmarks.study.cells import Cell
+from benchmarks.study.cells import SweepCell
 from executor_sft.call_cache import CallCache
 from router.trace import Call, Price, RoleName
 from router.trace.call import RoleTotal, added, layer_of, totals
@@ -14,7 +14,7 @@ Prices = Mapping[str, Price | None]
 _DIGITS = 16
 
 
-def prices_in(cell: Cell) -> Prices:
+def prices_in(cell: SweepCell) -> Prices:
     """Return the prices of all roles and the judge; None if unknown. May block for seconds, by an
     import.
     """

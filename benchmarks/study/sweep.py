@@ -22,7 +22,7 @@ from msgspec import Meta
 from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.harness import Check
-from benchmarks.study.cells import Cell, cells_of, engine_groups, weights_of
+from benchmarks.study.cells import SweepCell, cells_of, engine_groups, weights_of
 from benchmarks.study.plan import Plan, questions_of, read_plan
 from benchmarks.study.results import RESULTS, QuestionResult, RowFile, read_rows, write_plan
 from benchmarks.study.rollout import Asker
@@ -77,7 +77,7 @@ def measure(options: Options) -> Figures:
 
 async def _swept(
     plan: Plan,
-    cells: Sequence[Cell],
+    cells: Sequence[SweepCell],
     step: Step,
     settings: Settings,
     *,
@@ -172,7 +172,7 @@ def _sum(amounts: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(map(sum, zip(*amounts, strict=True)))
 
 
-def begin(folder: Path, plan: Plan, cells: Sequence[Cell]) -> tuple[Step, Settings]:
+def begin(folder: Path, plan: Plan, cells: Sequence[SweepCell]) -> tuple[Step, Settings]:
     """Start or resume a sweep, to which rollouts, questions and pairs may have been added. Raises
     `BadConfig` if the folder holds another sweep, or if a cell has changed.
     """
@@ -187,7 +187,7 @@ def begin(folder: Path, plan: Plan, cells: Sequence[Cell]) -> tuple[Step, Settin
     return step, settings
 
 
-def begin_cell(folder: Path, cell: Cell, settings: Settings) -> Path:
+def begin_cell(folder: Path, cell: SweepCell, settings: Settings) -> Path:
     """Start or resume a cell and return its folder. Raises `BadConfig` if the cell has changed
     since it was started.
     """
@@ -204,7 +204,7 @@ class Sweep:
     """Runs the remaining rollouts of a plan, with results in a folder."""
 
     plan: Plan
-    cells: Sequence[Cell]
+    cells: Sequence[SweepCell]
     questions: Sequence[BenchmarkQuestion]
     folder: Path
     rows: RowFile
@@ -213,7 +213,7 @@ class Sweep:
     """Called after each rollout, also a failed one."""
     settings: Settings
 
-    def left(self, cell: Cell) -> list[Task]:
+    def left(self, cell: SweepCell) -> list[Task]:
         """Return the remaining rollouts of a cell."""
         return [
             (question, rollout)
@@ -222,7 +222,7 @@ class Sweep:
             if (cell.name, question.id, rollout) not in self.rows.done
         ]
 
-    def pilot(self, cell: Cell) -> list[Task]:
+    def pilot(self, cell: SweepCell) -> list[Task]:
         """Choose the rollouts of the pilot: none if the cell has rows, else at most a quarter of
         the work, but at least one.
         """
@@ -247,7 +247,7 @@ class Sweep:
         return failed
 
     async def _run_group(
-        self, cells: Sequence[Cell], tasks: Mapping[str, list[Task]], failed: dict[str, str]
+        self, cells: Sequence[SweepCell], tasks: Mapping[str, list[Task]], failed: dict[str, str]
     ) -> None:
         # Adapters are loaded into the executor's engine, which only cells with adapters surely have
         first = next((cell for cell in cells if cell.adapter), cells[0])
