@@ -75,7 +75,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     batch: Annotated[int, Meta(ge=1, description="max queries per batch")] = 64
 
 
-class Found(msgspec.Struct, frozen=True):
+class RankingScores(msgspec.Struct, frozen=True):
     """Means over the questions for one ranking and one kind of query."""
 
     query: str
@@ -111,7 +111,7 @@ class Figures(msgspec.Struct, frozen=True):
     """Speed of embedding and indexing, BM25 included; None if the index existed."""
     queries_per_s: float | None
     """Speed of embedding and ranking in one batch, with all rankings."""
-    found: list[Found]
+    found: list[RankingScores]
     load: list[Load]
     checks: list[Check]
 
@@ -125,7 +125,7 @@ async def measure(options: Options) -> Figures:
     embedder = MiniLM()
     passages = None
     asked = None
-    found = list[Found]()
+    found = list[RankingScores]()
     indexed = None
     ranked = None
     loads = list[Load]()
@@ -210,7 +210,7 @@ def _ranked(
     questions: Sequence[BenchmarkQuestion],
     *,
     sub_questions: bool,
-) -> tuple[list[Found], float]:
+) -> tuple[list[RankingScores], float]:
     """Return the accuracy of all rankings, and the queries per second."""
     steps = [question.sub_questions if sub_questions else () for question in questions]
     queries = list[str]()
@@ -222,7 +222,7 @@ def _ranked(
     lexical = index.lexical.search(queries, DEPTH)
     fused = [fuse(rankings, DEPTH) for rankings in zip(dense, lexical, strict=True)]
     per_s = len(queries) / (time.perf_counter() - started)
-    found: list[Found] = []
+    found: list[RankingScores] = []
     for name, hits in (("dense", dense), ("lexical", lexical), ("fused", fused)):
         documents = iter([_documents(index, query_hits) for query_hits in hits])
         ranked = [list(islice(documents, 1 + len(asked))) for asked in steps]
@@ -233,7 +233,7 @@ def _ranked(
 
 def _found(
     ranking: str, questions: Sequence[BenchmarkQuestion], ranked: Sequence[Sequence[Sequence[str]]]
-) -> Iterator[Found]:
+) -> Iterator[RankingScores]:
     """Yield the accuracy of a ranking for each kind of query. `ranked`: for each question, the
     documents found by it, then by each of its sub-questions.
     """
@@ -255,7 +255,7 @@ def _found(
             ]
             hit[k] = fmean(share == 1 for share in shares)
             recall[k] = fmean(shares)
-        yield Found(query, ranking, hit, recall)
+        yield RankingScores(query, ranking, hit, recall)
 
 
 def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
