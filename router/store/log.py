@@ -66,7 +66,7 @@ class Position(NamedTuple):
     offset: int = 0
 
 
-class Frame(NamedTuple):
+class LogFrame(NamedTuple):
     """One record in the log."""
 
     run: int
@@ -89,7 +89,7 @@ class Segment:
 
     number: int
     path: Path
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[LogFrame] = field(default_factory=list)
     holes: list[tuple[int, int]] = field(default_factory=list)
     """Byte ranges that are not valid frames: start and end."""
     synced: int = 0
@@ -150,7 +150,7 @@ def _frame(
     start: int,
     salt: bytes,
     segment: int,
-) -> Frame | None:
+) -> LogFrame | None:
     """Return the frame that begins at `start`; None if there is no valid one."""
     payload_start = start + _HEADER.size
     if payload_start > len(data):
@@ -161,7 +161,7 @@ def _frame(
     payload = data[payload_start:end]
     if end > len(data) or checksum != _checksum(salt, length, run, number, payload):
         return None
-    return Frame(run, number, payload, Position(segment, end))
+    return LogFrame(run, number, payload, Position(segment, end))
 
 
 def _checksum(

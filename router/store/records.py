@@ -12,7 +12,7 @@ from msgspec.structs import asdict, fields, replace
 
 from router.amount import NOTHING, Amount
 from router.ledger import RunStart
-from router.store.log import Frame, Position, Segment
+from router.store.log import LogFrame, Position, Segment
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.run import RunStatus
@@ -228,7 +228,7 @@ class Fold:
         self._headless: dict[int, list[tuple[int, Record]]] = defaultdict(list)
         """Numbered records of runs whose `Begun` record is lost, by key."""
 
-    def apply(self, frame: Frame) -> Change | None:
+    def apply(self, frame: LogFrame) -> Change | None:
         """Take the next frame. Return its change to the database, if any."""
         record = decode(frame.payload)
         if isinstance(record, Begun):
@@ -252,7 +252,7 @@ class Fold:
             self.interrupted[ended.id] = run
         return Change(run.start, run.redact, ended, ended is None, frame.end)
 
-    def _begin(self, frame: Frame, begun: Begun) -> Change:
+    def _begin(self, frame: LogFrame, begun: Begun) -> Change:
         run = self.running[frame.run] = RecordedRun(begun)
         run.before = self.interrupted.pop(begun.start.resumes, None)
         run.end = frame.end

@@ -26,7 +26,7 @@ from router.ledger.journal import Admitted, EarlierRun
 from router.store import Database, LogJournal, SQLArchive
 from router.store import opened as opened_for_command
 from router.store.check import check
-from router.store.log import Frame, RunLog, Segment, read_all, read_segment, segments
+from router.store.log import LogFrame, RunLog, Segment, read_all, read_segment, segments
 from router.store.records import Fold, run_key
 from router.trace import Run
 from tests.router.store.busy import agree, conduct, plans, stored_runs
@@ -391,7 +391,7 @@ class Small:
         runs = {made.start.id: made.run for made in fold.read(segment) if made.run}
         return runs | {left.start.id: left.interrupted() for left in fold.left().values()}
 
-    def frame_at(self, byte: int) -> Frame | None:
+    def frame_at(self, byte: int) -> LogFrame | None:
         """The record that a byte is in; None for those about the log."""
         starts = (
             (frame.end.offset - len(frame.payload) - 24, frame) for frame in self.whole.frames
