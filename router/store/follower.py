@@ -20,7 +20,16 @@ from router.store.database import COPY, Database, unwritable
 from router.store.group_commit import GroupCommit
 from router.store.log import Position, RunLog, give_back_room, number_of, read_all, segments
 from router.store.projection import ended_among, keep_place, left_over, place_of, project
-from router.store.records import Begun, Change, Ended, Fold, Forgotten, RecordedRun, decode, encode
+from router.store.records import (
+    Begun,
+    Change,
+    Fold,
+    Forgotten,
+    RecordedRun,
+    RunEnded,
+    decode,
+    encode,
+)
 from router.trace import Run
 
 _log = structlog.get_logger("store")
@@ -161,7 +170,7 @@ class Follower:
         changes = []
         for run in left.values():
             closed = run.interrupted()
-            self._log.append(run.key, run.records, encode(Ended(replace(closed, calls=()))))
+            self._log.append(run.key, run.records, encode(RunEnded(replace(closed, calls=()))))
             changes.append(Change(run.start, run.redact, closed, position=self._log.end))
             in_flight = [call.request_id for call in run.open.values()]
             _log.warning(
@@ -329,7 +338,7 @@ async def _followed(database: Database, folder: Path) -> None:
     def changes() -> Iterator[Position]:
         for segment in read_all(folder):
             for frame in segment.frames:
-                if isinstance(decode(frame.payload), Begun | Ended | Forgotten):
+                if isinstance(decode(frame.payload), Begun | RunEnded | Forgotten):
                     yield frame.end
 
     wanted = await asyncio.to_thread(lambda: max(changes(), default=Position()))

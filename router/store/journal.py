@@ -28,12 +28,12 @@ from router.store.names import RequestNames
 from router.store.quotas import LIMITED, Period, Quotas, Tally, periods
 from router.store.records import (
     Begun,
-    Ended,
     Forgotten,
     Opened,
     Record,
     RecordedRun,
     Reserved,
+    RunEnded,
     Settled,
     encode,
     withheld,
@@ -366,7 +366,7 @@ class LogJournal:
         if recorded.redact:
             brief = redacted(run)
         brief = brief or recorded.turns.without(run)
-        self._append(recorded, Ended(replace(brief, calls=())))
+        self._append(recorded, RunEnded(replace(brief, calls=())))
 
         del self._runs[run.id]
         self._lost.pop(run.id, None)

@@ -58,13 +58,15 @@ class Forgotten(msgspec.Struct, frozen=True, array_like=True, tag=14):
     """The run never began."""
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag=15):
+class RunEnded(msgspec.Struct, frozen=True, array_like=True, tag=15):
     """The run has ended. Its calls, turns and searches are in the records before this one."""
 
     run: Run
 
 
-Record = Begun | Opened | Settled | Reserved | Forgotten | Ended | Turn | Searched | Decided | Asked
+Record = (
+    Begun | Opened | Settled | Reserved | Forgotten | RunEnded | Turn | Searched | Decided | Asked
+)
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Record).decode
 
@@ -242,12 +244,12 @@ class Fold:
             run.apply(record)
         else:
             self._headless[frame.run].append((frame.number, record))
-            run = self._salvaged(frame.run) if isinstance(record, Ended) else None
+            run = self._salvaged(frame.run) if isinstance(record, RunEnded) else None
 
-        if run is None or not isinstance(record, Ended | Forgotten):
+        if run is None or not isinstance(record, RunEnded | Forgotten):
             return None
         self.running.pop(frame.run, None)
-        ended = run.ended(record.run) if isinstance(record, Ended) else None
+        ended = run.ended(record.run) if isinstance(record, RunEnded) else None
         if ended and ended.status == "interrupted":
             self.interrupted[ended.id] = run
         return Change(run.start, run.redact, ended, ended is None, frame.end)
@@ -287,7 +289,7 @@ class Fold:
         numbered = self._headless.pop(key)
         start = None
         for _, record in numbered:
-            if isinstance(record, Ended):
+            if isinstance(record, RunEnded):
                 run = record.run
                 start = RunStart(
                     run.id,
