@@ -122,7 +122,7 @@ async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list
     return await asking.in_flight(timed(ask), numbers, order.at_once, lambda: None)
 
 
-class Ended(msgspec.Struct, frozen=True):
+class LoadResult(msgspec.Struct, frozen=True):
     """Result of one question with a deadline."""
 
     outcome: str
@@ -154,7 +154,7 @@ async def ask_until(
     *,
     hurried: bool = False,
     columns: str = "",
-) -> Ended:
+) -> LoadResult:
     """Ask a question, or for a table if `columns` are given. The text is also the request id, so
     that the same question asked again is the same request. `hurried`: `deadline_s` is the client's
     own deadline instead of the gateway's.
@@ -179,14 +179,14 @@ async def ask_until(
     except GatewayError as error:
         took_s = time.perf_counter() - begun
         if error.reason:
-            return Ended(error.reason, error.reason != "INTERNAL", took_s, deadline_s)
+            return LoadResult(error.reason, error.reason != "INTERNAL", took_s, deadline_s)
         typed = error.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        return Ended(f"{error.code.name}, by the client", typed, took_s, deadline_s)
+        return LoadResult(f"{error.code.name}, by the client", typed, took_s, deadline_s)
 
     took_s = time.perf_counter() - begun
     tokens = sum(usage.prompt_tokens + usage.completion_tokens for usage in answer.usage)
     attempts = sum(usage.attempts for usage in answer.usage)
-    return Ended(
+    return LoadResult(
         ANSWERED,
         True,
         took_s,
@@ -220,7 +220,7 @@ class Outcomes(msgspec.Struct, frozen=True):
     """Largest delay after the deadline; negative if all ended before theirs."""
 
     @classmethod
-    def of(cls, results: Sequence[Ended]) -> "Outcomes":
+    def of(cls, results: Sequence[LoadResult]) -> "Outcomes":
         """Summarize results."""
         took = [result.took_s for result in results]
         counts = Counter(result.outcome for result in results)

@@ -43,7 +43,7 @@ from benchmarks.gateway import gateway
 from benchmarks.harness import Check, own_bytes, work_folder
 from benchmarks.load import (
     ANSWERED,
-    Ended,
+    LoadResult,
     ask_until,
     at_rate,
     in_flight,
@@ -288,7 +288,7 @@ async def _replica(folder: Path, store: str, options: Options) -> _Result:
         pace=_PACE,
     ) as stand:
         name, dead = list(stand.deployments.items())[BACKBONES]
-        by_state: dict[State, list[Ended]] = {"well": [], "gone": [], "silent": []}
+        by_state: dict[State, list[LoadResult]] = {"well": [], "gone": [], "silent": []}
         async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
             await stand.ask(client, question(0))  # warms up
             for state in ("well", *_DEATHS) * _TIMES:
@@ -311,7 +311,7 @@ async def _replica(folder: Path, store: str, options: Options) -> _Result:
     return stand, checks
 
 
-def _untouched(ended: Sequence[Ended], called: set[str]) -> list[float]:
+def _untouched(ended: Sequence[LoadResult], called: set[str]) -> list[float]:
     """Return the seconds of answers whose runs are not in `called`."""
     return [
         result.took_s

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, func, select
 
 from benchmarks.gateway import OnePassage, at_once, canned_config, retrieval
 from benchmarks.harness import Check
-from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, question
+from benchmarks.load import ANSWERED, LoadResult, Outcomes, ask_until, question
 from benchmarks.mini_deployment import mini_deployment
 from executor_sft.miniworld.export import export, over, write_config
 from executor_sft.miniworld.world import World
@@ -117,7 +117,7 @@ class Stand:
     """Unused questions; each is different."""
     models: Sequence[OpenAIServer] = ()
     """Simulated models."""
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[LoadResult] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
     """Questions to ask again, as the gateway ended before they did."""
     happened: Counter[str] = field(default_factory=Counter)
@@ -156,7 +156,7 @@ class Stand:
 
     async def ask(
         self, client: AsyncClient, text: str, *, hurried_share: float = _HURRIED_SHARE
-    ) -> Ended | None:
+    ) -> LoadResult | None:
         """Ask a question, sometimes with a shorter deadline than the gateway's. Return None if the
         gateway is gone.
         """
@@ -346,8 +346,8 @@ def _kept(folder: Path, store: str) -> dict[str, str]:
 
 
 def ended_and_booked(
-    ended: Sequence[Ended],
-    late: Sequence[Ended],
+    ended: Sequence[LoadResult],
+    late: Sequence[LoadResult],
     accounts: Accounts,
     *,
     shared: bool = False,
@@ -388,7 +388,7 @@ def named(names: Sequence[str], total: str = "") -> str:
 
 def compared(
     connection: Connection,
-    ended: Iterable[Ended],
+    ended: Iterable[LoadResult],
     seen: Mapping[str, Sequence[str]],
     counted: Mapping[str, Counted],
     shown: Mapping[str, bytes],
@@ -442,7 +442,7 @@ def compared(
     )
 
 
-def _lost(connection: Connection, ended: Iterable[Ended]) -> list[str]:
+def _lost(connection: Connection, ended: Iterable[LoadResult]) -> list[str]:
     """Return the runs of answers whose status or usage in the store differs from the answer's."""
     tokens = func.coalesce(func.sum(CALLS.c.prompt_tokens + CALLS.c.completion_tokens), 0)
     summed = select(

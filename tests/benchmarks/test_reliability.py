@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from benchmarks.__main__ import main
-from benchmarks.load import Ended
+from benchmarks.load import LoadResult
 from benchmarks.reliability.stand import Accounts, compared, ended_and_booked
 from router.store import Database
 from router.testing.fault_proxy import Counted
@@ -30,11 +30,13 @@ GOOD = Accounts(
 LATE = "none ends 100 ms after its deadline"
 
 
-def ended(outcome: str = "answered", *, typed: bool = True) -> Ended:
-    return Ended(outcome, typed, 4.0, 5.0, "run-1", 8, 100)
+def ended(outcome: str = "answered", *, typed: bool = True) -> LoadResult:
+    return LoadResult(outcome, typed, 4.0, 5.0, "run-1", 8, 100)
 
 
-def failed(ones: Sequence[Ended], late: Sequence[Ended] = (), found: Accounts = GOOD) -> list[str]:
+def failed(
+    ones: Sequence[LoadResult], late: Sequence[LoadResult] = (), found: Accounts = GOOD
+) -> list[str]:
     return [check.check for check in ended_and_booked(ones, late, found) if not check.held]
 
 
@@ -125,7 +127,7 @@ def test_accounts_tell_what_is_missing(
             "coalesce(completion_tokens, 0)) FROM calls "
             "JOIN runs USING (run_id) WHERE status = 'finished' GROUP BY run_id"
         ).fetchall()
-    ones = [Ended("answered", True, 1.0, 5.0, *row) for row in runs]
+    ones = [LoadResult("answered", True, 1.0, 5.0, *row) for row in runs]
     seen: dict[str, list[str]] = {}
     counted = {}
     for run_id, number, deployment, outcome, read, wrote in rows:
