@@ -97,7 +97,7 @@ def read_entries(
         raise BadCorpus(f"{file}: has no questions; write one JSON object per line.")
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _CommonFields(msgspec.Struct, frozen=True):
     """Fields common to all formats."""
 
     question: str
@@ -142,13 +142,13 @@ class _MiniWorld(msgspec.Struct, frozen=True):
     rounds: tuple[tuple[SubQuery, ...], ...]
 
 
-_Read = tuple[_Row, tuple[Passage, ...]]
+_Read = tuple[_CommonFields, tuple[Passage, ...]]
 
 
 def _flat(row: Mapping[str, Any], **renamed: str) -> _Read:
     """Read a row without paragraphs. `renamed`: fields of the plain format by the row's names."""
     return msgspec.convert(
-        {renamed.get(name, name): value for name, value in row.items()}, _Row
+        {renamed.get(name, name): value for name, value in row.items()}, _CommonFields
     ), ()
 
 

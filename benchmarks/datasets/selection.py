@@ -80,7 +80,7 @@ def sample(questions: Sequence[BenchmarkQuestion], most: int, seed: int) -> list
     return sorted(drawn)
 
 
-class _Ended(msgspec.Struct, frozen=True):
+class _ReferenceRow(msgspec.Struct, frozen=True):
     """Row of a reference run: an exported run, or a result of a sweep."""
 
     outcome: str
@@ -125,7 +125,7 @@ def excluded(path: Path, questions: Sequence[BenchmarkQuestion]) -> set[int]:
 def _without_search(path: Path) -> set[str]:
     """Return the ids or normalised questions of runs without a search."""
     outcomes: dict[str, str] = {}
-    for number, row in read_jsonl(path, _Ended, "name rows of `rolegate bench sweep`"):
+    for number, row in read_jsonl(path, _ReferenceRow, "name rows of `rolegate bench sweep`"):
         text = row.request or row.question
         name = normal_question(text) if text else row.question_id or row.id
         if not name:
