@@ -170,7 +170,7 @@ async def measure(options: Options) -> Figures:
             figures = await stand.figures()
             parts.append(figures)
             late = [result for result in stand.ended if result.late_s > _LATE_S + stand.lag_s]
-            booked = ended_and_booked(stand.ended, late, figures.accounts, shared=stand.shared)
+            booked = ended_and_booked(stand.ended, late, figures.audit, shared=stand.shared)
             checks += [
                 msgspec.structs.replace(check, check=f"{name}: {check.check}")
                 for check in (*booked, *own_checks)

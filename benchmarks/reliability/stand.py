@@ -58,7 +58,7 @@ _WORLD_QUESTIONS = 20_000
 _WORLD_S = 60.0
 
 
-class Accounts(msgspec.Struct, frozen=True, kw_only=True):
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
     """Differences between the store and what clients and upstreams saw; all lists should be
     empty.
     """
@@ -98,7 +98,7 @@ class PartFigures(msgspec.Struct, frozen=True):
     lag_ms: float
     """Max delay of this process's event loop, which runs clients, proxies and simulated models."""
     faults: dict[str, int]
-    accounts: Accounts
+    audit: Audit
 
 
 @dataclass(slots=True)
@@ -348,7 +348,7 @@ def _kept(folder: Path, store: str) -> dict[str, str]:
 def ended_and_booked(
     ended: Sequence[LoadResult],
     late: Sequence[LoadResult],
-    accounts: Accounts,
+    accounts: Audit,
     *,
     shared: bool = False,
 ) -> Iterator[Check]:
@@ -392,7 +392,7 @@ def compared(
     seen: Mapping[str, Sequence[str]],
     counted: Mapping[str, Counted],
     shown: Mapping[str, bytes],
-) -> Accounts:
+) -> Audit:
     """Compare the store with what clients and upstreams saw. `seen`: request ids by deployment, as
     the ledger names it. `counted`, `shown`: usage and conversation at the upstream, by request id.
     """
@@ -404,7 +404,7 @@ def compared(
         for run in map(run_of, connection.execute(select(RUNS).order_by(RUNS.c.started_at)))
     }
     again = [pair for run in runs.values() for pair in _made_again(run, runs, shown)]
-    return Accounts(
+    return Audit(
         attempts=arrived.total(),
         rows=dict(Counter(row.outcome for row in rows.values()).most_common()),
         unaccounted=[

@@ -12,12 +12,12 @@ from sqlalchemy import create_engine
 
 from benchmarks.__main__ import main
 from benchmarks.load import LoadResult
-from benchmarks.reliability.stand import Accounts, compared, ended_and_booked
+from benchmarks.reliability.stand import Audit, compared, ended_and_booked
 from router.store import Database
 from router.testing.fault_proxy import Counted
 from tests.router.store import stored
 
-GOOD = Accounts(
+GOOD = Audit(
     attempts=8,
     rows={"completed": 8},
     unaccounted=[],
@@ -35,7 +35,7 @@ def ended(outcome: str = "answered", *, typed: bool = True) -> LoadResult:
 
 
 def failed(
-    ones: Sequence[LoadResult], late: Sequence[LoadResult] = (), found: Accounts = GOOD
+    ones: Sequence[LoadResult], late: Sequence[LoadResult] = (), found: Audit = GOOD
 ) -> list[str]:
     return [check.check for check in ended_and_booked(ones, late, found) if not check.held]
 
@@ -135,7 +135,7 @@ def test_accounts_tell_what_is_missing(
         if outcome == "completed" and read is not None:
             counted[f"{run_id}-{number}"] = Counted(read, wrote)
 
-    def found() -> Accounts:
+    def found() -> Audit:
         engine = create_engine(f"sqlite:///{copy}")
         with engine.connect() as connection:
             accounts = compared(connection, ones, seen, counted, {})
