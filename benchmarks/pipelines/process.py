@@ -31,7 +31,7 @@ from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from benchmarks.gateway import OnePassage
 from benchmarks.load import Order, ordered, question
-from benchmarks.pipelines.question import Call, Pipeline, RunLog
+from benchmarks.pipelines.question import Call, Pipeline, PipelineLog
 from benchmarks.pipelines.readers import AiohttpCalls, LiteLLMCalls, PushCalls
 from router.calls import Role
 from router.edge.limits import Limits
@@ -85,7 +85,7 @@ async def _serve(
                 for passage in response.results[0].passages
             ]
 
-        log = RunLog(Path(folder) / f"{kind}.log")
+        log = PipelineLog(Path(folder) / f"{kind}.log")
         server = grpc.aio.server(options=[*Limits().grpc_options.items(), ("grpc.so_reuseport", 0)])
         pipeline = Pipeline(call, in_process if kind == "P2" else by_address, log)
 

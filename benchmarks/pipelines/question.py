@@ -53,7 +53,7 @@ Call = Callable[[dict[str, Any], str], Awaitable[Completion]]
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
 
 
-class RunLog:
+class PipelineLog:
     """Append-only log. A record is one write on the event loop; a sync runs in a thread and serves
     all waiting callers.
     """
@@ -90,7 +90,7 @@ class RunLog:
 class Pipeline:
     """Answers any number of questions concurrently."""
 
-    def __init__(self, call: Call, search: Search, log: RunLog | None = None) -> None:
+    def __init__(self, call: Call, search: Search, log: PipelineLog | None = None) -> None:
         """`log`: None logs nothing."""
         self._call = call
         self._search = search

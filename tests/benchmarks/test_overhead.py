@@ -17,7 +17,7 @@ from benchmarks.gateway import at_once, canned_config, gateway, played
 from benchmarks.harness import Child, child
 from benchmarks.pipelines.models import together_s
 from benchmarks.pipelines.process import calls, in_process
-from benchmarks.pipelines.question import Pipeline, RunLog
+from benchmarks.pipelines.question import Pipeline, PipelineLog
 from benchmarks.rounds import Round, Wanted, cpu, figure, in_turns, p50, p99
 from router.errors import RolegateError
 from router.testing.openai_server import fails, writes
@@ -149,7 +149,7 @@ def test_work_that_overlaps_counts_once() -> None:
 
 async def test_log(tmp_path: Path) -> None:
     """Records are in the file in order after a sync."""
-    log = RunLog(tmp_path / "log")
+    log = PipelineLog(tmp_path / "log")
     for number in range(3):
         log.write("run", number)
         await log.sync()
