@@ -16,7 +16,7 @@ import msgspec
 from executor_sft.jsonl import read_jsonl
 from router.errors import BadConfig, BadRequest
 from router.table import TableRequest, table_of
-from router.table.assembly import Found, read_report
+from router.table.assembly import RowClaims, read_report
 from router.table.cell_value import canonical, row_key
 from router.table.schema import checked_rows, checked_schema
 from router.trace import Execution
@@ -278,12 +278,12 @@ class TableReports:
         and in a passage that the executor was shown. A value that is not known to be right must be
         stated of its row, and undisputed.
         """
-        rows = read_report(self._schema, ask, execution).found
+        rows = read_report(self._schema, ask, execution).rows
         if not rows:
             return "found nothing"
         return next(filter(None, (self._flaw(ask, row) for row in rows)), None)
 
-    def _flaw(self, ask: Ask, row: Found) -> str | None:
+    def _flaw(self, ask: Ask, row: RowClaims) -> str | None:
         right = self._right.get(row.key)
         if ask.row is None and self._right and not right:
             return "wrong answer"  # the row does not belong to the table

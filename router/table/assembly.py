@@ -42,7 +42,7 @@ class Table(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
 
 
-class Found(NamedTuple):
+class RowClaims(NamedTuple):
     """Part of one report about one row."""
 
     ask: Ask
@@ -56,7 +56,7 @@ class Found(NamedTuple):
 class Reading(NamedTuple):
     """Rows of one report, with the ties in its passages."""
 
-    found: tuple[Found, ...]
+    rows: tuple[RowClaims, ...]
     ties: tuple[Tie, ...]
     lost: int
     """Rows that the report mentions and lacks; they are asked for again."""
@@ -93,7 +93,7 @@ def read_report(
         lost = 0
 
     looked = ask.row is not None and execution.looked
-    found = list[Found]()
+    found = list[RowClaims]()
     for key, row in rows:
         names = shown.also_named(names_of(schema, key))
         claims = dict[str, Claim]()
@@ -103,7 +103,7 @@ def read_report(
                 support, citations = shown.support(column, value, form, names)
                 claims[column.name] = Claim(value, form, ask, support, citations)
         in_order = tuple(claims.get(column.name) for column in schema.columns)
-        found.append(Found(ask, key, in_order, looked))
+        found.append(RowClaims(ask, key, in_order, looked))
     return Reading(tuple(found), shown.ties, lost + execution.report.lost_lines)
 
 
@@ -144,7 +144,7 @@ class Assembly:
         """First place of each key."""
         self._order: list[tuple[_Place, RowKey]] = []
         """Place and home of each row, in order."""
-        self._found: dict[RowKey, list[tuple[_Place, Found]]] = {key: [] for key in self._given}
+        self._found: dict[RowKey, list[tuple[_Place, RowClaims]]] = {key: [] for key in self._given}
         """Found rows by key, in order of their places."""
         self._parts: dict[RowKey, tuple[str, ...]] = {}
         """Folded parts of keys."""
@@ -170,7 +170,7 @@ class Assembly:
         reading = read_report(self._schema, ask, execution, self._max_rows)
         rank = ask.rank
         moved = dict[RowKey, _Place | None]()
-        for number, found in enumerate(reading.found):
+        for number, found in enumerate(reading.rows):
             place = (rank, number)
             insort(self._found.setdefault(found.key, []), (place, found), key=itemgetter(0))
             before = self._places.get(found.key)
@@ -189,7 +189,7 @@ class Assembly:
             for key, before in moved.items():
                 self._move(key, before)
 
-        for found in reading.found:
+        for found in reading.rows:
             self._changed.setdefault(self._homes[found.key], set()).update(ask.columns)
         return reading
 
@@ -257,7 +257,7 @@ class Assembly:
     def _row(
         self,
         home: RowKey,
-        members: Sequence[Found],
+        members: Sequence[RowClaims],
         before: Row | None,
         columns: Collection[str],
     ) -> Row:

@@ -504,7 +504,7 @@ class _Filling:
             self._looked.update((ask.row, name) for name in ask.columns)
         lacking = [
             column.name
-            for column, claim in zip(self._schema.columns, reading.found[0].claims, strict=True)
+            for column, claim in zip(self._schema.columns, reading.rows[0].claims, strict=True)
             if column.name in ask.columns
             and (claim is None or is_mistyped(column, claim.canonical))
         ]
@@ -518,9 +518,9 @@ class _Filling:
     ) -> None:
         """Note the rows that a discovery names, and repeat it if there may be more."""
         listed = self._listed.setdefault(ask.discovery, {})
-        new = [found.key for found in reading.found if found.key not in listed]
+        new = [found.key for found in reading.rows if found.key not in listed]
         listed |= dict.fromkeys(new)
-        for found in reading.found:
+        for found in reading.rows:
             values = ["" if claim is None else claim.value for claim in found.claims]
             self._names.setdefault(found.key, self._named(values))
 

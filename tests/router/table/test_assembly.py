@@ -228,7 +228,7 @@ def test_rows_that_a_report_has_lost() -> None:
     reading = read_report(
         SCHEMA, discovery(), executed(HEAD + "| Krurou | | |\n| ... | | |\n| | Ana Ruiz | |")
     )
-    assert (len(reading.found), reading.lost) == (1, 2)
+    assert (len(reading.rows), reading.lost) == (1, 2)
     assert Assembly(SCHEMA).add(discovery(), executed("- Krurou\n- ...")).lost == 1
 
 
@@ -314,9 +314,7 @@ def plainly(
     """
     given = [row_key(SCHEMA, row) for row in rows]
     read = [read_report(SCHEMA, *one) for one in sorted(told, key=lambda one: one[0].rank)]
-    keys = list(
-        dict.fromkeys([*given, *(found.key for reading in read for found in reading.found)])
-    )
+    keys = list(dict.fromkeys([*given, *(found.key for reading in read for found in reading.rows)]))
     names = [{sought(key[0])} for key in keys]
     pairs = [
         set(pair)
@@ -359,7 +357,7 @@ def test_a_report_more_loses_nothing(
     """Each claim stands in the row that goes by its key, and if it is stated, so is its cell."""
     table = assemble(SCHEMA, rows, told)
     known = {key: row for row in table.rows for key in (row.key, *row.aliases)}
-    read = [found for ask, execution in told for found in read_report(SCHEMA, ask, execution).found]
+    read = [found for ask, execution in told for found in read_report(SCHEMA, ask, execution).rows]
     for found in read:
         for claim, cell in zip(found.claims, known[found.key].cells, strict=True):
             if claim:
@@ -440,7 +438,7 @@ def test_a_table_that_may_have_few_rows(
 def test_a_discovery_of_more_rows_than_the_table_may_have() -> None:
     """As many are read, and one more, which tells that there are others."""
     report = executed("- Bel\n" + "\n".join(f"- City {number}" for number in range(5000)))
-    found = read_report(SCHEMA, discovery(), report, 100).found
+    found = read_report(SCHEMA, discovery(), report, 100).rows
     assert (len(found), found[0].key, found[100].key) == (101, ("bel",), ("city 99",))
     assembly = Assembly(SCHEMA, max_rows=100)
     assembly.add(discovery(), report)
