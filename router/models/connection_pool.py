@@ -49,7 +49,7 @@ class CertificateError(ConnectError):
     """The endpoint's certificate is not trusted."""
 
 
-class Reader(Protocol):
+class ReplyReader(Protocol):
     """Receiver of one reply as it arrives. An error that it raises ends the call and closes the
     connection.
     """
@@ -117,7 +117,7 @@ class ConnectionPool:
         self,
         target: Target,
         request: Callable[[], bytes],
-        reader: Reader,
+        reader: ReplyReader,
     ) -> None:
         """Send one request, and return once its reply has ended or its reader wants no more.
 
@@ -217,7 +217,7 @@ class _Connection(asyncio.Protocol):
         """Time of the event loop at which the last call was over."""
         self.kept: dict[_Connection, None] = {}
         """The idle connections among which it is kept."""
-        self._reader: Reader | None = None
+        self._reader: ReplyReader | None = None
         """None if nobody wants the received bytes."""
         self._patient = False
         self._held: list[bytes] = []
@@ -228,7 +228,7 @@ class _Connection(asyncio.Protocol):
         """Parsed pieces of the body that the reader has not got."""
         self.on_body = self._pieces.append
 
-    async def exchange(self, request: Callable[[], bytes], reader: Reader) -> None:
+    async def exchange(self, request: Callable[[], bytes], reader: ReplyReader) -> None:
         """See `ConnectionPool.post`."""
         self.transport.write(request())
         self._reader = reader
@@ -325,7 +325,7 @@ class _Connection(asyncio.Protocol):
             return httptools.HttpParserError(f"no HTTP reply: {error}")
         return None
 
-    def _pass_on(self, reader: Reader) -> None:
+    def _pass_on(self, reader: ReplyReader) -> None:
         """Pass on the head, once it is complete, and the pieces of the body."""
         if self._status and not self._begun:
             self._begun = True

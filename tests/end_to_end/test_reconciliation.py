@@ -20,7 +20,7 @@ from router.calls.limits import prompt_bound
 from router.ledger import Ledger, Reconciler, RunStart
 from router.ledger.reconciliation import EngineCount, Reconciliation, Tokens, VLLMCounts
 from router.models import Delta, Message, Prompt, Sampling
-from router.models.connection_pool import ConnectionPool, Reader, Target
+from router.models.connection_pool import ConnectionPool, ReplyReader, Target
 from router.models.openai_client import OpenAIHTTP
 from router.models.session import fetch_text
 from router.store import Database, LogJournal, SQLUsages
@@ -172,7 +172,9 @@ async def cancelled_once_sent(served: Served, ledger: Ledger) -> None:
     sent = asyncio.Event()
 
     class Noticed(ConnectionPool):
-        async def post(self, target: Target, request: Callable[[], bytes], reader: Reader) -> None:
+        async def post(
+            self, target: Target, request: Callable[[], bytes], reader: ReplyReader
+        ) -> None:
             def leaving() -> bytes:
                 sent.set()
                 return request()
