@@ -195,12 +195,12 @@ class Stand:
         seen = {name: proxy.attempts for name, proxy in self.deployments.items()}
         counted = dict(chain.from_iterable(proxy.counted.items() for proxy in proxies))
         shown = dict(chain.from_iterable(proxy.conversations.items() for proxy in proxies))
-        accounts = await self.read(
+        audit = await self.read(
             lambda connection: compared(connection, self.ended, seen, counted, shown)
         )
         name = self.config.parent.name
         ended = Outcomes.of(self.ended)
-        return PartFigures(name, ended, self.lag_s * 1000, dict(faults.most_common()), accounts)
+        return PartFigures(name, ended, self.lag_s * 1000, dict(faults.most_common()), audit)
 
 
 @asynccontextmanager
@@ -348,7 +348,7 @@ def _kept(folder: Path, store: str) -> dict[str, str]:
 def ended_and_booked(
     ended: Sequence[LoadResult],
     late: Sequence[LoadResult],
-    accounts: Audit,
+    audit: Audit,
     *,
     shared: bool = False,
 ) -> Iterator[Check]:
@@ -359,22 +359,22 @@ def ended_and_booked(
     yield Check("each ends in an answer or a typed error", not untyped, named(untyped))
     yield Check("some are answered", answered > 0, f"{answered} of {len(ended)}")
 
-    attempts = f"{accounts.attempts:,}"
-    yield Check("there are attempts", accounts.attempts > 0, attempts)
-    completed = f"{accounts.rows.get('completed', 0):,}"
-    resumed = f"{accounts.gone_on:,} that were resumed"
-    in_flight = f"{resumed}; {accounts.in_flight:,} had been in flight"
+    attempts = f"{audit.attempts:,}"
+    yield Check("there are attempts", audit.attempts > 0, attempts)
+    completed = f"{audit.rows.get('completed', 0):,}"
+    resumed = f"{audit.gone_on:,} that were resumed"
+    in_flight = f"{resumed}; {audit.in_flight:,} had been in flight"
     checks = [
-        ("every attempt is booked", accounts.unaccounted, attempts),
-        ("no attempt comes twice", accounts.again, attempts),
-        ("no row is invented", accounts.invented, f"{sum(accounts.rows.values()):,}"),
-        ("completed calls are booked as upstreams counted them", accounts.miscounted, completed),
-        ("no answer is lost", accounts.lost, f"{answered:,}"),
-        ("nothing is left open", accounts.stuck, ""),
-        ("no completed call is made again", accounts.repeated, in_flight),
+        ("every attempt is booked", audit.unaccounted, attempts),
+        ("no attempt comes twice", audit.again, attempts),
+        ("no row is invented", audit.invented, f"{sum(audit.rows.values()):,}"),
+        ("completed calls are booked as upstreams counted them", audit.miscounted, completed),
+        ("no answer is lost", audit.lost, f"{answered:,}"),
+        ("nothing is left open", audit.stuck, ""),
+        ("no completed call is made again", audit.repeated, in_flight),
     ]
     if not shared:
-        checks.append(("who asks again goes on", accounts.begun_anew, resumed))
+        checks.append(("who asks again goes on", audit.begun_anew, resumed))
     for text, names, total in checks:
         yield Check(text, not names, named(names, total))
 

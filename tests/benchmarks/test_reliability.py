@@ -95,7 +95,7 @@ def test_questions_through_faults_end_well(run: tuple[Path, dict[str, Any], int]
     }
     (part,) = figures["parts"]
     assert part["ended"]["questions"] == sum(part["ended"]["outcomes"].values()) == 24
-    assert part["accounts"]["attempts"] > 24
+    assert part["audit"]["attempts"] > 24
     assert set(part["faults"]) > {"none"}
 
 
