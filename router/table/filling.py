@@ -568,7 +568,8 @@ class _Filling:
         manager = self._manager(attempt, wanted)
         kind: AskKind = "settle" if any(self._looked[key, name] for name in holes) else "fill"
 
-        self._asked |= Counter({(key, name): attempt for name in holes})
+        for name in holes:
+            self._asked[key, name] = attempt
         size = self._limits.cells_per_ask or len(self._schema.columns)
         for start in range(0, len(holes), size):
             names = tuple(holes[start : start + size])
