@@ -1,9 +1,10 @@
 """Citations: the passage, document, page and sentence that a point of evidence rests on."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from threading import Lock
 
 import msgspec
@@ -74,36 +75,38 @@ class Citation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reading:
-    """The sentences of a text, verbatim and folded."""
+    """The sentences of a text, verbatim and folded.
+
+    Many readings are cached, and many lists and sets would be many objects for the garbage
+    collector: texts and tuples of texts are none.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.sentences = sentences(text)
-        self.folded = list(map(fold, self.sentences))
+        self.sentences = tuple(sentences(text))
+        self.folded = tuple(map(fold, self.sentences))
 
     @cached_property
-    def _by_word(self) -> dict[str, list[int]]:
-        """The numbers of the sentences with each word, so that a search reads only those."""
-        places: dict[str, list[int]] = {}
-        for number, sentence in enumerate(self.folded):
-            for word in set(sentence.split()):
-                places.setdefault(word, []).append(number)
-        return places
+    def _in_one(self) -> tuple[str, tuple[int, ...]]:
+        """All folded sentences, a line each, and where each begins."""
+        lengths = (len(sentence) + 1 for sentence in self.folded)
+        return "\n".join(self.folded), tuple(accumulate(lengths, initial=0))
 
     def places(self, wanted: str) -> list[int]:
         """Return the numbers of the sentences that contain a folded text."""
-        rarest = min((self._by_word.get(word, []) for word in wanted.split()), key=len, default=[])
-        return [at for at in rarest if wanted in self.folded[at]]
+        text, starts = self._in_one
+        numbers = list[int]()
+        start = text.find(wanted) if wanted else -1
+        while start >= 0:
+            number = bisect_right(starts, start) - 1
+            numbers.append(number)
+            start = text.find(wanted, starts[number + 1])
+        return numbers
 
     @cached_property
-    def terms(self) -> list[frozenset[str]]:
+    def terms(self) -> tuple[tuple[str, ...], ...]:
         """The terms of each sentence."""
-        return [frozenset(terms(sentence)) for sentence in self.folded]
-
-    @cached_property
-    def all_terms(self) -> frozenset[str]:
-        """The terms of all sentences."""
-        return frozenset().union(*self.terms)
+        return tuple(tuple(terms(sentence)) for sentence in self.folded)
 
 
 def _size(reading: Reading) -> int:
@@ -179,12 +182,11 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
 
     shares = list[tuple[Citation, int]]()
     for passage in shown:
-        inside = read(passage.text).all_terms
-        title = read(passage.title).all_terms
-        nearest = _nearest(wanted, named - title, read(passage.text))
+        title = set(chain.from_iterable(read(passage.title).terms))
+        nearest, common = _nearest(wanted, named - title, read(passage.text))
         if nearest:
             cited = citation(passage, nearest, lambda _, folded: len(wanted & {*terms(folded)}))
-            shares.append((cited, sum(term in inside or term in title for term in wanted)))
+            shares.append((cited, len(common | (wanted & title))))
     best = max((share for _, share in shares), default=0)
     if best < _CITED_SHARE * len(wanted):
         return []
@@ -195,27 +197,30 @@ def _nearest(
     wanted: set[str],
     named: set[str],
     reading: Reading,
-) -> str:
-    """Return the sentence with the most terms of `wanted` among those that contain all of `named`;
-    empty if none does. A table row counts with its header, the first row without numbers.
+) -> tuple[str, set[str]]:
+    """Return the sentence with the most terms of `wanted` among those that contain all of `named`,
+    empty if none does, and the terms of `wanted` in all sentences. A table row counts with its
+    header, the first row without numbers.
     """
     nearest = ""
     largest = 0
-    header = frozenset[str]()
+    header: tuple[str, ...] = ()
     before = set[str]()
+    anywhere = set[str]()
     for sentence, inside in zip(reading.sentences, reading.terms, strict=True):
         if "|" not in sentence:
-            header = frozenset()
+            header = ()
         elif not header and not re.search(r"\d", sentence):
             header = inside
         if not _GOES_ON.match(sentence):
             before = set()
-        before |= inside
-        common = len(wanted & inside)
-        if common > largest and named - header <= before:
+        before.update(inside)
+        common = wanted.intersection(inside)
+        anywhere |= common
+        if len(common) > largest and named.difference(header) <= before:
             nearest = sentence
-            largest = common
-    return nearest
+            largest = len(common)
+    return nearest, anywhere
 
 
 def citation(

@@ -2,6 +2,7 @@
 that hold it.
 """
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -220,3 +221,25 @@ def test_points_of_very_many_sentences() -> None:
     assert not many
     assert few
     assert [bool(cited) for cited in cite([point * 60] * 5, [passage])] == [True] * 4 + [False]
+
+
+def test_cached_readings_are_few_objects_for_the_garbage_collector() -> None:
+    """A full collection holds all threads for the time of its walk over all tracked objects, and
+    visits each member of a set. Thousands of readings are cached.
+    """
+    reading = Reading(" ".join(f"City {number} has {number} streets." for number in range(1000)))
+    assert reading.places(" has 999 streets ") == [999]
+    assert len(reading.terms) == 1000
+    for _ in range(3):  # a tuple is untracked once its members are
+        gc.collect()
+    held = (reading.sentences, reading.folded, reading.terms, *reading.terms, reading._in_one)
+    assert not any(map(gc.is_tracked, held))
+
+
+def test_places_of_a_text_are_numbers_of_sentences() -> None:
+    """A text may stand in several sentences, twice in one, and across none."""
+    reading = Reading("Ann met Ann. Bob left. Then Ann left Bob. End.")
+    assert reading.places(sought("Ann")) == [0, 2]
+    assert reading.places(sought("Bob left")) == [1]
+    assert reading.places(sought("left then")) == []
+    assert reading.places("") == []
