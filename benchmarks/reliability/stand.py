@@ -80,13 +80,13 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     """Runs whose answer a client received, but whose usage or status in the store is different."""
     stuck: list[str]
     """Runs and calls that have not ended."""
-    gone_on: int = 0
+    resumed: int = 0
     """Runs that resumed an interrupted one."""
     in_flight: int = 0
     """Calls repeated in resumed runs because they were in flight at a kill."""
     repeated: list[str] = []
     """Calls repeated in resumed runs although they had completed."""
-    begun_anew: list[str] = []
+    restarted: list[str] = []
     """Runs that started over instead of resuming an interrupted one."""
 
 
@@ -362,7 +362,7 @@ def ended_and_booked(
     attempts = f"{audit.attempts:,}"
     yield Check("there are attempts", audit.attempts > 0, attempts)
     completed = f"{audit.rows.get('completed', 0):,}"
-    resumed = f"{audit.gone_on:,} that were resumed"
+    resumed = f"{audit.resumed:,} that were resumed"
     in_flight = f"{resumed}; {audit.in_flight:,} had been in flight"
     checks = [
         ("every attempt is booked", audit.unaccounted, attempts),
@@ -374,7 +374,7 @@ def ended_and_booked(
         ("no completed call is made again", audit.repeated, in_flight),
     ]
     if not shared:
-        checks.append(("who asks again goes on", audit.begun_anew, resumed))
+        checks.append(("who asks again goes on", audit.restarted, resumed))
     for text, names, total in checks:
         yield Check(text, not names, named(names, total))
 
@@ -429,10 +429,10 @@ def compared(
             *connection.scalars(select(RUNS.c.run_id).where(RUNS.c.status == "running")),
             *(name for name, row in rows.items() if row.outcome == "open"),
         ],
-        gone_on=sum(bool(run.resumed_from) for run in runs.values()),
+        resumed=sum(bool(run.resumed_from) for run in runs.values()),
         in_flight=sum(not completed for _, completed in again),
         repeated=[name for name, completed in again if completed],
-        begun_anew=[
+        restarted=[
             later.id
             for earlier, later in pairwise(sorted(runs.values(), key=lambda run: run.request))
             if earlier.request == later.request

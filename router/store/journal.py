@@ -150,7 +150,7 @@ class LogJournal:
             ):
                 if why := _differs(self._unfinished[earlier.run_id], start):
                     _log.warning(
-                        "store.run_begun_anew", run_id=start.id, interrupted=earlier.run_id, why=why
+                        "store.run_restarted", run_id=start.id, interrupted=earlier.run_id, why=why
                     )
                 else:
                     start = replace(start, resumes=earlier.run_id)

@@ -56,7 +56,7 @@ def test_what_did_not_hold_is_named() -> None:
         "no row is invented": {"invented": ["run-1-0"]},
         "completed calls are booked as upstreams counted them": {"miscounted": ["run-1-0"]},
         "no completed call is made again": {"repeated": ["run-2-0"]},
-        "who asks again goes on": {"begun_anew": ["run-2"]},
+        "who asks again goes on": {"restarted": ["run-2"]},
     }
     for check, change in changes.items():
         assert failed([ended()], (), msgspec.structs.replace(GOOD, **change)) == [check]
@@ -178,7 +178,7 @@ async def test_runs_that_go_on(tmp_path: Path) -> None:
     }
     found = await database.read(lambda connection: compared(connection, [], {}, {}, shown))
     await database.close()
-    assert (found.gone_on, found.in_flight, found.repeated, found.begun_anew) == (
+    assert (found.resumed, found.in_flight, found.repeated, found.restarted) == (
         2,
         1,
         ["run-3-0"],
