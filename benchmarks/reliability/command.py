@@ -51,12 +51,12 @@ from benchmarks.load import (
     question,
     rows_of,
 )
-from benchmarks.reliability.stand import (
+from benchmarks.reliability.testbed import (
     BACKBONES,
     COLUMNS,
     CUT,
     PartFigures,
-    Stand,
+    TestBed,
     canned,
     deployed,
     ended_and_booked,
@@ -120,7 +120,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     folder: Annotated[Path, Meta(description="folder that keeps the stores")] | None = None
 
 
-_Result = tuple[Stand, list[Check]]
+_Result = tuple[TestBed, list[Check]]
 _Work = Callable[[Path, str, Options], Awaitable[_Result]]
 
 
@@ -166,11 +166,11 @@ async def measure(options: Options) -> Figures:
             complain(f"reliability: {name}")
             shared = server and (on_postgres or name not in get_args(Part))
             store = server.new() if server and shared else f"sqlite:///{folder / name}/runs.db"
-            stand, own_checks = await work(folder / name, store, options)
-            figures = await stand.figures()
+            bed, own_checks = await work(folder / name, store, options)
+            figures = await bed.figures()
             parts.append(figures)
-            late = [result for result in stand.ended if result.late_s > _LATE_S + stand.lag_s]
-            booked = ended_and_booked(stand.ended, late, figures.audit, shared=stand.shared)
+            late = [result for result in bed.ended if result.late_s > _LATE_S + bed.lag_s]
+            booked = ended_and_booked(bed.ended, late, figures.audit, shared=bed.shared)
             checks += [
                 msgspec.structs.replace(check, check=f"{name}: {check.check}")
                 for check in (*booked, *own_checks)
@@ -181,8 +181,8 @@ async def measure(options: Options) -> Figures:
 async def _faults(folder: Path, store: str, options: Options) -> _Result:
     samples = list[tuple[float, float]]()
     async with (
-        canned(folder, store, options.seed, FAULTS) as stand,
-        gateway(stand.config) as process,
+        canned(folder, store, options.seed, FAULTS) as bed,
+        gateway(bed.config) as process,
     ):
 
         async def sample() -> None:
@@ -190,11 +190,11 @@ async def _faults(folder: Path, store: str, options: Options) -> _Result:
                 samples.append((own_bytes(process.watched) / 1e6, process.watched.num_fds()))
                 await asyncio.sleep(_EVERY_S)
 
-        stand.fail(options.share)
+        bed.fail(options.share)
         async with background_tasks(sample()):
             texts = iter([question(number) for number in range(options.questions)])
-            await stand.keep_asking(process.words[0], texts, options.in_flight)
-    return stand, [
+            await bed.keep_asking(process.words[0], texts, options.in_flight)
+    return bed, [
         *_growth("memory", [mb for mb, _ in samples]),
         *_growth("open files", [n for _, n in samples]),
     ]
@@ -212,8 +212,8 @@ def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
 
 
 async def _kills(folder: Path, store: str, options: Options) -> _Result:
-    async with canned(folder, store, options.seed, CUT, pace=_PACE) as stand:
-        return stand, await _killed(stand, options)
+    async with canned(folder, store, options.seed, CUT, pace=_PACE) as bed:
+        return bed, await _killed(bed, options)
 
 
 async def _tables(folder: Path, store: str, options: Options) -> _Result:
@@ -225,17 +225,17 @@ async def _tables(folder: Path, store: str, options: Options) -> _Result:
         timeout_s=_TABLE_S,
         pace=_PACE,
         columns=COLUMNS,
-    ) as stand:
-        checks = await _killed(stand, options)
-        async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
+    ) as bed:
+        checks = await _killed(bed, options)
+        async with gateway(bed.config) as process, AsyncClient(process.words[0]) as client:
 
             async def undisturbed(text: str) -> str:
                 return rows_of((await client.table(text, COLUMNS, (), _TABLE_S)).message)
 
-            expected = await in_flight(undisturbed, stand.tables, options.in_flight)
+            expected = await in_flight(undisturbed, bed.tables, options.in_flight)
         different = [
             text
-            for (text, rows), expected_rows in zip(stand.tables.items(), expected, strict=True)
+            for (text, rows), expected_rows in zip(bed.tables.items(), expected, strict=True)
             if rows != expected_rows
         ]
     checks.append(
@@ -245,31 +245,31 @@ async def _tables(folder: Path, store: str, options: Options) -> _Result:
             named(different, f"{len(expected):,}"),
         )
     )
-    return stand, checks
+    return bed, checks
 
 
 async def _vllm(folder: Path, store: str, options: Options) -> _Result:
-    async with deployed(folder, store, options.seed) as stand:
-        return stand, await _killed(stand, options)
+    async with deployed(folder, store, options.seed) as bed:
+        return bed, await _killed(bed, options)
 
 
-async def _killed(stand: Stand, options: Options) -> list[Check]:
+async def _killed(bed: TestBed, options: Options) -> list[Check]:
     """Ask gateways that are killed at random moments; the ledger of the last one has to agree with
     the upstreams' counters.
     """
-    texts = (stand.cut.pop(0) if stand.cut else text for text in stand.questions)
-    stand.fail(options.share)
+    texts = (bed.cut.pop(0) if bed.cut else text for text in bed.questions)
+    bed.fail(options.share)
     for _ in range(options.kills):
-        async with gateway(stand.config) as process:
+        async with gateway(bed.config) as process:
             asking = asyncio.create_task(
-                stand.keep_asking(process.words[0], texts, options.in_flight)
+                bed.keep_asking(process.words[0], texts, options.in_flight)
             )
-            await asyncio.sleep(stand.chance.uniform(0, options.longest))
+            await asyncio.sleep(bed.chance.uniform(0, options.longest))
             process.process.kill()
             await asking
-    stand.fail(0.0)
-    async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
-        await stand.keep_asking(process.words[0], iter(stand.cut), options.in_flight)
+    bed.fail(0.0)
+    async with gateway(bed.config) as process, AsyncClient(process.words[0]) as client:
+        await bed.keep_asking(process.words[0], iter(bed.cut), options.in_flight)
         names = [ReconciliationVerdict.Name(row.verdict) for row in await client.reconcile()]
     verdicts = {name.removeprefix("RECONCILIATION_VERDICT_") for name in names}
     held = bool(verdicts) and verdicts <= _AGREE
@@ -286,20 +286,20 @@ async def _replica(folder: Path, store: str, options: Options) -> _Result:
         CUT,
         timeout_s=20.0,
         pace=_PACE,
-    ) as stand:
-        name, dead = list(stand.deployments.items())[BACKBONES]
+    ) as bed:
+        name, dead = list(bed.deployments.items())[BACKBONES]
         by_state: dict[State, list[LoadResult]] = {"well": [], "gone": [], "silent": []}
-        async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
-            await stand.ask(client, question(0))  # warms up
+        async with gateway(bed.config) as process, AsyncClient(process.words[0]) as client:
+            await bed.ask(client, question(0))  # warms up
             for state in ("well", *_DEATHS) * _TIMES:
                 await dead.become(state)
-                texts = [f"{question(len(stand.ended))} {number}" for number in range(per_turn)]
+                texts = [f"{question(len(bed.ended))} {number}" for number in range(per_turn)]
                 asked = await at_rate(
-                    lambda text: stand.ask(client, text, hurried_share=0.0), texts, options.rate
+                    lambda text: bed.ask(client, text, hurried_share=0.0), texts, options.rate
                 )
                 by_state[state] += filter(None, asked)
         wanted = select(CALLS.c.run_id).distinct().where(CALLS.c.deployment == name)
-        called = await stand.read(lambda connection: set(connection.scalars(wanted)))
+        called = await bed.read(lambda connection: set(connection.scalars(wanted)))
         usual_s = quantile(_untouched(by_state["well"], called), 0.99)
         checks = list[Check]()
         for state in _DEATHS:
@@ -308,7 +308,7 @@ async def _replica(folder: Path, store: str, options: Options) -> _Result:
             seen = f"{usual_s:.2f} s, then {p99_s:.2f} s of {len(others_s)}"
             held = bool(others_s) and p99_s <= usual_s * (1 + _SLOWER)
             checks.append(Check(f"one {state}, p99 of others within 10 %", held, seen))
-    return stand, checks
+    return bed, checks
 
 
 def _untouched(ended: Sequence[LoadResult], called: set[str]) -> list[float]:
@@ -337,13 +337,13 @@ async def _gateways(
         CUT,
         timeout_s=20.0,
         pace=20.0,
-    ) as stand:
-        async with opened(stand.store) as database:
+    ) as bed:
+        async with opened(bed.store) as database:
             await SQLAccounts(database).set_tenant(
                 Tenant("default", tokens_per_month=options.quota)
             )
-        stand.shared = True
-        shared = _Shared(stand, options, server, number)
+        bed.shared = True
+        shared = _Shared(bed, options, server, number)
         async with shared.connections, asyncio.TaskGroup() as group:
             for work in (*[shared.keep] * number, *[shared.ask] * options.clients, shared.disturb):
                 group.create_task(work())
@@ -352,11 +352,11 @@ async def _gateways(
             shared.over.set()
         async with AsyncExitStack() as stack:  # reads the logs of killed gateways
             for _ in range(number):
-                await stack.enter_async_context(gateway(stand.config))
-        async with opened(stand.store) as database:
+                await stack.enter_async_context(gateway(bed.config))
+        async with opened(bed.store) as database:
             spending = await SQLAccounts(database).spending("default")
             booked = max((period.tokens for period in spending), default=0)
-    spent = stand.spent
+    spent = bed.spent
     left = shared.left or [0]
     quota = options.quota
     refusals = (
@@ -364,7 +364,7 @@ async def _gateways(
         f"{statistics.median(left):,.0f} at the median, {quota - spent:,} in the end"
     )
     total = f"{spent:,} of {quota:,}; booked as {booked:,}"
-    return stand, [
+    return bed, [
         Check(
             "no more is spent than the quota, by the upstreams' own count", spent <= quota, total
         ),
@@ -377,12 +377,12 @@ class _Shared:
 
     def __init__(
         self,
-        stand: Stand,
+        bed: TestBed,
         options: Options,
         server: Server,
         number: int,
     ) -> None:
-        self.stand = stand
+        self.bed = bed
         self.connections = AsyncExitStack()
         self.begun = asyncio.Event()
         self.over = asyncio.Event()
@@ -391,7 +391,7 @@ class _Shared:
         self._options = options
         self._server = server
         self._number = number
-        self._chance = stand.chance
+        self._chance = bed.chance
         self._clients: dict[psutil.Process, AsyncClient] = {}
         """Clients of live gateways, by process."""
         self._paused: set[psutil.Process] = set()
@@ -400,7 +400,7 @@ class _Shared:
         """Keep one gateway running until the part is over."""
         while not self.over.is_set():
             with suppress(RolegateError):  # the database is down
-                async with gateway(self.stand.config) as process:
+                async with gateway(self.bed.config) as process:
                     client = await self.connections.enter_async_context(
                         AsyncClient(process.words[0])
                     )
@@ -415,20 +415,20 @@ class _Shared:
 
     async def ask(self) -> None:
         """Ask random gateways, paused ones included; repeat each question until it is answered."""
-        text = next(self.stand.questions)
+        text = next(self.bed.questions)
         while not await self._is_over(self._chance.uniform(0, _EVERY_S)):
             if not self._clients:
                 continue
             client = self._chance.choice(list(self._clients.values()))
-            ended = await ask_until(client, text, self.stand.timeout_s, hurried=True)
+            ended = await ask_until(client, text, self.bed.timeout_s, hurried=True)
             # The gateway has ended or is ending
             if ended.outcome.startswith(("UNAVAILABLE,", "CANCELLED,")):
                 continue
-            self.stand.ended.append(ended)
+            self.bed.ended.append(ended)
             if ended.outcome == ANSWERED:
-                text = next(self.stand.questions)
+                text = next(self.bed.questions)
             elif ended.outcome == "QUOTA_EXHAUSTED":
-                self.left.append(self._options.quota - self.stand.spent)
+                self.left.append(self._options.quota - self.bed.spent)
 
     async def disturb(self) -> None:
         """Kill gateways, pause them while another one is awake, and restart the database."""
@@ -450,7 +450,7 @@ class _Shared:
                     self._chance.choice(awake).kill()
                 else:
                     continue
-                self.stand.happened[kind] += 1
+                self.bed.happened[kind] += 1
 
     async def _pause(self, process: psutil.Process) -> None:
         self._paused.add(process)

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine
 
 from benchmarks.__main__ import main
 from benchmarks.load import LoadResult
-from benchmarks.reliability.stand import Audit, compared, ended_and_booked
+from benchmarks.reliability.testbed import Audit, compared, ended_and_booked
 from router.store import Database
 from router.testing.fault_proxy import Counted
 from tests.router.store import stored

@@ -102,7 +102,7 @@ class PartFigures(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Stand:
+class TestBed:
     """Config of the gateway under test, the proxies in front of its upstreams, and its clients."""
 
     config: Path
@@ -213,10 +213,10 @@ async def canned(
     timeout_s: float = 8.0,
     pace: float = 0.0,
     columns: str = "",
-) -> AsyncIterator[Stand]:
+) -> AsyncIterator[TestBed]:
     """Start simulated models with replicas and a retrieval service behind fault proxies. `folder`
     has the name of the part. `store`: URL of the database. `pace`: tokens per second, 0 without
-    delay. `columns`: see `Stand`.
+    delay. `columns`: see `TestBed`.
     """
 
     def reply(asked: ChatRequest) -> Reply:
@@ -264,7 +264,7 @@ async def canned(
         deployments = dict(zip(urls, proxies, strict=True))
         texts = map(question, count())
         chance = random.Random(seed)
-        stand = Stand(
+        bed = TestBed(
             config,
             deployments,
             plans,
@@ -275,8 +275,8 @@ async def canned(
             models,
             columns=columns,
         )
-        await stack.enter_async_context(background_tasks(stand.watch()))
-        yield stand
+        await stack.enter_async_context(background_tasks(bed.watch()))
+        yield bed
 
 
 COLUMNS = "part*, maker, made:integer"
@@ -308,7 +308,7 @@ def tabular(asked: ChatRequest) -> str:
 
 
 @asynccontextmanager
-async def deployed(folder: Path, store: str, seed: int) -> AsyncIterator[Stand]:
+async def deployed(folder: Path, store: str, seed: int) -> AsyncIterator[TestBed]:
     """Start the demo's models on real vLLM, over an unseen world, behind fault proxies."""
     world = folder / "world"
     replace = msgspec.structs.replace
@@ -328,7 +328,7 @@ async def deployed(folder: Path, store: str, seed: int) -> AsyncIterator[Stand]:
             ),
             file,
         )
-        stand = Stand(
+        bed = TestBed(
             file,
             deployments,
             plans,
@@ -337,8 +337,8 @@ async def deployed(folder: Path, store: str, seed: int) -> AsyncIterator[Stand]:
             store,
             iter(texts),
         )
-        async with background_tasks(stand.watch()):
-            yield stand
+        async with background_tasks(bed.watch()):
+            yield bed
 
 
 def _kept(folder: Path, store: str) -> dict[str, str]:
@@ -352,7 +352,7 @@ def ended_and_booked(
     *,
     shared: bool = False,
 ) -> Iterator[Check]:
-    """Yield the checks of all parts. `shared`: see `Stand`."""
+    """Yield the checks of all parts. `shared`: see `TestBed`."""
     untyped = [result.outcome for result in ended if not result.typed]
     answered = sum(result.outcome == ANSWERED for result in ended)
     yield Check("none ends 100 ms after its deadline", not late, f"{len(late)} of {len(ended)}")
