@@ -10,7 +10,7 @@ from rolegate.v1 import evidence_pb2
 from rolegate.v1 import table_service_pb2 as table_pb
 
 from router.background import in_viewer, in_worker
-from router.edge.found_table import found_table
+from router.edge.run_table import run_table
 from router.protocol.tags import without_thinking
 from router.table.table_text import to_markdown
 from router.trace import Conversation, Event, Execution, Run, Trajectory
@@ -148,13 +148,13 @@ async def cited_answer(run: Run) -> CitedAnswer:
     )
 
 
-def _cited_table(run: Run, found: TableRun) -> CitedAnswer:
-    table = found_table(run).table
+def _cited_table(run: Run, result: TableRun) -> CitedAnswer:
+    table = run_table(run).table
     cells = [cell for row in table.rows for cell in row.cells]
     shown = _fenced(table.schema.columns, table.rows)
     best = (claim for cell in cells if cell.state != "given" for claim in cell.claims[:1])
     citations = dict.fromkeys(at for claim in best for at in claim.citations)
-    return _CitedTable(run.id, found.outcome, shown, tuple(citations), ())
+    return _CitedTable(run.id, result.outcome, shown, tuple(citations), ())
 
 
 def _fenced(columns: Iterable[Any], rows: Iterable[Any]) -> str:

@@ -10,9 +10,9 @@ from rolegate.v1 import table_service_pb2 as pb
 
 from router.amount import NOTHING, Amount
 from router.background import in_viewer
-from router.edge.found_table import TableEvents, found_table, is_contradicted, is_of
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
 from router.edge.grpc.convert_request import enum_field, enum_from_proto
+from router.edge.run_table import TableEvents, is_contradicted, is_of, run_table
 from router.runs.archive import shortened
 from router.table import TableRequest, table_cost
 from router.table.cell_value import is_mistyped
@@ -85,9 +85,9 @@ async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb
 
 
 def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
-    found = found_table(run)
-    table = found.table
-    asks = found.asks
+    filled = run_table(run)
+    table = filled.table
+    asks = filled.asks
     cost = table_cost(table, asks, run.calls)
     numbers = {ask: number for number, ask in enumerate(asks)}
     columns = table.schema.columns
@@ -114,7 +114,7 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
         rows=rows,
         completeness=to_proto(
             pb.Completeness,
-            known := found.completeness,
+            known := filled.completeness,
             missing=known.cells.get("missing"),
             not_found=known.cells.get("not_found"),
             conflicts=known.cells.get("conflict"),

@@ -21,9 +21,9 @@ from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
 from router.access import caller
 from router.background import in_viewer, in_worker
-from router.edge.found_table import TableEvents
 from router.edge.grpc import convert, convert_table
 from router.edge.grpc import convert_request as parse
+from router.edge.run_table import TableEvents
 from router.edge.running import Running
 from router.edge.status import as_seen_by, failure_of_run
 from router.errors import BadRequest

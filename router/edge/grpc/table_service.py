@@ -13,7 +13,6 @@ from rolegate.v1 import table_service_pb2_grpc as pb_grpc
 from router.access import Access, caller
 from router.background import in_worker
 from router.edge.asked_table import Tables
-from router.edge.found_table import TableEvents
 from router.edge.grpc.convert import tell_event
 from router.edge.grpc.convert_request import options_from_proto
 from router.edge.grpc.convert_table import (
@@ -22,6 +21,7 @@ from router.edge.grpc.convert_table import (
     table_request_from_proto,
     table_to_proto,
 )
+from router.edge.run_table import TableEvents
 from router.edge.running import Detached, Running
 from router.errors import BadRequest
 from router.runs import Runs

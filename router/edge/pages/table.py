@@ -11,11 +11,11 @@ from cachetools import LRUCache
 from rolegate.client import Table
 
 from router.background import in_viewer
-from router.edge.found_table import found_table, is_contradicted, is_of
 from router.edge.grpc.convert_table import table_to_proto
 from router.edge.pages import timeline
 from router.edge.pages.asking import Asking
 from router.edge.pages.frame import Frame, redirect
+from router.edge.run_table import is_contradicted, is_of, run_table
 from router.errors import BadRequest
 from router.table import TableRequest
 from router.trace import Run
@@ -51,9 +51,9 @@ class TablePages:
     @staticmethod
     def view(run: Run, query: Mapping[str, str]) -> Mapping[str, Any]:
         """Return the template's values for a page of the table."""
-        found = found_table(run)
-        table = found.table
-        known = found.completeness
+        filled = run_table(run)
+        table = filled.table
+        known = filled.completeness
         first = max(0, number(query.get("row", "0")))
         return {
             "is_contradicted": is_contradicted,
@@ -99,7 +99,7 @@ class TablePages:
         run = await self._run(request)
         if not isinstance(run.result, TableRun) or run.redacted:
             raise BadRequest("This run has no table with empty cells to search for.")
-        table = (await in_viewer(found_table, run)).table
+        table = (await in_viewer(run_table, run)).table
         rows = tuple(tuple(cell.value for cell in row.cells) for row in table.rows)
         wanted = TableRequest(run.request, table.schema.columns, rows, True, len(rows))
         return redirect(f"/runs/{await self._asking.fill(wanted)}")
@@ -107,8 +107,8 @@ class TablePages:
 
 def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
     """Return the template's values for a cell: its claims with their sources."""
-    found = found_table(run)
-    table = found.table
+    filled = run_table(run)
+    table = filled.table
     exists = row_index < len(table.rows) and column_index < len(table.schema.columns)
     if not exists or run.redacted:
         raise web.HTTPNotFound(text="This table has no such cell.")
@@ -117,7 +117,7 @@ def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
     column = table.schema.columns[column_index]
     cell = row.cells[column_index]
     passages = timeline.passages_of(run)
-    numbers = {ask: number for number, ask in enumerate(found.asks)}
+    numbers = {ask: number for number, ask in enumerate(filled.asks)}
     claims = [
         (
             claim,
@@ -127,7 +127,7 @@ def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
         )
         for claim in cell.claims
     ]
-    asked = {number: execution.sub_query for number, execution in found.executions.items()}
+    asked = {number: execution.sub_query for number, execution in filled.executions.items()}
     title = f"{column.name} of {', '.join(row.key)}: {cell.value or '–'}"
     return {"title": title, "claims": claims, "asked": asked}
 

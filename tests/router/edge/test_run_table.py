@@ -12,10 +12,10 @@ from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1.table_service_pb2_grpc import TableServiceStub
 
 from router.background import in_viewer
-from router.edge.found_table import TableEvents, found_table
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
 from router.edge.grpc.table_service import TableServicer
+from router.edge.run_table import TableEvents, run_table
 from router.edge.status import as_seen_by
 from router.errors import NotFound
 from router.runs import Runs
@@ -70,7 +70,7 @@ def test_a_fold_that_goes_on_is_the_whole_one(
     events = told(rows, script)
     going_on = replace(run("run-1"), kind="table", status="running", result=None)
     for end in sorted(data.draw(st.lists(st.integers(1, len(events))))):
-        found = found_table(replace(going_on, events=events[:end]))
+        found = run_table(replace(going_on, events=events[:end]))
         whole = TableEvents(events[:end])
         assert found.table.rows == tuple(whole.rows.values())
         assert found.table.schema.columns == whole.columns
@@ -117,7 +117,7 @@ async def test_many_look_at_one_large_run() -> None:
     assert store.read == 1
     assert len({page.SerializeToString(deterministic=True) for page in pages}) == 1
     one, other = await asyncio.gather(*(runs.get("run-1", LOCAL) for _ in range(2)))
-    assert await in_viewer(found_table, one) is await in_viewer(found_table, other)
+    assert await in_viewer(run_table, one) is await in_viewer(run_table, other)
 
 
 async def test_others_runs_are_not_there_however_often_they_are_read() -> None:

@@ -41,7 +41,7 @@ class TableEvents:
                     self.rows.pop(alias, None)
 
 
-class FoundTable:
+class RunTable:
     """A table with its asks and executions."""
 
     def __init__(
@@ -67,25 +67,25 @@ class _Fold:
     def __init__(self) -> None:
         self._state = TableEvents()
         self._taken = 0
-        self._found: FoundTable | None = None
+        self._table: RunTable | None = None
 
-    def of(self, run: Run) -> FoundTable:
+    def of(self, run: Run) -> RunTable:
         """Return the table from the run's result, or from its events while it runs."""
         result = run.result
         events = run.events[self._taken :]
         if isinstance(result, TableRun):
-            found = self._found or FoundTable(
+            table = self._table or RunTable(
                 table_of(result), result.asks, dict(enumerate(result.executions))
             )
-        elif events or not self._found:
+        elif events or not self._table:
             self._taken += len(events)
-            found = self._so_far(events)
+            table = self._so_far(events)
         else:
-            found = self._found
-        self._found = found
-        return found
+            table = self._table
+        self._table = table
+        return table
 
-    def _so_far(self, events: Iterable[Event]) -> FoundTable:
+    def _so_far(self, events: Iterable[Event]) -> RunTable:
         state = self._state
         for event in events:
             state.take(event)
@@ -96,14 +96,14 @@ class _Fold:
         for ask, number in state.asks.items():
             asks[number] = ask
         table = Table(Schema(state.columns), tuple(state.rows.values()))
-        return FoundTable(table, asks, dict(state.executions))
+        return RunTable(table, asks, dict(state.executions))
 
 
 _FOLDS: LRUCache[int, tuple[object, _Fold]] = LRUCache(4)
 """Folds of the most recently viewed runs, by the identity of an object that belongs to the run."""
 
 
-def found_table(run: Run) -> FoundTable:
+def run_table(run: Run) -> RunTable:
     """Return the table of a run. Call it only through `in_viewer`: its single thread lets all
     viewers of a run share one fold.
     """
