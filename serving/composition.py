@@ -23,7 +23,7 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.limits import Limits
 from router.edge.listening import check_listening
-from router.edge.pages import Frame
+from router.edge.pages import Site
 from router.edge.pages.asking import Asking, add_asking
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
@@ -513,7 +513,7 @@ async def _listening(
         readiness=readiness,
         observer=observers,
     )
-    pages = Frame(access)
+    pages = Site(access)
     add_runs(pages, runs.stored)
     add_usage(
         pages, runs.usages, accounts, lambda model: config.prices.get(model) or listed_price(model)

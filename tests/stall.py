@@ -93,7 +93,7 @@ async def scene() -> AsyncIterator[Served]:
     from router.edge.grpc.table_service import TableServicer
     from router.edge.http.openai_server import openai_app
     from router.edge.http.server import HTTPServer
-    from router.edge.pages import Frame
+    from router.edge.pages import Site
     from router.edge.pages.asking import Asking, add_asking
     from router.edge.pages.run import RunPages
     from router.edge.pages.runs import add_runs
@@ -115,13 +115,13 @@ async def scene() -> AsyncIterator[Served]:
         )
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
-        frame = Frame()
+        site = Site()
         asking = Asking(filling)
         stack.push_async_callback(asking.detached.drain, 0)
-        add_runs(frame, runs)
-        add_asking(frame, asking)
-        RunPages(frame, runs, asking)
-        door = HTTPServer(openai_app(filling, pages=frame), 0.0)
+        add_runs(site, runs)
+        add_asking(site, asking)
+        RunPages(site, runs, asking)
+        door = HTTPServer(openai_app(filling, pages=site), 0.0)
         address = await door.start("127.0.0.1:0", "http")
         stack.push_async_callback(door.drain)
         yield Served(f"127.0.0.1:{port}", address)

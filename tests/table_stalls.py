@@ -23,7 +23,7 @@ from router.edge.grpc.services import RunServicer
 from router.edge.grpc.table_service import TableServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.edge.pages import Frame
+from router.edge.pages import Site
 from router.edge.pages.asking import Asking, add_asking
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
@@ -132,13 +132,13 @@ async def scene() -> AsyncIterator[Served]:
         server = Server(filling, None, RunServicer(runs), tables=TableServicer(filling, runs))
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
-        frame = Frame()
+        site = Site()
         asking = Asking(filling, tables=filling)
         stack.push_async_callback(asking.detached.drain, 0)
-        add_runs(frame, runs)
-        add_asking(frame, asking)
-        RunPages(frame, runs, asking)
-        door = HTTPServer(openai_app(filling, pages=frame), 0.0)
+        add_runs(site, runs)
+        add_asking(site, asking)
+        RunPages(site, runs, asking)
+        door = HTTPServer(openai_app(filling, pages=site), 0.0)
         address = await door.start("127.0.0.1:0", "http")
         stack.push_async_callback(door.drain)
         yield Served(f"127.0.0.1:{port}", address)

@@ -28,7 +28,7 @@ from router.edge.http.chat_tasks import ChatTasks, cut, is_chat_task
 from router.edge.http.server import observing
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
-from router.edge.pages import Frame
+from router.edge.pages import Site
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
 from router.edge.running import Running
 from router.edge.status import HTTP_STATUS, Failure, logged_failure
@@ -149,7 +149,7 @@ def openai_app(
     limits: Limits | None = None,
     *,
     observer: Observer | None = None,
-    pages: Frame | None = None,
+    pages: Site | None = None,
     chat_tasks: ChatTasks = "answer",
 ) -> web.Application:
     """Return the application, for `HTTPServer`. Errors have OpenAI's shape; `code` is the reason of
@@ -355,7 +355,7 @@ def _json(status: int, content: object, headers: dict[str, str] | None = None) -
     )
 
 
-def _guarding(access: Access | None, pages: Frame | None) -> Middleware:
+def _guarding(access: Access | None, pages: Site | None) -> Middleware:
     """Return a middleware that admits callers by key and turns errors into OpenAI's shape."""
 
     @web.middleware

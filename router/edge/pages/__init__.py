@@ -1,5 +1,5 @@
 """Web pages: runs, usage and versions, served by the OpenAI-compatible server."""
 
-from router.edge.pages.frame import Frame, identity
+from router.edge.pages.site import Site, identity
 
-__all__ = ["Frame", "identity"]
+__all__ = ["Site", "identity"]

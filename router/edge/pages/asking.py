@@ -8,7 +8,7 @@ from aiohttp import web
 
 from router.access import Access, caller, check_scope
 from router.edge.asked_table import Tables, asked_table
-from router.edge.pages.frame import Frame, field, redirect
+from router.edge.pages.site import Site, field, redirect
 from router.edge.running import Detached
 from router.errors import BadRequest
 from router.runs import Gateway, RequestOptions
@@ -91,11 +91,11 @@ class Asking:
         return await self.detached.start(guarded)
 
 
-def add_asking(frame: Frame, asking: Asking) -> None:
+def add_asking(site: Site, asking: Asking) -> None:
     """Add the form; the page of the run shows the answer."""
 
     async def form(request: web.Request) -> web.Response:
-        return await frame.render(request, "ask.html")
+        return await site.render(request, "ask.html")
 
     async def ask(request: web.Request) -> web.Response:
         question = field(request, "question")
@@ -105,5 +105,5 @@ def add_asking(frame: Frame, asking: Asking) -> None:
             run_id = await asking.ask(question)
         return redirect(f"/ask/{run_id}")
 
-    frame.get("/ask", form, section="Ask")
-    frame.post("/ask", ask)
+    site.get("/ask", form, section="Ask")
+    site.post("/ask", ask)

@@ -16,7 +16,7 @@ from router.background import in_viewer
 from router.edge.limits import Limits
 from router.edge.pages import timeline
 from router.edge.pages.asking import Asking
-from router.edge.pages.frame import Frame, field, identity, redirect
+from router.edge.pages.site import Site, field, identity, redirect
 from router.edge.pages.table import TablePages, number
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
 from router.edge.status import as_seen_by, logged_failure
@@ -46,7 +46,7 @@ class RunPages:
 
     def __init__(
         self,
-        frame: Frame,
+        site: Site,
         runs: Runs,
         asking: Asking,
         retriever: Retriever | None = None,
@@ -58,21 +58,21 @@ class RunPages:
         that. `files_not_read`: number of files missing in the index, by suffix; None if unknown.
         """
         self._files_not_read = files_not_read
-        self._frame = frame
+        self._site = site
         self._runs = runs
         self._asking = asking
         self._retriever = retriever
         self._reading_s = (limits or Limits()).reading_s
         self._views: LRUCache[object, dict[str, Any]] = LRUCache(4)
-        frame.get("/runs/{run}", partial(self._page, page="run.html", part="run_body.html"))
-        frame.get("/ask/{run}", partial(self._page, page="asked.html", part="asked.html"))
-        frame.get("/runs/{run}/events", self._events)
-        frame.get("/runs/{run}/agents/{agent}", self._agent)
-        frame.get("/runs/{run}/compare/{other}", self._compare)
-        frame.post("/runs/{run}/feedback", self._feedback)
-        frame.post("/runs/{run}/again", self._again)
-        frame.post("/runs/{run}/cancel", self._cancel)
-        TablePages(frame, self.run, asking)
+        site.get("/runs/{run}", partial(self._page, page="run.html", part="run_body.html"))
+        site.get("/ask/{run}", partial(self._page, page="asked.html", part="asked.html"))
+        site.get("/runs/{run}/events", self._events)
+        site.get("/runs/{run}/agents/{agent}", self._agent)
+        site.get("/runs/{run}/compare/{other}", self._compare)
+        site.post("/runs/{run}/feedback", self._feedback)
+        site.post("/runs/{run}/again", self._again)
+        site.post("/runs/{run}/cancel", self._cancel)
+        TablePages(site, self.run, asking)
 
     async def run(self, request: web.Request, name: str = "run") -> Run:
         """Return the run of a URL as the user may see it. Raises `NotFound`."""
@@ -93,7 +93,7 @@ class RunPages:
             return web.Response(status=204, headers={"HX-Refresh": "true"})
         feedback = () if running else await self._runs.feedback_on(run)
         golds = right_answers(feedback)[-_GOLDS:]
-        return await self._frame.render(
+        return await self._site.render(
             request,
             part if part_alone else page,
             **await self._view(run, request),
@@ -138,7 +138,7 @@ class RunPages:
         execution = lane.execution
         cited = await in_viewer(execution.citations, execution.report.evidence) if execution else []
         passages = await in_viewer(timeline.passages_of, run)
-        return await self._frame.part(
+        return await self._site.part(
             request,
             "agent.html",
             title=f"{lane.name}: {lane.sub_query}" if lane.sub_query else lane.name,
@@ -152,7 +152,7 @@ class RunPages:
         run = await self.run(request)
         other = await self.run(request, "other")
         pair = [await self._view(run, request), await self._view(other, request)]
-        return await self._frame.part(
+        return await self._site.part(
             request, "compare.html", title="Side by side", run=run, pair=pair
         )
 

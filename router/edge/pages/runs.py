@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from router.edge.pages.frame import Frame, identity, redirect
+from router.edge.pages.site import Site, identity, redirect
 from router.errors import BadRequest
 from router.runs import RunFilter, Runs
 from router.trace.run import RunKind, RunStatus
@@ -28,7 +28,7 @@ _OTHERS = "unsupported", "text", "tenant", "executor_version", "least", "most", 
 """Fields of the form without choices: costs in dollars, times in UTC."""
 
 
-def add_runs(frame: Frame, runs: Runs) -> None:
+def add_runs(site: Site, runs: Runs) -> None:
     """Add the list of runs, which is the home page."""
 
     async def first(_request: web.Request) -> web.Response:
@@ -47,7 +47,7 @@ def add_runs(frame: Frame, runs: Runs) -> None:
         if seen == request.query.get("seen"):
             return web.Response(status=204)
         part = "HX-Request" in request.headers
-        return await frame.render(
+        return await site.render(
             request,
             "runs_list.html" if part else "runs.html",
             choices=_CHOICES,
@@ -59,8 +59,8 @@ def add_runs(frame: Frame, runs: Runs) -> None:
             part=part,
         )
 
-    frame.get("/", first)
-    frame.get("/runs", listed, section="Runs")
+    site.get("/", first)
+    site.get("/runs", listed, section="Runs")
 
 
 def run_filter(asked: dict[str, str]) -> RunFilter:

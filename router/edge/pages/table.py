@@ -14,7 +14,7 @@ from router.background import in_viewer
 from router.edge.grpc.convert_table import table_to_proto
 from router.edge.pages import timeline
 from router.edge.pages.asking import Asking
-from router.edge.pages.frame import Frame, redirect
+from router.edge.pages.site import Site, redirect
 from router.edge.run_table import is_contradicted, is_of, run_table
 from router.errors import BadRequest
 from router.table import TableRequest
@@ -36,17 +36,17 @@ class TablePages:
     """Pages of a cell, exports, and the form that searches for empty cells."""
 
     def __init__(
-        self, frame: Frame, run: Callable[[web.Request], Awaitable[Run]], asking: Asking
+        self, site: Site, run: Callable[[web.Request], Awaitable[Run]], asking: Asking
     ) -> None:
         """`run`: returns the run of a URL as the user may see it."""
-        self._frame = frame
+        self._site = site
         self._run = run
         self._asking = asking
         self._files = LRUCache[object, bytes](2)
         self._exporting = asyncio.Lock()
-        frame.get("/runs/{run}/cells/{row}/{column}", self._cell)
-        frame.get("/runs/{run}/table.{format}", self._export)
-        frame.post("/runs/{run}/holes", self._holes)
+        site.get("/runs/{run}/cells/{row}/{column}", self._cell)
+        site.get("/runs/{run}/table.{format}", self._export)
+        site.post("/runs/{run}/holes", self._holes)
 
     @staticmethod
     def view(run: Run, query: Mapping[str, str]) -> Mapping[str, Any]:
@@ -70,7 +70,7 @@ class TablePages:
         row = number(request.match_info["row"])
         column = number(request.match_info["column"])
         cell = await in_viewer(_cell_of, run, row, column)
-        return await self._frame.part(request, "cell.html", run=run, **cell)
+        return await self._site.part(request, "cell.html", run=run, **cell)
 
     async def _export(self, request: web.Request) -> web.Response:
         run = await self._run(request)

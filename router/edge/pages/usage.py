@@ -13,8 +13,8 @@ from aiohttp import web
 from router.access import Accounts, Spent, Tenant
 from router.edge.pages.charts import Chart, bars
 from router.edge.pages.formats import count, money
-from router.edge.pages.frame import Frame, identity
 from router.edge.pages.runs import unix_time
+from router.edge.pages.site import Site, identity
 from router.errors import BadRequest
 from router.ledger import UsageQuery
 from router.ledger.usage import (
@@ -51,7 +51,7 @@ class Left(NamedTuple):
 
 
 def add_usage(
-    frame: Frame,
+    site: Site,
     usages: Usages,
     accounts: Accounts,
     price_of: PriceOf,
@@ -79,7 +79,7 @@ def add_usage(
         except BadRequest as error:  # shown on the page, which is complete otherwise
             problem = str(error)
         tenants = [tenant for tenant in await accounts.tenants() if user.sees(tenant.name)]
-        return await frame.render(
+        return await site.render(
             request,
             "usage.html",
             400 if problem else 200,
@@ -101,7 +101,7 @@ def add_usage(
             ],
         )
 
-    frame.get("/usage", usage, section="Usage")
+    site.get("/usage", usage, section="Usage")
 
 
 def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:

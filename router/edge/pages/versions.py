@@ -5,13 +5,13 @@ from typing import Any
 from aiohttp import web
 
 from router.edge.pages.charts import Chart, lines
-from router.edge.pages.frame import Frame, field, redirect
+from router.edge.pages.site import Site, field, redirect
 from router.versions import ExecutorVersion, VersionDecision, Versions
 
 _DECISIONS = 50
 
 
-def add_versions(frame: Frame, versions: Versions) -> None:
+def add_versions(site: Site, versions: Versions) -> None:
     """Add the page and its forms, for operators."""
 
     async def shown(request: web.Request) -> web.Response:
@@ -20,7 +20,7 @@ def add_versions(frame: Frame, versions: Versions) -> None:
         while more := await versions.decisions(after=decisions[-1].number if decisions else 0):
             decisions += more
         charts = {version.version: await _charts(versions, version) for version, _ in listed}
-        return await frame.render(
+        return await site.render(
             request,
             "versions.html",
             versions=listed,
@@ -36,9 +36,9 @@ def add_versions(frame: Frame, versions: Versions) -> None:
         await versions.roll_back(field(request, "version"))
         return redirect("/versions")
 
-    frame.get("/versions", shown, scope="operate", section="Versions")
-    frame.post("/versions/promote", promote, scope="operate")
-    frame.post("/versions/roll-back", roll_back, scope="operate")
+    site.get("/versions", shown, scope="operate", section="Versions")
+    site.post("/versions/promote", promote, scope="operate")
+    site.post("/versions/roll-back", roll_back, scope="operate")
 
 
 async def _charts(versions: Versions, version: ExecutorVersion) -> dict[str, Chart]:

@@ -11,7 +11,7 @@ from router.access import Access, new_key
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.limits import Limits
-from router.edge.pages import Frame
+from router.edge.pages import Site
 from router.edge.pages.asking import Asking, add_asking
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
@@ -35,7 +35,7 @@ class Shown:
     store: Kept
     keys: Mapping[str, str]
     """By tenant; that of the operator by an empty name."""
-    frame: Frame
+    site: Site
     tables: ScriptedTables
     asking: Asking
     accounts: KeptAccounts
@@ -69,18 +69,18 @@ async def shown(
     gateway = (deployment or Deployment()).gateway(store, live=live, topologies=topologies)
     tables = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0))
     stored = Runs(store, live)
-    frame = Frame(access)
+    site = Site(access)
     asking = Asking(gateway, access, tables, **versions)
-    add_runs(frame, stored)
-    add_asking(frame, asking)
-    RunPages(frame, stored, asking, retriever, limits, files_not_read=lambda: files_not_read)
-    server = HTTPServer(openai_app(gateway, access, pages=frame), 0.0, access=access)
+    add_runs(site, stored)
+    add_asking(site, asking)
+    RunPages(site, stored, asking, retriever, limits, files_not_read=lambda: files_not_read)
+    server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asking.detached.drain, 0)
         stack.push_async_callback(server.drain)
         bound = await server.start("127.0.0.1:0", "server.http")
         keys = {tenant: sent for tenant, (sent, _) in made.items()}
-        yield Shown(bound, store, keys, frame, tables, asking, accounts)
+        yield Shown(bound, store, keys, site, tables, asking, accounts)
 
 
 def keep(store: Kept, run: Run) -> None:

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from router.edge.pages import Frame
+from router.edge.pages import Site
 from router.models import ScriptedModel
 from router.protocol import Passage
 from router.testing.retriever import FixedRetriever
@@ -59,7 +59,7 @@ def marked(value: Any, mark: str) -> Any:
     return value
 
 
-def paths(frame: Frame, run_id: str, method: str) -> Iterator[str]:
+def paths(site: Site, run_id: str, method: str) -> Iterator[str]:
     """A path for each route that is about a run."""
     known = {
         "run": run_id,
@@ -69,7 +69,7 @@ def paths(frame: Frame, run_id: str, method: str) -> Iterator[str]:
         "column": "0",
         "format": "csv",
     }
-    for route in frame.routes:
+    for route in site.routes:
         if route.method == method and "{run}" in route.path:
             yield re.sub(r"\{(\w+)\}", lambda found: known[found[1]], route.path)
 
@@ -85,8 +85,8 @@ async def test_of_another_tenant_there_is_nothing() -> None:
         browsing(pages, pages.keys["acme"]) as owner,
     ):
         for name in ("run-right", "run-table"):
-            gets = list(paths(pages.frame, name, "GET"))
-            posts = list(paths(pages.frame, name, "POST"))
+            gets = list(paths(pages.site, name, "GET"))
+            posts = list(paths(pages.site, name, "POST"))
             assert len(gets) >= 7
             assert len(posts) >= 4
             for path in gets:
@@ -108,10 +108,10 @@ async def test_of_another_tenant_there_is_nothing() -> None:
 async def test_nobody_gets_in_without_a_key() -> None:
     """Pages and streams lead to the door, forms are refused."""
     async with shown(runs=runs(), tenants=["acme"]) as pages, browsing(pages) as session:
-        for path in paths(pages.frame, "run-right", "GET"):
+        for path in paths(pages.site, "run-right", "GET"):
             async with session.get(path, allow_redirects=False) as response:
                 assert (response.status, response.headers["Location"][:8]) == (303, "/sign-in")
-        for path in paths(pages.frame, "run-right", "POST"):
+        for path in paths(pages.site, "run-right", "POST"):
             async with session.post(path, data={}, allow_redirects=False) as response:
                 assert response.status == 403
 
@@ -119,7 +119,7 @@ async def test_nobody_gets_in_without_a_key() -> None:
 async def test_forms_need_their_token() -> None:
     """Also where there are no keys: a page of elsewhere must not ask here."""
     async with shown(runs=runs()) as pages, browsing(pages) as session:
-        for path in (*paths(pages.frame, "run-right", "POST"), "/ask"):
+        for path in (*paths(pages.site, "run-right", "POST"), "/ask"):
             async with session.post(
                 path, data={"question": "Who?", "verdict": "right"}
             ) as response:
@@ -193,7 +193,7 @@ async def test_whatever_is_said_is_shown_as_text() -> None:
                     Feedback(each.id, False, None, f"Tarn{said}", f"No{said}", None)
                 )
         for run_id in ("run-right", "run-reading", "run-delegation", "run-table"):
-            for path in paths(tame.frame, run_id, "GET"):
+            for path in paths(tame.site, run_id, "GET"):
                 if path.endswith(("/events", ".csv")) or ("cells" in path) is not (
                     run_id == "run-table"
                 ):

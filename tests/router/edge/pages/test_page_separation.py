@@ -89,9 +89,7 @@ async def test_every_route_is_asked_here(world: World) -> None:
     elsewhere (`test_nothing_gets_out`), each of them.
     """
     others = [
-        route
-        for route in world.frame.routes
-        if route.path not in OPEN and "{run}" not in route.path
+        route for route in world.site.routes if route.path not in OPEN and "{run}" not in route.path
     ]
     known = {(route.method, route.path) for route in others}
     assert known == set(ASKED)

@@ -13,7 +13,7 @@ import aiohttp
 from router.access import Access, new_key
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.edge.pages import Frame
+from router.edge.pages import Site
 from router.edge.pages.asking import Asking, add_asking
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
@@ -43,7 +43,7 @@ class World:
 
     address: str
     database: Database
-    frame: Frame
+    site: Site
     versions: Versions
     now: float = field(default_factory=time.time)
     keys: dict[str, str] = field(default_factory=dict)
@@ -67,21 +67,21 @@ async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
             keys[tenant], key = new_key(tenant or None, scopes)
             await accounts.add_key(key)
         access = Access(accounts)
-        frame = Frame(access)
+        site = Site(access)
         runs = Runs(SQLArchive(database), LiveRuns())
         gateway = Deployment().gateway()
         asking = Asking(gateway, access)
         stack.push_async_callback(asking.detached.drain, 0)
-        add_runs(frame, runs)
-        add_asking(frame, asking)
-        RunPages(frame, runs, asking)
-        add_usage(frame, SQLUsages(database), accounts, PRICES.get)
+        add_runs(site, runs)
+        add_asking(site, asking)
+        RunPages(site, runs, asking)
+        add_usage(site, SQLUsages(database), accounts, PRICES.get)
         versions = Versions(SQLVersionBook(database), _load, GATE)
-        add_versions(frame, versions)
-        server = HTTPServer(openai_app(gateway, access, pages=frame), 0.0, access=access)
+        add_versions(site, versions)
+        server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
         stack.push_async_callback(server.drain)
         address = await server.start("127.0.0.1:0", "server.http")
-        yield World(address, database, frame, versions, keys=keys)
+        yield World(address, database, site, versions, keys=keys)
 
 
 class Addressed(Protocol):

@@ -1,4 +1,4 @@
-"""The frame of all pages: sign-in, security headers, forms, templates and error pages."""
+"""The shared parts of all pages: sign-in, security headers, forms, templates, error pages."""
 
 import asyncio
 import hashlib
@@ -56,7 +56,7 @@ def field(request: web.Request, name: str) -> str:
     return request[_FORM].get(name, "")
 
 
-class Frame:
+class Site:
     """Collects the pages; `openai_app` serves them at all paths that it does not use itself.
 
     Every change is a POST with the session's CSRF token, in the form field `csrf` (templates have

@@ -8,8 +8,8 @@ import pytest
 from yarl import URL
 
 from router.access import Access, new_key
-from router.edge.pages.frame import HEADERS
 from router.edge.pages.sessions import Sessions
+from router.edge.pages.site import HEADERS
 from router.errors import NoKey
 from router.store import SQLAccounts
 from tests.router.accounts import KeptAccounts
