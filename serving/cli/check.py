@@ -21,7 +21,7 @@ from serving.config.config import Config
 from serving.config.file import read_config
 from serving.config.secrets import missing
 from serving.live_check.estimate import TYPICAL
-from serving.live_check.live_check import Cell, Found, RoleFound, live_check
+from serving.live_check.live_check import LiveCheck, ProbeResult, RoleCheck, live_check
 from serving.logs import errors_only
 from serving.retrieval.gaps import gaps_at
 from serving.retrieval.lexical import OUTDATED, has_words
@@ -117,7 +117,7 @@ def _not_built(config: Config) -> list[str]:
     return problems
 
 
-async def _probed(config: Config, options: CheckOptions) -> Found:
+async def _probed(config: Config, options: CheckOptions) -> LiveCheck:
     progress = Console(stderr=True, quiet=options.json)
     with progress.status("probing") as status:
 
@@ -150,22 +150,22 @@ def _show_file(
     print_lines(console, [f"{file}: {verdict}", *(f"still missing: {text}" for text in warnings)])
 
 
-def _show(console: Console, found: Found) -> None:
-    probes = dict.fromkeys(probe for role in found.roles.values() for probe in role.cells)
+def _show(console: Console, found: LiveCheck) -> None:
+    probes = dict.fromkeys(probe for role in found.roles.values() for probe in role.probes)
     columns = [f"{name}\n[dim]{escape(role.model)}[/dim]" for name, role in found.roles.items()]
     table = new_table(["", *columns], texts=len(columns) + 1)
     for probe in probes:
-        row = [role.cells.get(probe, Cell(None)) for role in found.roles.values()]
+        row = [role.probes.get(probe, ProbeResult(None)) for role in found.roles.values()]
         table.add_row(probe, *map(_marked, row))
     console.print(table)
 
-    for name, cells in {**found.retrieval, **found.tools}.items():
-        marks = [f"{probe} {_marked(cell)}" for probe, cell in cells.items()]
+    for name, results in {**found.retrieval, **found.tools}.items():
+        marks = [f"{probe} {_marked(result)}" for probe, result in results.items()]
         console.print(f"{name}: {' · '.join(marks)}")
     advice: dict[str, list[str]] = {}
-    for name, cells in found.cells.items():
-        for cell in cells.values():
-            advice.setdefault(cell.advice, []).append(name)
+    for name, results in found.probes.items():
+        for result in results.values():
+            advice.setdefault(result.advice, []).append(name)
     advice.pop("", None)
     for text, names in advice.items():
         console.print(f"[bold]{', '.join(names)}:[/bold] {escape(text)}", highlight=False)
@@ -173,11 +173,11 @@ def _show(console: Console, found: Found) -> None:
     console.print(f"[dim]{TYPICAL}[/dim]", highlight=False)
 
 
-def _marked(cell: Cell) -> str:
-    return f"{_MARKS[cell.good]} {escape(cell.word)}".rstrip()
+def _marked(result: ProbeResult) -> str:
+    return f"{_MARKS[result.good]} {escape(result.word)}".rstrip()
 
 
-def _costs(roles: Mapping[RoleName, RoleFound]) -> Table:
+def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:
     """Return calls, tokens and dollars of one question: typically, and at most."""
     rows = []
     for name, role in roles.items():
@@ -190,7 +190,7 @@ def _costs(roles: Mapping[RoleName, RoleFound]) -> Table:
     return new_table(("one question", "calls", "prompt tokens", "written", "price"), rows)
 
 
-def _dollars(roles: Sequence[RoleFound]) -> str:
+def _dollars(roles: Sequence[RoleCheck]) -> str:
     prices = [role.dollars for role in roles]
     if None in prices:
         return "unknown"

@@ -42,7 +42,7 @@ _QUOTED_CHARS = 80
 _LISTED_WITHIN_S = 10.0
 
 
-class Cell(msgspec.Struct, frozen=True):
+class ProbeResult(msgspec.Struct, frozen=True):
     """Result of one probe: good, bad, or neither if it is unknown or unavailable here."""
 
     good: bool | None
@@ -53,15 +53,15 @@ class Cell(msgspec.Struct, frozen=True):
     """Questions fail, or go wrong, unless this is good."""
 
 
-Cells = dict[str, Cell]
+ProbeResults = dict[str, ProbeResult]
 """By what was looked at, such as `reachable`."""
 
 
-class RoleFound(msgspec.Struct, frozen=True):
-    """One role: its cells, and what it takes to answer a question."""
+class RoleCheck(msgspec.Struct, frozen=True):
+    """One role: its results, and what it takes to answer a question."""
 
     model: str
-    cells: Cells
+    probes: ProbeResults
     typical: Use
     at_most: Use
     price: Price | None
@@ -69,19 +69,19 @@ class RoleFound(msgspec.Struct, frozen=True):
     """Cost of both uses, where the price is known."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class LiveCheck(msgspec.Struct, frozen=True):
     """Everything that the probes found."""
 
-    roles: dict[RoleName, RoleFound]
-    retrieval: dict[str, Cells]
-    tools: dict[str, Cells]
+    roles: dict[RoleName, RoleCheck]
+    retrieval: dict[str, ProbeResults]
+    tools: dict[str, ProbeResults]
     """By `tools.NAME`."""
 
     @property
-    def cells(self) -> dict[str, Cells]:
-        """Cells of roles, of retrieval, and of tools, by name."""
+    def probes(self) -> dict[str, ProbeResults]:
+        """Results for roles, retrieval and tools, by name."""
         return {
-            **{name: role.cells for name, role in self.roles.items()},
+            **{name: role.probes for name, role in self.roles.items()},
             **self.retrieval,
             **self.tools,
         }
@@ -90,13 +90,13 @@ class Found(msgspec.Struct, frozen=True):
     def works(self) -> bool:
         """Whether everything that is needed is good."""
         return not any(
-            cell.needed and not cell.good
-            for cells in self.cells.values()
-            for cell in cells.values()
+            result.needed and not result.good
+            for results in self.probes.values()
+            for result in results.values()
         )
 
 
-async def live_check(config: Config, log: Log, limit_s: float) -> Found:
+async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
     """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises
     `BadConfig`.
     """
@@ -111,12 +111,14 @@ async def live_check(config: Config, log: Log, limit_s: float) -> Found:
             *(_probe_tools(name, server, limit_s) for name, server in config.tools.items())
         )
         _, retrieval, listed = await asyncio.gather(running, started.retrieval(), listing)
-        tools = {f"tools.{name}": cells for name, cells in zip(config.tools, listed, strict=True)}
+        tools = {
+            f"tools.{name}": results for name, results in zip(config.tools, listed, strict=True)
+        }
         uses = estimate(config, {name: probe.measured for name, probe in probes.items()})
         judged = (
             asyncio.to_thread(probe.judged, config, *uses[name]) for name, probe in probes.items()
         )
-        return Found(
+        return LiveCheck(
             dict(zip(probes, await asyncio.gather(*judged), strict=True)), retrieval, tools
         )
 
@@ -135,11 +137,11 @@ class _RoleProbe:
         self._make = make
         self._limit_s = limit_s
         self.measured = Measured(len(make(config).system))
-        self._cells = Cells()
+        self._results = ProbeResults()
         self._context = config.context_tokens
 
     async def run(self, session: aiohttp.ClientSession, log: Log) -> None:
-        """Ask, and keep the cells; of a role that fails, the one that says why."""
+        """Ask, and keep the results; of a role that fails, the one that says why."""
         first, *others = TURNS[self._name]
         role = self._make(self._config)
         served = (
@@ -151,17 +153,19 @@ class _RoleProbe:
         try:
             said = await self._ask(first)
         except UpstreamError as error:
-            self._cells = {"reachable": self._refusal(error, served)}
+            self._results = {"reachable": self._refusal(error, served)}
         else:
             turns = asyncio.gather(*map(self._ask, others), return_exceptions=True)
             turned, stops, schema = await asyncio.gather(turns, self._stops(), self._schema())
             no_usage = "its answers come without usage: their tokens are booked as unknown"
             protocol = self._protocol([said, *turned])
-            self._cells = {
-                "reachable": Cell(True),
+            self._results = {
+                "reachable": ProbeResult(True),
                 "protocol": protocol,
                 "stops": stops,
-                "usage": Cell(True, "counted") if said.usage else Cell(False, "none", no_usage),
+                "usage": ProbeResult(True, "counted")
+                if said.usage
+                else ProbeResult(False, "none", no_usage),
                 "schema": schema,
             }
             if said.usage is not None:
@@ -183,7 +187,7 @@ class _RoleProbe:
             )
             raise UpstreamUnavailable(said, endpoint=role.model.endpoint) from None
 
-    def _protocol(self, results: list[Completion | BaseException]) -> Cell:
+    def _protocol(self, results: list[Completion | BaseException]) -> ProbeResult:
         """Count the turns that are what was due; more than half have to be."""
         slips = []
         for turn, said in zip(TURNS[self._name], results, strict=True):
@@ -196,46 +200,52 @@ class _RoleProbe:
                 slips.append(f"{turn.due} was due, but it wrote {_quoted(said.text)}{cut}")
         word = f"{len(results) - len(slips)} of {len(results)}"
         if not slips:
-            return Cell(True, word)
+            return ProbeResult(True, word)
         advice = f"in {word} small turns it followed the protocol of its role: {slips[0]}"
         if 2 * len(slips) < len(results):
-            return Cell(
+            return ProbeResult(
                 False, word, f"{advice}; each slip costs a correction, or what was to be found"
             )
         do = "it cannot do this work, so name another model, or another prompt"
-        return Cell(False, word, f"{advice}; {do}", needed=True)
+        return ProbeResult(False, word, f"{advice}; {do}", needed=True)
 
-    async def _stops(self) -> Cell:
+    async def _stops(self) -> ProbeResult:
         try:
             said = await self._ask(_REPEAT)
         except UpstreamError as error:
-            return Cell(None, "failed", f"stop strings: {error.args[0]}")
+            return ProbeResult(None, "failed", f"stop strings: {error.args[0]}")
         if said.overran:
             advice = (
                 "stop strings are ignored: the gateway cuts what is written past them, but "
                 "you pay for it"
             )
-            return Cell(
+            return ProbeResult(
                 False,
                 "ignored",
                 f"{advice}; a server and a model that honour them are cheaper and quicker",
             )
-        return Cell(None, "unknown") if said.finish_reason == "length" else Cell(True, "honoured")
+        return (
+            ProbeResult(None, "unknown")
+            if said.finish_reason == "length"
+            else ProbeResult(True, "honoured")
+        )
 
-    async def _schema(self) -> Cell:
+    async def _schema(self) -> ProbeResult:
         try:
             turn = ProbeTurn("", bool, (), "Name any city, as JSON.")
             said = await self._ask(
                 turn, extra_body={**self._config.extra_body, "response_format": _FORMAT}
             )
             if said.finish_reason == "length":
-                return Cell(None, "unknown")
+                return ProbeResult(None, "unknown")
             msgspec.json.decode(without_thinking(said.text), type=dict[str, str])["city"]
         except (UpstreamError, KeyError, *JSON_ERRORS):
-            return Cell(False, "not followed", "follows no JSON schema; the roles do without")
-        return Cell(True, "followed")
+            return ProbeResult(
+                False, "not followed", "follows no JSON schema; the roles do without"
+            )
+        return ProbeResult(True, "followed")
 
-    def _refusal(self, error: UpstreamError, served: Mapping[str, object]) -> Cell:
+    def _refusal(self, error: UpstreamError, served: Mapping[str, object]) -> ProbeResult:
         """The first failure's meaning, and what to do."""
         said = f"{error.args[0]} ({error.endpoint})"
         key = f"roles.{self._name}"
@@ -243,50 +253,50 @@ class _RoleProbe:
         if status in ("401", "403"):
             variable = self._config.api_key_env
             do = f"export {variable}" if variable else f"name its variable in {key}.api_key_env"
-            return Cell(False, "wrong key", f"{said}; {do}", needed=True)
+            return ProbeResult(False, "wrong key", f"{said}; {do}", needed=True)
         if status == "404" and served:
             do = f"{self._config.model} is not there; there is: {', '.join([*served][:8])}"
-            return Cell(False, "no such model", do, needed=True)
+            return ProbeResult(False, "no such model", do, needed=True)
         if isinstance(error, UpstreamUnavailable):
-            return Cell(
+            return ProbeResult(
                 False, "no", f"{said}; see that it runs and can be reached from here", needed=True
             )
         do = (
             "check the model's name, that base_url ends in /v1, and whether it needs "
             f"{key}.system_role = false"
         )
-        return Cell(False, "refused", f"{said}; {do}", needed=True)
+        return ProbeResult(False, "refused", f"{said}; {do}", needed=True)
 
-    def judged(self, config: Config, typical: Use, most: Use) -> RoleFound:
+    def judged(self, config: Config, typical: Use, most: Use) -> RoleCheck:
         """The probe's result, with budgets and prices."""
         role = self._config
         price = price_of(self._config, config.prices)
-        cells = self._cells
-        if "stops" in cells:
-            cells["context"] = self._judged_context(typical, most)
+        results = self._results
+        if "stops" in results:
+            results["context"] = self._judged_context(typical, most)
             advice = "" if price else f'nobody tells its price; put it into [prices."{role.model}"]'
-            cells["price"] = Cell(
+            results["price"] = ProbeResult(
                 bool(price) or None,
                 f"${price.prompt:g} / ${price.completion:g}" if price else "unknown",
                 advice,
             )
         dollars = (typical.cost(price), most.cost(price)) if price else None
-        return RoleFound(
+        return RoleCheck(
             role.model,
-            cells,
+            results,
             typical,
             most,
             price,
             dollars,
         )
 
-    def _judged_context(self, typical: Use, most: Use) -> Cell:
+    def _judged_context(self, typical: Use, most: Use) -> ProbeResult:
         hosted = self._config.engine is None and self._config.base_url is None
         tokens = self._context or (
             litellm_entry(self._config.model).get("max_input_tokens") if hosted else None
         )
         if tokens is None:
-            return Cell(
+            return ProbeResult(
                 None,
                 "unknown",
                 f"nobody tells its context; calls take {typical.longest} to {most.longest}",
@@ -294,15 +304,15 @@ class _RoleProbe:
         said = f"its context is {tokens} tokens, but a call takes"
         if tokens < typical.longest:
             do = "serve it with more, or lower max_tokens, search.top_k or retrieval.chunk_tokens"
-            return Cell(False, str(tokens), f"{said} {typical.longest}; {do}", needed=True)
+            return ProbeResult(False, str(tokens), f"{said} {typical.longest}; {do}", needed=True)
         if tokens < most.longest:
             do = "one that does is refused, so lower max_tokens or the search's budgets"
-            return Cell(
+            return ProbeResult(
                 False,
                 str(tokens),
                 f"{said} {most.longest} where a question uses up all budgets; {do}",
             )
-        return Cell(True, str(tokens))
+        return ProbeResult(True, str(tokens))
 
 
 async def _served_models(
@@ -319,26 +329,26 @@ async def _served_models(
     return {model.id: model.max_model_len for model in models}
 
 
-async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> Cells:
-    """The cells of a server of tools, which is started or reached for it."""
+async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> ProbeResults:
+    """The results of a server of tools, which is started or reached for it."""
     from serving.tools.connection import connect
 
     try:
         async with asyncio.timeout(limit_s), connect(name, config) as connection:
             listed = [tool.name for tool in await connection.tools()]
     except Exception as error:
-        return {"starts": Cell(False, "no", _printable(reason(error)), needed=True)}
+        return {"starts": ProbeResult(False, "no", _printable(reason(error)), needed=True)}
     lacking = ", ".join(allowed for allowed in config.allow if allowed not in listed)
     others = ", ".join(tool for tool in listed if tool not in config.allow)
     word = ", ".join(tool for tool in listed if tool in config.allow) or "none allowed"
     advice = f"does not list {lacking}, which tools.{name}.allow names" if lacking else ""
-    tools = Cell(
+    tools = ProbeResult(
         not lacking,
         _printable(f"{word}; not allowed: {others}" if others else word),
         advice,
         needed=True,
     )
-    return {"starts": Cell(True), "tools": tools}
+    return {"starts": ProbeResult(True), "tools": tools}
 
 
 def _quoted(text: str) -> str:
@@ -356,7 +366,7 @@ def _printable(text: str) -> str:
 @asynccontextmanager
 async def _retrieval_probe(
     config: Config, log: Log, *, cpu_threads: int
-) -> AsyncIterator[Callable[[], Awaitable[dict[str, Cells]]]]:
+) -> AsyncIterator[Callable[[], Awaitable[dict[str, ProbeResults]]]]:
     """Open what is searched with; the call that probes it. `cpu_threads`: as for
     `open_retriever`.
     """
@@ -374,46 +384,50 @@ async def _retrieval_probe(
         return
     async with open_retriever(retrieval, log) as retriever:
 
-        async def probe_server() -> dict[str, Cells]:
+        async def probe_server() -> dict[str, ProbeResults]:
             try:
                 await retriever.search(["Who directed the film Heat?"], 1)
             except UpstreamError as error:
                 advice = (
                     f"{error}; start `rolegate retrieve serve` there, or correct retrieval.address"
                 )
-                return {"retrieval": {"reachable": Cell(False, "no", advice, needed=True)}}
-            return {"retrieval": {"reachable": Cell(True)}}
+                return {"retrieval": {"reachable": ProbeResult(False, "no", advice, needed=True)}}
+            return {"retrieval": {"reachable": ProbeResult(True)}}
 
         yield probe_server
 
 
-def _probe_index(folder: Path, embedder: Embedder, documents: tuple[str, ...]) -> dict[str, Cells]:
-    """The cells of the embedder and of the index, which is made of `documents` at the start.
+def _probe_index(
+    folder: Path, embedder: Embedder, documents: tuple[str, ...]
+) -> dict[str, ProbeResults]:
+    """The results of the embedder and of the index, which is made of `documents` at the start.
     Blocks.
     """
     try:
         embedder.embed(["Who directed the film Heat?"], queries=True)
-        embeds = Cell(True, f"{embedder.dimension} numbers")
+        embeds = ProbeResult(True, f"{embedder.dimension} numbers")
     except (UpstreamError, BadConfig) as error:
-        embeds = Cell(False, "no", str(error), needed=True)
+        embeds = ProbeResult(False, "no", str(error), needed=True)
     if documents and not folder.exists():
-        built = {"built": Cell(None, "not yet", "it is built when the gateway starts")}
+        built = {"built": ProbeResult(None, "not yet", "it is built when the gateway starts")}
     else:
         built = _probe_built(folder, embedder if embeds.good else None)
     return {"embedder": {"reachable": embeds}, "index": built}
 
 
-def _probe_built(folder: Path, embedder: Embedder | None) -> Cells:
+def _probe_built(folder: Path, embedder: Embedder | None) -> ProbeResults:
     try:
-        cells = {"built": Cell(True, f"{read_manifest(folder).passages} passages")}
+        results = {"built": ProbeResult(True, f"{read_manifest(folder).passages} passages")}
         if embedder is None:
-            return cells
+            return results
         index = Index.open(folder, embedder)
         same = agreement(index.passages, index.dense, embedder, [len(index.passages) // 2])
     except BadIndex as error:
-        return {"built": Cell(False, "no", f"{error} Run `rolegate index build`.", needed=True)}
+        return {
+            "built": ProbeResult(False, "no", f"{error} Run `rolegate index build`.", needed=True)
+        }
     except RuntimeError:
-        return {**cells, "fits the embedder": Cell(None, "unknown")}
+        return {**results, "fits the embedder": ProbeResult(None, "unknown")}
     # not for NaN
     fits = same >= SAME_EMBEDDER
     advice = ""
@@ -422,4 +436,4 @@ def _probe_built(folder: Path, embedder: Embedder | None) -> Cells:
             "the embedder gives other vectors than the index holds; name the one that built "
             "it, or build the index again"
         )
-    return {**cells, "fits the embedder": Cell(fits, f"{same:.2f}", advice, needed=True)}
+    return {**results, "fits the embedder": ProbeResult(fits, f"{same:.2f}", advice, needed=True)}

@@ -144,14 +144,16 @@ class Said:
         self.said = said
         found = said["found"]
         self.rows = (
-            {name: role["cells"] for name, role in found["roles"].items()}
+            {name: role["probes"] for name, role in found["roles"].items()}
             | found["retrieval"]
             | found["tools"]
         )
 
-    def cells(self, name: str) -> dict[str, tuple[bool | None, str]]:
+    def probes(self, name: str) -> dict[str, tuple[bool | None, str]]:
         """A row's marks and words."""
-        return {probe: (cell["good"], cell["word"]) for probe, cell in self.rows[name].items()}
+        return {
+            probe: (result["good"], result["word"]) for probe, result in self.rows[name].items()
+        }
 
     def advice(self, name: str, probe: str) -> str:
         """What is said of a cell."""
@@ -209,7 +211,7 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
     said = found.said
     assert (found.status, said["works"], said["problems"], said["warnings"]) == (0, True, [], [])
     for role in ROLES:
-        assert found.cells(role) == {
+        assert found.probes(role) == {
             "reachable": (True, ""),
             "protocol": (True, f"{len(TURNS[role])} of {len(TURNS[role])}"),
             "stops": (True, "honoured"),
@@ -218,8 +220,8 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
             "context": (True, "100000"),
             "price": (True, "$1 / $2"),
         }
-    assert found.cells("embedder") == {"reachable": (True, "8 numbers")}
-    assert found.cells("index") == {
+    assert found.probes("embedder") == {"reachable": (True, "8 numbers")}
+    assert found.probes("index") == {
         "built": (True, "1 passages"),
         "fits the embedder": (True, "1.00"),
     }
@@ -246,15 +248,15 @@ async def test_servers_of_tools(live: Live) -> None:
     found = await live.checked(live.written(more=tables))
 
     assert found.status == 1
-    assert found.cells("tools.good") == {
+    assert found.probes("tools.good") == {
         "starts": (True, ""),
         "tools": (True, "do; not allowed: secret"),
     }
-    assert found.cells("tools.lacks")["tools"] == (False, "do; not allowed: secret")
+    assert found.probes("tools.lacks")["tools"] == (False, "do; not allowed: secret")
     assert (
         found.advice("tools.lacks", "tools") == "does not list done, which tools.lacks.allow names"
     )
-    assert found.cells("tools.dead") == {"starts": (False, "no")}
+    assert found.probes("tools.dead") == {"starts": (False, "no")}
     assert (
         found.advice("tools.dead", "starts")
         == "Connection closed; its last words: there is no licence"
@@ -363,7 +365,7 @@ async def test_what_an_endpoint_lacks_is_told(
     found = await live.checked(live.written(), *(["--timeout", "0.5"] if behaviour is hang else []))
 
     assert (found.status, found.said["works"]) == (status, not status)
-    assert found.cells(role)[probe] == (False, word)
+    assert found.probes(role)[probe] == (False, word)
     assert said in found.advice(role, probe)
 
 
@@ -399,7 +401,7 @@ async def test_a_model_that_cannot_do_the_job(
 
     assert (found.status, found.said["works"]) == (1, False)
     for role in ROLES:
-        assert found.cells(role)["protocol"] == (False, f"0 of {len(TURNS[role])}")
+        assert found.probes(role)["protocol"] == (False, f"0 of {len(TURNS[role])}")
         assert found.rows[role]["protocol"]["needed"]
         assert quoted in found.advice(role, "protocol")
         assert max(map(len, found.advice(role, "protocol").split("“"))) < 250
@@ -432,14 +434,14 @@ async def test_an_index_that_is_built_at_the_start_is_not_missing(live: Live) ->
     found = await live.checked(file)
 
     assert (found.status, main(["check", "--config", str(file)])) == (0, 0)
-    assert found.cells("index") == {"built": (None, "not yet")}
+    assert found.probes("index") == {"built": (None, "not yet")}
 
 
 async def test_a_model_that_is_not_served_is_told_those_that_are(live: Live) -> None:
     found = await live.checked(live.written(name="huge"))
 
     assert found.status == 1
-    assert found.cells("delegation") == {"reachable": (False, "no such model")}
+    assert found.probes("delegation") == {"reachable": (False, "no such model")}
     assert found.advice("delegation", "reachable") == "huge is not there; there is: tiny"
 
 
@@ -453,9 +455,9 @@ async def test_a_dead_port_is_told(live: Live, dead: str) -> None:
     )
 
     assert found.status == 1
-    assert all(found.cells(name)["reachable"] == (False, "no") for name in (*ROLES, "embedder"))
+    assert all(found.probes(name)["reachable"] == (False, "no") for name in (*ROLES, "embedder"))
     assert "see that it runs and can be reached from here" in found.advice("answer", "reachable")
-    assert remote.cells("retrieval") == {"reachable": (False, "no")}
+    assert remote.probes("retrieval") == {"reachable": (False, "no")}
 
 
 async def test_a_retrieval_server_is_asked(live: Live) -> None:
@@ -468,7 +470,7 @@ async def test_a_retrieval_server_is_asked(live: Live) -> None:
     await grpc_server.drain(0)
 
     assert found.status == 0
-    assert found.cells("retrieval") == {"reachable": (True, "")}
+    assert found.probes("retrieval") == {"reachable": (True, "")}
     assert len(retriever.queries) == 1
 
 
@@ -486,7 +488,7 @@ async def test_the_context_is_measured_against_the_budgets(
     found = await live.checked(live.written(more=f"[server]\nmax_question_chars = 300\n{budgets}"))
 
     assert found.status == (1 if tokens == 200 else 0)
-    assert found.cells("execution")["context"] == (good, str(tokens))
+    assert found.probes("execution")["context"] == (good, str(tokens))
 
 
 def test_no_call_of_a_search_is_larger_than_the_estimate(tmp_path: Path) -> None:
@@ -520,7 +522,7 @@ async def test_an_index_of_another_embedder_is_a_failure(live: Live) -> None:
     file = live.written()
     found = await live.checked(file)
     assert found.status == 1
-    assert found.cells("index")["fits the embedder"][0] is False
+    assert found.probes("index")["fits the embedder"][0] is False
     assert "name the one that built it" in found.advice("index", "fits the embedder")
 
     file.write_text(
@@ -537,9 +539,9 @@ async def test_a_wrong_dimension_and_a_missing_index_are_failures(live: Live) ->
     found = await live.checked(live.written(retrieval=retrieval))
 
     assert found.status == 1
-    assert found.cells("embedder") == {"reachable": (False, "no")}
+    assert found.probes("embedder") == {"reachable": (False, "no")}
     assert "dimension 8 where 9 is configured" in found.advice("embedder", "reachable")
-    assert found.cells("index") == {"built": (False, "no")}
+    assert found.probes("index") == {"built": (False, "no")}
 
 
 async def test_a_table_and_a_line_for_each_doubt_are_printed(
