@@ -198,7 +198,7 @@ class FactorizedSearch:
             outcome=outcome,
             executions=(*trajectory.executions, *executions),
             rounds=(*trajectory.rounds, len(executions)),
-            told=(*trajectory.told, len(trajectory.delegation.messages)),
+            told=(*trajectory.messages_before_reports, len(trajectory.delegation.messages)),
             delegation=self._delegator.inform(trajectory.delegation, executions, over_limit),
         )
 

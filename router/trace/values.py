@@ -271,7 +271,7 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     """In order of dispatch."""
     rounds: tuple[int, ...] = ()
     """The number of sub-queries of each dispatching round."""
-    told: tuple[int, ...] = ()
+    messages_before_reports: tuple[int, ...] = ()
     """For each of `rounds`, the number of messages of `delegation` before its reports."""
     delegation: Conversation | None = None
     answering: Conversation | None = None
@@ -305,7 +305,7 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
         from 0.
         """
         assert self.delegation is not None
-        messages = self.delegation.messages[: self.told[number]]
+        messages = self.delegation.messages[: self.messages_before_reports[number]]
         outputs = self.delegation.outputs[
             : sum(message.role == "assistant" for message in messages)
         ]
@@ -314,7 +314,7 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
             "rounds_exhausted",
             self.executions[: sum(self.rounds[:number])],
             self.rounds[:number],
-            self.told[:number],
+            self.messages_before_reports[:number],
             Conversation(messages, outputs),
             topology=self.topology,
         )

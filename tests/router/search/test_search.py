@@ -419,7 +419,8 @@ async def test_again_keeps_to_the_rounds_and_the_limit() -> None:
     assert (again.rounds, again.outcome, len(anew.prompts)) == ((2, 1), "rounds_exhausted", 1)
     assert again.delegation is not None
     assert (
-        "<request>c?</request></not_dispatched>" in again.delegation.messages[again.told[0]].content
+        "<request>c?</request></not_dispatched>"
+        in again.delegation.messages[again.messages_before_reports[0]].content
     )
 
 
