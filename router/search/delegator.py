@@ -57,12 +57,12 @@ class Delegator:
                 conversation.messages, stop, ledger, purpose=purpose, on_text=on_text
             )
             decision = self._parsed(output)
-            conversation = said(conversation, output)
+            conversation = with_output(conversation, output)
             if purpose == "correction" or not isinstance(decision, Malformed):
                 break
             if early:
                 await early.drop()
-            conversation = told(conversation, prompts.CORRECT_DELEGATION)
+            conversation = with_user_turn(conversation, prompts.CORRECT_DELEGATION)
         return decision, conversation
 
     def inform(
@@ -76,7 +76,9 @@ class Delegator:
         """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         managed = self.managed or self.report is not None
-        return told(conversation, prompts.search_results(pairs, over_limit, managed=managed))
+        return with_user_turn(
+            conversation, prompts.search_results(pairs, over_limit, managed=managed)
+        )
 
     def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
         """Return the sub-queries beyond the limit in the last decision."""
@@ -92,12 +94,12 @@ class Delegator:
         )
 
 
-def said(conversation: Conversation, output: Completion) -> Conversation:
+def with_output(conversation: Conversation, output: Completion) -> Conversation:
     """Return the conversation with the model's next turn."""
     message = Message("assistant", prompts.said(output.text))
     return Conversation((*conversation.messages, message), (*conversation.outputs, output))
 
 
-def told(conversation: Conversation, text: str) -> Conversation:
+def with_user_turn(conversation: Conversation, text: str) -> Conversation:
     """Return the conversation with another user turn."""
     return Conversation((*conversation.messages, Message("user", text)), conversation.outputs)

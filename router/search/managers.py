@@ -19,7 +19,7 @@ from router.models import Completion
 from router.protocol import NO_EVIDENCE, Report, prompts
 from router.protocol.turns import MOST_POINTS, ExecutionTurn, ReportTurn
 from router.search.context import ANSWERING_SHARE, Draft, RunContext
-from router.search.delegator import Delegator, said, told
+from router.search.delegator import Delegator, with_output, with_user_turn
 from router.search.executor import STOP, Executes
 from router.search.loop import FactorizedSearch
 from router.trace import Conversation, Event, Execution, Trajectory
@@ -177,9 +177,9 @@ async def _report(
         last = conversation.messages[-1]
         if last.role == "user":  # the reports of the last round: extend that message
             conversation = Conversation(conversation.messages[:-1], conversation.outputs)
-            conversation = told(conversation, f"{last.content}\n{text}")
+            conversation = with_user_turn(conversation, f"{last.content}\n{text}")
         else:
-            conversation = told(conversation, text)
+            conversation = with_user_turn(conversation, text)
         output = await delegator.role.ask(
             conversation.messages,
             STOP if purpose == "first" else (),
@@ -187,7 +187,7 @@ async def _report(
             purpose=purpose,
             until=context.deadline,
         )
-        conversation = said(conversation, output)
+        conversation = with_output(conversation, output)
         context.draft.result = msgspec.structs.replace(trajectory, delegation=conversation)
         if report := _read(delegator.report, output):
             return report
