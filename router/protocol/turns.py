@@ -100,7 +100,7 @@ _MAX_BODY = 20_000
 """Max position of the first action, and max characters of its body."""
 
 
-def parse_hands(
+def parse_action_turn(
     usual: Callable[[str, bool], ExecutionTurn], text: str, cut: bool = False
 ) -> ExecutionTurn:
     """Parse the turn of an executor that may open documents and call tools. The first complete

@@ -22,7 +22,7 @@ from router.protocol.turns import (
     ExecutionTurn,
     ReportTurn,
     SearchTurn,
-    parse_hands,
+    parse_action_turn,
     turn_pattern,
 )
 from router.search.context import RunContext
@@ -85,7 +85,7 @@ def _with_actions(form: Form, *, tools: bool) -> Form:
     """Return the form of a model that also opens documents or calls tools."""
     return dataclasses.replace(
         form,
-        parse=partial(parse_hands, form.parse),
+        parse=partial(parse_action_turn, form.parse),
         stop=(*form.stop, "</access>", "</call>"),
         documents=partial(prompts.documents, named=True),
         correction=prompts.CORRECT_CALL if tools else form.correction,

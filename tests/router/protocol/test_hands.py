@@ -16,12 +16,12 @@ from router.protocol.turns import (
     ExecutionTurn,
     ReportTurn,
     SearchTurn,
-    parse_hands,
+    parse_action_turn,
 )
 from router.testing.pathological import repetitive
 from tests.router.outputs import OUTPUTS
 
-read = partial(parse_hands, parse_turn)
+read = partial(parse_action_turn, parse_turn)
 REPORT = "<answer>Mann</answer><evidence>Heat is his.</evidence>"
 TAGS = st.sampled_from(
     [
