@@ -29,7 +29,7 @@ class Dispatching:
         context: RunContext,
         group: asyncio.TaskGroup,
         *,
-        most: int | None = None,
+        max_early: int | None = None,
         width: int | None = None,
     ) -> None:
         """`number`: the round, from 1. `first`: the number of its first sub-query in the run.
@@ -40,7 +40,7 @@ class Dispatching:
         self._number = number
         self._first = first
         self._group = group
-        self._most = most
+        self._max_early = max_early
         self._slots: AbstractAsyncContextManager[None] = (
             asyncio.Semaphore(width) if width else nullcontext()
         )
@@ -57,7 +57,7 @@ class Dispatching:
         started = len(self._sub_queries)
         if agreeing(self._sub_queries, sub_queries) == started:
             self._outer.ledger.await_decision(self._first)
-            for sub_query in sub_queries[started : self._most]:
+            for sub_query in sub_queries[started : self._max_early]:
                 self._start(sub_query)
 
     async def drop(self, kept: int = 0) -> None:

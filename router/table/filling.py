@@ -335,7 +335,7 @@ class _Filling:
             len(self._asks),
             context,
             self._group,
-            most=self._limits.width,
+            max_early=self._limits.width,
         )
         questions = await self._decide(early)
 
