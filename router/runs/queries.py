@@ -24,7 +24,7 @@ _KEPT_S = 30.0
 is.
 """
 
-Heard = Callable[[Feedback], Awaitable[None]]
+OnFeedback = Callable[[Feedback], Awaitable[None]]
 
 
 async def _ignore(_feedback: Feedback) -> None:
@@ -38,12 +38,12 @@ class Runs:
         self,
         archive: Archive,
         live: LiveRuns,
-        heard: Heard = _ignore,
+        on_feedback: OnFeedback = _ignore,
     ) -> None:
         """`heard`: called with all feedback once it is stored; raises nothing."""
         self._archive = archive
         self._live = live
-        self._heard = heard
+        self._on_feedback = on_feedback
         self._ended: TTLCache[str, Run] = TTLCache(4, _KEPT_S)
         self._loading = WeakValueDictionary[str, asyncio.Lock]()
         """A lock for each run that is being loaded, so that concurrent readers load it once."""
@@ -150,7 +150,7 @@ class Runs:
                 )
         feedback = msgspec.structs.replace(feedback, tenant=identity.tenant)
         feedback_id = await self._archive.add_feedback(feedback)
-        await self._heard(feedback)
+        await self._on_feedback(feedback)
         return feedback_id
 
 
