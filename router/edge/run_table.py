@@ -8,7 +8,7 @@ from cachetools import LRUCache
 from router.table import Table, table_of
 from router.table.cell_value import canonical
 from router.table.completeness import Completeness, completeness
-from router.table.filling import occasions
+from router.table.filling import independent_discoveries
 from router.trace import Event, Execution, Run
 from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema
 from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatched, TableRun
@@ -55,7 +55,7 @@ class RunTable:
     @cached_property
     def completeness(self) -> Completeness:
         """Counts of rows and cells by state."""
-        searches = occasions(
+        searches = independent_discoveries(
             (self.asks[number], execution) for number, execution in self.executions.items()
         )
         return completeness(self.table, searches)

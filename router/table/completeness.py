@@ -32,16 +32,18 @@ class Completeness(msgspec.Struct, frozen=True):
     """Upper end of the estimate's log-normal 95 % interval (Chao 1987)."""
 
 
-def completeness(table: Table, occasions: Collection[Ask]) -> Completeness:
+def completeness(table: Table, independent_discoveries: Collection[Ask]) -> Completeness:
     """Count cells and estimate rows. `occasions`: the discoveries that searched themselves."""
     cells = list(chain.from_iterable(row.cells for row in table.rows))
     known = len(table.rows)
     keys = known * len(table.schema.keys)
     valued = sum(cell.value != "" for cell in cells)
-    named = Counter(sum(ask in occasions for ask in row.found_by) for row in table.rows)
+    named = Counter(
+        sum(ask in independent_discoveries for ask in row.found_by) for row in table.rows
+    )
     estimate, at_most = chao1(known - named[0], named[1], named[2])
     namings = sum(times * rows for times, rows in named.items())
-    tells = len(occasions) > 1 and 2 * named[1] <= namings
+    tells = len(independent_discoveries) > 1 and 2 * named[1] <= namings
     return Completeness(
         known,
         sum(all(cell.value for cell in row.cells) for row in table.rows),

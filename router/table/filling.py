@@ -150,7 +150,7 @@ def table_of(run: TableRun) -> Table:
     )
 
 
-def occasions(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
+def independent_discoveries(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
     """Return the discoveries that searched themselves instead of sharing another report."""
     return {
         ask
@@ -319,7 +319,9 @@ class _Filling:
         """Return the table's status for the delegator."""
         reports = ((self._asks[number], report) for number, report in self._executions.items())
         table = self._assembly.table()
-        return table_delegation.status(table, occasions(reports), self._not_dispatched)
+        return table_delegation.status(
+            table, independent_discoveries(reports), self._not_dispatched
+        )
 
     async def _turn(self) -> bool:
         """Take the delegator's next turn; return whether it has new discoveries."""

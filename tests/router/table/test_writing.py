@@ -15,7 +15,7 @@ from router.models import Prompt, ScriptedModel
 from router.runs import RequestOptions
 from router.table import TableLimits, TableRequest, table_cost, table_of
 from router.table.completeness import completeness
-from router.table.filling import occasions
+from router.table.filling import independent_discoveries
 from router.table.table_text import to_markdown
 from router.trace import Event, Run
 from router.trace.table import TableTopologyName
@@ -120,7 +120,7 @@ async def test_a_table(tmp_path: Path, topology: TableTopologyName) -> None:
     assert cost.overhead.tokens == sum(usage.total_tokens for usage in spent if usage)
     assert not any(amount.tokens for amount in cost.rows)
     known = completeness(
-        table, occasions(zip(result(run).asks, result(run).executions, strict=True))
+        table, independent_discoveries(zip(result(run).asks, result(run).executions, strict=True))
     )
     assert (known.rows, known.estimated_rows) == (8, None)
     assert isinstance(
