@@ -198,7 +198,10 @@ class FactorizedSearch:
             outcome=outcome,
             executions=(*trajectory.executions, *executions),
             rounds=(*trajectory.rounds, len(executions)),
-            told=(*trajectory.messages_before_reports, len(trajectory.delegation.messages)),
+            messages_before_reports=(
+                *trajectory.messages_before_reports,
+                len(trajectory.delegation.messages),
+            ),
             delegation=self._delegator.inform(trajectory.delegation, executions, over_limit),
         )
 

@@ -33,7 +33,7 @@ class Completeness(msgspec.Struct, frozen=True):
 
 
 def completeness(table: Table, independent_discoveries: Collection[Ask]) -> Completeness:
-    """Count cells and estimate rows. `occasions`: the discoveries that searched themselves."""
+    """Count cells and estimate rows. `independent_discoveries`: those that searched themselves."""
     cells = list(chain.from_iterable(row.cells for row in table.rows))
     known = len(table.rows)
     keys = known * len(table.schema.keys)

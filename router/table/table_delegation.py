@@ -63,13 +63,13 @@ def planned(schema: Schema, text: str) -> Schema:
 
 def status(
     table: Table,
-    occasions: Collection[Ask],
+    independent_discoveries: Collection[Ask],
     not_dispatched: Sequence[str] = (),
 ) -> str:
-    """Return a table's status for the delegator. `occasions`: as for `completeness`.
+    """Return a table's status for the delegator. `independent_discoveries`: as for `completeness`.
     `not_dispatched`: questions of its last turn that were over the limit.
     """
-    known = completeness(table, occasions)
+    known = completeness(table, independent_discoveries)
     missing = sum(known.cells.get(state, 0) for state in _HOLES)
     counts = {"rows": known.rows, "complete": known.complete_rows, "missing": missing}
     counts |= {"conflicts": known.cells.get("conflict", 0), "seen_once": known.rows_seen_once}
