@@ -392,7 +392,7 @@ async def open_versions(
     rule = None
     if gate.enabled:
         rule = GateRule(
-            gate.margin, _GATE_ERROR, gate.max_tokens_ratio, _GATE_TRIALS, gate.least_right
+            gate.margin, _GATE_ERROR, gate.max_tokens_ratio, _GATE_TRIALS, gate.min_right
         )
 
     async def traffic() -> Traffic:

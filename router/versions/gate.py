@@ -68,11 +68,11 @@ class GateRule:
     """Max probability, per stage, of promoting a version that is worse by the margin or more in any
     measure, and of rolling back a version that is worse in none.
     """
-    most_tokens: float
+    max_tokens_ratio: float
     """Max tokens, as a multiple of the active version's."""
-    most_trials: int
+    max_trials: int
     """Max trials of a stage; after that the trial ends undecided, as trials cost tokens."""
-    least_right: float = 0.0
+    min_right: float = 0.0
     """Min share of right answers, among a canary's judged answers and among the held-out
     questions.
     """
@@ -97,7 +97,7 @@ def decide(
     needs an error on each. Roll back when the evidence against has reached 3/error on any: each
     measure gets a third of the error (Bonferroni). If both hold, the candidate is worse, if within
     the margin, and is rolled back. A shadow without any judged run is decided by failures and
-    tokens alone. A trial without a decision ends after `most_trials`.
+    tokens alone. A trial without a decision ends after `max_trials`.
     """
     figures = figures_of(pairs, rule, stage)
     enough = rule.enough
@@ -121,13 +121,13 @@ def decide(
         for evidence in needed
         if evidence.in_favour < enough
     ]
-    if stage == "canary" and figures.right < rule.least_right * figures.judged:
-        undecided.append(f"whether it is right in {rule.least_right:.0%} at least")
+    if stage == "canary" and figures.right < rule.min_right * figures.judged:
+        undecided.append(f"whether it is right in {rule.min_right:.0%} at least")
     if not undecided:
         return "promote", figures, f"Not worse than the active version {how}: {summary}."
     on = ", ".join(undecided)
-    if len(pairs) >= rule.most_trials:
-        reason = f"Not decided in {rule.most_trials:,} trials on {on}: {summary}."
+    if len(pairs) >= rule.max_trials:
+        reason = f"Not decided in {rule.max_trials:,} trials on {on}: {summary}."
         return "stop", figures, reason
     return "wait", figures, f"Not decided yet on {on}: {summary}."
 
@@ -161,7 +161,7 @@ def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[Gat
         f"{active_right}), {wins} that the other has wrong and {losses} the other way "
         f"(p = {chance:.2g})"
     )
-    if chance <= rule.error and candidate_right >= rule.least_right * len(right):
+    if chance <= rule.error and candidate_right >= rule.min_right * len(right):
         return "promote", f"{result}."
     return "stop", f"{result}, which does not suffice."
 
@@ -189,7 +189,9 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
         evidence = (
             _correctness(counted, rule.margin),
             _evidence("failures", Counter(failures), _MORE_FAILURES),
-            _evidence("tokens", Counter(_saved(pair, rule.most_tokens) for pair in pairs), 0.0),
+            _evidence(
+                "tokens", Counter(_saved(pair, rule.max_tokens_ratio) for pair in pairs), 0.0
+            ),
         )
     given = Counter((judgement.source, judgement.tenant) for judgement in decisive)
     used = Counter((judgement.source, judgement.tenant) for judgement in counted)
@@ -260,8 +262,8 @@ def _first(
     return counted
 
 
-def _saved(pair: Pair, most_tokens: float) -> float:
-    allowed = most_tokens * pair.active_tokens
+def _saved(pair: Pair, max_tokens_ratio: float) -> float:
+    allowed = max_tokens_ratio * pair.active_tokens
     total = allowed + pair.candidate_tokens
     return (allowed - pair.candidate_tokens) / total if total else 0.0
 

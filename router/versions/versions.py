@@ -319,7 +319,7 @@ class Versions:
         trial = candidate.version, traffic.active, candidate.state_at
         passed = verdict == "promote" and traffic.stage == "canary"
         if passed:
-            over = len(pairs) >= self.gate.most_trials
+            over = len(pairs) >= self.gate.max_trials
             verdict, held_out_reason = self._examined(self.gate, trial, figures, over=over)
             reason = f"{reason} {held_out_reason}"
 

@@ -308,7 +308,7 @@ class GateConfig(Section, frozen=True):
     right, those that it has wrong less those that it has right, as a share of them. With 0.1, that
     is about 4, 5 and 3 points of accuracy where 30, 50 and 80 % of answers are right.
     """
-    least_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    min_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     """The share of its answers that have to be right, of those that are judged and of held-out
     questions.
     """

@@ -19,7 +19,7 @@ from router.trace.run import Feedback
 from router.versions.book import Judgement, Pair, Side, Trial, judge
 from router.versions.gate import GateRule, GateVerdict, decide, on_held_out
 
-RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=10_000, least_right=0.1)
+RULE = GateRule(margin=0.1, error=0.05, max_tokens_ratio=2.0, max_trials=10_000, min_right=0.1)
 """The default's."""
 _ACCURACIES = 0.3, 0.5, 0.8
 _TENANTS = 10

@@ -27,8 +27,8 @@ from router.versions.gate import (
     within_share,
 )
 
-RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=10_000)
-STRICT = GateRule(margin=0.1, error=0.05, most_tokens=1.0, most_trials=10_000)
+RULE = GateRule(margin=0.1, error=0.05, max_tokens_ratio=2.0, max_trials=10_000)
+STRICT = GateRule(margin=0.1, error=0.05, max_tokens_ratio=1.0, max_trials=10_000)
 """With it, versions that spend the same are at the edge of what is allowed."""
 STREAMS = 1000
 LENGTH = 500
@@ -288,7 +288,7 @@ def test_many_tenants_decide() -> None:
 
 def test_the_floor() -> None:
     """A version that is hardly ever right is not promoted, however bad the other one is."""
-    rule = GateRule(0.1, 0.05, 2.0, 10_000, least_right=0.2)
+    rule = GateRule(0.1, 0.05, 2.0, 10_000, min_right=0.2)
     pairs = alternating(([pair(False, False)] * 8 + [pair(True, False)]) * 60)
     assert decide(pairs, RULE, "canary")[0] == "promote"
     verdict, _, reason = decide(pairs, rule, "canary")
@@ -321,7 +321,7 @@ def test_held_out_questions_have_a_floor_and_an_error() -> None:
     """
     right = [(True, False)] * 15 + [(False, False)] * 185
     assert on_held_out(right, RULE)[0] == "promote"
-    assert on_held_out(right, GateRule(0.1, 0.05, 2.0, 10_000, least_right=0.1))[0] == "stop"
+    assert on_held_out(right, GateRule(0.1, 0.05, 2.0, 10_000, min_right=0.1))[0] == "stop"
     assert on_held_out([], RULE)[0] == "stop"
     wins = np.random.default_rng(1).binomial(100, 0.45, 400)
     passed = [

@@ -19,7 +19,7 @@ from tests.router.store.stored import put, run
 BASE = "mini-executor"
 FIRST = "executor-000001"
 SECOND = "executor-000002"
-RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=200)
+RULE = GateRule(margin=0.1, error=0.05, max_tokens_ratio=2.0, max_trials=200)
 BROKEN = "executor-000666"
 
 
@@ -424,7 +424,7 @@ async def test_the_gate_waits(setting: Setting) -> None:
 async def test_the_gate_does_not_wait_for_ever(setting: Setting) -> None:
     """What most trials did not decide is for the operator: the version costs no more."""
     await setting.versions.set_traffic(FIRST, "canary", 0.5)
-    for count, verdict in ((RULE.most_trials - 1, "wait"), (1, "stop")):
+    for count, verdict in ((RULE.max_trials - 1, "wait"), (1, "stop")):
         await setting.show(count, right=None)
         await setting.versions.review()
         last = (await setting.versions.decisions())[-1]

@@ -30,7 +30,7 @@ from tests.router.deployment import Deployment
 ASKS: frozenset[KeyScope] = frozenset(("ask",))
 
 PRICES = {"tiny": Price(prompt=0.1, completion=0.4)}
-GATE = GateRule(margin=0.1, error=0.05, most_tokens=1.0, most_trials=1000)
+GATE = GateRule(margin=0.1, error=0.05, max_tokens_ratio=1.0, max_trials=1000)
 
 
 async def _load(name: str) -> str:
