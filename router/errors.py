@@ -215,9 +215,9 @@ class ContextTooLong(UpstreamRefused):
 class ContentRefused(UpstreamRefused):
     """The model, or a content filter, declines to answer the prompt."""
 
-    def __init__(self, message: str, *, endpoint: str, said: str = "") -> None:
+    def __init__(self, message: str, *, endpoint: str, words: str = "") -> None:
         super().__init__(message, endpoint=endpoint)
-        self.said = said
+        self.words = words
         """The text with which the model declines."""
 
 

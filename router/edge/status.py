@@ -96,7 +96,7 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     UpstreamUnavailable: "{who} is not available for now; try again later.",
     errors.UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
     errors.ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",
-    errors.ContentRefused: "{who} declines this: {said}",
+    errors.ContentRefused: "{who} declines this: {words}",
     UpstreamProtocolError: (
         "{who} answered something that cannot be used; try again, or tell the gateway's operator."
     ),
@@ -136,7 +136,7 @@ def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
     message = str(error)
     if identity.tenant is not None and type(error) in _FOR_TENANTS:
         who = f"The model for {role}" if role else "Retrieval"
-        message = _FOR_TENANTS[type(error)].format(who=who, said=getattr(error, "said", ""))
+        message = _FOR_TENANTS[type(error)].format(who=who, words=getattr(error, "words", ""))
     return Failure(code, message, reason, role, _retry_after_s(error))
 
 

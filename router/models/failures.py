@@ -238,7 +238,7 @@ class Upstream:
         """Return the error for a prompt that the model or a content filter declines."""
         words = self._short(text)
         return ContentRefused(
-            f"model {self._model!r} declines: {words}", endpoint=self._endpoint, said=words
+            f"model {self._model!r} declines: {words}", endpoint=self._endpoint, words=words
         )
 
     def from_transport(self, error: ForeignError) -> UpstreamError:

@@ -260,7 +260,7 @@ async def test_refusals(
     for ask in (model.complete(PROMPT), streamed(model, PROMPT)):
         with pytest.raises(ContentRefused, match=r"declines: I will not\.") as caught:
             await ask
-        assert caught.value.said == "I will not."
+        assert caught.value.words == "I will not."
     openai_server.plays(
         streams(piece({"refusal": "I will "}), piece({"refusal": "not."}), END, DONE)
     )
