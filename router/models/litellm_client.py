@@ -86,8 +86,8 @@ class LiteLLMModel:
                     if raw is None or _is_made_up(chunks, chunk := self._read(raw)):
                         break
                     reply.take(msgspec.structs.replace(chunk, usage=_counted(chunks, chunk.usage)))
-                    reply.tell()
-                if not reply.whole:
+                    reply.report()
+                if not reply.complete:
                     raise self._upstream.unavailable("the stream was cut before its end")
                 return self._completion(reply)
         finally:

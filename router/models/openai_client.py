@@ -230,7 +230,7 @@ class OpenAIHTTP:
                 with streamed:
                     await self._post(prompt, body, reply)
                     reply.finish()
-                    if not streamed.whole:
+                    if not streamed.complete:
                         raise self._upstream.unavailable("the stream was cut before its end")
                     return self._completion(streamed, reply)
             except UpstreamError as failure:
@@ -270,7 +270,7 @@ class OpenAIHTTP:
             except _Enough:
                 pass
             except _FOREIGN as error:
-                if not reply.streamed.whole:
+                if not reply.streamed.complete:
                     raise self._upstream.from_transport(error) from error
             if reply.status == 200:
                 return
@@ -431,7 +431,7 @@ class _Reply:
                 raise _Enough
         if self.streamed.abandoned:
             raise _Enough
-        self.streamed.tell()
+        self.streamed.report()
         return False
 
     def _decoded(self, body: bytes | bytearray) -> tuple[ChatReply, ...]:

@@ -133,7 +133,7 @@ class StreamedReply:
 
     def __exit__(self, *_error: object) -> None:
         if not self._ended:
-            self.tell(self._counted)
+            self.report(self._counted)
 
     @property
     def begun(self) -> bool:
@@ -141,7 +141,7 @@ class StreamedReply:
         return self._chars > 0
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """True once the text is complete, by the engine's word or by a stop string."""
         return self._finish_reason is not None or self._cut.met
 
@@ -241,7 +241,7 @@ class StreamedReply:
         self.opened |= not thoughts.open
         self._cut = StopCut(self._stop)
 
-    def tell(self, usage: Usage | None = None) -> None:
+    def report(self, usage: Usage | None = None) -> None:
         """Pass on what was added since the last time."""
         text = "".join(self._texts[self._reported :])
         reasoning = "".join(self._reasoning[self._reported :])
@@ -286,7 +286,7 @@ class StreamedReply:
         self._ended = True
         self._texts.append(text)
         self._reasoning.append(thought)
-        self.tell(usage)
+        self.report(usage)
         output = Completion(
             "".join(self._texts), finish_reason, "".join(self._reasoning), usage, self._writes_on
         )

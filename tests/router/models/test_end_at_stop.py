@@ -40,7 +40,7 @@ def test_reply(pieces: list[str], stop: tuple[str, ...], reason: str) -> None:
         if reply.abandoned:
             break
         reply.take(ChatReply((Choice(delta=MessageReply(piece)),)))
-        reply.tell()
+        reply.report()
     if not reply.abandoned:
         reply.take(ChatReply((Choice(finish_reason=reason),)))
     output = reply.end()
