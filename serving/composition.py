@@ -206,7 +206,7 @@ async def _open_upstream(
 ) -> AsyncIterator[_Upstream]:
     """Start engines, and open the retriever, roles and tools. Raises `BadConfig` or `BadIndex`."""
     readiness = Readiness()
-    on_change = partial(readiness.say, "retrieval.embedder", ["retrieval"])
+    on_change = partial(readiness.report, "retrieval.embedder", ["retrieval"])
     opened = partial(open_retriever, config.retrieval, log, config.engines, on_change=on_change)
     opening = opened if double is None else lambda **_: nullcontext(double)
     judge = _judge(config)
@@ -258,7 +258,7 @@ async def _open_runs(
             run_log,
             on_cancel=live.cancel,
             keep_days=config.server.keep_days,
-            on_health=partial(upstream.readiness.say, "store", ["store"]),
+            on_health=partial(upstream.readiness.report, "store", ["store"]),
         ) as journal,
         open_observers(config.telemetry, log, watched, config.server.http_hosts) as observers,
     ):

@@ -91,7 +91,7 @@ async def start_engines(
             list(models),
             log,
             cpu_threads=threads,
-            on_change=partial(readiness.say, f"engines.{name}", _needed_by(config, name)),
+            on_change=partial(readiness.report, f"engines.{name}", _needed_by(config, name)),
         )
         for name, models in served.items()
     ]

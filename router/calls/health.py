@@ -23,7 +23,7 @@ class Readiness:
         self._down: dict[str, tuple[list[Need], str]] = {}
         self._news = asyncio.Event()
 
-    def say(self, source: str, needs: Collection[Need], why: str | None) -> None:
+    def report(self, source: str, needs: Collection[Need], why: str | None) -> None:
         """Report that `source`, such as `engines.executor`, is down, and `why`; None if it is up.
         `needs`: what depends on it.
         """
@@ -92,7 +92,7 @@ async def watch_role(
     due = 0.0
     while True:
         works = any(_works(model) for model in models)
-        readiness.say(f"roles.{name}", [NEEDS[name]], None if works else "all its calls fail")
+        readiness.report(f"roles.{name}", [NEEDS[name]], None if works else "all its calls fail")
 
         if works:
             pause_s = _FIRST_S

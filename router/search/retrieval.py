@@ -76,7 +76,7 @@ class WatchedRetriever:
         except (UpstreamError, TimeoutError) as error:
             self._doubt.set()
             why = str(error) or f"no answer within {_WITHIN_S:g} s"
-        self._readiness.say("retrieval", ["retrieval"], why)
+        self._readiness.report("retrieval", ["retrieval"], why)
 
     async def follow(self) -> None:
         """Probe at intervals, and soon after a search that failed; forever."""

@@ -155,4 +155,4 @@ class _Server:
         self._down_reason = down_reason
         self._tools = {tool.name: tool for tool in tools if tool.name in self._config.allow}
         self._started.set()
-        self._readiness.say(self._endpoint, [], down_reason)
+        self._readiness.report(self._endpoint, [], down_reason)

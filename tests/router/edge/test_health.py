@@ -67,14 +67,14 @@ async def test_services_say_what_they_need(need: Need, not_serving: set[str]) ->
             service = f"rolegate.v1.{name}Service" if name else ""
             watches[name] = health_of(channel).Watch(health_pb2.HealthCheckRequest(service=service))
             assert (await next_of(watches[name])).status == SERVING
-        readiness.say("engines.small", [need], "ended with code -9")
+        readiness.report("engines.small", [need], "ended with code -9")
         for name in not_serving:
             assert (await next_of(watches[name])).status == NOT_SERVING
         runs = await health_of(channel).Check(
             health_pb2.HealthCheckRequest(service="rolegate.v1.RunService")
         )
         assert runs.status == SERVING
-        readiness.say("engines.small", [need], None)
+        readiness.report("engines.small", [need], None)
         for name in not_serving:
             assert (await next_of(watches[name])).status == SERVING
         for watch in watches.values():
@@ -85,7 +85,7 @@ async def test_services_say_what_they_need(need: Need, not_serving: set[str]) ->
 async def test_a_drain_is_not_undone() -> None:
     """What comes back meanwhile does not make a server that ends look as if it served."""
     readiness = Readiness()
-    readiness.say("engines.small", ["answer"], "ended with code -9")
+    readiness.report("engines.small", ["answer"], "ended with code -9")
     server = server_of(readiness)
     async with connected(await server.start("127.0.0.1:0")) as channel:
         watch = health_of(channel).Watch(
@@ -94,7 +94,7 @@ async def test_a_drain_is_not_undone() -> None:
         assert (await next_of(watch)).status == SERVING
         draining = asyncio.create_task(server.drain(30))
         assert (await next_of(watch)).status == NOT_SERVING
-        readiness.say("engines.small", ["answer"], None)
+        readiness.report("engines.small", ["answer"], None)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await watch.read()
@@ -109,7 +109,7 @@ async def test_the_openai_server_says_so_too() -> None:
         f"http://{await http.start('127.0.0.1:0', 'http')}"
     ) as session:
         for why, status, said in (("ended with code -9", 503, "unavailable"), (None, 200, "ok")):
-            readiness.say("engines.small", ["retrieval"], why)
+            readiness.report("engines.small", ["retrieval"], why)
             async with session.get("/health") as response:
                 assert (response.status, await response.json()) == (status, {"status": said})
     await http.drain()
@@ -206,8 +206,8 @@ async def test_several_may_be_wrong_at_a_time() -> None:
     """All must be well again; and what is said twice is news once."""
     readiness = Readiness()
     news = 0
-    readiness.say("engines.small", ["execution", "answer"], "ended with code -9")
-    readiness.say("roles.answer", ["answer"], "all its endpoints fail")
+    readiness.report("engines.small", ["execution", "answer"], "ended with code -9")
+    readiness.report("roles.answer", ["answer"], "all its endpoints fail")
 
     async def count() -> None:
         nonlocal news
@@ -216,7 +216,7 @@ async def test_several_may_be_wrong_at_a_time() -> None:
 
     async with background_tasks(count()):
         for why in ("ended with code -9", None, None):
-            readiness.say("engines.small", ["execution", "answer"], why)
+            readiness.report("engines.small", ["execution", "answer"], why)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
     assert (readiness.down(["execution"]), readiness.down(["answer"])) == (

@@ -213,7 +213,7 @@ async def test_health() -> None:
     readiness = Readiness()
     async with http(FixedRetriever({}), readiness=readiness) as session:
         for why, status, said in (("connection refused", 503, "unavailable"), (None, 200, "ok")):
-            readiness.say("retrieval", ["retrieval"], why)
+            readiness.report("retrieval", ["retrieval"], why)
             async with session.get("/health") as response:
                 assert (response.status, await response.json()) == (status, {"status": said})
 
