@@ -17,7 +17,7 @@ from router.trace.identity import LOCAL, Identity
 from router.trace.values import Execution, Reported, SearchRecord, TableRun, ToolCall, Trajectory
 
 _log = structlog.get_logger("edge")
-COME_BACK_S = 5.0
+DEFAULT_RETRY_S = 5.0
 """Retry delay after an upstream failure that names none, in seconds."""
 Value = TypeVar("Value")
 
@@ -144,7 +144,7 @@ def _retry_after_s(error: BaseException) -> float | None:
     """Return the error's retry delay in seconds, or a default if a retry may help."""
     wait_s: float | None = getattr(error, "retry_after_s", None)
     if wait_s is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError):
-        return COME_BACK_S
+        return DEFAULT_RETRY_S
     return wait_s
 
 
@@ -225,7 +225,7 @@ def failure_of_run(run: Run, identity: Identity) -> Failure:
         text = f"Run {run.id} was interrupted, because its gateway was killed; ask again."
         return Failure(code_pb2.UNAVAILABLE, text, "RUN_INTERRUPTED")
     code, reason = _ROWS.get(run.error.partition(":")[0], (code_pb2.INTERNAL, "INTERNAL"))
-    wait_s = COME_BACK_S if code == code_pb2.UNAVAILABLE else None
+    wait_s = DEFAULT_RETRY_S if code == code_pb2.UNAVAILABLE else None
     return Failure(
         code,
         f"Run {run.id} failed: {as_seen_by(run, identity).error}",
