@@ -251,7 +251,7 @@ class GroupCommit:
             return _Size(used + min(amounts), used + wanted, sum(amounts), limit)
 
         kept = max(0, tally.free(of)) // 2 if used else 0
-        setattr(tally, f"most_{of}", getattr(tally, f"booked_{of}") + used + kept)
+        setattr(tally, f"lease_end_{of}", getattr(tally, f"booked_{of}") + used + kept)
         return _Size(used + kept, used + kept, 0, limit)
 
 

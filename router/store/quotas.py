@@ -51,9 +51,9 @@ class Tally(msgspec.Struct):
     booked_tokens: int = 0
     """The part of `tokens` that is in a shared database; 0 if the database is not shared."""
     booked_nano_usd: int = 0
-    most_tokens: int = 0
+    lease_end_tokens: int = 0
     """The end of the lease: max of `tokens` and `reserved_tokens` together."""
-    most_nano_usd: int = 0
+    lease_end_nano_usd: int = 0
 
     def used(self, of: str) -> int:
         """Return the part of the lease that is reserved, or spent and not yet in the database."""
@@ -63,7 +63,7 @@ class Tally(msgspec.Struct):
     def free(self, of: str) -> int:
         """Return the unused part of the lease."""
         return int(
-            getattr(self, f"most_{of}") - getattr(self, of) - getattr(self, f"reserved_{of}")
+            getattr(self, f"lease_end_{of}") - getattr(self, of) - getattr(self, f"reserved_{of}")
         )
 
     def lease(self, of: str, spent: int, lease: int) -> None:
@@ -71,7 +71,7 @@ class Tally(msgspec.Struct):
         by_others = spent - getattr(self, f"booked_{of}")
         setattr(self, of, getattr(self, of) + by_others)
         setattr(self, f"booked_{of}", spent)
-        setattr(self, f"most_{of}", spent + lease)
+        setattr(self, f"lease_end_{of}", spent + lease)
 
 
 class Quotas:
