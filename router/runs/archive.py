@@ -69,8 +69,8 @@ class RunFilter(msgspec.Struct, frozen=True):
     unsupported: bool = False
     """Whether to select only unsupported answers."""
     feedback: Literal["good", "bad", "any"] | None = None
-    least_nano_usd: int | None = None
-    most_nano_usd: int | None = None
+    min_nano_usd: int | None = None
+    max_nano_usd: int | None = None
     training: bool = False
     """Whether to leave out runs that must not be used for training: shadows, and runs of tenants
     who opted out.

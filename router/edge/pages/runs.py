@@ -24,7 +24,16 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "topology": (*get_args(TopologyName), *get_args(TableTopologyName)),
     "feedback": ("good", "bad", "any"),
 }
-_OTHERS = "unsupported", "text", "tenant", "executor_version", "least", "most", "since", "until"
+_OTHERS = (
+    "unsupported",
+    "text",
+    "tenant",
+    "executor_version",
+    "min_cost",
+    "max_cost",
+    "since",
+    "until",
+)
 """Fields of the form without choices: costs in dollars, times in UTC."""
 
 
@@ -51,7 +60,7 @@ def add_runs(site: Site, runs: Runs) -> None:
             request,
             "runs_list.html" if part else "runs.html",
             choices=_CHOICES,
-            found=listed_runs,
+            listed=listed_runs,
             asked=asked,
             address=urlencode(asked),
             page=page,
@@ -70,11 +79,8 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
     }
     try:
         fields["unsupported"] = "unsupported" in asked
-        fields |= {
-            f"{name}_nano_usd": _nano_usd(asked[name])
-            for name in ("least", "most")
-            if name in asked
-        }
+        costs = (("min_cost", "min_nano_usd"), ("max_cost", "max_nano_usd"))
+        fields |= {field: _nano_usd(asked[name]) for name, field in costs if name in asked}
         spans = (("since", "start"), ("until", "end"))
         fields |= {field: unix_time(asked[name]) for name, field in spans if name in asked}
         return msgspec.convert(fields, RunFilter)

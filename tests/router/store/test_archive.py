@@ -351,10 +351,10 @@ SAID = {
         (RunFilter(feedback="good"), "1"),
         (RunFilter(feedback="bad"), "24"),
         (RunFilter(feedback="any"), "1234"),
-        (RunFilter(least_nano_usd=0), "125"),
-        (RunFilter(least_nano_usd=8), "25"),
-        (RunFilter(most_nano_usd=7), "1"),
-        (RunFilter(least_nano_usd=8, most_nano_usd=14), "2"),
+        (RunFilter(min_nano_usd=0), "125"),
+        (RunFilter(min_nano_usd=8), "25"),
+        (RunFilter(max_nano_usd=7), "1"),
+        (RunFilter(min_nano_usd=8, max_nano_usd=14), "2"),
     ],
 )
 async def test_runs_that_are_looked_for(

@@ -227,7 +227,7 @@ async def test_errors_are_pages(tmp_path: Path) -> None:
             async with session.get(path) as response:
                 assert (response.status, response.content_type) == (status, "text/html")
         for path, status in (
-            ("/runs?least=1e12&most=-1e12", 200),
+            ("/runs?min_cost=1e12&max_cost=-1e12", 200),
             ("/usage?instead_execution=tiny*1e308", 400),
         ):
             async with session.get(path) as response:
