@@ -200,7 +200,7 @@ def request(text: str) -> str:
     return escape(text)
 
 
-def said(output: str) -> str:
+def shown_turn(output: str) -> str:
     """Return a model's turn as it is shown again: without its reasoning, and never empty, which
     many endpoints refuse.
     """

@@ -126,7 +126,7 @@ class ContextWindow:
         self.outputs.append(output)
         if output.usage is not None:
             self._rate = output.usage.prompt_tokens / max(1, self._characters)
-        text = output.text if self._form.raw else prompts.said(output.text)
+        text = output.text if self._form.raw else prompts.shown_turn(output.text)
         self.messages += (Message("assistant", text),)
 
     def tell(self, text: str) -> None:

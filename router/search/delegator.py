@@ -96,7 +96,7 @@ class Delegator:
 
 def with_output(conversation: Conversation, output: Completion) -> Conversation:
     """Return the conversation with the model's next turn."""
-    message = Message("assistant", prompts.said(output.text))
+    message = Message("assistant", prompts.shown_turn(output.text))
     return Conversation((*conversation.messages, message), (*conversation.outputs, output))
 
 

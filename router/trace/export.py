@@ -7,7 +7,7 @@ import msgspec
 
 from router.models import Completion, Message
 from router.protocol import exact_match
-from router.protocol.prompts import said
+from router.protocol.prompts import shown_turn
 from router.protocol.scoring import token_f1
 from router.trace.call import RoleName, sum_known
 from router.trace.run import Feedback, Run
@@ -186,7 +186,7 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
             continue
         messages = conversation.messages
         if agent.role == "answer":
-            messages += (Message("assistant", said(conversation.outputs[0].text)),)
+            messages += (Message("assistant", shown_turn(conversation.outputs[0].text)),)
         setting = run.settings.get(agent.role)
         parent = None if agent.sub_query_index is None else "delegation"
         if agent.manager and agent.worker is None:

@@ -41,4 +41,4 @@ def test_who_could_do_it() -> None:
 @pytest.mark.parametrize("output", ["", " \n", "<think>hm", "<think>hm</think>\n"])
 def test_a_turn_is_never_empty(output: str) -> None:
     """Many endpoints refuse an empty message."""
-    assert prompts.said(output) == "(no output)"
+    assert prompts.shown_turn(output) == "(no output)"
