@@ -170,7 +170,7 @@ async def running_gateway(
                     log=log,
                 ) as bound,
             ):
-                run_log.tell(bound)
+                run_log.write_address(bound)
                 yield bound
     finally:
         await database.close()

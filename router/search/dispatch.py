@@ -86,7 +86,7 @@ class Dispatching:
         await self.drop(agreeing(self._sub_queries, sub_queries))
         return self._tasks
 
-    def tell(self) -> None:
+    def emit_held_back(self) -> None:
         """Emit the events that were held back, and all later ones immediately."""
         self._decided.set_result(None)
         for event in self._held_back:
@@ -108,7 +108,7 @@ class Dispatching:
             self._outer.on_event(
                 SubQueryDispatched(index, self._number, sub_query, manager=manager)
             )
-        self.tell()
+        self.emit_held_back()
         for sub_query, manager in block[len(self._sub_queries) :]:
             self._start(sub_query, manager)
         return [await task for task in self._tasks]

@@ -345,7 +345,7 @@ def _begin(
     for start, redact, tenant, _ in begins:
         name = name_of(start)
         if (earlier := named.get(name)) and earlier.holds(start.started_at):
-            outcomes.append(earlier.told(start))
+            outcomes.append(earlier.earlier_run(start))
             continue
         try:
             see_counts(tenant, start.started_at, running[tenant.name], spent)

@@ -142,7 +142,7 @@ class LogJournal:
         if start.request_id and (self._unfinished or not self._members):
             earlier = await self._names.earlier(start)
             if earlier and earlier.holds(start.started_at):
-                return earlier.told(start)
+                return earlier.earlier_run(start)
             if (
                 earlier
                 and earlier.fingerprint == start.fingerprint

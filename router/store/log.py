@@ -227,7 +227,7 @@ class RunLog:
                 if strays := sorted({path.name for path in folder.iterdir()} - known):
                     _log.warning("log.stray_files", folder=str(folder), ignored=strays)
                 log = cls(folder, lock)
-                log.tell("")
+                log.write_address("")
             except OSError as error:
                 os.close(lock)
                 raise _in_use(folder) if isinstance(error, BlockingIOError) else error from None
@@ -244,7 +244,7 @@ class RunLog:
                 os.fsync(file.fileno())
         return name
 
-    def tell(self, address: str) -> None:
+    def write_address(self, address: str) -> None:
         """Write the owner's address to the `owner` file."""
         owner = msgspec.json.encode(Owner(os.getpid(), address))
         os.pwrite(self._lock, owner, 0)

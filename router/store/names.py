@@ -51,7 +51,7 @@ class Named(NamedTuple):
         """Return whether the name is taken."""
         return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
 
-    def told(self, start: RunStart) -> EarlierRun:
+    def earlier_run(self, start: RunStart) -> EarlierRun:
         """Return the answer to a request for the same name."""
         return EarlierRun(self.run_id, self.status, self.fingerprint == start.fingerprint)
 

@@ -412,7 +412,7 @@ class _Filling:
         begun = await early.keep(texts[:unnamed])
         for ask, task in zip(asks, begun, strict=False):
             self._at_work[task] = self._dispatched(ask)
-        early.tell()
+        early.emit_held_back()
         for ask in asks[len(begun) :]:
             self._put(ask)
         return bool(asks)

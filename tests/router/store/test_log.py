@@ -294,13 +294,13 @@ def test_a_log_has_one_owner(tmp_path: Path) -> None:
         with pytest.raises(StoreInUse, match=f"is in use by process {os.getpid()}") as caught:
             RunLog.open(tmp_path)
         assert caught.value.address == ""
-        log.tell("127.0.0.1:50051")
+        log.write_address("127.0.0.1:50051")
         with pytest.raises(
             StoreInUse, match=r"is in use by the gateway at 127\.0\.0\.1:50051"
         ) as caught:
             RunLog.open(tmp_path)
         assert caught.value.address == "127.0.0.1:50051"
-        log.tell("h:1")
+        log.write_address("h:1")
         with pytest.raises(StoreInUse, match=r"is in use by the gateway at h:1 \("):
             RunLog.open(tmp_path)
     RunLog.open(tmp_path).close()
