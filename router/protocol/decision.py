@@ -121,13 +121,13 @@ class EarlyReader:
     def __init__(
         self,
         limit: int,
-        tell: Callable[[tuple[str, ...]], None],
+        on_sub_queries: Callable[[tuple[str, ...]], None],
     ) -> None:
         """`limit`: as for `parse_decision`. `tell`: called with all certain sub-queries whenever
         there are more.
         """
         self._limit = limit
-        self._tell = tell
+        self._on_sub_queries = on_sub_queries
         self._tail = ""
         self._block = ""
         self._thoughts = Thoughts()
@@ -171,7 +171,7 @@ class EarlyReader:
         self._over = closing is not None or len(questions) == self._limit
         if len(questions) > self._known:
             self._known = len(questions)
-            self._tell(questions)
+            self._on_sub_queries(questions)
 
     def _certain(self, block: str) -> tuple[str, ...]:
         """Return the questions of an unclosed block that are certain however it continues."""

@@ -129,7 +129,7 @@ class ContextWindow:
         text = output.text if self._form.raw else prompts.shown_turn(output.text)
         self.messages += (Message("assistant", text),)
 
-    def tell(self, text: str) -> None:
+    def add_user_turn(self, text: str) -> None:
         """Add a user turn."""
         self.messages += (Message("user", text),)
 
@@ -141,7 +141,7 @@ class ContextWindow:
             self.gave_up = True
         else:
             self.corrected = True
-            self.tell(text)
+            self.add_user_turn(text)
 
     def offer(self, tools: dict[str, tuple[Tool, Function]], text: str) -> None:
         """Let the model call `tools`, which `text` describes in the system prompt."""
@@ -161,7 +161,7 @@ class ContextWindow:
         """Add the result of a search; `last` asks for the report."""
         self._documents.append((len(self.messages), last))
         self.searches.append(search)
-        self.tell(self._rendered(search, last))
+        self.add_user_turn(self._rendered(search, last))
         self.corrected = False
 
     def fit(self, context_tokens: int, max_tokens: int) -> None:
@@ -195,7 +195,7 @@ class ContextWindow:
         elif last.role == "user" and text not in last.content:
             self.messages = (*self.messages[:-1], Message("user", f"{last.content}\n{text}"))
         elif last.role == "assistant":
-            self.tell(text)
+            self.add_user_turn(text)
 
     def _render_again(self, number: int) -> None:
         at, last = self._documents[number]

@@ -33,7 +33,7 @@ class VersionRouting:
         configured: str,
         read: Callable[[], Awaitable[Traffic]],
         load: Callable[[str], Awaitable[object]],
-        tell: Callable[[str], None] = lambda _said: None,
+        report: Callable[[str], None] = lambda _said: None,
     ) -> None:
         """`make`: returns the executor of a version. `configured`: the version that needs no
         loading. `read`: returns the stored traffic; raises `StoreFailed`. `load`: loads a version
@@ -43,7 +43,7 @@ class VersionRouting:
         self._configured = configured
         self._read = read
         self._load = load
-        self._tell = tell
+        self._report = report
         self.of = cache(make)
         """Return the executor of a version."""
         self.traffic = Traffic(configured)
@@ -151,7 +151,7 @@ class VersionRouting:
             await self._load(version)
         except BadVersion as error:
             _log.warning("version.not_loaded", version=version, error=str(error))
-            self._tell(f"executor version {version} is not in use here: {error}")
+            self._report(f"executor version {version} is not in use here: {error}")
             return False
         return True
 
