@@ -277,7 +277,7 @@ async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[
         IndexSearcher(
             index,
             embedder,
-            most=most,
+            max_batch=most,
             cache=0,
         )
         for most in sizes

@@ -68,7 +68,7 @@ class Attempts:
     worst: Callable[[int, int], Amount]
     """Returns the worst case of an attempt, given the tokens of its prompt and its output limit."""
     streams: bool
-    most: int
+    max_attempts: int
     """Max number of attempts."""
     until: float = math.inf
     """Deadline of the call, in the event loop's time."""
@@ -96,7 +96,7 @@ class Attempts:
                 # A refusal for a wrong key or model name adds no load, so no retry is spent.
                 if (
                     error.passed_on
-                    or number >= self.most
+                    or number >= self.max_attempts
                     or not error.lasting
                     or not self._elsewhere()
                 ):
@@ -107,7 +107,7 @@ class Attempts:
                 late = pause_s is None or asyncio.get_running_loop().time() + pause_s > self.until
                 if (
                     error.passed_on
-                    or number >= self.most
+                    or number >= self.max_attempts
                     or late
                     or not self.health.retries.spend()
                 ):

@@ -227,7 +227,7 @@ class Role:
 
     def _worst(self, prompt_tokens: int, max_tokens: int) -> Amount:
         prompt_tokens = self._in_context(prompt_tokens)
-        nano_usd = self.price.most(prompt_tokens, max_tokens) if self.price else None
+        nano_usd = self.price.max_cost(prompt_tokens, max_tokens) if self.price else None
         return Amount(self._in_context(prompt_tokens + max_tokens), nano_usd)
 
     def _in_context(self, tokens: int) -> int:

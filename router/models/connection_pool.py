@@ -96,9 +96,9 @@ class Target:
 class ConnectionPool:
     """Connections to any number of endpoints, reused until they are idle for `IDLE_S`."""
 
-    def __init__(self, most: int = 0) -> None:
-        """`most`: max concurrent calls; 0 for any number."""
-        self._places = asyncio.Semaphore(most) if most else nullcontext()
+    def __init__(self, max_calls: int = 0) -> None:
+        """`max_calls`: max concurrent calls; 0 for any number."""
+        self._places = asyncio.Semaphore(max_calls) if max_calls else nullcontext()
         self._idle: dict[tuple[str, int, bool], dict[_Connection, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 

@@ -14,9 +14,9 @@ MAX_LISTED_CHARS = 500
 """Max characters of a request in a list, so that a page of a thousand runs fits into a message."""
 
 
-def shortened(text: str, most: int) -> str:
-    """Return a text, or its beginning with `…` if it has more than `most` characters."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def shortened(text: str, max_chars: int) -> str:
+    """Return a text, or its beginning with `…` if it has more than `max_chars` characters."""
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 class RunSummary(msgspec.Struct, frozen=True):

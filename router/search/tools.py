@@ -101,13 +101,13 @@ def passages_of(
     tool: Tool,
     call: str,
     output: ToolOutput,
-    most_chars: int,
+    max_chars: int,
 ) -> tuple[Passage, ...]:
-    """Return the first `most_chars` characters of an output as passages, in order. They are cut at
+    """Return the first `max_chars` characters of an output as passages, in order. They are cut at
     ends of lines and sentences, and nothing between them is lost. `call`: the title of an output
     that has none.
     """
-    text = encodable(output.text[:most_chars])
+    text = encodable(output.text[:max_chars])
     title = encodable(output.title or call)[:_PASSAGE_CHARS]
     address = encodable(output.address)[:_PASSAGE_CHARS]
     key = f"{tool.server}:{tool.name}:{hashlib.sha256(text.encode()).hexdigest()[:8]}"

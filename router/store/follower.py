@@ -227,8 +227,8 @@ class Follower:
         if not self._changes:
             self._news.clear()
 
-    def _ready(self, most: int) -> list[Change]:
-        """Return the first waiting changes, at most `most`. Ends are ready once they are on disk,
+    def _ready(self, limit: int) -> list[Change]:
+        """Return the first waiting changes, at most `limit`. Ends are ready once they are on disk,
         so that readers see nothing that may be lost.
         """
 
@@ -236,7 +236,7 @@ class Follower:
             synced = change.position <= self._log.durable
             return change.run is None or self._commits is not None or synced
 
-        return list(takewhile(ready, islice(self._changes, most)))
+        return list(takewhile(ready, islice(self._changes, limit)))
 
     async def _write_all(self, changes: Sequence[Change]) -> None:
         for first in range(0, len(changes), _MOST):

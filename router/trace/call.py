@@ -167,7 +167,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         )
         return round(dollars_for_a_million * 1000)
 
-    def most(
+    def max_cost(
         self,
         prompt_tokens: int,
         completion_tokens: int,

@@ -55,14 +55,14 @@ class IndexSearcher:
         index: Index,
         embedder: Embedder,
         *,
-        most: int = 64,
+        max_batch: int = 64,
         cache: int = 10_000,
     ) -> None:
-        """`most`: a batch with so many queries is full. `cache`: max number of queries whose
+        """`max_batch`: a batch with so many queries is full. `cache`: max number of queries whose
         passages are cached, until the index is swapped.
         """
         self._embedder = embedder
-        self._batch_queries = most
+        self._batch_queries = max_batch
         self._cache_queries = cache
         self._searched = _Searched(index, LRUCache(cache))
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()

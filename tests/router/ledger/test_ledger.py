@@ -340,7 +340,7 @@ async def test_no_usage_costs_more_than_the_worst_case(
     parts.
     """
     price = Price(prompt=2.0, completion=8.0, cached=0.1)
-    worst = Amount(reserved, price.most(bound, 64)) if reserved else NOTHING
+    worst = Amount(reserved, price.max_cost(bound, 64)) if reserved else NOTHING
     ledger = Ledger()
     async with ledger.attempt(
         replace(CALLER, prompt_bound=bound, price=price), "first", 1, worst
@@ -358,7 +358,7 @@ async def test_no_usage_costs_more_than_the_worst_case(
     assert (0 < read <= bound, (1 if writes else 0) <= written <= 64) == (True, True)
     assert 0 <= (call.usage.cached_tokens or 0) <= read
     assert 0 <= (call.usage.reasoning_tokens or 0) <= written
-    assert 0 <= (call.nano_usd or 0) <= price.most(bound, 64)
+    assert 0 <= (call.nano_usd or 0) <= price.max_cost(bound, 64)
     assert not reserved or call.charged.tokens <= reserved
 
 

@@ -221,7 +221,7 @@ async def test_a_swap_clears_the_cache(
 
 async def test_batches_are_limited(index: Index, gated: GatedEmbedder) -> None:
     """Further searches form the next batch."""
-    searcher = IndexSearcher(index, gated, most=2)
+    searcher = IndexSearcher(index, gated, max_batch=2)
     first = await busy(searcher, gated)
     others = [asyncio.create_task(found(searcher, [word], 1)) for word in WORDS[:5]]
     await started(*others)
