@@ -123,8 +123,8 @@ class EarlyReader:
         limit: int,
         on_sub_queries: Callable[[tuple[str, ...]], None],
     ) -> None:
-        """`limit`: as for `parse_decision`. `tell`: called with all certain sub-queries whenever
-        there are more.
+        """`limit`: as for `parse_decision`. `on_sub_queries`: called with all certain sub-queries
+        whenever there are more.
         """
         self._limit = limit
         self._on_sub_queries = on_sub_queries

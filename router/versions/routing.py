@@ -37,7 +37,7 @@ class VersionRouting:
     ) -> None:
         """`make`: returns the executor of a version. `configured`: the version that needs no
         loading. `read`: returns the stored traffic; raises `StoreFailed`. `load`: loads a version
-        into the engine; raises `BadVersion` and `UpstreamError`. `tell`: called with messages for
+        into the engine; raises `BadVersion` and `UpstreamError`. `report`: called with messages for
         the operator.
         """
         self._configured = configured
