@@ -24,7 +24,7 @@ import msgspec
 import uvloop
 
 from benchmarks.gateway import at_once
-from router.testing.openai_server import ChatRequest, Reply, events, whole
+from router.testing.openai_server import ChatRequest, Reply, complete_reply, events
 from serving.signals import tune_interpreter
 
 Pace = Literal["paced", "at-once", "tokens"]
@@ -101,7 +101,7 @@ class _Connection(asyncio.Protocol):
         reply = Reply([" word"] * asked.max_tokens) if self._pace == "tokens" else at_once(asked)
         prompt_tokens = sum(len(text.split()) for text in asked.texts)
         if not asked.stream:
-            text = whole(reply, prompt_tokens)
+            text = complete_reply(reply, prompt_tokens)
             self._last(_WHOLE % (len(text), text))
             return
         self._transport.write(_STREAM)

@@ -183,7 +183,7 @@ class Follower:
         await self._write_all(changes)
         # Without this, readers may see rows that are not on disk.
         await self._keep_place(on_disk=True)
-        return [*fold.interrupted.values(), *left.values()], fold.whole and not missing
+        return [*fold.interrupted.values(), *left.values()], fold.complete and not missing
 
     async def read(self) -> Fold:
         """Write what the last owner has left in the log. Return its fold, with the runs that have

@@ -397,7 +397,7 @@ class LogJournal:
         self._forget_unfinished()
         await self._read_settings()
         if self._members:
-            await self._members.book_leases(whole=whole)
+            await self._members.book_leases(complete=whole)
         else:
             self._quotas.tallies.update(await self._database.read(_spent))
             await self._names.read()

@@ -94,7 +94,7 @@ class Segment:
     """Byte ranges that are not valid frames: start and end."""
     synced: int = 0
     """Everything before this byte was on disk, so that a hole there is damage."""
-    whole: int = 0
+    final_length: int = 0
     """Length of the segment when the next one was begun; 0 if there is no next one, or unknown."""
     unwritten: bool = False
     """True if only zeros follow the last frame: space that was allocated and not used."""
@@ -128,7 +128,7 @@ def read_segment(path: Path) -> Segment:
             continue
         (offset,) = _SYNCED.unpack(frame.payload)
         if frame.number == _LAST:
-            segment.whole = offset
+            segment.final_length = offset
         else:
             segment.synced = max(segment.synced, offset)
 
@@ -572,7 +572,7 @@ def read_all(folder: Path) -> Iterator[Segment]:
             continue
         if previous:
             if segment.synced:  # each sync covers all earlier segments
-                previous.synced = max(previous.synced, previous.whole)
+                previous.synced = max(previous.synced, previous.final_length)
             yield previous
         previous = segment
     if previous:

@@ -79,20 +79,20 @@ class Members:
                 yield
             if self.done:
                 with suppress(StoreFailed):
-                    await self.book_leases(whole=True)
+                    await self.book_leases(complete=True)
                     await self._database.write(partial(_leave, epoch=self.epoch))
         finally:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._end_session)
             self._thread.shutdown()
 
-    async def book_leases(self, *, whole: bool) -> None:
+    async def book_leases(self, *, complete: bool) -> None:
         """Give back the leases of this log, once the database has all of it. If the log is not
-        `whole`, they count as spent. Raises `StoreFailed`.
+        `complete`, they count as spent. Raises `StoreFailed`.
         """
         own = LEASES.c.log == self._log
         lost = LEASES.update().where(own).values(log=f"{self._log} before {self.epoch}")
         await self._database.write(
-            lambda connection: connection.execute(LEASES.delete().where(own) if whole else lost)
+            lambda connection: connection.execute(LEASES.delete().where(own) if complete else lost)
         )
 
     def see_alive(self, *, begins: bool = False) -> None:

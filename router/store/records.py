@@ -221,7 +221,7 @@ class Fold:
     """
 
     def __init__(self) -> None:
-        self.whole = True
+        self.complete = True
         """True if everything that was on disk could be read."""
         self.running: dict[int, RecordedRun] = {}
         """Runs that have not ended, by key."""
@@ -268,7 +268,7 @@ class Fold:
         has no later record, so those runs get a gap.
         """
         changes = [change for frame in segment.frames if (change := self.apply(frame))]
-        self.whole = self.whole and not segment.damaged
+        self.complete = self.complete and not segment.damaged
         for start, _ in segment.holes:
             for run in self.running.values():
                 if start < segment.synced and run.end <= (segment.number, start):

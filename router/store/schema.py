@@ -34,7 +34,7 @@ from router.trace import Call, Run, Trajectory
 from router.trace.call import UsageSums, sum_known
 from router.trace.export import output_of
 from router.trace.run import Feedback
-from router.trace.values import TableRun, brief, whole
+from router.trace.values import TableRun, brief, with_executions
 from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import Judgement, Side, Trial
 
@@ -274,4 +274,4 @@ def run_of(row: Row[Any]) -> Run:
         raise StoreFailed(
             f"The trace of run {row.run_id} is damaged; see `rolegate store check`."
         ) from error
-    return msgspec.structs.replace(run, events=whole(run.events, run.result))
+    return msgspec.structs.replace(run, events=with_executions(run.events, run.result))

@@ -238,7 +238,7 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
         wrote = len(reply.reasoning) + len(reply.tokens)
         request[_TOKENS] = counts = {"prompt": read, "generation": wrote}
         if not asked.stream:
-            return web.Response(body=whole(reply, read), content_type="application/json")
+            return web.Response(body=complete_reply(reply, read), content_type="application/json")
         *deltas, (_, end) = events(reply, read)
         response = web.StreamResponse(headers=_SSE)
         clock = asyncio.get_running_loop().time
@@ -262,7 +262,7 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
     return play
 
 
-def whole(reply: Reply, read: int) -> bytes:
+def complete_reply(reply: Reply, read: int) -> bytes:
     """Return the body of a whole reply. `read`: tokens of the prompt."""
     choice = {
         "message": {"role": "assistant", "content": "".join(reply.tokens)},

@@ -23,7 +23,7 @@ from router.trace.values import (
     ToolCall,
     Trajectory,
     brief,
-    whole,
+    with_executions,
 )
 
 
@@ -272,7 +272,7 @@ class Turns:
     def within(self, run: Run) -> Run:
         """Return the complete run; the inverse of `without`."""
         result = self._mapped(run.result, self._put_in)
-        return replace(run, result=result, events=whole(run.events, result))
+        return replace(run, result=result, events=with_executions(run.events, result))
 
     def _recorded(self, agent: AgentId) -> _Work:
         outputs = tuple(output for _, output in self._turns.get(agent, ()))

@@ -226,7 +226,7 @@ def _brief(event: Event) -> Event:
     return event
 
 
-def whole(events: Iterable[Event], result: "Result | None") -> tuple[Event, ...]:
+def with_executions(events: Iterable[Event], result: "Result | None") -> tuple[Event, ...]:
     """Return the events with the executions of the run's result, but without rows; the inverse of
     `brief`.
     """

@@ -67,7 +67,7 @@ async def child_process(
         with received, suppress(asyncio.IncompleteReadError):
             while True:
                 line, whole = await _line(stdout)
-                if message := _message(line, whole=whole):
+                if message := _message(line, complete=whole):
                     # Read to the end of the output even when the client has stopped listening
                     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                         await received.send(message)
@@ -153,17 +153,17 @@ async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
             ends = ends[:_EDGE_BYTES] + ends[-_EDGE_BYTES:]
 
 
-def _message(line: bytes, *, whole: bool) -> SessionMessage | None:
+def _message(line: bytes, *, complete: bool) -> SessionMessage | None:
     """Parse a line. A broken or too long line becomes an error of the request that it answers, or
     None if that is unknown, as for other output of the program.
     """
-    if whole:
+    if complete:
         with suppress(ValueError):
             return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     if (answered := _ID_FIRST.match(line) or _ID_LAST.search(line[-_EDGE_BYTES:])) is None:
         return None
 
-    message = "sent an answer that is no message of the protocol" if whole else _TOO_LARGE
+    message = "sent an answer that is no message of the protocol" if complete else _TOO_LARGE
     error = ErrorData(code=PARSE_ERROR, message=message)
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(answered[1]), error=error))
 

@@ -20,7 +20,7 @@ from router.trace import Call, Run
 from router.trace.call import Outcome, added, totals
 from router.trace.run import RunStatus
 from router.trace.turns import AgentId, Decided, Searched
-from router.trace.values import brief, whole
+from router.trace.values import brief, with_executions
 from tests.router.store.entries import ended, opened, rows, spent, start
 from tests.router.store.stored import ANSWER, EXECUTIONS, events, run
 
@@ -114,7 +114,7 @@ async def conduct(
     status: RunStatus = luck.choice(("finished", "failed", "cancelled"))
     result = luck.choice((ANSWER, replace(ANSWER, executions=EXECUTIONS[:1]), None))
     of = {"tenant": plan.tenant, "request_id": request_id}
-    happened = whole(brief(events(plan.id)), result)
+    happened = with_executions(brief(events(plan.id)), result)
     over = run(plan.id, plan.started_at, made, status=status, result=result, events=happened, **of)
     await journal.finish(over)
     return over
