@@ -163,7 +163,7 @@ async def test_the_list_follows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    "since=yesterday until=2026-99-01 least=x most=1e400 least=nan kind=x topology=x "
+    "since=yesterday until=2026-99-01 min_cost=x max_cost=1e400 min_cost=nan kind=x topology=x "
     "since=9999999-01-01".split(),
 )
 async def test_filters_that_are_none(tmp_path: Path, asked: str) -> None:
