@@ -274,7 +274,7 @@ async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> i
     return usage.prompt_tokens
 
 
-def least_tokens(max_tokens: int) -> int:
+def min_output_tokens(max_tokens: int) -> int:
     """Return the smallest output limit that is worth a call whose own limit is `max_tokens`."""
     return min(max_tokens, max(_LEAST_TOKENS, max_tokens // _LEAST_SHARE))
 
@@ -285,7 +285,7 @@ async def affordable(
     """Return `take(tokens, worst(tokens), waits=…)` for the largest output limit up to `max_tokens`
     that the budget has room for. Raises `BudgetExhausted`.
     """
-    least = least_tokens(max_tokens)
+    least = min_output_tokens(max_tokens)
     waits = True
     while True:
         try:

@@ -8,7 +8,13 @@ import msgspec
 import structlog
 
 from router.amount import NOTHING, Amount
-from router.calls.attempts import BYTES_PER_TOKEN, Attempts, OnText, least_tokens, prompt_tokens
+from router.calls.attempts import (
+    BYTES_PER_TOKEN,
+    Attempts,
+    OnText,
+    min_output_tokens,
+    prompt_tokens,
+)
 from router.calls.limits import RoleHealth, prompt_bound
 from router.calls.replicas import Endpoint, Replica
 from router.calls.timeouts import Timeouts
@@ -155,7 +161,7 @@ class Role:
             self.attempts,
         )
 
-    async def least(self, text: str, turns: int = 1) -> Amount:
+    async def min_cost(self, text: str, turns: int = 1) -> Amount:
         """Return the min cost of `turns` turns of a conversation that begins with `text`. Each turn
         reads the prompt, and the last one writes a short output.
         """
@@ -164,7 +170,7 @@ class Role:
         tokens = prompt_bound(prompt.texts) // BYTES_PER_TOKEN
         if usage and not usage.estimated:
             tokens = usage.prompt_tokens
-        amount = self._worst(tokens, least_tokens(self.sampling.max_tokens))
+        amount = self._worst(tokens, min_output_tokens(self.sampling.max_tokens))
         for _ in range(turns - 1):
             amount += self._worst(tokens, 0)
         return amount
@@ -175,20 +181,20 @@ class Role:
         coming_tokens: int,
         ledger: Ledger,
         *,
-        least: bool = False,
+        shortest: bool = False,
         extra: Amount = NOTHING,
     ) -> None:
         """Reserve the worst case of a call with `messages` and `coming_tokens` more.
 
-        `least`: for the smallest output that is worth a call. `extra`: reserved in addition.
+        `min_cost`: for the smallest output that is worth a call. `extra`: reserved in addition.
         Raises `BudgetExhausted` and `StoreFailed`.
         """
         tokens = await prompt_tokens(
             self.model, self._prompt(messages, (), None), self.health.counts
         )
         max_tokens = self.sampling.max_tokens
-        if least:
-            max_tokens = least_tokens(max_tokens)
+        if shortest:
+            max_tokens = min_output_tokens(max_tokens)
         await ledger.reserve_for_answer(self._worst(tokens + coming_tokens, max_tokens) + extra)
 
     def limited(self, max_tokens: int) -> "Role":

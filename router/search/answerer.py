@@ -51,7 +51,7 @@ class Answerer:
             self._messages(question, pairs),
             coming_tokens,
             ledger,
-            least=not any(report.evidence for _, report in pairs),
+            shortest=not any(report.evidence for _, report in pairs),
             extra=searching,
         )
 

@@ -235,8 +235,8 @@ class FactorizedSearch:
             if not trajectory.rounds and not coming:
                 # Refuse a budget that cannot hold a decision, a search, a report and an answer
                 # before anything is spent.
-                searching = await self._executor.role(context).least("", turns=2)
-                searching += await self._delegator.role.least(question)
+                searching = await self._executor.role(context).min_cost("", turns=2)
+                searching += await self._delegator.role.min_cost(question)
                 await self._answerer.reserve_for_answer(
                     question, pairs, 0, context.ledger, searching
                 )

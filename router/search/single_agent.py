@@ -121,7 +121,7 @@ class SingleAgent:
             last = (*work.messages, Message("user", prompts.LAST_ANSWER))
             nothing_yet = not any(search.passages for search in work.searches)
             await role.reserve_for_answer(
-                last, role.sampling.max_tokens + _FRAME_TOKENS, context.ledger, least=nothing_yet
+                last, role.sampling.max_tokens + _FRAME_TOKENS, context.ledger, shortest=nothing_yet
             )
 
     async def _release(self, work: ContextWindow, context: RunContext) -> None:
@@ -132,7 +132,7 @@ class SingleAgent:
             try:
                 bare = not any(search.shown for search in work.searches)
                 await self._agent.role.reserve_for_answer(
-                    work.messages, 0, context.ledger, least=bare
+                    work.messages, 0, context.ledger, shortest=bare
                 )
                 break
             except BudgetExhausted:

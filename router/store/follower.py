@@ -130,7 +130,7 @@ class Follower:
 
         # A place after the last segment says that the folder may be empty.
         least = Position() if self._changes else Position(self._log.end.segment + 1)
-        await self._keep_place(on_disk=True, least=least)
+        await self._keep_place(on_disk=True, min_place=least)
         return not self._changes
 
     async def delete_segments(self, needed: int) -> None:
@@ -139,7 +139,7 @@ class Follower:
         """
         needed = min([needed, *(change.segment for change in self._changes)])
         obsolete = any(number_of(path) < needed for path in segments(self._log.folder))
-        await self._keep_place(on_disk=obsolete, least=Position(needed))
+        await self._keep_place(on_disk=obsolete, min_place=Position(needed))
         if obsolete:
             self._log.delete(needed)
 
@@ -275,8 +275,8 @@ class Follower:
                 )
                 await self._write([batch[0]._replace(run=bare)])
 
-    async def _keep_place(self, *, on_disk: bool, least: Position = _START) -> None:
-        place = least if self._changes else max(least, self._log.end)
+    async def _keep_place(self, *, on_disk: bool, min_place: Position = _START) -> None:
+        place = min_place if self._changes else max(min_place, self._log.end)
         kept = partial(keep_place, log=self.name, place=place)
         await self._database.write(kept, on_disk=on_disk, behind=True)
 

@@ -66,7 +66,7 @@ class _Wish(NamedTuple):
 class _Size(NamedTuple):
     """Size of a lease, in one of `LIMITED`."""
 
-    least: int
+    min_size: int
     """The used part, plus the smallest request."""
     wanted: int
     """The used part, plus all requests; or what is kept of a lease that is given back."""
@@ -183,7 +183,7 @@ class GroupCommit:
             for period in periods(wish.at):
                 key = wish.tenant, period
                 for (_, lease), size in zip(leases[key], sizes[key], strict=True):
-                    granted = granted and (size.limit is None or lease >= size.least)
+                    granted = granted and (size.limit is None or lease >= size.min_size)
             _resolve(wish.answer, granted)
         return closed
 
@@ -328,7 +328,7 @@ def _granted(size: _Size, own: int, taken: int) -> int:
     left = size.limit - taken
     ahead = min(_AHEAD * size.asked, max(0, left - size.wanted) // _LEFT_FOR_OTHERS)
     granted = min(size.wanted + ahead, left)
-    return max(min(own, size.wanted), granted if granted >= size.least else 0)
+    return max(min(own, size.wanted), granted if granted >= size.min_size else 0)
 
 
 def _begin(
