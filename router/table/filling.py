@@ -216,8 +216,8 @@ class WideSearch:
                 await work.fill(group)
         finally:
             context.ledger.decide(0)
-            context.draft.result = work.found
-        return work.found
+            context.draft.result = work.result
+        return work.result
 
 
 class _Filling:
@@ -266,7 +266,7 @@ class _Filling:
         """Keys whose fills have been queued."""
 
     @property
-    def found(self) -> TableRun:
+    def result(self) -> TableRun:
         """The run so far; executors that have not reported count as timed out."""
         cut = Execution("", NO_EVIDENCE, "timed_out", (), Conversation(()))
         return TableRun(
