@@ -37,9 +37,9 @@ class LedgerSum(msgspec.Struct, frozen=True):
     """Calls that were cut, failed or are still running, by `OpenedCall.request_id`; at most
     1000.
     """
-    least: Tokens
+    lower_bound: Tokens
     """Tokens of completed calls, and the known tokens of cut ones. Estimates do not count."""
-    most: Tokens
+    upper_bound: Tokens
     """Max tokens of all calls: an uncertain call counts with its prompt's bound and its token
     limit.
     """
@@ -135,9 +135,11 @@ class Reconciler:
         if not after.complete:
             return unknown("calls since the engine's start have been deleted")
 
-        prompt = ReconciledTokens(engine.tokens.prompt, before.least.prompt, after.most.prompt)
+        prompt = ReconciledTokens(
+            engine.tokens.prompt, before.lower_bound.prompt, after.upper_bound.prompt
+        )
         completion = ReconciledTokens(
-            engine.tokens.completion, before.least.completion, after.most.completion
+            engine.tokens.completion, before.lower_bound.completion, after.upper_bound.completion
         )
         return Reconciliation(
             deployment=deployment,

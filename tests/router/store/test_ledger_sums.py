@@ -93,7 +93,7 @@ async def test_at_most_a_thousand_are_named(database: Database) -> None:
     ]
     found = await summed(database, *calls)
     assert found.uncertain_calls == tuple(f"run-1-{number}" for number in range(1000))
-    assert found.most.completion == 1001 * 64
+    assert found.upper_bound.completion == 1001 * 64
 
 
 async def test_deleted_calls(database: Database) -> None:
