@@ -69,7 +69,7 @@ class ReconciledTokens(msgspec.Struct, frozen=True):
     engine: int
     ledger: int
     """Tokens that the ledger knows for certain."""
-    ledger_most: int
+    ledger_max: int
     """Max tokens that the ledger's calls can have used."""
 
     @property
@@ -77,7 +77,7 @@ class ReconciledTokens(msgspec.Struct, frozen=True):
         """Result of the comparison."""
         if self.engine == self.ledger:
             return "equal"
-        return "within_bounds" if self.ledger <= self.engine <= self.ledger_most else "different"
+        return "within_bounds" if self.ledger <= self.engine <= self.ledger_max else "different"
 
 
 class Reconciliation(msgspec.Struct, frozen=True):

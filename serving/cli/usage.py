@@ -154,10 +154,10 @@ def _lines(reconciliation: pb.Reconciliation) -> list[str]:
 
 def _compared(tokens: pb.ReconciledTokens) -> str:
     """Compare both counts; say by how much the engine's is outside the ledger's range."""
-    upper = f" to {tokens.ledger_most:,}" if tokens.ledger_most != tokens.ledger else ""
+    upper = f" to {tokens.ledger_max:,}" if tokens.ledger_max != tokens.ledger else ""
     text = f"engine {tokens.engine:,}, ledger {tokens.ledger:,}{upper}"
     if tokens.engine < tokens.ledger:
         return f"{text}: the engine counted {tokens.ledger - tokens.engine:,} fewer"
-    if tokens.engine > tokens.ledger_most:
-        return f"{text}: the engine counted {tokens.engine - tokens.ledger_most:,} more"
+    if tokens.engine > tokens.ledger_max:
+        return f"{text}: the engine counted {tokens.engine - tokens.ledger_max:,} more"
     return text

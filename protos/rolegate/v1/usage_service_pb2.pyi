@@ -89,14 +89,14 @@ class ReconcileUsageRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ReconciledTokens(_message.Message):
-    __slots__ = ("engine", "ledger", "ledger_most")
+    __slots__ = ("engine", "ledger", "ledger_max")
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
-    LEDGER_MOST_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_MAX_FIELD_NUMBER: _ClassVar[int]
     engine: int
     ledger: int
-    ledger_most: int
-    def __init__(self, engine: _Optional[int] = ..., ledger: _Optional[int] = ..., ledger_most: _Optional[int] = ...) -> None: ...
+    ledger_max: int
+    def __init__(self, engine: _Optional[int] = ..., ledger: _Optional[int] = ..., ledger_max: _Optional[int] = ...) -> None: ...
 
 class Reconciliation(_message.Message):
     __slots__ = ("deployment", "verdict", "reason", "start_time", "completed_calls", "uncertain_calls", "prompt_tokens", "completion_tokens")

@@ -204,8 +204,8 @@ async def test_reconciliation() -> None:
             start=1763683200.0,
             completed_calls=4,
             uncertain_calls=("run-1-3",),
-            prompt_tokens=ReconciledTokens(engine=110, ledger=100, ledger_most=120),
-            completion_tokens=ReconciledTokens(engine=55, ledger=55, ledger_most=60),
+            prompt_tokens=ReconciledTokens(engine=110, ledger=100, ledger_max=120),
+            completion_tokens=ReconciledTokens(engine=55, ledger=55, ledger_max=60),
         ),
         Reconciliation("hosted", "unknown", "it has no counters"),
         Reconciliation("large", "different"),
@@ -220,8 +220,8 @@ async def test_reconciliation() -> None:
         start_time=datetime(2025, 11, 21, tzinfo=UTC),
         completed_calls=4,
         uncertain_calls=["run-1-3"],
-        prompt_tokens=pb.ReconciledTokens(engine=110, ledger=100, ledger_most=120),
-        completion_tokens=pb.ReconciledTokens(engine=55, ledger=55, ledger_most=60),
+        prompt_tokens=pb.ReconciledTokens(engine=110, ledger=100, ledger_max=120),
+        completion_tokens=pb.ReconciledTokens(engine=55, ledger=55, ledger_max=60),
     )
     unknown = pb.RECONCILIATION_VERDICT_UNKNOWN
     assert told[1] == pb.Reconciliation(
