@@ -94,7 +94,7 @@ class Library:
             )
         if fact.detour == "shared":
             return fact.relation.shared.format(x=subject, z=fact.via)
-        return self._rng.choice(fact.relation.tell).format(x=subject, y=fact.value)
+        return self._rng.choice(fact.relation.statements).format(x=subject, y=fact.value)
 
     def add(self, title: str, sentences: list[str]) -> str:
         """Write a passage with up to two filler sentences among the facts, and return its id."""

@@ -22,7 +22,7 @@ class Relation:
     """
     ask: tuple[str, ...]
     """Questions; the first one is the wording that the delegator uses between hops."""
-    tell: tuple[str, ...]
+    statements: tuple[str, ...]
     """Sentences that state the fact."""
     anonymous: str
     """Sentence of a chronicle, which does not name the subject."""
@@ -36,7 +36,7 @@ def _relation(
     parts: str,
     *,
     ask: str,
-    tell: str,
+    statements: str,
     anonymous: str,
     shared: str = "",
     noun: str = "",
@@ -44,7 +44,7 @@ def _relation(
     """Return a relation. `parts`: subject, name and value; wordings are separated by ` | `."""
     subject, name, value = parts.split()
     asked = tuple(ask.split(" | "))
-    stated = tuple(tell.split(" | "))
+    stated = tuple(statements.split(" | "))
     kinds = msgspec.convert((subject, value), tuple[Kind, Value])
     return Relation(
         name,
@@ -62,7 +62,7 @@ def _parent(name: str) -> Relation:
         f"person {name} person",
         ask=f"Who is the {name} of {{x}}? | Who was the {name} of {{x}}? | What is the name "
         f"of the {name} of {{x}}?",
-        tell=f"The {name} of {{x}} was {{y}}. | {{x}} had {{y}} as {name}. | {{y}} was the "
+        statements=f"The {name} of {{x}} was {{y}}. | {{x}} had {{y}} as {name}. | {{y}} was the "
         f"{name} of {{x}}.",
         anonymous=f"The {name} of the person told of here was {{y}}.",
         shared=f"{{x}} had the same {name} as {{z}}.",
@@ -110,7 +110,7 @@ RELATIONS: tuple[Relation, ...] = (
     _relation(
         "person birthplace city",
         ask="Where was {x} born? | In which city was {x} born? | What is the birthplace of {x}?",
-        tell="{x} was born in the city of {y}. | {x} came from {y}. | The birthplace of {x} "
+        statements="{x} was born in the city of {y}. | {x} came from {y}. | The birthplace of {x} "
         "is {y}. | "
         "{y} is the city where {x} was born.",
         anonymous="The person told of here came from {y}.",
@@ -120,14 +120,14 @@ RELATIONS: tuple[Relation, ...] = (
     _relation(
         "person spouse person",
         ask="Who is the spouse of {x}? | Whom did {x} marry? | Who was married to {x}?",
-        tell="{x} married {y}. | The spouse of {x} was {y}. | {x} was married to {y}.",
+        statements="{x} married {y}. | The spouse of {x} was {y}. | {x} was married to {y}.",
         anonymous="The person told of here was married to {y}.",
     ),
     _relation(
         "city country country",
         ask="In which country is {x}? | Which country is {x} located in? | In what country "
         "does {x} lie?",
-        tell="{x} is a city in {y}. | {x} lies in {y}. | The city of {x} belongs to {y}.",
+        statements="{x} is a city in {y}. | {x} lies in {y}. | The city of {x} belongs to {y}.",
         anonymous="The city told of here lies in {y}.",
         shared="{x} lies in the same country as {z}.",
     ),
@@ -136,15 +136,15 @@ RELATIONS: tuple[Relation, ...] = (
         "country capital city",
         ask="What is the capital of {x}? | Which city is the capital of {x}? | What is the "
         "name of the capital of {x}?",
-        tell="The capital of {x} is {y}. | {x} has {y} as its capital. | {y} is the capital "
+        statements="The capital of {x} is {y}. | {x} has {y} as its capital. | {y} is the capital "
         "of {x}.",
         anonymous="The capital of the country told of here is {y}.",
     ),
     _relation(
         "book author person",
         ask="Who is the author of {x}? | Who wrote {x}? | Which author wrote {x}?",
-        tell="{x} is a book by {y}. | {x} was written by {y}. | {y} wrote the book {x}. | The "
-        "author of {x} is {y}.",
+        statements="{x} is a book by {y}. | {x} was written by {y}. | {y} wrote the book {x}. | "
+        "The author of {x} is {y}.",
         anonymous="The book told of here was written by {y}.",
         shared="{x} is by the same author as {z}.",
     ),
@@ -152,7 +152,9 @@ RELATIONS: tuple[Relation, ...] = (
         "book publisher company",
         ask="Who is the publisher of {x}? | Which company published {x}? | What is the "
         "publisher of {x}?",
-        tell="{x} was published by {y}. | The publisher of {x} is {y}. | {y} brought out {x}.",
+        statements=(
+            "{x} was published by {y}. | The publisher of {x} is {y}. | {y} brought out {x}."
+        ),
         anonymous="The book told of here was published by {y}.",
         shared="{x} came out at the same publisher as {z}.",
     ),
@@ -160,7 +162,8 @@ RELATIONS: tuple[Relation, ...] = (
     _relation(
         "film director person",
         ask="Who is the director of {x}? | Who directed {x}? | Which director made {x}?",
-        tell="{x} is a film by {y}. | {x} was directed by {y}. | {y} directed the film {x}. | "
+        statements="{x} is a film by {y}. | {x} was directed by {y}. | "
+        "{y} directed the film {x}. | "
         "{y} is the director of {x}.",
         anonymous="The film told of here was directed by {y}.",
         shared="{x} is by the same director as {z}.",
@@ -169,7 +172,9 @@ RELATIONS: tuple[Relation, ...] = (
     _relation(
         "company founder person",
         ask="Who is the founder of {x}? | Who founded {x}? | Who started the company {x}?",
-        tell="{x} was founded by {y}. | The founder of {x} is {y}. | {y} started the company {x}.",
+        statements=(
+            "{x} was founded by {y}. | The founder of {x} is {y}. | {y} started the company {x}."
+        ),
         anonymous="The company told of here was started by {y}.",
         shared="{x} has the same founder as {z}.",
     ),
@@ -177,7 +182,9 @@ RELATIONS: tuple[Relation, ...] = (
         "company headquarters city",
         ask="Where is the seat of {x}? | In which city is {x} based? | Which city is the "
         "seat of {x}?",
-        tell="{x} is based in {y}. | The seat of {x} is in {y}. | {x} has its offices in {y}.",
+        statements=(
+            "{x} is based in {y}. | The seat of {x} is in {y}. | {x} has its offices in {y}."
+        ),
         anonymous="The company told of here is based in {y}.",
         shared="{x} is based in the same city as {z}.",
         noun="seat",

@@ -103,7 +103,7 @@ def test_training_and_test_worlds_share_no_name_word() -> None:
     wordings += [wording for aliases in language.ALIAS.values() for wording in aliases]
     wordings += [*language.OCCUPATIONS, *NOUNS]
     for one in language.RELATIONS:
-        wordings += [one.noun, one.anonymous, one.shared, *one.tell]
+        wordings += [one.noun, one.anonymous, one.shared, *one.statements]
     shared = {word.casefold() for word in words_in(" ".join(wordings))}
     assert {word.casefold() for word in written["train"] & written["test"]} <= shared
 
