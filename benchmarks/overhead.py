@@ -48,25 +48,29 @@ _DOUBLES: dict[str, tuple[Double, ...]] = {
 }
 _FIGURES: dict[Part, list[Wanted]] = {
     "paced": [
-        Wanted("added p50 to P1's, retrieval in the process", p50, "in_process", "P1", most=0.8),
-        Wanted("added p50 to P1's, by address", p50, "by_address", "P1", most=1.0),
-        Wanted("added p99 to P1's, retrieval in the process", p99, "in_process", "P1", most=1.0),
-        Wanted("added p99 to P1's, by address", p99, "by_address", "P1", most=1.0),
+        Wanted("added p50 to P1's, retrieval in the process", p50, "in_process", "P1", at_most=0.8),
+        Wanted("added p50 to P1's, by address", p50, "by_address", "P1", at_most=1.0),
+        Wanted("added p99 to P1's, retrieval in the process", p99, "in_process", "P1", at_most=1.0),
+        Wanted("added p99 to P1's, by address", p99, "by_address", "P1", at_most=1.0),
         Wanted(
             "CPU of a question to P1's, retrieval in the process",
             cpu,
             "in_process",
             "P1",
-            most=0.85,
+            at_most=0.85,
         ),
-        Wanted("CPU of a question to P1's, by address", cpu, "by_address", "P1", most=0.85),
-        Wanted("added p50 to P2's, retrieval in the process", p50, "in_process", "P2", most=1.5),
+        Wanted("CPU of a question to P1's, by address", cpu, "by_address", "P1", at_most=0.85),
+        Wanted("added p50 to P2's, retrieval in the process", p50, "in_process", "P2", at_most=1.5),
         Wanted(
-            "CPU of a question to P2's, retrieval in the process", cpu, "in_process", "P2", most=2.4
+            "CPU of a question to P2's, retrieval in the process",
+            cpu,
+            "in_process",
+            "P2",
+            at_most=2.4,
         ),
-        Wanted("the store adds, p50, ms", p50, "store", most=2.0),
-        Wanted("the store adds, p50, fdatasyncs' worth", p50, "store", "fdatasync", most=8.0),
-        Wanted("on record before a call, p99, ms", p99, "on_record", most=1.0),
+        Wanted("the store adds, p50, ms", p50, "store", at_most=2.0),
+        Wanted("the store adds, p50, fdatasyncs' worth", p50, "store", "fdatasync", at_most=8.0),
+        Wanted("on record before a call, p99, ms", p99, "on_record", at_most=1.0),
     ],
     "cpu": [
         Wanted(
@@ -74,10 +78,10 @@ _FIGURES: dict[Part, list[Wanted]] = {
             cpu,
             "SDK",
             "in_process",
-            least=8.0,
+            at_least=8.0,
         ),
         Wanted(
-            "LiteLLM SDK's CPU to a question's, by address", cpu, "SDK", "by_address", least=8.0
+            "LiteLLM SDK's CPU to a question's, by address", cpu, "SDK", "by_address", at_least=8.0
         ),
         Wanted("the same, streamed, retrieval in the process", cpu, "SDK_streamed", "in_process"),
         Wanted("the same, streamed, by address", cpu, "SDK_streamed", "by_address"),
@@ -91,14 +95,18 @@ _FIGURES: dict[Part, list[Wanted]] = {
     ],
     "proxy": [
         Wanted(
-            "CPU of a call, LiteLLM proxy's to Complete's", cpu, "LiteLLM", "Complete", least=11.0
+            "CPU of a call, LiteLLM proxy's to Complete's",
+            cpu,
+            "LiteLLM",
+            "Complete",
+            at_least=11.0,
         ),
         Wanted(
             "added p50 of a call, LiteLLM proxy's to Complete's",
             p50,
             "LiteLLM",
             "Complete",
-            least=7.0,
+            at_least=7.0,
         ),
     ],
     "tokens": [
@@ -107,12 +115,12 @@ _FIGURES: dict[Part, list[Wanted]] = {
             cpu,
             "role",
             "aiohttp",
-            most=0.4,
+            at_most=0.4,
         )
     ],
     "load": [
-        Wanted("CPU of a question, largest to smallest", cpu, "largest", "smallest", most=1.3),
-        Wanted("memory of a question, most in flight, kB", p50, "memory", most=40.0),
+        Wanted("CPU of a question, largest to smallest", cpu, "largest", "smallest", at_most=1.3),
+        Wanted("memory of a question, most in flight, kB", p50, "memory", at_most=40.0),
     ],
 }
 _PACES: dict[Part, Pace] = {"paced": "paced", "tokens": "tokens"}

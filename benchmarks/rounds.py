@@ -34,8 +34,8 @@ class Wanted(msgspec.Struct, frozen=True):
     metric: Metric
     of: str
     to: str = ""
-    most: float | None = None
-    least: float | None = None
+    at_most: float | None = None
+    at_least: float | None = None
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -106,10 +106,14 @@ def figure(wanted: Wanted, measured: Mapping[str, Sequence[Round]]) -> Figure:
     low = quantile(drawn, 0.025)
     high = quantile(drawn, 0.975)
 
-    if wanted.most is not None:
-        return Figure(wanted.figure, value, low, high, f"≤ {wanted.most:g}", value <= wanted.most)
-    if wanted.least is not None:
-        return Figure(wanted.figure, value, low, high, f"≥ {wanted.least:g}", value >= wanted.least)
+    if wanted.at_most is not None:
+        return Figure(
+            wanted.figure, value, low, high, f"≤ {wanted.at_most:g}", value <= wanted.at_most
+        )
+    if wanted.at_least is not None:
+        return Figure(
+            wanted.figure, value, low, high, f"≥ {wanted.at_least:g}", value >= wanted.at_least
+        )
     return Figure(
         wanted.figure,
         value,

@@ -67,8 +67,8 @@ def _repeated(same: Sequence[BenchmarkQuestion]) -> RepeatedQuestion:
     )
 
 
-def sample(questions: Sequence[BenchmarkQuestion], most: int, seed: int) -> list[int]:
-    """Draw up to `most` questions of each data set, independently of other data sets. Return their
+def sample(questions: Sequence[BenchmarkQuestion], limit: int, seed: int) -> list[int]:
+    """Draw up to `limit` questions of each data set, independently of other data sets. Return their
     positions in order.
     """
     positions: dict[str, list[int]] = {}
@@ -76,7 +76,7 @@ def sample(questions: Sequence[BenchmarkQuestion], most: int, seed: int) -> list
         positions.setdefault(question.dataset, []).append(position)
     drawn: list[int] = []
     for name, own in positions.items():
-        drawn += random.Random(f"{seed} {name}").sample(own, min(most, len(own)))
+        drawn += random.Random(f"{seed} {name}").sample(own, min(limit, len(own)))
     return sorted(drawn)
 
 

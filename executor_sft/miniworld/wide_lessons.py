@@ -68,11 +68,11 @@ class TableLessons:
         self._writer = DialogueWriter(self._wide.world, system, self._wide.library)
 
     def among(
-        self, most: Iterator[Dialogue], tables: Iterator[Dialogue], share: float
+        self, lessons: Iterator[Dialogue], tables: Iterator[Dialogue], share: float
     ) -> Iterator[Dialogue]:
-        """Yield the lessons `most`, with a share of `tables` among them, endlessly."""
+        """Yield the lessons `lessons`, with a share of `tables` among them, endlessly."""
         while True:
-            yield next(tables if self._rng.random() < share else most)
+            yield next(tables if self._rng.random() < share else lessons)
 
     def lead(self) -> Iterator[Dialogue]:
         """Yield the lead's conversations, endlessly: a plan, questions as long as a turn brings

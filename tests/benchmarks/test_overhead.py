@@ -176,7 +176,7 @@ def test_figures_with_their_spread() -> None:
     """Both sides of a ratio use the same rounds, so that a slow round cancels out."""
     slow = [Round([4.0 * weather], 2.0 * weather) for weather in (1, 5, 9)]
     found = {"slow": slow, "quick": [Round([2.0 * weather], weather) for weather in (1, 5, 9)]}
-    half = figure(Wanted("half", cpu, "quick", "slow", most=0.6), found)
+    half = figure(Wanted("half", cpu, "quick", "slow", at_most=0.6), found)
     assert (half.value, half.low, half.high, half.wanted, half.held) == (
         0.5,
         0.5,
@@ -184,7 +184,7 @@ def test_figures_with_their_spread() -> None:
         "≤ 0.6",
         True,
     )
-    alone = figure(Wanted("alone", p50, "slow", least=21.0), found)
+    alone = figure(Wanted("alone", p50, "slow", at_least=21.0), found)
     assert (alone.value, alone.low, alone.high, alone.wanted, alone.held) == (
         20.0,
         4.0,
