@@ -61,7 +61,9 @@ class Options(harness.Options, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(description="seed of the world")] = 31
     questions: Annotated[int, Meta(ge=1, description="questions logged for training")] = 500
     held_out: Annotated[int, Meta(ge=1, description="questions asked before and after")] = 200
-    most: Annotated[int, Meta(ge=1, description="max questions until the gate decides")] = 1500
+    max_questions: Annotated[
+        int, Meta(ge=1, description="max questions until the gate decides")
+    ] = 1500
     in_flight: Annotated[int, Meta(ge=1, description="concurrent questions")] = 8
     recipe: Annotated[str, Meta(description="training recipe")] = "mini"
     work: Annotated[Path, Meta(description="folder that keeps the steps")] | None = None
@@ -194,7 +196,7 @@ def _write_questions(work: Path, options: Options) -> list[list[Question]]:
     """Write the world and the held-out questions. Return the questions of the stages: held out,
     logged, and asked while the gate decides, twice.
     """
-    counts = options.held_out, options.questions, options.most, options.most
+    counts = options.held_out, options.questions, options.max_questions, options.max_questions
     exported = export(World(options.seed, "test"), work / "world", sum(counts))
     unique = iter({question.text: question for question in exported}.values())
     stages = [list(islice(unique, count)) for count in counts]

@@ -42,7 +42,7 @@ class Options(publish.GatewayOptions, frozen=True, kw_only=True):
     """recipe of the training, or a file; mini is for the demo's model"""
     mix: str = ""
     """STRATUM=N,…, as of `rolegate sft filter`"""
-    least: Count = 100
+    min_trajectories: Count = 100
     """min trajectories to learn from; 500 logged questions of the demo gave 1,298"""
     rollouts: Count = 1
     """answers to each held-out question"""
@@ -108,10 +108,11 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     status = run_filter(filtering)
     samples = read_manifest(filtered).figures["samples"]
     too_few = (
-        f"only {samples} trajectories passed the filter, and --least is {options.least}; log more "
+        f"only {samples} trajectories passed the filter, "
+        f"and --min-trajectories is {options.min_trajectories}; log more "
         "questions."
     )
-    yield "filter", status, too_few if samples < options.least else ""
+    yield "filter", status, too_few if samples < options.min_trajectories else ""
     data = dataset.Options(
         filtered=filtered,
         model=student,

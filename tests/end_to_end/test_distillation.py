@@ -99,7 +99,7 @@ async def _retrain(demo: Demo, folder: Path) -> None:
             "held_out.jsonl",
             "--recipe",
             "recipe.toml",
-            "--least",
+            "--min-trajectories",
             "5",
             "--address",
             demo.address,

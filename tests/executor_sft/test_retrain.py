@@ -71,7 +71,7 @@ def test_each_step_gets_what_the_config_says(tmp_path: Path) -> None:
     work = tmp_path / "work"
     held_out = tmp_path / "held_out.jsonl"
     options = retrain.Options(
-        config=tmp_path / "config.toml", work=work, evaluation=held_out, least=3
+        config=tmp_path / "config.toml", work=work, evaluation=held_out, min_trajectories=3
     )
     mined = mine.Options(config=options.config, out=work / "mined", evaluation=(held_out,))
     options_of_mine = {"since": None, "until": None, "tenant": None}
@@ -83,7 +83,9 @@ def test_each_step_gets_what_the_config_says(tmp_path: Path) -> None:
     write_json(mined.out / "selection.json", mine.Selection([], mine.Counts()))
     step.finish({}, ["rollouts.jsonl"])
     steps = islice(retrain._steps(options, served, MINI), 3)
-    too_few = "only 2 trajectories passed the filter, and --least is 3; log more questions."
+    too_few = (
+        "only 2 trajectories passed the filter, and --min-trajectories is 3; log more questions."
+    )
     assert list(steps) == [("mine", 0, ""), ("filter", 0, too_few), ("dataset", 0, "")]
     settings = read_manifest(work / "data").origin.settings
     assert (settings["thinking"], settings["system_role"]) == (False, False)
