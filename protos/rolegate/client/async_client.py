@@ -58,7 +58,7 @@ def _unary(
         result = await client._call(make(*args, **options))
         if not isinstance(result, Table):
             return result
-        return cast("Result", await client.whole(result.message))
+        return cast("Result", await client.with_all_rows(result.message))
 
     return method
 
@@ -134,7 +134,7 @@ class AsyncClient:
             pages.append(await self._call(calls.table_page(run_id, token)))
         return joined([page.table for page in pages])
 
-    async def whole(self, table: pb.Table) -> Table:
+    async def with_all_rows(self, table: pb.Table) -> Table:
         """Return the table with the rows that did not fit into its message."""
         return await self.get_table(table.run_id) if table.next_page_token else Table(table)
 

@@ -59,7 +59,7 @@ def _unary(
         result = client._call(make(*args, **options))
         if not isinstance(result, Table):
             return result
-        return cast("Result", client.whole(result.message))
+        return cast("Result", client.with_all_rows(result.message))
 
     return method
 
@@ -134,7 +134,7 @@ class Client:
             pages.append(self._call(calls.table_page(run_id, token)))
         return joined([page.table for page in pages])
 
-    def whole(self, table: pb.Table) -> Table:
+    def with_all_rows(self, table: pb.Table) -> Table:
         """Return the table with the rows that did not fit into its message."""
         return self.get_table(table.run_id) if table.next_page_token else Table(table)
 
