@@ -111,7 +111,7 @@ class Figures(msgspec.Struct, frozen=True):
     """Speed of embedding and indexing, BM25 included; None if the index existed."""
     queries_per_s: float | None
     """Speed of embedding and ranking in one batch, with all rankings."""
-    found: list[RankingScores]
+    scores: list[RankingScores]
     load: list[Load]
     checks: list[Check]
 

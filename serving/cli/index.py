@@ -183,11 +183,11 @@ def _show(
 ) -> None:
     for line in gaps_of(built.manifest, built.entries).lines():
         console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False)
-    for link in built.found.links:
+    for link in built.files.links:
         console.print(f"[yellow]not followed:[/yellow] {escape(link)}", highlight=False)
-    for path in built.found.passed_over if verbose else ():
+    for path in built.files.passed_over if verbose else ():
         console.print(f"passed over: {escape(path)}", highlight=False)
-    others = len(built.found.passed_over)
+    others = len(built.files.passed_over)
     passed_over = f", {others} of other kinds passed over" if others else ""
     documents = (
         f"{counted(built.documents, 'document')} ({built.documents_read} read now, "
@@ -202,9 +202,9 @@ def _for_programs(built: Built) -> dict[str, object]:
         **msgspec.structs.asdict(gaps_of(built.manifest, built.entries)),
         "documents": built.documents,
         "documents_read": built.documents_read,
-        "passed_over": len(built.found.passed_over),
-        "passed_over_files": built.found.passed_over,
-        "links": built.found.links,
+        "passed_over": len(built.files.passed_over),
+        "passed_over_files": built.files.passed_over,
+        "links": built.files.links,
         "passages": built.manifest.passages,
         "passages_embedded": built.embedded,
         "generation": built.manifest.generation,

@@ -67,7 +67,7 @@ class Built(NamedTuple):
     """The result of a build."""
 
     manifest: Manifest
-    found: FoundFiles
+    files: FoundFiles
     """The files at the indexed places."""
     entries: Sequence[DocumentEntry]
     """All sources."""

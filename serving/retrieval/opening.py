@@ -260,7 +260,7 @@ def _update(
         return
     for entry in built.skipped:
         log(f"retrieval: skipped {entry.error}")
-    for link in built.found.links:
+    for link in built.files.links:
         log(f"retrieval: not followed: {link}")
 
 
