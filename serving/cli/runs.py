@@ -299,7 +299,7 @@ def _follow(
     progress = Console(stderr=True, quiet=as_json)
     if is_table:
         table = TableView(out, progress, as_json=as_json, events=True)
-        table.show(client.whole(table.follow(events)))
+        table.show(client.with_all_rows(table.follow(events)))
     else:
         view = AnswerView(out, progress, stream=True, as_json=as_json)
         view.show(view.follow(events))

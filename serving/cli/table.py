@@ -79,7 +79,7 @@ def table(arguments: Sequence[str]) -> int:
             stream = client.stream_table(
                 options.question, columns, rows.values, options.timeout, **request_options
             )
-            filled = client.whole(view.follow(stream))
+            filled = client.with_all_rows(view.follow(stream))
         except GatewayError as error:
             complain(f"rolegate: {_with_lines(str(error), options.rows, rows.lines)}")
             return 1

@@ -91,10 +91,10 @@ def test_only_full_evidence_is_a_hit(
 
     figures = json.loads(out.read_bytes())
     assert (figures["passages"], figures["questions"]) == (3, 3)
-    assert [(one["query"], one["ranking"]) for one in figures["found"]] == [
+    assert [(one["query"], one["ranking"]) for one in figures["scores"]] == [
         ("question", name) for name in ("dense", "lexical", "fused")
     ]
-    for found in figures["found"]:
+    for found in figures["scores"]:
         assert found["hit"] == pytest.approx({"1": 1 / 3, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
         assert found["recall"] == pytest.approx({"1": 1 / 2, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
     assert figures["passages_per_s"] > 0
@@ -112,7 +112,7 @@ def test_gold_sub_questions_beside_the_question(data: Path, tmp_path: Path) -> N
     assert main(argv) == 0
 
     found: dict[str, dict[str, Any]] = {}
-    for one in json.loads(out.read_bytes())["found"]:
+    for one in json.loads(out.read_bytes())["scores"]:
         found.setdefault(one["query"], {})[one["ranking"]] = one
     assert list(found) == ["question", "question, as many passages", "gold sub-questions"]
     for ranking, each in found["gold sub-questions"].items():

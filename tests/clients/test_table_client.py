@@ -85,7 +85,7 @@ async def test_a_table_that_is_larger_than_a_message(gateway: str) -> None:
         events = list(asked.stream_table(QUESTION, COLUMNS, given, closed=True))
         assert events[-1].done.ByteSize() < 4 << 20
         assert events[-1].done.next_page_token
-        assert asked.whole(events[-1].done).rows[:-2] == given
+        assert asked.with_all_rows(events[-1].done).rows[:-2] == given
     async with client() as other:
         assert (await other.table(QUESTION, COLUMNS, given, closed=True)).rows[:-2] == given
 
