@@ -58,24 +58,24 @@ def check(arguments: Sequence[str]) -> int:
     if not wrong and not absent:
         wrong += _other_schema(config.server.store, live=options.live)
     warnings = ([] if options.live else absent) + _not_built(config)
-    found = asyncio.run(_probed(config, options)) if options.live and not wrong else None
+    live = asyncio.run(_probed(config, options)) if options.live and not wrong else None
     gaps = gaps_at(Path(config.retrieval.index)) if config.retrieval.index else None
 
-    incomplete = bool(warnings) and not options.allow_missing and found is None
-    works = not wrong and not incomplete and (found is None or found.works)
+    incomplete = bool(warnings) and not options.allow_missing and live is None
+    works = not wrong and not incomplete and (live is None or live.works)
     if options.json:
         result = {
             "works": works,
             "problems": wrong,
             "warnings": warnings,
             "index": gaps,
-            "found": found,
+            "live": live,
         }
         print(json_of(result))
         return int(not works)
 
-    if found is not None:
-        _show(Console(), found)
+    if live is not None:
+        _show(Console(), live)
     else:
         _show_file(Console(soft_wrap=True), options.config, config, wrong, warnings)
     if gaps:
@@ -150,26 +150,26 @@ def _show_file(
     print_lines(console, [f"{file}: {verdict}", *(f"still missing: {text}" for text in warnings)])
 
 
-def _show(console: Console, found: LiveCheck) -> None:
-    probes = dict.fromkeys(probe for role in found.roles.values() for probe in role.probes)
-    columns = [f"{name}\n[dim]{escape(role.model)}[/dim]" for name, role in found.roles.items()]
+def _show(console: Console, live: LiveCheck) -> None:
+    probes = dict.fromkeys(probe for role in live.roles.values() for probe in role.probes)
+    columns = [f"{name}\n[dim]{escape(role.model)}[/dim]" for name, role in live.roles.items()]
     table = new_table(["", *columns], texts=len(columns) + 1)
     for probe in probes:
-        row = [role.probes.get(probe, ProbeResult(None)) for role in found.roles.values()]
+        row = [role.probes.get(probe, ProbeResult(None)) for role in live.roles.values()]
         table.add_row(probe, *map(_marked, row))
     console.print(table)
 
-    for name, results in {**found.retrieval, **found.tools}.items():
+    for name, results in {**live.retrieval, **live.tools}.items():
         marks = [f"{probe} {_marked(result)}" for probe, result in results.items()]
         console.print(f"{name}: {' · '.join(marks)}")
     advice: dict[str, list[str]] = {}
-    for name, results in found.probes.items():
+    for name, results in live.probes.items():
         for result in results.values():
             advice.setdefault(result.advice, []).append(name)
     advice.pop("", None)
     for text, names in advice.items():
         console.print(f"[bold]{', '.join(names)}:[/bold] {escape(text)}", highlight=False)
-    console.print(_costs(found.roles))
+    console.print(_costs(live.roles))
     console.print(f"[dim]{TYPICAL}[/dim]", highlight=False)
 
 

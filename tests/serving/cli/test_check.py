@@ -142,7 +142,7 @@ class Said:
     def __init__(self, status: int, said: dict[str, Any]) -> None:
         self.status = status
         self.said = said
-        found = said["found"]
+        found = said["live"]
         self.rows = (
             {name: role["probes"] for name, role in found["roles"].items()}
             | found["retrieval"]
@@ -225,9 +225,9 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
         "built": (True, "1 passages"),
         "fits the embedder": (True, "1.00"),
     }
-    typical = said["found"]["roles"]["answer"]["typical"]
+    typical = said["live"]["roles"]["answer"]["typical"]
     dollars = (typical["prompt_tokens"] + 2 * typical["completion_tokens"]) / 1e6
-    assert said["found"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
+    assert said["live"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
 
 
 async def test_servers_of_tools(live: Live) -> None:
