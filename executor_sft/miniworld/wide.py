@@ -385,13 +385,15 @@ class WideWorld:
         for fact in (fact for fact in facts if fact and not fact.detour):
             draw = rng.random()
             name = fact.subject.mention
-            tell = rng.choice(fact.relation.tell)
+            statement = rng.choice(fact.relation.statements)
             if draw < self._knobs.conflict:
                 alike = (
                     other for other in self.world.facts.values() if other.relation is fact.relation
                 )
                 wrong = rng.choice([other.value for other in alike if other.value != fact.value])
                 cites = f"The corrected account is on the page {name}."
-                self.library.add(f"Old account of {name}", [tell.format(x=name, y=wrong), cites])
+                self.library.add(
+                    f"Old account of {name}", [statement.format(x=name, y=wrong), cites]
+                )
             elif draw < self._knobs.conflict + self._knobs.twice:
-                self.library.add(f"Notes on {name}", [tell.format(x=name, y=fact.value)])
+                self.library.add(f"Notes on {name}", [statement.format(x=name, y=fact.value)])
