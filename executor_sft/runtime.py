@@ -32,7 +32,7 @@ from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig
 from serving.config.secrets import api_key, missing
 from serving.engines.engine import Log
-from serving.engines.loading import MOST_LOADED
+from serving.engines.loading import MAX_LOADED
 from serving.engines.versions import MANIFEST
 from serving.retrieval.opening import open_retriever
 from serving.roles import new_role
@@ -244,8 +244,8 @@ async def open_runtime(
     for problem in missing(config, also):
         raise BadConfig(problem)
     count = max(len(adapter_files(named)) for named in (adapters, delegators))
-    if count > MOST_LOADED:
-        raise BadConfig(f"{count} adapters for one role; an engine loads at most {MOST_LOADED}.")
+    if count > MAX_LOADED:
+        raise BadConfig(f"{count} adapters for one role; an engine loads at most {MAX_LOADED}.")
 
     async with AsyncExitStack() as stack:
         opened_cache = stack.enter_context(CallCache.open(cache)) if cache else None

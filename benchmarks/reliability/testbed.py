@@ -51,7 +51,7 @@ CUT: tuple[Fault, ...] = ("cut",)
 _AGAIN_SHARE = 0.5
 """Share of the interrupted questions that are asked again."""
 _HURRIED_SHARE = 0.2
-_LEAST_S = 0.5
+_MIN_S = 0.5
 _PAUSE_S = 0.5
 _WORLD = 31
 _WORLD_QUESTIONS = 20_000
@@ -163,7 +163,7 @@ class TestBed:
         hurried = not self.columns and self.chance.random() < hurried_share
         deadline_s = self.timeout_s
         if hurried:
-            deadline_s = self.chance.uniform(_LEAST_S, self.timeout_s)
+            deadline_s = self.chance.uniform(_MIN_S, self.timeout_s)
         ended = await ask_until(client, text, deadline_s, hurried=hurried, columns=self.columns)
         if ended.outcome.startswith("UNAVAILABLE,"):
             if self.columns or self.chance.random() < _AGAIN_SHARE:

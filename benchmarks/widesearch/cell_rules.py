@@ -22,7 +22,7 @@ _HOST = re.compile(r"https?://(?:www\.)?([^\s/?#]+)", re.IGNORECASE)
 _YEAR = re.compile(r"\s*(\d{4}) ?年?\s*")
 _LONGEST_DATE = 100
 """Max characters of a date; the parser's time grows with them."""
-_MOST_DAYS = 31
+_MAX_DAYS = 31
 
 
 @lru_cache(maxsize=1 << 14)
@@ -70,7 +70,7 @@ def official_score(
             gold_day = _parsed(target)
             same = day is gold_day
             if day and gold_day:
-                same = abs((day - gold_day).days) <= _MOST_DAYS
+                same = abs((day - gold_day).days) <= _MAX_DAYS
             return float(same)
         case "url_match":
             hosts = [
@@ -115,7 +115,7 @@ def strict_same(
         case float(number), float(gold_number):
             return abs(number - gold_number) <= abs(gold_number) * float(criterion or 0)
         case date() as day, date() as gold:
-            return abs((day - gold).days) <= _MOST_DAYS
+            return abs((day - gold).days) <= _MAX_DAYS
         case (date() as day, int(year)) | (int(year), date() as day):
             return day.year == year
         case str(text), str(gold_text) if metric == "in_match" and text:

@@ -9,8 +9,8 @@ from itertools import takewhile
 
 Table = dict[str, list[str]]
 """Cells by column; all columns have the same length."""
-_MOST_CELLS = 1_000_000
-_MOST_COLUMNS = 1_000
+_MAX_CELLS = 1_000_000
+_MAX_COLUMNS = 1_000
 """Limits of a table with missing cells filled in: a megabyte of text can name many columns and
 start as many rows.
 """
@@ -41,9 +41,9 @@ def read_csv(text: str, delimiter: str) -> Table:
 
 
 def _check_size(rows: int, columns: int) -> None:
-    if columns > _MOST_COLUMNS or rows * columns > _MOST_CELLS:
+    if columns > _MAX_COLUMNS or rows * columns > _MAX_CELLS:
         raise Unreadable(
-            f"its table has more than {_MOST_COLUMNS:,} columns or more than {_MOST_CELLS:,} cells"
+            f"its table has more than {_MAX_COLUMNS:,} columns or more than {_MAX_CELLS:,} cells"
         )
 
 

@@ -59,8 +59,8 @@ _ASIDES = {
     "end": "{text}; {opener} {aside}",
 }
 _OPENERS = ("not", "unlike", "rather than", "apart from", "instead of", "let alone")
-_MOST_RELATIONS = 3
-_MOST_ROUNDS = 3
+_MAX_RELATIONS = 3
+_MAX_ROUNDS = 3
 Shape = tuple["Shape", ...]
 """Nesting of relations: () for a name, else the shapes of the relation's subjects."""
 
@@ -97,7 +97,7 @@ def _shapes(rounds: int) -> set[Shape]:
 def shapes(side: Side) -> list[Shape]:
     """Return the shapes of this side's questions; single relations are for training."""
     fitting = (
-        shape for shape in sorted(_shapes(_MOST_ROUNDS)) if 1 <= size(shape) <= _MOST_RELATIONS
+        shape for shape in sorted(_shapes(_MAX_ROUNDS)) if 1 <= size(shape) <= _MAX_RELATIONS
     )
     return [shape for shape in fitting if (size(shape) > 1 and held_out(shape)) == (side == "test")]
 

@@ -26,7 +26,7 @@ Reach = Literal["register", "own_page", "two_searches", "unstated"]
 """Place of a cell; for a key, a register or only its own page."""
 ROWS: dict[Size, range] = {"small": range(5, 13), "medium": range(15, 41), "large": range(41, 76)}
 """Rows of each size; on average about 8, 25 and 55."""
-MOST_NAMES = 6
+MAX_NAMES = 6
 """Max names of a register, and of a report."""
 _YEARS = range(900, 2000, 10)
 _OWNERS = 20
@@ -131,7 +131,7 @@ class EntitySet:
         return [page for at, page in enumerate(self.registers) if _letter(at) == letter]
 
     def named_in(self, question: str, passages: list[str]) -> list[Stated]:
-        """Return the names that passages give to a question about the set: at most `MOST_NAMES`,
+        """Return the names that passages give to a question about the set: at most `MAX_NAMES`,
         none twice.
         """
         register = self.register_in(question)
@@ -141,7 +141,7 @@ class EntitySet:
         statements: list[Stated] = []
         for identity in passages:
             names, sentence = self.stated.get(identity, ((), ""))
-            unseen = [name for name in names if name not in known][: MOST_NAMES - len(known)]
+            unseen = [name for name in names if name not in known][: MAX_NAMES - len(known)]
             if unseen:
                 statements.append(Stated(tuple(unseen), sentence))
                 known.update(unseen)
@@ -354,15 +354,15 @@ class WideWorld:
         listed = [row.mention for row in group.members if row not in unlisted]
         kind = (row for row in self.world.entities if row.kind == group.kind)
         strangers = [row.mention for row in kind if row not in group.members]
-        wrong = sum(rng.random() < knobs.stale for _ in range(math.ceil(number / MOST_NAMES)))
+        wrong = sum(rng.random() < knobs.stale for _ in range(math.ceil(number / MAX_NAMES)))
         names = rng.sample([*listed, *rng.sample(strangers, wrong)], len(listed) + wrong)
 
-        parts = math.ceil(len(names) * (1 + knobs.twice) / MOST_NAMES)
+        parts = math.ceil(len(names) * (1 + knobs.twice) / MAX_NAMES)
         registers = [names[at::parts] for at in range(parts)]
         for name in rng.sample(listed, round(knobs.twice * len(listed))):
             others = (register for register in registers if name not in register)
             shortest = min(others, key=len, default=[])
-            if 0 < len(shortest) < MOST_NAMES:
+            if 0 < len(shortest) < MAX_NAMES:
                 shortest.append(name)
 
         for at, register in enumerate(registers):

@@ -21,8 +21,8 @@ from executor_sft.miniworld.relations import Relation
 from executor_sft.miniworld.wide import EntitySet, Knobs, TableTask, WideWorld
 from executor_sft.miniworld.world import Entity
 from router.protocol import Passage, Report, prompts
-from router.protocol.turns import MOST_POINTS
-from router.table.table_delegation import MOST_HOLES, MOST_KEYS, opening
+from router.protocol.turns import MAX_POINTS
+from router.table.table_delegation import MAX_HOLES, MAX_KEYS, opening
 
 _LISTS = 0.7
 _UNSTATED = 0.1
@@ -89,7 +89,7 @@ class TableLessons:
                 for group in task.sets
             }
             seen: Counter[str] = Counter()
-            most_keys = self._rng.choice((5, 10, MOST_KEYS))  # keeps conversations short
+            most_keys = self._rng.choice((5, 10, MAX_KEYS))  # keeps conversations short
             for turn in itertools.count():
                 turns.append(DialogueTurn("delegate", turn_text(task, turn)))
                 before = len(seen)
@@ -117,7 +117,7 @@ class TableLessons:
         if 2 * once <= seen.total():
             counts["estimate"] = len(seen) + once * (once - 1) // (2 * (twice + 1))
         return prompts.table_status(
-            counts, list(seen)[:most_keys], map(": ".join, holes[:MOST_HOLES])
+            counts, list(seen)[:most_keys], map(": ".join, holes[:MAX_HOLES])
         )
 
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
@@ -144,7 +144,7 @@ class TableLessons:
         report = _nothing_in(pages[0])
         if statements:
             names = itertools.chain.from_iterable(stated.names for stated in statements)
-            points = tuple(stated.sentence for stated in statements[:MOST_POINTS])
+            points = tuple(stated.sentence for stated in statements[:MAX_POINTS])
             report = Report("\n".join(names), points)
         return self._searched(question, pages, report)
 

@@ -38,8 +38,8 @@ _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 8.0
 _LONGEST_WAIT_S = 30.0
 """Longest Retry-After that is honoured; beyond it the call fails immediately."""
-_LEAST_TOKENS = 64
-_LEAST_SHARE = 4
+_MIN_TOKENS = 64
+_MIN_SHARE = 4
 """A call is not made if the budget leaves fewer output tokens than 64, or than a quarter of the
 role's limit if that is more.
 """
@@ -276,7 +276,7 @@ async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> i
 
 def min_output_tokens(max_tokens: int) -> int:
     """Return the smallest output limit that is worth a call whose own limit is `max_tokens`."""
-    return min(max_tokens, max(_LEAST_TOKENS, max_tokens // _LEAST_SHARE))
+    return min(max_tokens, max(_MIN_TOKENS, max_tokens // _MIN_SHARE))
 
 
 async def affordable(

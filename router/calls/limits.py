@@ -107,7 +107,7 @@ class PromptCounts:
         return min(bound, counted + sum(others))
 
 
-_MOST_FAILURES = 5
+_MAX_FAILURES = 5
 """Failures in a row that mark a role as failing, as many as open a breaker. Breakers belong to
 endpoints, and may count successes of other roles in between.
 """
@@ -144,7 +144,7 @@ class RoleHealth:
     def works(self) -> bool:
         """False if calls have kept failing for two seconds; a throttled burst is over sooner."""
         lasting = asyncio.get_running_loop().time() - self._failing_since >= _FAILING_S
-        return self.failures < _MOST_FAILURES or not lasting
+        return self.failures < _MAX_FAILURES or not lasting
 
     async def __aenter__(self) -> None:
         """Wait for a slot, first come, first served."""

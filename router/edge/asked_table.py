@@ -16,7 +16,7 @@ from router.edge.grpc.convert_table import table_request_from_proto
 from router.errors import BadRequest
 from router.runs import RequestOptions
 from router.table import TableRequest
-from router.table.schema import MOST_COLUMNS, normal_name
+from router.table.schema import MAX_COLUMNS, normal_name
 from router.trace import Run
 from router.trace.table import Column
 from router.trace.values import OnEvent
@@ -82,7 +82,7 @@ def _columns_named_in(question: str) -> tuple[Column, ...]:
     for place in islice(_NAMED.finditer(question), _MAX_PLACES):
         names = _names(question[place.end() : place.end() + _MAX_LIST_CHARS])
         distinct = {normal_name(name) for name in names} - {""}
-        if 1 < len(names) == len(distinct) <= MOST_COLUMNS:
+        if 1 < len(names) == len(distinct) <= MAX_COLUMNS:
             keys = {name for name in names if name.endswith("*")}
             if not keys:
                 last = next((at for at, name in enumerate(names) if not _SHARED.search(name)), 0)
@@ -102,7 +102,7 @@ def _names(text: str) -> list[str]:
     elif "、" in first_line:
         names = first_line.split("、")
     else:
-        names = _COMMA.split(first_line, MOST_COLUMNS)
+        names = _COMMA.split(first_line, MAX_COLUMNS)
     if len(names) == 1:
         names = _END.split(text, maxsplit=1)[0].split("\n")
     stripped = (re.sub(r"^and\s+", "", name.strip()).strip().rstrip(".") for name in names)

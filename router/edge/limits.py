@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 from router.errors import BadRequest
 
 _LONGEST_NAME = 1024
-_MOST_REPEATED = 1024
+_MAX_REPEATED = 1024
 _MOST = {"rows": 10_000, "values": 64}
 """Max given rows, and values per row."""
 LARGE = 1 << 16
@@ -70,7 +70,7 @@ def check_sizes(message: Message, at: str = "") -> None:
     """
     for field, value in message.ListFields():
         name = f"{at}{field.name}"
-        most = _MOST.get(field.name, _MOST_REPEATED)
+        most = _MOST.get(field.name, _MAX_REPEATED)
         if field.is_repeated and len(value) > most:
             raise BadRequest(f"{name} has {len(value)} entries; at most {most} are allowed.")
         if field.message_type is not None:

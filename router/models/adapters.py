@@ -13,7 +13,7 @@ from router.models.openai_wire import read_replies
 from router.models.session import read_body
 
 _TIMEOUT_S = 120.0
-_MOST_CHARS = 300
+_MAX_CHARS = 300
 _RANK = re.compile(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)")
 
 
@@ -133,7 +133,7 @@ def _reason(body: bytes, folder: Path) -> str:
         return (
             f"it finds no adapter in {folder}; the folder must be there where the engine runs, too."
         )
-    message = " ".join(failure.message.split())[:_MOST_CHARS]
+    message = " ".join(failure.message.split())[:_MAX_CHARS]
     if "size of tensor" in message:
         return f"its weights do not fit the model that the engine serves: {message}"
     return message

@@ -24,11 +24,11 @@ call that is sent at that moment.
 _CONNECT_S = 5.0
 _NEXT_ADDRESS_S = 0.25
 """Seconds before the next address of a host is tried in parallel."""
-_MOST_HEAD = 64 << 10
+_MAX_HEAD = 64 << 10
 """Max bytes without any of a body."""
 _STEP = 16 << 10
 """Max bytes of a reply that are read in one turn of the event loop."""
-_MOST_HELD = 32
+_MAX_HELD = 32
 """Max pieces that are held back for a patient reader."""
 _MUCH = 2 << 10
 """Bytes of a piece that is not held back."""
@@ -272,7 +272,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._held.append(data)
         # A patient reader waits for more, unless this is much, or may be the end.
-        enough = len(self._held) == _MOST_HELD or len(data) >= _MUCH
+        enough = len(self._held) == _MAX_HELD or len(data) >= _MUCH
         if not self._patient or enough or len(data) < len(_END) or data.endswith(_ENDS):
             self._parse()
 
@@ -295,8 +295,8 @@ class _Connection(asyncio.Protocol):
 
         if self.free:
             self._end()
-        elif self._bare > _MOST_HEAD:
-            broken = httptools.HttpParserError(f"more than {_MOST_HEAD >> 10} KiB of headers")
+        elif self._bare > _MAX_HEAD:
+            broken = httptools.HttpParserError(f"more than {_MAX_HEAD >> 10} KiB of headers")
         if broken or (self.free and not self._keeps):
             self._end(broken)
             self.close()

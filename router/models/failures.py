@@ -77,7 +77,7 @@ def _strings(value: object) -> Iterator[str]:
 
 MAX_SAID_CHARS = 300
 """Max characters of a server's words in an error."""
-_MOST_READ = 4096
+_MAX_READ = 4096
 """Max characters of a server's words that are searched."""
 
 _TOO_LARGE = 413
@@ -188,7 +188,7 @@ class Upstream:
         """Return the error for an HTTP status. `text`: the server's words. `headers`: the reply's,
         with names in lower case or case-insensitive.
         """
-        text = text[:_MOST_READ]
+        text = text[:_MAX_READ]
         message = f"model {self._model!r}: HTTP {status}: {self._short(text)}"
         if status == _TOO_LARGE or _TOO_LONG.search(text):
             hint = "show the model fewer or shorter passages, or serve it with a longer context"
@@ -270,7 +270,7 @@ class Upstream:
 
     def _short(self, text: str) -> str:
         """Return a server's words on one line, cut and without secrets."""
-        text = self._secrets.hidden(" ".join(text[:_MOST_READ].split())) or "(no message)"
+        text = self._secrets.hidden(" ".join(text[:_MAX_READ].split())) or "(no message)"
         return text if len(text) <= MAX_SAID_CHARS else f"{text[: MAX_SAID_CHARS - 1]}…"
 
 

@@ -55,13 +55,13 @@ _EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
 _RETURNS_IDS = "return_token_ids"
 
 # Limits for replies that do not end; no model writes as much.
-_MOST_BYTES = 8 << 20
+_MAX_BYTES = 8 << 20
 """Max bytes of a whole reply."""
-_MOST_STREAMED = 64 << 20
+_MAX_STREAMED = 64 << 20
 """Max bytes of a stream, envelopes included."""
-_MOST_ERROR = 64 << 10
+_MAX_ERROR = 64 << 10
 """Max bytes of a reply with an error status."""
-_MOST_A_TOKEN = 2 << 10
+_MAX_A_TOKEN = 2 << 10
 """Max bytes of a stream per token."""
 
 _STREAM_OPTIONS = (
@@ -373,10 +373,10 @@ class _Reply:
         self.headers = headers
         self.body.clear()
         self._size = 0
-        self._limit = _MOST_BYTES if self.status == 200 else _MOST_ERROR
+        self._limit = _MAX_BYTES if self.status == 200 else _MAX_ERROR
         content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if self.status == 200 and content_type == "text/event-stream":
-            self._limit = min(_MOST_STREAMED, MAX_EVENT_BYTES + _MOST_A_TOKEN * self._max_tokens)
+            self._limit = min(_MAX_STREAMED, MAX_EVENT_BYTES + _MAX_A_TOKEN * self._max_tokens)
             self.events = EventReader()
 
     def received(self, data: bytes) -> bool:

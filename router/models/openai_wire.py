@@ -137,7 +137,7 @@ def _part_text(value: Any) -> str:
 CALL_BEGIN = '<call tool="'
 CALL_END = "</call>"
 _CALL = re.compile(r'<call tool="([^"<>]*)">([^<]*)</call>')
-_MOST_CALLS = 128
+_MAX_CALLS = 128
 """Max calls of one turn that are kept; only the first is ever made."""
 
 
@@ -172,7 +172,7 @@ class Calls:
             self._add(piece)
 
     def _add(self, piece: CallReply) -> None:
-        if len(self._calls) == _MOST_CALLS:
+        if len(self._calls) == _MAX_CALLS:
             return
         function = piece.function or FunctionReply()
         name = function.name or ""
@@ -206,20 +206,20 @@ _decode_from = json.JSONDecoder().raw_decode
 _NEXT = re.compile(r"\s*(?=\S)")
 _LONGEST_ARGUMENTS = 50_000
 """Max characters of a call's arguments."""
-_MOST_VALUES = 4_096
+_MAX_VALUES = 4_096
 """Max JSON values in one text, as each costs a step."""
 
 
 def _json_values(text: str) -> list[tuple[int, Any]]:
     """Return consecutive JSON values, each with its start; UNSET for an unreadable rest, or one
-    after `_MOST_VALUES`.
+    after `_MAX_VALUES`.
     """
     values: list[tuple[int, Any]] = []
     end = 0
     while start := _NEXT.match(text, end):
         value: Any = msgspec.UNSET
         end = len(text)
-        if len(values) < _MOST_VALUES:
+        if len(values) < _MAX_VALUES:
             with suppress(ValueError, RecursionError):
                 value, end = _decode_from(text, start.end())
         values.append((start.end(), value))
@@ -330,13 +330,13 @@ class ErrorReply(msgspec.Struct, frozen=True, gc=False):
         return f"{words} (parameter {self.param})" if self.param else words
 
 
-_MOST_NESTED = 4
+_MAX_NESTED = 4
 """Max levels of objects and lists around a failure."""
 
 
 def _failure(report: Any) -> ErrorReply | None:
     """Return the reported failure: an object, perhaps nested or in a list, a text or a status."""
-    for _ in range(_MOST_NESTED):
+    for _ in range(_MAX_NESTED):
         if isinstance(report, list):
             report = report[0] if report else None
         if isinstance(report, dict):

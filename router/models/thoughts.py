@@ -64,7 +64,7 @@ _LONGEST_IN_WORDS = 32
 """Max characters of words that close a thought."""
 _LINE = 200
 """Characters before an opening mark that may show it to be a mention."""
-_MOST_MARKS = 256
+_MAX_MARKS = 256
 """Max marks of one output that are read."""
 _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
 """Marks the head of a harmony message as reasoning."""
@@ -127,7 +127,7 @@ class Thoughts:
         hold: int | None = None
         for mark in self._mark.finditer(window):
             self._marks += 1
-            if self._marks > _MOST_MARKS:
+            if self._marks > _MAX_MARKS:
                 break
             self._put(window[position : mark.start()])
             position = mark.start()

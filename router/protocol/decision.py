@@ -98,7 +98,7 @@ _IN_A_LIST = ', "query": "x y"'
 _IN_LINES = "\n- x y?\n"
 _MORE = "x"
 _LONGEST_BLOCK = 20_000
-_MOST_READ = 50_000
+_MAX_READ = 50_000
 """Max characters of a block that is read early, and of all readings of it together. Beyond that,
 the end of the turn is awaited, so that the time is linear in any text.
 """
@@ -164,7 +164,7 @@ class EarlyReader:
         closing = _CLOSING.search(self._block)
         block = self._block[: closing.end()] if closing else self._block
         self._read += len(block)
-        if self._over or self._read > _MOST_READ:
+        if self._over or self._read > _MAX_READ:
             self._over = True
             return
         questions = self._questions(block) if closing else self._certain(block)

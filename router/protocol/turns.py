@@ -18,7 +18,7 @@ from router.protocol.tags import (
     without_thinking,
 )
 
-MOST_POINTS = 3
+MAX_POINTS = 3
 """Max points of evidence in a report."""
 
 _ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer\s*+>", re.IGNORECASE)
@@ -167,7 +167,7 @@ def _points(evidence: Sequence[Block]) -> tuple[str, ...]:
         for block in evidence
         for point in _split(_ANSWER_TAG.split(block.body, 1)[0])
     )
-    return tuple(point for point in points if any(map(str.isalnum, point)))[:MOST_POINTS]
+    return tuple(point for point in points if any(map(str.isalnum, point)))[:MAX_POINTS]
 
 
 def _split(body: str) -> list[str]:
@@ -178,7 +178,7 @@ def _split(body: str) -> list[str]:
         return listed
     lines = [line.strip() for line in body.splitlines() if line.strip()]
     if not any(map(_BULLET.match, lines)):
-        return lines if len(lines) <= MOST_POINTS else [body]
+        return lines if len(lines) <= MAX_POINTS else [body]
     items: list[list[str]] = []
     for line in lines:
         if bullet := _BULLET.match(line):

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from router.errors import Overloaded
 
-_LEAST_RETRY_S = 1.0
+_MIN_RETRY_S = 1.0
 
 
 _Runs = Annotated[int, Meta(ge=1, le=10**9)]
@@ -131,7 +131,7 @@ class Admission:
                 f"{self._running[tenant]} of this tenant's runs are under way "
                 "(admission.max_runs_per_tenant)"
             )
-        wait_s = max(_LEAST_RETRY_S, self._limits.queue_s)
+        wait_s = max(_MIN_RETRY_S, self._limits.queue_s)
         return Overloaded(
             f"{reason}, and {self.waiting} wait; try again later.", retry_after_s=wait_s
         )

@@ -7,7 +7,7 @@ from router.background import in_worker
 from router.calls import Role
 from router.errors import BudgetExhausted, UpstreamError
 from router.protocol import NO_EVIDENCE, Report, parse_turn, prompts
-from router.protocol.turns import MOST_POINTS, parse_agent_turn
+from router.protocol.turns import MAX_POINTS, parse_agent_turn
 from router.search.agent import Agent, ExecutorLimits, Form
 from router.search.context import RunContext
 from router.search.retrieval import Retriever
@@ -85,7 +85,7 @@ class Executor:
     def report_tokens(self) -> int:
         """Max tokens of a report; quoted sentences count one token per character."""
         agent = self._agent
-        quoted = MOST_POINTS * agent.limits.report_chars if agent.form.raw else 0
+        quoted = MAX_POINTS * agent.limits.report_chars if agent.form.raw else 0
         return agent.role.sampling.max_tokens + quoted
 
     def role(self, _context: RunContext) -> Role:
@@ -146,4 +146,4 @@ def _cited(report: Report, searches: Iterable[SearchRecord]) -> Report:
     """Return a report without tags, with the passage sentences that it rests on as evidence."""
     shown = (passage for search in searches for passage in search.shown)
     points = dict.fromkeys(citation.quote for citation in cite_answer(report.answer, shown))
-    return Report(report.answer, tuple(points)[:MOST_POINTS])
+    return Report(report.answer, tuple(points)[:MAX_POINTS])

@@ -17,7 +17,7 @@ from router.calls import Role
 from router.errors import BudgetExhausted, UpstreamError
 from router.models import Completion
 from router.protocol import NO_EVIDENCE, Report, prompts
-from router.protocol.turns import MOST_POINTS, ExecutionTurn, ReportTurn
+from router.protocol.turns import MAX_POINTS, ExecutionTurn, ReportTurn
 from router.search.context import ANSWERING_SHARE, Draft, RunContext
 from router.search.delegator import Delegator, with_output, with_user_turn
 from router.search.executor import STOP, Executes
@@ -208,7 +208,7 @@ def _joined(grounds: Sequence[Execution], chars: int) -> Report:
     reports = [execution.report for execution in grounds]
     points = [point for report in reports for point in report.evidence[:1]]
     answer = "\n".join(report.answer for report in reports)
-    return Report(answer, tuple(points[:MOST_POINTS])).within(chars)
+    return Report(answer, tuple(points[:MAX_POINTS])).within(chars)
 
 
 class Managers:

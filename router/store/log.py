@@ -49,7 +49,7 @@ _STEP = 4 << 20
 _KEPT = 1 << 20
 _KEPT_A_RUN = 48 << 10
 """Bytes allocated for the ends of runs, in total and per run, before another run may begin."""
-_LEAST_FREE = 64 << 20
+_MIN_FREE = 64 << 20
 """Free bytes below which a disk counts as full."""
 _LAST = 1
 """Number of the record that ends a segment; the notes of syncs have 0."""
@@ -377,7 +377,7 @@ class RunLog:
 
         disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize
-        if free < _LEAST_FREE:
+        if free < _MIN_FREE:
             return f"The disk of the log {self.folder} is full: {free >> 20} MiB are free."
 
         wanted = self._offset + _KEPT + _KEPT_A_RUN

@@ -93,8 +93,8 @@ thb dollar dollars us$ euro euros pound pounds yen yuan won rupee rupees rs fran
 字 以 明 명 개 원 년 월 일 세 층 대 회 위 인 곳 건 점 달 유 엔 킬 미 톤
 """).split()
 )
-_MOST_DIGITS = 60
-_MOST_PARTS = 24
+_MAX_DIGITS = 60
+_MAX_PARTS = 24
 _EXACT = Context(prec=200)
 
 
@@ -118,7 +118,7 @@ def _exact(written: str, unit: str) -> str | None:
     (3 * 100 + 5 * 10) * 10,000.
     """
     parts = _PART.findall(written)
-    if len(parts) > _MOST_PARTS:
+    if len(parts) > _MAX_PARTS:
         return None
     sums = list[Decimal]()
     pending: Decimal | None = None
@@ -138,7 +138,7 @@ def _exact(written: str, unit: str) -> str | None:
             total = total.scaleb(-sum(_POWERS[power] for power in re.findall(_POWER, folded(unit))))
     shown = format(total, "f")
     shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
-    if len(shown) > _MOST_DIGITS:
+    if len(shown) > _MAX_DIGITS:
         return None
     return f"-{shown}" if written[0] == "-" and shown != "0" else shown
 
@@ -147,7 +147,7 @@ def _decimal(written: str) -> Decimal | None:
     digits, _, scale = re.sub("[ ']", "", written).rstrip(".,").partition("e")
     grouped = _GROUPED.fullmatch(digits)
     several = max(map(digits.count, ".,")) > 1 and not {".", ","} <= {*digits}
-    if len(digits) > _MOST_DIGITS or (several and not grouped):
+    if len(digits) > _MAX_DIGITS or (several and not grouped):
         return None
     at = len(digits) if grouped else max(digits.rfind("."), digits.rfind(",")) % (len(digits) + 1)
     whole = re.sub("[.,]", "", digits[:at])

@@ -10,14 +10,14 @@ from itertools import zip_longest
 from json import JSONDecoder
 from typing import Any
 
-from router.table.schema import MOST_COLUMNS, normal_name
+from router.table.schema import MAX_COLUMNS, normal_name
 from router.trace.table import Column
 
 _START = re.compile(r"^(?:[-*] |\d{1,4}\. )?[ \t]*(?=[\[{])|[\[,:]\s*(?=[\[{])", re.MULTILINE)
 _JSON = JSONDecoder(parse_float=str, parse_int=str, strict=False)
-_MOST_FAILURES = 5
+_MAX_FAILURES = 5
 """Max tries at broken JSON."""
-_MOST_DEPTH = 6
+_MAX_DEPTH = 6
 """Max objects around the rows."""
 _MARKS = (
     (re.compile(r"(?i)</?(?:tr|table|thead|tbody|tfoot)\b[^<>]*>"), "\n"),
@@ -69,7 +69,7 @@ def _json_records(
     end = 0
     failures = 0
     for start in _START.finditer(text):
-        if start.end() >= end and failures < _MOST_FAILURES:
+        if start.end() >= end and failures < _MAX_FAILURES:
             try:
                 value, end = _JSON.raw_decode(text, start.end())
                 yield from _records(value, names, key)
@@ -81,12 +81,12 @@ def _records(
     value: Any,
     names: Sequence[str],
     key: str,
-    depth: int = _MOST_DEPTH,
+    depth: int = _MAX_DEPTH,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a JSON value: objects, perhaps by key or in columns; arrays; or keys."""
     match value:
         case dict() if any(normal_name(name) in names for name in value):
-            lists = [cells for cells in value.values() if isinstance(cells, list)][:MOST_COLUMNS]
+            lists = [cells for cells in value.values() if isinstance(cells, list)][:MAX_COLUMNS]
             rows = zip_longest(*lists) if len(lists) == len(value) else [value.values()]
             for row in rows:
                 yield dict(zip(map(normal_name, value), row, strict=True))

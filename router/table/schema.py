@@ -9,10 +9,10 @@ from router.table.cell_value import is_blank, row_key
 from router.table.plain_text import folded
 from router.trace.table import Column, RowKey, Schema
 
-MOST_COLUMNS = 64
-_MOST_CHOICES = 1024
+MAX_COLUMNS = 64
+_MAX_CHOICES = 1024
 """Max choices of all columns together, as a value is searched for each of them."""
-_MOST_PLACES = 8
+_MAX_PLACES = 8
 """Max placeholders in one ask, as each holds a key of any length."""
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """Placeholder of a key column in `Column.ask`."""
@@ -28,14 +28,14 @@ def normal_name(name: str) -> str:
 def checked_schema(columns: Iterable[Column]) -> Schema:
     """Return the schema of columns. Raises `BadRequest` for the first defect."""
     schema = Schema(tuple(columns))
-    if len(schema.columns) > MOST_COLUMNS:
+    if len(schema.columns) > MAX_COLUMNS:
         raise BadRequest(
-            f"columns: {len(schema.columns)} of them, at most {MOST_COLUMNS}; ask for "
+            f"columns: {len(schema.columns)} of them, at most {MAX_COLUMNS}; ask for "
             "fewer, or twice."
         )
-    if (choices := sum(len(column.choices) for column in schema.columns)) > _MOST_CHOICES:
+    if (choices := sum(len(column.choices) for column in schema.columns)) > _MAX_CHOICES:
         raise BadRequest(
-            f"columns: {choices} choices in all, at most {_MOST_CHOICES}; leave the type a text."
+            f"columns: {choices} choices in all, at most {_MAX_CHOICES}; leave the type a text."
         )
     if not schema.keys:
         raise BadRequest(
@@ -82,8 +82,8 @@ def _ask_defect(ask: str, keys: Sequence[Column]) -> str:
     named = _PLACEHOLDER.findall(ask)
     if strange := [name for name in named if normal_name(name) not in usable]:
         return f"its ask names {{{strange[0]}}}, which is no key column; use {placeholders}."
-    if len(named) > _MOST_PLACES:
-        return f"its ask names keys {len(named)} times, at most {_MOST_PLACES}; name each once."
+    if len(named) > _MAX_PLACES:
+        return f"its ask names keys {len(named)} times, at most {_MAX_PLACES}; name each once."
     if not named:
         return f"its ask is the same for every row; name the row in it by {placeholders}."
     return ""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from router.folding import fold, sought
 from router.protocol import Passage
 from router.table.cell_value import values_in
-from router.trace.citation import MOST_CITED, Citation, citation, read
+from router.trace.citation import MAX_CITED, Citation, citation, read
 from router.trace.table import Column, Support
 
 _BE = r"(?:is|was|are|were|has been|had been)"
@@ -33,10 +33,10 @@ _TIE = re.compile(
     r"(?:称|名|叫)(?: (?:为|是|作))?|即)(?= )"
 )
 """Words between two names of the same thing, in a folded sentence."""
-_MOST_WORDS = 12
-_MOST_CHARS = 200
+_MAX_WORDS = 12
+_MAX_CHARS = 200
 """Max words and characters of a name."""
-_MOST_TIES = 64
+_MAX_TIES = 64
 """Max ties of a passage."""
 
 
@@ -54,8 +54,8 @@ class Tie(NamedTuple):
 def ties(sentence: str, document: str = "") -> Iterator[Tie]:
     """Yield the ties in a folded sentence of a document."""
     for words in _TIE.finditer(sentence):
-        left = sentence[max(0, words.start() - _MOST_CHARS) : words.start()].split()[-_MOST_WORDS:]
-        right = sentence[words.end() : words.end() + _MOST_CHARS].split()[:_MOST_WORDS]
+        left = sentence[max(0, words.start() - _MAX_CHARS) : words.start()].split()[-_MAX_WORDS:]
+        right = sentence[words.end() : words.end() + _MAX_CHARS].split()[:_MAX_WORDS]
         if left and right:
             before = tuple(f" {' '.join(left[at:])} " for at in range(len(left)))
             after = tuple(f" {' '.join(right[:end])} " for end in range(len(right), 0, -1))
@@ -89,7 +89,7 @@ def tied(
 def _ties_of(text: str, document: str) -> tuple[Tie, ...]:
     """Return the first ties of a passage."""
     sentences = (ties(sentence, document) for sentence in read(text).folded)
-    return tuple(islice(chain.from_iterable(sentences), _MOST_TIES))
+    return tuple(islice(chain.from_iterable(sentences), _MAX_TIES))
 
 
 class Shown:
@@ -151,8 +151,8 @@ class Shown:
             (stated if best else unnamed).append(citation(passage, sentence, worth))
 
         if stated:
-            return "stated", tuple(stated[:MOST_CITED])
-        return "value_only" if unnamed else "unsupported", tuple(unnamed[:MOST_CITED])
+            return "stated", tuple(stated[:MAX_CITED])
+        return "value_only" if unnamed else "unsupported", tuple(unnamed[:MAX_CITED])
 
     def _by_value(self, column: Column) -> list[dict[str, list[int]]]:
         """Return for each passage the sentences of its numbers or dates; of a date, also under its

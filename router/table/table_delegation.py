@@ -19,11 +19,11 @@ STOP = ("<table",)
 """Stop strings against models that invent the next status."""
 
 # Limits that bound the delegator's context for tables of any size
-MOST_KEYS = 20
+MAX_KEYS = 20
 """Max rows in a status."""
-MOST_HOLES = 5
+MAX_HOLES = 5
 """Max missing cells in a status."""
-_MOST_CHARS = 100
+_MAX_CHARS = 100
 """Max characters of a row's name."""
 
 _HOLES: tuple[CellState, ...] = ("missing", "not_found")
@@ -76,8 +76,8 @@ def status(
     if known.estimated_rows is not None:
         counts["estimate"] = known.estimated_rows
     names = [_name(table.schema, row) for row in table.rows]
-    holes = islice(_holes(table, names), MOST_HOLES)
-    return prompts.table_status(counts, names[:MOST_KEYS], holes, not_dispatched)
+    holes = islice(_holes(table, names), MAX_HOLES)
+    return prompts.table_status(counts, names[:MAX_KEYS], holes, not_dispatched)
 
 
 def _holes(table: Table, names: Sequence[str]) -> Iterator[str]:
@@ -93,4 +93,4 @@ def _name(schema: Schema, row: Row) -> str:
     shown = ", ".join(
         cell.value for column, cell in zip(schema.columns, row.cells, strict=True) if column.key
     )
-    return " ".join(shown[:_MOST_CHARS].split())
+    return " ".join(shown[:_MAX_CHARS].split())

@@ -21,9 +21,9 @@ from router.table.reply_forms import reply_rows, without_html
 from router.table.schema import normal_name
 from router.trace.table import Column, RowKey, Schema
 
-_MOST_READ = 2_000_000
+_MAX_READ = 2_000_000
 """Max characters of a text; far more than any model writes in a turn."""
-_MOST_CELLS = 1000
+_MAX_CELLS = 1000
 """Max cells of a header."""
 _FENCE = re.compile(r"\s*(?:```|~~~)")
 _QUOTED = re.compile(r"^ {0,3}> ?(?=\|)", re.MULTILINE)
@@ -85,7 +85,7 @@ def read_rows(
     The columns of a header may stand in any order; tables without a header are read by position.
     `cut`: something ended the text early.
     """
-    unquoted = _QUOTED.sub("", without_html(text[:_MOST_READ].replace("\r\n", "\n")))
+    unquoted = _QUOTED.sub("", without_html(text[:_MAX_READ].replace("\r\n", "\n")))
     if rows := reply_rows(unquoted, columns):
         return _usable(rows, columns, int(cut))
 
@@ -93,7 +93,7 @@ def read_rows(
         lambda line: line[0].replace("｜", "|").replace("\t", "|"), unquoted
     )
     lines = plain_bars.split("\n")
-    lost = int((cut or len(text) > _MOST_READ) and bool(lines.pop().strip()))
+    lost = int((cut or len(text) > _MAX_READ) and bool(lines.pop().strip()))
     runs = groupby(lines, key=lambda line: "|" in line and not _FENCE.match(line))
     tables = [list(map(_cells, run)) for has_cells, run in runs if has_cells]
     if not tables:
@@ -155,7 +155,7 @@ def _name(cell: str) -> str:
 
 def _order(header: Sequence[str], columns: Sequence[Column]) -> list[int]:
     """Return the position of each column under a header, -1 for none; empty if it names none."""
-    names = [(_name(cell), _name(_IN_PARENTHESES.sub("", cell))) for cell in header[:_MOST_CELLS]]
+    names = [(_name(cell), _name(_IN_PARENTHESES.sub("", cell))) for cell in header[:_MAX_CELLS]]
     order = list[int]()
     for column in columns:
         wanted = normal_name(column.name), normal_name(_IN_PARENTHESES.sub("", column.name))
@@ -298,9 +298,9 @@ def read_values(
     `founder: Ana`, from the row of a table, or, if one value is wanted, the whole text.
     """
     columns = Schema((*schema.keys, *wanted))
-    is_markup = _MARKUP.search(text[:_MOST_READ])
+    is_markup = _MARKUP.search(text[:_MAX_READ])
     if not is_markup:
-        pairs = _pairs(text[:_MOST_READ], columns)
+        pairs = _pairs(text[:_MAX_READ], columns)
         values = tuple(pairs.get(normal_name(column.name), "") for column in wanted)
         if any(values):
             return values
@@ -352,8 +352,8 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
     if isinstance(turn, SearchTurn) or (report.escalate_to and not report.evidence):
         return turn
 
-    cut = cut or len(text) > _MOST_READ
-    visible = without_thinking(text[:_MOST_READ])
+    cut = cut or len(text) > _MAX_READ
+    visible = without_thinking(text[:_MAX_READ])
     opening = _OPENING.search(visible)
     body = visible[opening.end() :] if opening else visible
     end = _answer_end(body)

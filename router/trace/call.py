@@ -131,7 +131,7 @@ class Call(OpenedCall, frozen=True, kw_only=True):
         return Amount(self.usage.total_tokens, self.nano_usd)
 
 
-MOST_DOLLARS = 100_000
+MAX_DOLLARS = 100_000
 """Max price per million tokens: a hundred times that of any model so far, and small enough for
 every database to sum.
 """
@@ -147,11 +147,11 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def impossible(self) -> list[str]:
-        """The fields with an impossible value: negative, above `MOST_DOLLARS`, or not a number."""
+        """The fields with an impossible value: negative, above `MAX_DOLLARS`, or not a number."""
         return [
             name
             for name in self.__struct_fields__
-            if not 0 <= (getattr(self, name) or 0.0) <= MOST_DOLLARS
+            if not 0 <= (getattr(self, name) or 0.0) <= MAX_DOLLARS
         ]
 
     def cost(self, usage: Usage) -> int:

@@ -52,11 +52,11 @@ _FUNCTION_WORDS = frozenset(
 """Table rows lack them, and paraphrases use others."""
 _CITED_SHARE = 0.75
 """Min share of a point's terms in a passage; executors copy or reword closely."""
-_MOST_CHARS = 300
-MOST_CITED = 8
+_MAX_CHARS = 300
+MAX_CITED = 8
 """Max characters of a quote, and max passages cited for one point."""
-_MOST_SENTENCES = 64
-_MOST_OF_ALL = 256
+_MAX_SENTENCES = 64
+_MAX_OF_ALL = 256
 """Max sentences of one point, and of all points together, that are looked up in the passages."""
 _CACHED_CHARS = 1_000_000
 _FIXED_CHARS = 500
@@ -127,8 +127,8 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
     For each sentence of a point, cite one sentence of each passage that has the most of its terms,
     if that is most of them. The cited sentence contains all names and numbers of the point,
     together with the passage's title, or with the previous sentence if it continues that one: a
-    table row does not support a point that mixes two rows. A point of more than `_MOST_SENTENCES`
-    sentences has no citation, and neither have points beyond `_MOST_OF_ALL` sentences, as each is
+    table row does not support a point that mixes two rows. A point of more than `_MAX_SENTENCES`
+    sentences has no citation, and neither have points beyond `_MAX_OF_ALL` sentences, as each is
     compared with each passage.
     """
     shown = list(_different(passages))
@@ -138,7 +138,7 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
         parts: list[list[Citation]] = []
         stated = sentences(point)
         looked_for += len(stated)
-        if len(stated) <= _MOST_SENTENCES and looked_for <= _MOST_OF_ALL:
+        if len(stated) <= _MAX_SENTENCES and looked_for <= _MAX_OF_ALL:
             parts = [_cited(sentence, shown) for sentence in stated]
         citations.append(list(dict.fromkeys(chain(*parts))) if all(parts) else [])
     return citations
@@ -156,7 +156,7 @@ def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
             citations.append(
                 citation(passage, reading.sentences[place], lambda _, folded: wanted in folded)
             )
-    return citations[:MOST_CITED]
+    return citations[:MAX_CITED]
 
 
 def _different(passages: Iterable[Passage]) -> Iterable[Passage]:
@@ -190,7 +190,7 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
     best = max((share for _, share in shares), default=0)
     if best < _CITED_SHARE * len(wanted):
         return []
-    return [at for at, share in shares if share == best][:MOST_CITED]
+    return [at for at, share in shares if share == best][:MAX_CITED]
 
 
 def _nearest(
@@ -232,13 +232,13 @@ def citation(
 
     `worth`: the value of an excerpt, by its text and its folded text.
     """
-    if len(sentence) <= _MOST_CHARS:
+    if len(sentence) <= _MAX_CHARS:
         quote = " ".join(sentence.split())
     else:
         quote = max(_excerpts(sentence), key=lambda excerpt: worth(*excerpt))[0]
     return Citation(
         passage.id,
-        passage.title[:_MOST_CHARS],
+        passage.title[:_MAX_CHARS],
         passage.document,
         passage.page,
         quote,
@@ -252,8 +252,8 @@ def _excerpts(text: str) -> list[tuple[str, str]]:
     """
     text = " ".join(text.split())
     pieces = list[tuple[str, str]]()
-    for start in range(0, max(1, len(text) - _MOST_CHARS // 2), _MOST_CHARS // 2):
-        piece = text[start : start + _MOST_CHARS - 2]
+    for start in range(0, max(1, len(text) - _MAX_CHARS // 2), _MAX_CHARS // 2):
+        piece = text[start : start + _MAX_CHARS - 2]
         whole = start + len(piece) == len(text)
         if start:
             piece = "…" + _FIRST_WORD.sub("", piece)

@@ -16,7 +16,7 @@ The null hypotheses, about the mean difference given all earlier pairs:
 
 There are three measures: correctness, failures and tokens. Correctness uses decisive pairs only, in
 which exactly one version is right: 1 or -1. No client's tenant may contribute more than
-`MOST_OF_ONE` of them. `docs/training.md` has the assumptions.
+`MAX_OF_ONE` of them. `docs/training.md` has the assumptions.
 """
 
 import math
@@ -43,14 +43,14 @@ STAKES = (0.1, 0.3, 0.6, 0.99)
 """Small stakes win where the versions differ often and in both directions, large ones where they
 hardly differ. Below 1, so that no single pair loses all capital.
 """
-MOST_OF_ONE = 0.25
+MAX_OF_ONE = 0.25
 """Max share of the decisive pairs that may come from one client's tenant."""
 _MORE_FAILURES = 0.05
 """How much more often the candidate may fail, as a share of runs."""
 _MEASURES = 3
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 """Max tenants in a reason; the figures have all."""
-_MOST_LOG = 500.0
+_MAX_LOG = 500.0
 """Evidence is capped at e to this power, which every number format can hold."""
 Item = TypeVar("Item")
 GateVerdict = Literal["promote", "wait", "stop", "roll_back"]
@@ -234,7 +234,7 @@ def balanced(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def within_share(items: Sequence[Item], tenant_of: Callable[[Item], str]) -> list[Item]:
-    """Return the items that count so that no client's tenant has more than `MOST_OF_ONE` of them:
+    """Return the items that count so that no client's tenant has more than `MAX_OF_ONE` of them:
     the first of each tenant. `tenant_of`: empty for the operator and the judge, who have no limit.
     """
     given = Counter(map(tenant_of, items))
@@ -243,9 +243,9 @@ def within_share(items: Sequence[Item], tenant_of: Callable[[Item], str]) -> lis
     # A lower limit also shrinks the total that it is a share of, so repeat until it is stable.
     while True:
         total = own + sum(min(count, limit) for count in given.values())
-        if limit <= MOST_OF_ONE * total:
+        if limit <= MAX_OF_ONE * total:
             break
-        limit = int(MOST_OF_ONE * total)
+        limit = int(MAX_OF_ONE * total)
     return _first(items, tenant_of, {**dict.fromkeys(given, limit), "": own})
 
 
@@ -300,7 +300,7 @@ def _won(differences: Counter[float], sign: int, margin: float) -> float:
     ]
     largest = max(logs)
     mean = largest + math.log(sum(math.exp(log - largest) for log in logs) / len(STAKES))
-    return math.exp(min(mean, _MOST_LOG))
+    return math.exp(min(mean, _MAX_LOG))
 
 
 def _summary(figures: TrialFigures, trials: int, stage: Stage) -> str:
@@ -318,13 +318,13 @@ def _summary(figures: TrialFigures, trials: int, stage: Stage) -> str:
         waiting = f"{trials - runs} more trials wait for as many of runs"
         parts.append(f"{waiting} that the other version served")
     shares = list[str]()
-    for source in sorted(figures.sources, key=lambda source: -source.counted)[:_MOST_NAMED]:
+    for source in sorted(figures.sources, key=lambda source: -source.counted)[:_MAX_NAMED]:
         share = f"{source.source} {source.tenant}".strip() + f" {source.counted}"
         if source.counted < source.decisive:
             share += f" of {source.decisive}"
         shares.append(share)
-    if len(figures.sources) > _MOST_NAMED:
-        shares.append(f"{len(figures.sources) - _MOST_NAMED} more tenants")
+    if len(figures.sources) > _MAX_NAMED:
+        shares.append(f"{len(figures.sources) - _MAX_NAMED} more tenants")
     if shares:
         parts.append(f"pairs in which one alone is right: {', '.join(shares)}")
     return "; ".join(parts)

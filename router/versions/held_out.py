@@ -21,7 +21,7 @@ from router.versions.routing import VersionRouting
 from router.versions.trials import hindered
 
 _AT_ONCE = 4
-_LEAST_KNOWN = 0.9
+_MIN_KNOWN = 0.9
 """Min share of the questions for which both versions must have a result, right or wrong."""
 
 
@@ -86,7 +86,7 @@ class HeldOutTest:
             for candidate_right, active_right in results
             if candidate_right is not None and active_right is not None
         ]
-        if len(known) < _LEAST_KNOWN * self.size:
+        if len(known) < _MIN_KNOWN * self.size:
             raise BadVersion(
                 f"{candidate}: {self.size - len(known)} of {self.size} held-out questions "
                 "failed; find the cause (rolegate runs list), and restart the trial."

@@ -136,7 +136,7 @@ _NAME = re.compile(r"executor-[0-9]{6,}")
 _ATTEMPTS = 5
 _POINTS = 40
 """Max points of a curve, as each sums over all trials before it."""
-MOST_DECISIONS = 1000
+MAX_DECISIONS = 1000
 """Max decisions read in one call."""
 _NO_HELD_OUT = (
     "To be promoted, it also has to pass held-out questions: name a file of them in "
@@ -218,9 +218,9 @@ class Versions:
         self, version: str | None = None, after: int = 0
     ) -> Sequence[VersionDecision]:
         """Return the decisions on one version or on all, with numbers above `after`: oldest first,
-        at most `MOST_DECISIONS`.
+        at most `MAX_DECISIONS`.
         """
-        return await self._book.decisions(version, after, MOST_DECISIONS)
+        return await self._book.decisions(version, after, MAX_DECISIONS)
 
     async def ensure_base(self, name: str, manifest: str = "") -> None:
         """Make the version that the config names the active one, if there is none. `manifest`:

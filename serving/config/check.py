@@ -6,7 +6,7 @@ from pathlib import Path
 
 from router.edge.listening import host_of, is_address
 from router.errors import BadConfig
-from router.trace.call import MOST_DOLLARS
+from router.trace.call import MAX_DOLLARS
 from serving.config.config import Config, RoleConfig, visit_texts
 from serving.engines.versions import MANIFEST
 
@@ -131,7 +131,7 @@ def _server(config: Config) -> _Rules:
     )
     for model, price in config.prices.items():
         for field in price.impossible:
-            said = f"must be 0 to {MOST_DOLLARS:,}, in dollars for a million tokens."
+            said = f"must be 0 to {MAX_DOLLARS:,}, in dollars for a million tokens."
             yield True, f"prices.{model!r}.{field}", said
 
 

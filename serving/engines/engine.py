@@ -13,7 +13,7 @@ from pathlib import Path
 from router.background import background_tasks
 from router.errors import BadConfig
 from serving.config.config import EngineConfig
-from serving.engines.loading import MOST_LOADED
+from serving.engines.loading import MAX_LOADED
 from serving.engines.process import OnChange, ServerProcess, Watch, keep_running
 
 Log = Callable[[str], None]
@@ -22,7 +22,7 @@ Log = Callable[[str], None]
 _CPUINFO = Path("/proc/cpuinfo")
 _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
 """Processor features of x86 and ARM."""
-_ADAPTER_SLOTS = MOST_LOADED + 1
+_ADAPTER_SLOTS = MAX_LOADED + 1
 """Slots for adapters, one more than are ever loaded. Without a GPU, vLLM 0.32 gives a model without
 an adapter the index -1, and so the adapter in the last slot, which therefore stays empty.
 """

@@ -15,7 +15,7 @@ from serving.config.secrets import api_key
 from serving.engines.versions import VersionManifest, base_sha256, verified
 
 _log = structlog.get_logger("versions")
-MOST_LOADED = 7
+MAX_LOADED = 7
 """Max number of versions loaded in an engine."""
 
 
@@ -97,11 +97,11 @@ class Loading:
         in_engine = await self._replicas[0].names() if self._role.engine else []
         others = [name for name in dict.fromkeys((*self._loaded, *in_engine)) if name != version]
         in_use = self._in_use()
-        while len(others) >= MOST_LOADED:
+        while len(others) >= MAX_LOADED:
             idle = next((name for name in others if name not in in_use), None)
             if idle is None:
                 raise BadVersion(
-                    f"{version}: runs use all {MOST_LOADED} versions in the engine; try later."
+                    f"{version}: runs use all {MAX_LOADED} versions in the engine; try later."
                 )
             others.remove(idle)
             await asyncio.gather(*(adapters.unload(idle) for adapters in self._replicas))

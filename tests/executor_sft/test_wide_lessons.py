@@ -16,7 +16,7 @@ from executor_sft.miniworld.wide_lessons import TableLessons
 from router.protocol import parse_decision, parse_turn
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import unescape
-from router.protocol.turns import MOST_POINTS, ReportTurn, SearchTurn
+from router.protocol.turns import MAX_POINTS, ReportTurn, SearchTurn
 from serving.config.file import load_config, preset
 
 BACKBONE = Path(__file__).parents[2] / "serving" / "models" / "mini-backbone"
@@ -130,7 +130,7 @@ def test_a_list_names_what_its_passages_state(executions: list[Dialogue]) -> Non
         assert isinstance(turn, ReportTurn)
         pages = [(unescape(title), unescape(text)) for title, text in _DOCUMENT.findall(shown.text)]
         assert len(pages) == 3
-        assert 0 < len(turn.report.evidence) <= MOST_POINTS
+        assert 0 < len(turn.report.evidence) <= MAX_POINTS
         assert all(any(point in text for _, text in pages) for point in turn.report.evidence)
         if turn.report.answer == "not found":
             continue

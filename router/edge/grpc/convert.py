@@ -40,10 +40,10 @@ WIRE_NAMES = {
     "duration": "duration_s",
 }
 """Our names of message fields that differ; the wire has units in its types."""
-_MOST_BYTES = 2 << 20
-_MOST_CITATIONS = 500
+_MAX_BYTES = 2 << 20
+_MAX_CITATIONS = 500
 """Limits of an answer's results (bytes) and citations, so that it fits into 4 MB."""
-_MOST_CHARS = 200_000
+_MAX_CHARS = 200_000
 """Limit of a run's request and output, so that it fits into the 4 MB that gRPC clients take; the
 trace has the whole texts.
 """
@@ -124,7 +124,7 @@ def execution_to_proto(
         search_queries=[search.query for search in execution.every_search],
         cut=None,
     )
-    return _within(result, _MOST_BYTES)
+    return _within(result, _MAX_BYTES)
 
 
 def _within(result: evidence_pb2.SubQueryResult, max_bytes: int) -> evidence_pb2.SubQueryResult:
@@ -143,7 +143,7 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
     assert isinstance(run.result, Trajectory)
     results = list[evidence_pb2.SubQueryResult]()
     cited = dict[Citation, None]()
-    bytes_left = _MOST_BYTES
+    bytes_left = _MAX_BYTES
     for execution in run.result.executions:
         citations = await in_worker(execution.citations, execution.report.evidence)
         result = _within(await in_worker(execution_to_proto, execution, citations), bytes_left)
@@ -159,7 +159,7 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
         results=results,
         usage=usage_to_proto(run.calls),
         duration=run.duration_s,
-        citations=islice(cited, _MOST_CITATIONS),
+        citations=islice(cited, _MAX_CITATIONS),
     )
 
 
@@ -225,10 +225,10 @@ def whole_run_to_proto(
     return to_proto(
         run_service_pb2.GetRunResponse,
         run,
-        run=run_to_proto(msgspec.structs.replace(run, request=shortened(run.request, _MOST_CHARS))),
+        run=run_to_proto(msgspec.structs.replace(run, request=shortened(run.request, _MAX_CHARS))),
         usage=usage_to_proto(run.calls),
         trace_json=trace_json(run) if with_trace else None,
-        output=shortened(output_of(run), _MOST_CHARS),
+        output=shortened(output_of(run), _MAX_CHARS),
         feedback=map(feedback_to_proto, feedback),
     )
 

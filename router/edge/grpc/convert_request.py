@@ -23,9 +23,9 @@ from router.trace.identity import Identity
 from router.trace.run import Feedback
 
 _LONGEST_REQUEST_ID = 128
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """Max size of a completion request."""
-_MOST_STOPS = 16
+_MAX_STOPS = 16
 _LONGEST_STOP = 256
 """Max number of stop strings (OpenAI allows four), and of characters in each."""
 _VERDICTS = {None: None, "accepted": True, "rejected": False}
@@ -89,18 +89,16 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
     """Convert a model call."""
     if request.max_tokens < 0:
         raise BadRequest("max_tokens is negative; leave it 0 for the role's own limit.")
-    if len(request.stop) > _MOST_STOPS:
-        raise BadRequest(
-            f"stop has {len(request.stop)} strings; at most {_MOST_STOPS} are allowed."
-        )
+    if len(request.stop) > _MAX_STOPS:
+        raise BadRequest(f"stop has {len(request.stop)} strings; at most {_MAX_STOPS} are allowed.")
     for position, stop in enumerate(request.stop):
         if not 0 < len(stop) <= _LONGEST_STOP:
             raise BadRequest(
                 f"stop[{position}] has {len(stop)} characters; it must have 1 to {_LONGEST_STOP}."
             )
-    if request.ByteSize() > _MOST_BYTES:
+    if request.ByteSize() > _MAX_BYTES:
         raise BadRequest(
-            f"The request has {request.ByteSize()} bytes; at most {_MOST_BYTES} are allowed."
+            f"The request has {request.ByteSize()} bytes; at most {_MAX_BYTES} are allowed."
         )
     messages = tuple(
         _message(position, message) for position, message in enumerate(request.messages)

@@ -51,8 +51,8 @@ def _column(at: int, sent: pb.Column) -> Column:
     )
 
 
-_MOST_BYTES = 1 << 20
-_MOST_ROW_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
+_MAX_ROW_BYTES = 1 << 20
 """Bytes of the rows of one message, which is built and sent in one step, and of one row."""
 _COST = ("tokens", "cost_nano_usd")
 
@@ -99,7 +99,7 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
         row = _row_to_proto(table.rows[at], columns, numbers, cost.rows[at], cells)
         line = markdown_table((), [[cell.value for cell in row.cells]])
         size += row.ByteSize() + len(line.encode())
-        if rows and size > _MOST_BYTES:
+        if rows and size > _MAX_BYTES:
             break
         rows.append(row)
     end = start + len(rows)
@@ -153,11 +153,11 @@ def _row_to_proto(
         merged_row_ids=map(row_id, row.aliases),
         **_cost(spent),
     )
-    if message.ByteSize() > _MOST_ROW_BYTES:
+    if message.ByteSize() > _MAX_ROW_BYTES:
         for cell in message.cells:
             cell.ClearField("citations")
             cell.ClearField("rivals")
-            cell.value = shortened(cell.value, _MOST_ROW_BYTES // (4 * len(columns)))
+            cell.value = shortened(cell.value, _MAX_ROW_BYTES // (4 * len(columns)))
     return message
 
 

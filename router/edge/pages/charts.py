@@ -12,7 +12,7 @@ LEFT = 64
 TOP = 10
 BOTTOM = 24
 _INNER = HEIGHT - TOP - BOTTOM
-_MOST_LABELS = 8
+_MAX_LABELS = 8
 _LABEL = 70
 """Max number of labels below the axis, and the width of one."""
 SERIES = 6
@@ -77,7 +77,7 @@ def bars(
         Mark(LEFT, TOP + _INNER * (1 - share), shown(round(highest * share)))
         for share in (0, 0.5, 1)
     ]
-    every = math.ceil(len(columns) / _MOST_LABELS) or 1
+    every = math.ceil(len(columns) / _MAX_LABELS) or 1
     labels = [
         Mark(LEFT + number * step, HEIGHT - 8, columns[number])
         for number in range(0, len(columns), every)

@@ -16,7 +16,7 @@ from router.trace.table import TableOutcome, TableTopologyName
 from router.trace.values import AnswerOutcome, TopologyName
 
 _PAGE = 50
-_MOST_NANO_USD = 2**63 - 1
+_MAX_NANO_USD = 2**63 - 1
 _CHOICES: dict[str, tuple[str, ...]] = {
     "status": get_args(RunStatus),
     "outcome": tuple(dict.fromkeys((*get_args(AnswerOutcome), *get_args(TableOutcome)))),
@@ -90,7 +90,7 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
 
 def _nano_usd(dollars: str) -> int:
     """Return billionths of a dollar, clipped to 64 bits. Raises `ValueError`, `OverflowError`."""
-    return max(-_MOST_NANO_USD, min(round(float(dollars) * 1e9), _MOST_NANO_USD))
+    return max(-_MAX_NANO_USD, min(round(float(dollars) * 1e9), _MAX_NANO_USD))
 
 
 def unix_time(text: str) -> float:

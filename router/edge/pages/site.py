@@ -38,8 +38,8 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _IDENTITY = web.RequestKey("identity", Identity)
 _FORM = web.RequestKey("form", dict[str, str])
 _ENCODING = "application/x-www-form-urlencoded"
-_MOST_FIELDS = 16
-_MOST_BYTES = 1 << 17
+_MAX_FIELDS = 16
+_MAX_BYTES = 1 << 17
 """Limits of forms, which are read before the caller has shown a key."""
 _SENT = web.RequestKey("sent", web.StreamResponse)
 _EXPIRED = "This form belongs to another session; go back, reload the page and try again."
@@ -207,14 +207,14 @@ class Site:
         origin = request.headers.get("Origin")
         try:
             async with asyncio.timeout(self._limits.opening_s):
-                body = await request.clone(client_max_size=_MOST_BYTES).read()
+                body = await request.clone(client_max_size=_MAX_BYTES).read()
             fields = parse_qsl(
-                body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS
+                body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS
             )
         except TimeoutError:
             raise web.HTTPRequestTimeout(text="The form took too long.") from None
         except ValueError:
-            raise BadRequest(f"The form has more than {_MOST_FIELDS} fields.") from None
+            raise BadRequest(f"The form has more than {_MAX_FIELDS} fields.") from None
         request[_FORM] = dict(fields)
         token = request.headers.get("X-CSRF-Token") or field(request, "csrf")
         ours = origin is None or origin.partition("://")[2] == request.host

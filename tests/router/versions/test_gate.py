@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from router.versions import GateRule
 from router.versions.book import EvidenceSource, Judgement, Pair, Source
 from router.versions.gate import (
-    MOST_OF_ONE,
+    MAX_OF_ONE,
     STAKES,
     GateVerdict,
     balanced,
@@ -257,8 +257,8 @@ def test_no_tenant_has_more_than_its_share(given: dict[str, int], own: int) -> N
     words = [tenant for tenant, count in {**given, "": own}.items() for _ in range(count)]
     counted = Counter(within_share(words, str))
     assert counted[""] == own
-    assert all(counted[tenant] <= MOST_OF_ONE * counted.total() for tenant in given)
-    if len(set(given.values())) == 1 and len(given) >= 1 / MOST_OF_ONE:
+    assert all(counted[tenant] <= MAX_OF_ONE * counted.total() for tenant in given)
+    if len(set(given.values())) == 1 and len(given) >= 1 / MAX_OF_ONE:
         assert counted.total() == len(words)
 
 

@@ -18,7 +18,7 @@ from serving.config.config import (
     RolesConfig,
     VersionsConfig,
 )
-from serving.engines.loading import MOST_LOADED, Loading
+from serving.engines.loading import MAX_LOADED, Loading
 from serving.engines.versions import VersionManifest, base_sha256, write_version
 from tests.router.vllm_adapters import BASE, AdapterServer, adapter_server
 
@@ -192,7 +192,7 @@ async def test_unused_versions_are_unloaded(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
     """The least recently requested version is unloaded for a new one, and can be loaded again."""
-    names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 1)]
+    names = [published(tmp_path, model).name for _ in range(MAX_LOADED + 1)]
     loading = on_engine(in_use={names[0]})
     for name in (*names[:-1], names[1], names[-1]):
         await loading.load(name)
@@ -207,10 +207,10 @@ async def test_versions_of_other_gateways_count(
     """The slots of an engine are shared by its gateways."""
     one = on_engine()
     other = on_engine()
-    names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 2)]
+    names = [published(tmp_path, model).name for _ in range(MAX_LOADED + 2)]
     for number, name in enumerate(names):
         await (one, other)[number % 2].load(name)
-        assert len(server.adapters) <= MOST_LOADED
+        assert len(server.adapters) <= MAX_LOADED
     assert names[-1] in server.adapters
 
 
@@ -218,13 +218,13 @@ async def test_an_engine_whose_versions_are_all_in_use(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
     """The new version is refused, and the loaded ones stay."""
-    names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 1)]
+    names = [published(tmp_path, model).name for _ in range(MAX_LOADED + 1)]
     loading = on_engine(in_use=names)
     for name in names[:-1]:
         await loading.load(name)
     with pytest.raises(
         BadVersion,
-        match=rf"{names[-1]}: runs use all {MOST_LOADED} versions in the engine",
+        match=rf"{names[-1]}: runs use all {MAX_LOADED} versions in the engine",
     ):
         await loading.load(names[-1])
     assert list(server.adapters) == names[:-1]
